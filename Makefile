@@ -1,0 +1,40 @@
+# python3 (3.11+) and make are all that is assumed; everything else is installed from requirements/lock.txt.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test check lint types lock clean
+
+demo: $(READY)
+	@$(BIN)/slotbridge demo $(DEMO_OPTIONS)
+
+test: $(READY)
+	@CONTAINERS=$(CONTAINERS) $(BIN)/python -m pytest $(PYTEST_OPTIONS)
+
+check: $(READY) lint types
+
+lint: $(READY)
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(READY)
+	@$(BIN)/mypy
+
+# The environment: made when the lock or the project changes, else reused.
+$(READY): requirements/lock.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "slotbridge needs Python 3.11 or newer; pass PYTHON=/path/to/python3" >&2; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
+	  || { echo "python3 can't make a virtual environment (Debian: install python3-venv)" >&2; exit 2; }
+	@echo "installing pinned packages into $(VENV) …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lock.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Pin anew after a change of pyproject.toml (needs uv).
+lock:
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --no-annotate --all-extras pyproject.toml -o requirements/lock.txt
+
+clean:
+	rm -rf $(VENV) .cache

@@ -1,0 +1,1 @@
+"""The contracts every service shares: positions, errors and exit codes, settings, the Kafka wire."""

@@ -1,0 +1,114 @@
+"""The errors a person or a supervisor can act on, and the exit code of each.
+
+    SlotbridgeError            fields: operation, subject, lsn, hint
+    ├── Retryable              10-19  the same command may succeed later; a supervisor restarts it
+    ├── SetupError             20-29  a server, a privilege or a resource needs an operator first
+    ├── OperatorNeeded         30-39  positions disagree; going on by itself could lose or repeat
+    └── BadInput               40-49  one message, record or value is refused, and is named
+    SettingsError              2      the command or its configuration is wrong
+
+Every service raises subclasses or instances of these; foreign errors are translated at the seam.
+"""
+
+from enum import IntEnum
+
+from schemas.lsn import format_lsn
+
+
+class ExitCode(IntEnum):
+    """What a command's exit status means. Documented in docs/OPERATIONS.md; values never change."""
+
+    OK = 0
+    ANSWER_IS_NO = 1  # the command ran, and what it checked or compared is not so
+    SETTINGS = 2
+    SERVER_UNREACHABLE = 10
+    SLOT_IN_USE = 11
+    KAFKA_UNREACHABLE = 12
+    DEADLINE = 13
+    PRIVILEGE_MISSING = 20
+    WAL_LEVEL = 21
+    SERVER_VERSION = 22
+    PORT_IN_USE = 23
+    DISK_FULL = 24
+    SERVER_SETTING = 25
+    PROGRAM_MISSING = 26
+    WITNESSES_DISAGREE = 30
+    WRONG_DATABASE = 31
+    TIMELINE = 32
+    FENCED = 33
+    NOT_READY = 34
+    SPLIT_BRAIN = 35
+    UNDECODABLE = 40
+    RECORD_REFUSED = 41
+    BUG = 70
+
+
+class SlotbridgeError(Exception):
+    """An error with everything its reader needs to act.
+
+    `operation` is what was tried, `subject` the slot, table, topic or server it concerned, `lsn` the
+    WAL position where there is one, `hint` the remedy. Never carries row values or passwords.
+    """
+
+    exit_code: ExitCode = ExitCode.BUG
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operation: str = "",
+        subject: str = "",
+        lsn: int | None = None,
+        hint: str = "",
+        exit_code: ExitCode | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.operation = operation
+        self.subject = subject
+        self.lsn = lsn
+        self.hint = hint
+        if exit_code is not None:
+            self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        """One line: ``operation: message (subject, lsn). Hint: remedy``."""
+        where = ", ".join(
+            part
+            for part in (self.subject, "" if self.lsn is None else f"at LSN {format_lsn(self.lsn)}")
+            if part
+        )
+        text = f"{self.operation}: {self.message}" if self.operation else self.message
+        text += f" ({where})" if where else ""
+        text += f". Hint: {self.hint}" if self.hint else ""
+        return " ".join(text.split())
+
+
+class SettingsError(SlotbridgeError):
+    """The command line or the configuration is wrong; nothing was started."""
+
+    exit_code = ExitCode.SETTINGS
+
+
+class Retryable(SlotbridgeError):
+    """A passing state: the same step may succeed later."""
+
+    exit_code = ExitCode.SERVER_UNREACHABLE
+
+
+class SetupError(SlotbridgeError):
+    """A server, privilege or resource must be changed by an operator first."""
+
+    exit_code = ExitCode.SERVER_SETTING
+
+
+class OperatorNeeded(SlotbridgeError):
+    """Positions or identities disagree: going on could lose or repeat, so nothing goes on."""
+
+    exit_code = ExitCode.WITNESSES_DISAGREE
+
+
+class BadInput(SlotbridgeError):
+    """One message, record or value can't be processed; it is named, and nothing is skipped."""
+
+    exit_code = ExitCode.UNDECODABLE

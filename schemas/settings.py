@@ -1,0 +1,207 @@
+"""The settings of every service: one YAML file, each key also an environment variable.
+
+    source:    the PostgreSQL pair, slot, publication          slotbridge, slottables verify
+    kafka:     brokers and topic names                         slotbridge, slottables
+    bridge:    group commit, limits, deadlines                 slotbridge
+    failover:  nodes, subscribers, deadlines                   slotfailover
+    tables:    catalog, warehouse, trigger                     slottables
+
+`SLOTBRIDGE_SOURCE__SLOT=x` overrides `source.slot`. All services can share one file: each reads the
+sections it needs and `require` names the one that is missing.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from schemas.errors import SettingsError
+
+_SLOT_NAME = r"^[a-z0-9_]{1,40}$"
+_TOPIC_NAME = r"^[A-Za-z0-9._-]{1,100}$"
+Milliseconds = Annotated[int, Field(gt=0, le=24 * 3600 * 1000)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SourceSettings(_Section):
+    """The database that changes are read from; `conninfo` may list several hosts (libpq syntax)."""
+
+    conninfo: SecretStr
+    slot: str = Field("slotbridge", pattern=_SLOT_NAME)
+    publication: str = Field("slotbridge", min_length=1, max_length=63)
+    tables: tuple[str, ...] = ()
+    """`schema.table` each; empty publishes every table."""
+    connect_timeout_s: int = Field(5, ge=2, le=300)
+
+    @field_validator("tables")
+    @classmethod
+    def _qualified(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
+        for table in tables:
+            if table.count(".") != 1 or not all(table.split(".")):
+                raise ValueError(f"{table!r} is not of the form schema.table")
+        return tables
+
+
+class KafkaSettings(_Section):
+    """The broker and how topics are named and made."""
+
+    bootstrap_servers: str = Field(min_length=1)
+    topic_prefix: str = Field(pattern=_TOPIC_NAME)
+    partitions: int = Field(3, ge=1, le=10_000)
+    replication_factor: int = Field(1, ge=1, le=32)
+    options: dict[str, str | int | float | bool] = {}
+    """Passed to librdkafka as they are (security.protocol, sasl.*, ssl.*, compression.type …)."""
+
+
+class BridgeSettings(_Section):
+    """Limits and intervals of the bridge. Every wait has a deadline, every buffer a bound."""
+
+    commit_interval_ms: Milliseconds = 100
+    """A Kafka transaction with finished source transactions in it is committed at this age."""
+    commit_bytes_max: int = Field(8 * 2**20, ge=2**16, le=2**30)
+    transaction_bytes_max: int = Field(16 * 2**20, ge=2**16, le=2**30)
+    """A source transaction above this leaves in several Kafka transactions."""
+    transaction_timeout_ms: Milliseconds = 60_000
+    heartbeat_interval_ms: Milliseconds = 2_000
+    """How often the replication origin is moved and an idle slot is advanced."""
+    connect_deadline_ms: Milliseconds = 120_000
+    """How long start or recovery may go on before the process gives up with a retry exit code."""
+    wal_sender_timeout_ms: Milliseconds = 60_000
+    tombstones: bool = True
+    http_host: str = "127.0.0.1"
+    http_port: int | None = Field(None, ge=0, le=65535)
+    """/healthz, /readyz and /metrics; unset: off; 0: a free port, which the log names."""
+
+
+class FailoverSettings(_Section):
+    """The nodes of the pair, the subscriber databases, and how long a step may take."""
+
+    nodes: dict[str, SecretStr] = Field(min_length=1)
+    """name -> conninfo of every server that is or may become primary."""
+    advertised: dict[str, str] = {}
+    """name -> `host=… port=…` by which subscribers reach that node, where it differs from `nodes`."""
+    subscribers: dict[str, SecretStr] = {}
+    """name -> conninfo of every database that holds subscriptions to the pair."""
+    step_deadline_ms: Milliseconds = 60_000
+    connect_timeout_s: int = Field(3, ge=2, le=60)
+    journal: Path | None = None
+    """A JSON-lines file of the steps performed."""
+
+
+class TablesSettings(_Section):
+    """Where the Iceberg tables are and how the stream is cut."""
+
+    warehouse: Path
+    catalog_uri: str = ""
+    """JDBC URI of the Iceberg catalog; empty: an SQLite file in the warehouse."""
+    namespace: str = Field("", pattern=r"^[A-Za-z0-9_]*$")
+    """Iceberg namespace; empty: the topic prefix with `.` and `-` as `_`."""
+    tables: tuple[str, ...] = ()
+    """`schema.table` each; empty: every table that the bridge has published."""
+    checkpoint: Path | None = None
+    trigger_interval_ms: Milliseconds = 2_000
+    offsets_per_trigger_max: int = Field(200_000, ge=1)
+    driver_memory: str = Field("2g", pattern=r"^[0-9]+[mg]$")
+    spark_options: dict[str, str] = {}
+
+
+class Settings(BaseSettings):
+    """All sections; absent ones are None until a service requires them."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SLOTBRIDGE_", env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    source: SourceSettings | None = None
+    kafka: KafkaSettings | None = None
+    bridge: BridgeSettings = BridgeSettings()
+    failover: FailoverSettings | None = None
+    tables: TablesSettings | None = None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment overrides the file."""
+        return env_settings, init_settings
+
+
+Section = TypeVar("Section", bound=_Section)
+
+
+def require(section: Section | None, name: str) -> Section:
+    """Return `section`, or raise SettingsError that names the missing one."""
+    if section is None:
+        raise SettingsError(
+            f"the section `{name}` is missing",
+            operation="read settings",
+            hint=f"add `{name}:` to the configuration file (docs/OPERATIONS.md lists its keys)",
+        )
+    return section
+
+
+def load_settings(path: Path) -> Settings:
+    """Read `path` (YAML) and the environment. Raises SettingsError that names file, key and remedy."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(
+            f"can't read {path}: {error.strerror}",
+            operation="read settings",
+            hint="pass an existing file with --config",
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        place = getattr(error, "problem_mark", None)
+        line = f" in line {place.line + 1}" if place is not None else ""
+        raise SettingsError(
+            f"{path} is not YAML{line}", operation="read settings", hint="check its indentation"
+        ) from error
+    if not isinstance(document, dict):
+        raise SettingsError(f"{path} is not a mapping of sections", operation="read settings")
+    try:
+        return Settings(**document)
+    except (ValidationError, TypeError) as error:
+        raise _explained(error, path) from None
+
+
+def _explained(error: Exception, path: Path) -> SettingsError:
+    """The first problem of a validation error as one line; values are never repeated."""
+    if not isinstance(error, ValidationError):
+        return SettingsError(f"{path}: {error}", operation="read settings")
+    first = error.errors(include_input=False, include_url=False)[0]
+    keys = [str(part) for part in first["loc"]]
+    key = ".".join(keys)
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(keys[-1], _keys_beside(keys), n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"remove `{key}` from {path}"
+        return SettingsError(f"unknown key `{key}`", operation="read settings", hint=hint)
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return SettingsError(
+        f"`{key}`: {first['msg']}{more}",
+        operation="read settings",
+        hint=f"correct it in {path} or in SLOTBRIDGE_{'__'.join(keys).upper()}",
+    )
+
+
+def _keys_beside(keys: list[str]) -> list[str]:
+    model: Any = Settings
+    for key in keys[:-1]:
+        field = model.model_fields.get(key)
+        if field is None:
+            return []
+        options = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        model = next(
+            (o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), Settings
+        )
+    return list(model.model_fields)
