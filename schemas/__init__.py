@@ -1,1 +1,1 @@
-"""The contracts every service shares: positions, errors and exit codes, settings, the Kafka wire."""
+"""The contracts all services share: positions, errors, exit codes, settings, the Kafka wire."""

@@ -46,8 +46,8 @@ class ExitCode(IntEnum):
 class SlotbridgeError(Exception):
     """An error with everything its reader needs to act.
 
-    `operation` is what was tried, `subject` the slot, table, topic or server it concerned, `lsn` the
-    WAL position where there is one, `hint` the remedy. Never carries row values or passwords.
+    `operation` is what was tried, `subject` the slot, table, topic or server it concerned, `lsn`
+    the WAL position where there is one, `hint` the remedy. Never carries row values or passwords.
     """
 
     exit_code: ExitCode = ExitCode.BUG

@@ -85,7 +85,7 @@ class FailoverSettings(_Section):
     nodes: dict[str, SecretStr] = Field(min_length=1)
     """name -> conninfo of every server that is or may become primary."""
     advertised: dict[str, str] = {}
-    """name -> `host=… port=…` by which subscribers reach that node, where it differs from `nodes`."""
+    """name -> `host=… port=…` by which subscribers reach it, where that differs from `nodes`."""
     subscribers: dict[str, SecretStr] = {}
     """name -> conninfo of every database that holds subscriptions to the pair."""
     step_deadline_ms: Milliseconds = 60_000
@@ -152,7 +152,7 @@ def require(section: Section | None, name: str) -> Section:
 
 
 def load_settings(path: Path) -> Settings:
-    """Read `path` (YAML) and the environment. Raises SettingsError that names file, key and remedy."""
+    """Read `path` (YAML) and the environment. Raises SettingsError naming file, key and remedy."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,0 +1,130 @@
+"""What travels through Kafka: topics, keys and values, as pydantic models.
+
+    topic                      key                     value
+    <prefix>.<schema>.<table>  primary key columns     Envelope (op c u d t), or null (tombstone)
+    <prefix>.schema            SchemaKey               SchemaEvent, compacted
+    <prefix>.progress          the slot's name         ProgressRecord, compacted, one partition
+
+(commit_lsn, seq) identifies and orders every event of all topics. The bridge's encoder does not use
+these models, for speed; tests validate its output against them.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+UNAVAILABLE = "__debezium_unavailable_value"
+"""Stands for a TOASTed value that an UPDATE did not change and the WAL does not hold."""
+INFINITY_MICROSECONDS = 9223372036825200000
+NEGATIVE_INFINITY_MICROSECONDS = -9223372036832400000
+HEARTBEAT_PREFIX = "slotbridge"
+"""The prefix of the bridge's own logical messages, which are recognised and not published."""
+
+
+class _Contract(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Source(_Contract):
+    """Where an event comes from; `commit_lsn`, `seq`, `timeline` are ours, the rest Debezium's."""
+
+    version: str
+    connector: Literal["postgresql"]
+    name: str
+    ts_ms: int
+    """Commit time since 1970; also `ts_us`, `ts_ns`."""
+    ts_us: int
+    ts_ns: int
+    snapshot: Literal["true", "false", "first", "last", "incremental"]
+    db: str
+    sequence: str
+    schema_: str = Field(alias="schema")
+    table: str
+    txId: int
+    lsn: int
+    """Where the change itself lies in the WAL: unique, but no order across transactions."""
+    xmin: int | None
+    commit_lsn: int
+    """Where its transaction's commit record begins."""
+    seq: int
+    """The event's number in its transaction, from 0. A truncate has the same in every partition."""
+    timeline: int
+
+
+class Envelope(_Contract):
+    """One change of a row (`before`, `after`: column -> JSON form), or a truncate of a table."""
+
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    source: Source
+    transaction: None
+    op: Literal["c", "u", "d", "t"]
+    ts_ms: int
+    """When the bridge encoded it, since 1970; also `ts_us`, `ts_ns`."""
+    ts_us: int
+    ts_ns: int
+
+
+class Column(_Contract):
+    """A column as pgoutput has it; `type` is pg_type.typname, `schema.name` if not built in."""
+
+    name: str
+    type: str
+    type_oid: int
+    typmod: int
+    key: bool
+
+
+class SchemaKey(_Contract):
+    """The key of a SchemaEvent."""
+
+    schema_: str = Field(alias="schema")
+    table: str
+
+
+class SchemaEvent(_Contract):
+    """A table as all its events from `commit_lsn` on have it; `before` is null the first time."""
+
+    schema_: str = Field(alias="schema")
+    table: str
+    commit_lsn: int
+    ts_ms: int
+    replica_identity: Literal["default", "nothing", "full", "index"]
+    before: list[Column] | None
+    after: list[Column]
+
+
+class ProgressRecord(_Contract):
+    """The authority on what Kafka has, written in the same Kafka transaction as the events.
+
+    `end_lsn` is the resume point: just after the last transaction that is there whole. With
+    `seq` > 0 also the first `seq` events of the transaction that commits at `commit_lsn` are.
+    """
+
+    slot: str
+    system_identifier: str
+    timeline: int
+    commit_lsn: int
+    end_lsn: int
+    seq: int
+    ts_ms: int
+
+
+def table_topic(prefix: str, schema: str, table: str) -> str:
+    """The topic of a table; characters that Kafka forbids become `_`, as in Debezium."""
+    return legal_topic(f"{prefix}.{schema}.{table}")
+
+
+def legal_topic(name: str) -> str:
+    """`name` with every character that Kafka forbids in a topic replaced by `_`."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
+
+
+def progress_topic(prefix: str) -> str:
+    """The compacted topic of progress records."""
+    return f"{prefix}.progress"
+
+
+def schema_topic(prefix: str) -> str:
+    """The compacted topic of table shapes."""
+    return f"{prefix}.schema"

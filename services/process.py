@@ -1,0 +1,138 @@
+"""What every long-running part does alike: logging, signals, errors to exit codes, HTTP probes."""
+
+import contextlib
+import json
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import structlog
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from schemas.errors import ExitCode, SlotbridgeError
+
+Stop = threading.Event
+
+
+def configure_logging(*, json_lines: bool, verbose: bool = False) -> None:
+    """Send structured logs to stderr: JSON lines for machines, aligned text for people."""
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if json_lines
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.DEBUG if verbose else logging.INFO
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def stop_on_signals() -> Stop:
+    """Return an event that SIGTERM and SIGINT set; a second signal of either kills the process."""
+    stop = Stop()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    return stop
+
+
+@contextlib.contextmanager
+def exit_codes(*, as_json: bool = False) -> Iterator[None]:
+    """Turn a SlotbridgeError into one line on stderr and its exit code (raises SystemExit)."""
+    try:
+        yield
+    except SlotbridgeError as error:
+        if as_json:
+            report = {
+                "error": error.message,
+                "operation": error.operation,
+                "subject": error.subject,
+                "lsn": error.lsn,
+                "hint": error.hint,
+                "exit_code": int(error.exit_code),
+            }
+            sys.stdout.write(json.dumps(report) + "\n")
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(int(error.exit_code)) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+class Probes:
+    """/healthz (the loop is fresh), /readyz (it serves) and /metrics, in a thread of their own."""
+
+    def __init__(
+        self, host: str, port: int, *, healthy: Callable[[], bool], ready: Callable[[], bool]
+    ) -> None:
+        self._healthy = healthy
+        self._ready = ready
+        app = Starlette(
+            routes=[
+                Route("/healthz", self._healthz),
+                Route("/readyz", self._readyz),
+                Route("/metrics", self._metrics),
+            ]
+        )
+        config = uvicorn.Config(app, host=host, port=port, log_config=None, access_log=False)
+        self._server = uvicorn.Server(config)
+        try:
+            self._socket = config.bind_socket()
+        except SystemExit:
+            raise SlotbridgeError(
+                f"{host}:{port} can't be bound: the port is in use or not ours to use",
+                operation="serve /metrics",
+                hint="choose another `http_port`, or 0 for a free one",
+                exit_code=ExitCode.PORT_IN_USE,
+            ) from None
+        self.port: int = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, name="probes", daemon=True)
+
+    def __enter__(self) -> "Probes":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=5)
+        self._socket.close()
+
+    def _serve(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+    async def _healthz(self, _request: Request) -> Response:
+        return _probe(self._healthy())
+
+    async def _readyz(self, _request: Request) -> Response:
+        return _probe(self._ready())
+
+    async def _metrics(self, _request: Request) -> Response:
+        return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
+
+
+def _probe(passed: bool) -> Response:
+    return PlainTextResponse("ok" if passed else "no", status_code=200 if passed else 503)
+
+
+__all__ = ["ExitCode", "Probes", "Stop", "configure_logging", "exit_codes", "stop_on_signals"]
