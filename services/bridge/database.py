@@ -1,0 +1,265 @@
+"""The SQL side of the bridge: find the primary, prepare it, move the replication origin.
+
+One ordinary connection, held as long as the session lasts. Its replication origin is session-owned
+(`pg_replication_origin_session_setup`), which makes it the lock that keeps a second bridge waiting.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import psycopg
+import structlog
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from schemas.errors import ExitCode, Retryable, SettingsError, SetupError, SlotbridgeError
+from schemas.events import HEARTBEAT_PREFIX
+from schemas.lsn import format_lsn
+from schemas.settings import SourceSettings
+from services import slots
+from services.bridge.refusals import connect_error, server_error
+from services.slots import Connection, Server, Slot
+
+logger = structlog.get_logger(__name__)
+
+MINIMUM_VERSION = 170000
+MINIMUM_WAL_LEVEL = "logical"
+_PROBE_OPTIONS = (
+    "-c statement_timeout=15s -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
+    " -c tcp_keepalives_count=3 -c tcp_user_timeout=20s -c idle_in_transaction_session_timeout=30s"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A reachable host that accepts writes."""
+
+    conninfo: str
+    server: Server
+    connection: Connection
+
+
+class Primary:
+    """The chosen primary and the session that owns the origin. Close it when done."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self.origin = f"slotbridge_{settings.slot}"
+        chosen = _choose(_probe_all(settings))
+        self.conninfo = chosen.conninfo
+        self.server = chosen.server
+        self._connection = chosen.connection
+        self._origin_owned = False
+
+    def close(self) -> None:
+        """End the session, and with it the ownership of the origin."""
+        self._connection.close()
+
+    def prepare(self) -> None:
+        """Check the server, make publication and origin where missing, take the origin.
+
+        Raises SetupError for a server, privilege or setting that does not do, Retryable
+        (SLOT_IN_USE) while another bridge owns the origin.
+        """
+        server = self.server
+        if server.version < MINIMUM_VERSION:
+            raise SetupError(
+                f"PostgreSQL {server.version // 10000} is too old",
+                operation="check the server",
+                hint="failover slots need PostgreSQL 17 or newer",
+                exit_code=ExitCode.SERVER_VERSION,
+            )
+        if server.wal_level != MINIMUM_WAL_LEVEL:
+            raise SetupError(
+                f"wal_level is {server.wal_level}",
+                operation="check the server",
+                hint="ALTER SYSTEM SET wal_level = logical, then restart the server",
+                exit_code=ExitCode.WAL_LEVEL,
+            )
+        if not server.synchronized_standby_slots:
+            logger.warning(
+                "synchronized_standby_slots is empty: after a failover Kafka may hold transactions "
+                "that the new primary never had",
+                slot=self._settings.slot,
+            )
+        try:
+            self._ensure_publication()
+            if not slots.origin_exists(self._connection, self.origin):
+                slots.create_origin(self._connection, self.origin)
+                logger.info("created origin", origin=self.origin)
+            self._own_origin()
+        except psycopg.Error as error:
+            raise self._translated(error, "prepare the server") from error
+
+    def slot(self) -> Slot | None:
+        """The bridge's slot; raises SetupError when it is of another kind than the bridge needs."""
+        try:
+            found = slots.read_slot(self._connection, self._settings.slot)
+        except psycopg.Error as error:
+            raise self._translated(error, "read the slot") from error
+        if found is None:
+            return None
+        wrong = (
+            f"is a {found.slot_type} slot of {found.plugin}"
+            if found.plugin != "pgoutput"
+            else f"belongs to database {found.database}"
+            if found.database != self.server.database
+            else "is temporary"
+            if found.temporary
+            else ""
+        )
+        if wrong:
+            raise SetupError(
+                f"the slot {wrong}",
+                operation="check the slot",
+                subject=f"slot {self._settings.slot}",
+                hint="choose another source.slot; the bridge makes its own",
+            )
+        if not found.failover:
+            logger.warning(
+                "the slot is not a failover slot and will not survive a promotion",
+                slot=self._settings.slot,
+            )
+        return found
+
+    def create_slot(self) -> int:
+        """Create the failover slot; return the LSN from which it decodes."""
+        try:
+            lsn = slots.create_failover_slot(self._connection, self._settings.slot)
+        except psycopg.Error as error:
+            raise self._translated(error, "create the slot") from error
+        logger.info("created slot", slot=self._settings.slot, lsn=format_lsn(lsn))
+        return lsn
+
+    def origin_lsn(self) -> int | None:
+        """The origin's position, None where it has never been moved."""
+        try:
+            return slots.origin_progress(self._connection, self.origin)
+        except psycopg.Error as error:
+            raise self._translated(error, "read the origin") from error
+
+    def move_origin(self, lsn: int) -> None:
+        """Record `lsn` in the origin, with the heartbeat message, in one small transaction.
+
+        The commit does not wait for standbys: were the bridge itself a synchronous one, it would
+        wait for its own feedback.
+        """
+        try:
+            with self._connection.transaction():
+                self._connection.execute("SET LOCAL synchronous_commit = local")
+                self._connection.execute(
+                    "SELECT pg_replication_origin_xact_setup(%s::pg_lsn, clock_timestamp()),"
+                    " pg_logical_emit_message(true, %s, %s)",
+                    [format_lsn(lsn), HEARTBEAT_PREFIX, self._settings.slot],
+                )
+        except psycopg.Error as error:
+            raise self._translated(error, "move the origin") from error
+
+    def _ensure_publication(self) -> None:
+        name = self._settings.publication
+        if slots.publication_exists(self._connection, name):
+            return
+        slots.create_publication(self._connection, name, self._settings.tables)
+        tables = ", ".join(self._settings.tables) or "all tables"
+        logger.info("created publication", publication=name, tables=tables)
+
+    def _own_origin(self) -> None:
+        if self._origin_owned:
+            return
+        self._connection.execute("SELECT pg_replication_origin_session_setup(%s)", [self.origin])
+        self._origin_owned = True
+
+    def _translated(self, error: psycopg.Error, operation: str) -> SlotbridgeError:
+        message = error.diag.message_primary or str(error)
+        subject = f"slot {self._settings.slot}"
+        if error.sqlstate is None:
+            return connect_error(message, subject)
+        return server_error(error.sqlstate, " ".join(message.split()), operation, subject)
+
+
+def _probe_all(settings: SourceSettings) -> list[Candidate | SlotbridgeError]:
+    """Try every host at once: one result each, in the order of the connection setting."""
+    hosts = _single_hosts(settings)
+    with ThreadPoolExecutor(len(hosts), thread_name_prefix="probe") as pool:
+        return list(pool.map(_probe, hosts))
+
+
+def _single_hosts(settings: SourceSettings) -> list[str]:
+    """One conninfo per host. Raises SettingsError for a text that libpq does not take."""
+    try:
+        parameters = conninfo_to_dict(settings.conninfo.get_secret_value())
+    except psycopg.ProgrammingError as error:
+        raise SettingsError(
+            f"source.conninfo: {' '.join(str(error).split())}", operation="read settings"
+        ) from None
+    parameters.pop("target_session_attrs", None)
+    parameters.setdefault("connect_timeout", settings.connect_timeout_s)
+    parameters.setdefault("tcp_user_timeout", 20_000)
+    host_list = str(parameters.pop("host", "") or "").split(",")
+    address_list = str(parameters.pop("hostaddr", "") or "").split(",")
+    port_list = str(parameters.pop("port", "") or "").split(",")
+    count = max(len(host_list), len(address_list))
+    if len(port_list) not in (1, count):
+        raise SettingsError(
+            f"source.conninfo has {count} hosts and {len(port_list)} ports",
+            operation="read settings",
+            hint="give one port, or one for each host",
+        )
+    result = []
+    for index in range(count):
+        one = dict(parameters)
+        for key, values in (("host", host_list), ("hostaddr", address_list), ("port", port_list)):
+            value = values[index] if index < len(values) else values[0] if key == "port" else ""
+            if value:
+                one[key] = value
+        result.append(make_conninfo("", **one))
+    return result
+
+
+def _probe(conninfo: str) -> Candidate | SlotbridgeError:
+    where = conninfo_to_dict(conninfo)
+    subject = f"{where.get('host', '')}:{where.get('port', '5432')}"
+    try:
+        connection: Connection = psycopg.connect(
+            conninfo, autocommit=True, options=_PROBE_OPTIONS, application_name="slotbridge"
+        )
+    except psycopg.Error as error:
+        return connect_error(str(error), subject)
+    try:
+        server = slots.read_server(connection)
+        read_only = slots.setting(connection, "transaction_read_only") == "on"
+    except psycopg.Error as error:
+        connection.close()
+        if error.sqlstate is None:
+            return connect_error(str(error), subject)
+        return server_error(error.sqlstate, error.diag.message_primary or "", "probe", subject)
+    if read_only:
+        connection.close()
+        return Retryable(
+            "the server is read-only" + (" (a standby)" if server.in_recovery else ""),
+            operation="connect",
+            subject=subject,
+            hint="name the primary in source.conninfo, or promote the standby",
+        )
+    return Candidate(conninfo, server, connection)
+
+
+def _choose(results: list[Candidate | SlotbridgeError]) -> Candidate:
+    """The writable host on the newest timeline: a revived old primary is on an older one.
+
+    Raises the most telling error when there is none.
+    """
+    candidates = [result for result in results if isinstance(result, Candidate)]
+    errors = [result for result in results if isinstance(result, SlotbridgeError)]
+    if not candidates:
+        needs_operator = [error for error in errors if not isinstance(error, Retryable)]
+        raise (needs_operator or errors)[0]
+    chosen = max(candidates, key=lambda candidate: candidate.server.timeline)
+    for other in candidates:
+        if other is not chosen:
+            other.connection.close()
+            logger.warning(
+                "a second host accepts writes; the one on the newer timeline is used",
+                timeline=chosen.server.timeline,
+                other_timeline=other.server.timeline,
+            )
+    return chosen

@@ -1,0 +1,231 @@
+"""A change to its events: topic, key, value, headers. Pure; one encoder is built per relation.
+
+    change                       events (seq each)
+    insert                       c
+    update                       u
+    update of the key            d + tombstone (seq n), c (seq n+1)
+    delete                       d + tombstone (seq n)
+    truncate                     t for each relation, a copy in every partition
+    logical message              m
+
+The JSON text is put together from parts that are made once per relation and once per transaction.
+"""
+
+import base64
+from dataclasses import dataclass
+from json.encoder import encode_basestring as quoted
+from typing import Final, NamedTuple
+
+from schemas.events import UNAVAILABLE, message_topic, table_topic
+from schemas.lsn import format_lsn
+from services.bridge.decoder import (
+    UNCHANGED,
+    Delete,
+    Insert,
+    Message,
+    Relation,
+    Row,
+    Truncate,
+    Unchanged,
+    Update,
+)
+from services.bridge.values import Encode, encoder_for
+
+VERSION: Final = "0.1.0"
+_UNAVAILABLE_JSON: Final = quoted(UNAVAILABLE)
+_BYTEA_OID: Final = 17
+NEW_KEY_HEADER: Final = "__debezium.newkey"
+OLD_KEY_HEADER: Final = "__debezium.oldkey"
+
+Headers = list[tuple[str, str | bytes | None]]
+
+
+class Event(NamedTuple):
+    """One record for Kafka. `value` None is a tombstone; `broadcast`: to every partition."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers | None = None
+    broadcast: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What all events of one transaction share; times in microseconds since 1970."""
+
+    xid: int
+    commit_lsn: int
+    commit_time_us: int
+    previous_commit_lsn: int
+    encoded_us: int
+
+
+class Envelope:
+    """Encodes one connection's changes. `name` is the topic prefix, `database` the source's."""
+
+    def __init__(self, name: str, database: str, timeline: int, *, tombstones: bool) -> None:
+        self._name = name
+        self._database = database
+        self._timeline = timeline
+        self._tombstones = tombstones
+        self._tables: dict[int, tuple[Relation, _Table]] = {}
+        self._head = ""
+        self._tail = ""
+
+    def begin(self, stamp: Stamp) -> None:
+        """Prepare the parts that the events of the transaction `stamp` have in common."""
+        time_us = stamp.commit_time_us
+        self._stamp = stamp
+        self._head = (
+            f'"source":{{"version":"{VERSION}","connector":"postgresql",'
+            f'"name":{quoted(self._name)},"ts_ms":{time_us // 1000},"ts_us":{time_us},'
+            f'"ts_ns":{time_us * 1000},"snapshot":"false","db":{quoted(self._database)},'
+            f'"txId":{stamp.xid},"xmin":null,"commit_lsn":{stamp.commit_lsn},'
+            f'"timeline":{self._timeline},"sequence":"[\\"{stamp.previous_commit_lsn}\\",\\"'
+        )
+        now_us = stamp.encoded_us
+        times = f'"ts_ms":{now_us // 1000},"ts_us":{now_us},"ts_ns":{now_us * 1000}'
+        self._tail = f'{times},"transaction":null}}'
+
+    def insert(self, change: Insert, lsn: int, seq: int) -> list[Event]:
+        """The event of an insert."""
+        table = self._table(change.relation)
+        value = self._value(table, "null", table.row(change.new), "c", lsn, seq)
+        return [Event(table.topic, table.key(change.new), value)]
+
+    def update(self, change: Update, lsn: int, seq: int) -> list[Event]:
+        """The event of an update, or the three of one that changes the key."""
+        table = self._table(change.relation)
+        new = change.new
+        old = change.old
+        if old is not None and change.old_kind == "O":
+            new = [o if isinstance(n, Unchanged) else n for n, o in zip(new, old, strict=True)]
+        elif old is not None:
+            new = [
+                o if isinstance(n, Unchanged) and o is not None else n
+                for n, o in zip(new, old, strict=True)
+            ]
+        after = table.row(new)
+        key = table.key(new)
+        if old is not None and (old_key := table.key(old)) != key:
+            removed = self._value(table, table.row(old), "null", "d", lsn, seq)
+            added = self._value(table, "null", after, "c", lsn, seq + 1)
+            events = [Event(table.topic, old_key, removed, [(NEW_KEY_HEADER, key or b"")])]
+            if self._tombstones and old_key is not None:
+                events.append(Event(table.topic, old_key, None))
+            events.append(Event(table.topic, key, added, [(OLD_KEY_HEADER, old_key or b"")]))
+            return events
+        before = table.row(old) if old is not None else "null"
+        return [Event(table.topic, key, self._value(table, before, after, "u", lsn, seq))]
+
+    def delete(self, change: Delete, lsn: int, seq: int) -> list[Event]:
+        """The event of a delete and its tombstone."""
+        table = self._table(change.relation)
+        key = table.key(change.old)
+        value = self._value(table, table.row(change.old), "null", "d", lsn, seq)
+        events = [Event(table.topic, key, value)]
+        if self._tombstones and key is not None:
+            events.append(Event(table.topic, key, None))
+        return events
+
+    def truncate(self, change: Truncate, lsn: int, seq: int) -> list[Event]:
+        """One event for each emptied table, numbered from `seq`."""
+        events = []
+        for number, relation in enumerate(change.relations, seq):
+            table = self._table(relation)
+            value = self._value(table, "null", "null", "t", lsn, number)
+            events.append(Event(table.topic, None, value, None, broadcast=True))
+        return events
+
+    def message(self, change: Message, seq: int) -> list[Event]:
+        """The event of a logical message."""
+        content = base64.b64encode(change.content).decode("ascii")
+        value = (
+            f'{{"op":"m","message":{{"prefix":{quoted(change.prefix)},"content":"{content}"}},'
+            f'{self._head}{change.lsn}\\"]","schema":"","table":"","lsn":{change.lsn},"seq":{seq}}},'
+            f"{self._tail}"
+        )
+        key = f'{{"prefix":{quoted(change.prefix)}}}'
+        return [Event(message_topic(self._name), key.encode(), value.encode())]
+
+    def topic(self, relation: Relation) -> str:
+        """The topic of a relation."""
+        return self._table(relation).topic
+
+    def _table(self, relation: Relation) -> "_Table":
+        known = self._tables.get(relation.oid)
+        if known is None or known[0] is not relation:
+            known = (relation, _Table(self._name, relation))
+            self._tables[relation.oid] = known
+        return known[1]
+
+    def _value(
+        self, table: "_Table", before: str, after: str, op: str, lsn: int, seq: int
+    ) -> bytes:
+        return (
+            f'{{"op":"{op}","before":{before},"after":{after},{self._head}{lsn}\\"]",'
+            f'{table.names}"lsn":{lsn},"seq":{seq}}},{self._tail}'
+        ).encode()
+
+
+class _Table:
+    """The encoders of one relation's rows and keys."""
+
+    def __init__(self, prefix: str, relation: Relation) -> None:
+        self._subject = f"{relation.schema}.{relation.table}"
+        self.topic = table_topic(prefix, relation.schema, relation.table)
+        self.names = f'"schema":{quoted(relation.schema)},"table":{quoted(relation.table)},'
+        self._columns: list[tuple[str, Encode, str]] = [
+            (f"{quoted(column.name)}:", encoder_for(column.type_oid), _unavailable(column.type_oid))
+            for column in relation.columns
+        ]
+        self._key = [
+            (index, f"{quoted(column.name)}:", encoder_for(column.type_oid))
+            for index, column in enumerate(relation.columns)
+            if column.key
+        ]
+
+    def row(self, row: Row) -> str:
+        """`{"column":value,…}`; a value that the WAL lacks is the placeholder."""
+        return (
+            "{"
+            + ",".join(
+                [
+                    name
+                    + (
+                        "null"
+                        if value is None
+                        else unavailable
+                        if value is UNCHANGED
+                        else encode(value)  # type: ignore[arg-type]
+                    )
+                    for (name, encode, unavailable), value in zip(self._columns, row, strict=True)
+                ]
+            )
+            + "}"
+        )
+
+    def key(self, row: Row) -> bytes | None:
+        """The key columns as JSON, None for a table without a key."""
+        if not self._key:
+            return None
+        parts = []
+        for index, name, encode in self._key:
+            value = row[index]
+            if isinstance(value, Unchanged):
+                parts.append(name + _UNAVAILABLE_JSON)
+            else:
+                parts.append(name + ("null" if value is None else encode(value)))
+        return ("{" + ",".join(parts) + "}").encode()
+
+
+def _unavailable(type_oid: int) -> str:
+    if type_oid == _BYTEA_OID:
+        return quoted(base64.b64encode(UNAVAILABLE.encode()).decode("ascii"))
+    return _UNAVAILABLE_JSON
+
+
+def position_text(commit_lsn: int, seq: int) -> str:
+    """How logs and errors name an event: ``0/16B3748#3``."""
+    return f"{format_lsn(commit_lsn)}#{seq}"

@@ -1,0 +1,90 @@
+"""What a server's refusal means for us: try again, or have an operator change something.
+
+Source: PostgreSQL documentation, appendix A "PostgreSQL Error Codes".
+"""
+
+from typing import Final
+
+from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
+
+_GRANT: Final = "grant the role what docs/OPERATIONS.md lists under Privileges"
+
+# (SQLSTATE prefix, part of the message, retry?, hint, exit code): the first that fits decides.
+_BY_STATE: Final = (
+    (
+        "55006",
+        "",
+        True,
+        "another process uses it; this one waits as a hot stand-by",
+        ExitCode.SLOT_IN_USE,
+    ),
+    ("42501", "", False, _GRANT, ExitCode.PRIVILEGE_MISSING),
+    (
+        "",
+        "wal_level",
+        False,
+        "ALTER SYSTEM SET wal_level = logical, then restart the server",
+        ExitCode.WAL_LEVEL,
+    ),
+    ("53100", "", False, "free disk on the server", ExitCode.DISK_FULL),
+    (
+        "",
+        "max_replication_slots",
+        False,
+        "drop unused slots or raise max_replication_slots",
+        ExitCode.SERVER_SETTING,
+    ),
+    (
+        "",
+        "max_active_replication_origins",
+        False,
+        "drop unused origins or raise max_active_replication_origins",
+        ExitCode.SERVER_SETTING,
+    ),
+    *(
+        (prefix, "", True, "retried until bridge.connect_deadline_ms", ExitCode.SERVER_UNREACHABLE)
+        for prefix in ("08", "53", "57", "25006", "XX000")
+    ),
+)
+
+_BY_TEXT: Final = (
+    ("password", "correct the password in source.conninfo", ExitCode.PRIVILEGE_MISSING),
+    ("authentication failed", "correct source.conninfo", ExitCode.PRIVILEGE_MISSING),
+    ("pg_hba.conf", "allow the connection in pg_hba.conf", ExitCode.PRIVILEGE_MISSING),
+    ("permission denied", _GRANT, ExitCode.PRIVILEGE_MISSING),
+    ("REPLICATION attribute", "ALTER ROLE … REPLICATION", ExitCode.PRIVILEGE_MISSING),
+    ("role ", "create the role, or correct source.conninfo", ExitCode.PRIVILEGE_MISSING),
+    ("database ", "create the database, or correct source.conninfo", ExitCode.SERVER_SETTING),
+    ("invalid connection option", "correct source.conninfo", ExitCode.SETTINGS),
+)
+_PASSING: Final = ("starting up", "shutting down", "recovery", "too many", "reserved for")
+
+
+def server_error(state: str, message: str, operation: str, subject: str) -> SlotbridgeError:
+    """The refusal of a statement with SQLSTATE `state` (empty: the connection broke)."""
+    if not state:
+        return Retryable(message, operation=operation, subject=subject)
+    for prefix, part, retry, hint, code in _BY_STATE:
+        if state.startswith(prefix) and part in message:
+            kind = Retryable if retry else SetupError
+            return kind(message, operation=operation, subject=subject, hint=hint, exit_code=code)
+    return SetupError(f"{message} (SQLSTATE {state})", operation=operation, subject=subject)
+
+
+def connect_error(message: str, subject: str) -> SlotbridgeError:
+    """The refusal of a connection: libpq gives only a text, so the text decides."""
+    text = " ".join(message.split())
+    final = "FATAL" in text or "invalid connection option" in text
+    if final and not any(part in text for part in _PASSING):
+        for part, hint, code in _BY_TEXT:
+            if part in text:
+                return SetupError(
+                    text, operation="connect", subject=subject, hint=hint, exit_code=code
+                )
+    return Retryable(
+        text,
+        operation="connect",
+        subject=subject,
+        hint="check that the server runs and that source.conninfo names it",
+        exit_code=ExitCode.SERVER_UNREACHABLE,
+    )

@@ -1,0 +1,99 @@
+"""Sessions one after another until a stop is asked for: every recovery is a new session."""
+
+import time
+
+import structlog
+import tenacity
+
+from schemas.errors import ExitCode, Retryable
+from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
+from services.bridge import metrics
+from services.bridge.session import Session
+from services.process import Stop
+
+logger = structlog.get_logger(__name__)
+
+HEALTHY_WITHIN_S = 90.0
+PAUSE_AFTER_LOSS_S = 0.2
+
+
+class Runner:
+    """Runs the bridge. `healthy` and `ready` answer the probes from another thread."""
+
+    def __init__(
+        self, source: SourceSettings, kafka: KafkaSettings, bridge: BridgeSettings, stop: Stop
+    ) -> None:
+        self._source = source
+        self._kafka = kafka
+        self._bridge = bridge
+        self._stop = stop
+        self._session: Session | None = None
+        self._opening_since = time.monotonic()
+
+    def healthy(self) -> bool:
+        """Whether the loop turns: streaming, or still within the deadline for connecting."""
+        session = self._session
+        last = session.beat if session is not None else self._opening_since
+        allowed = self._bridge.connect_deadline_ms / 1000 if session is None else 0.0
+        return time.monotonic() - last < HEALTHY_WITHIN_S + allowed
+
+    def ready(self) -> bool:
+        """Whether changes flow."""
+        return self._session is not None
+
+    def run(self) -> None:
+        """Stream until the stop is set. Raises what no new session can mend."""
+        while not self._stop.is_set():
+            session = self._open_with_retries()
+            if session is None:
+                return
+            try:
+                self._session = session
+                session.stream(self._stop)
+            except Retryable as error:
+                if error.exit_code is ExitCode.FENCED:
+                    raise
+                logger.warning("session lost, starting anew", reason=str(error))
+                metrics.RECONNECTS.inc()
+                self._stop.wait(PAUSE_AFTER_LOSS_S)
+            finally:
+                self._session = None
+                self._opening_since = time.monotonic()
+                session.close()
+
+    def _open_with_retries(self) -> Session | None:
+        """A streaming session, None when the stop came first. Raises the last error at the end."""
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(self._may_retry),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=3),
+            stop=tenacity.stop_any(
+                tenacity.stop_after_delay(self._bridge.connect_deadline_ms / 1000),
+                tenacity.stop_when_event_set(self._stop),
+            ),
+            sleep=tenacity.sleep_using_event(self._stop),
+            before_sleep=_log_retry,
+            reraise=True,
+        )
+        try:
+            return retrying(self._open)
+        except Retryable:
+            if self._stop.is_set():
+                return None
+            raise
+
+    def _open(self) -> Session:
+        session = Session(self._source, self._kafka, self._bridge)
+        try:
+            session.open()
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _may_retry(self, error: BaseException) -> bool:
+        return isinstance(error, Retryable) and error.exit_code is not ExitCode.FENCED
+
+
+def _log_retry(state: tenacity.RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome is not None else None
+    logger.warning("not streaming yet", attempt=state.attempt_number, reason=str(error))

@@ -1,0 +1,282 @@
+"""The topics of a prefix: made where missing, and read back at start (progress, table shapes)."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from pydantic import ValidationError
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
+from schemas.events import ProgressRecord, SchemaEvent, progress_topic, schema_topic
+from schemas.settings import KafkaSettings
+
+logger = structlog.get_logger(__name__)
+
+REQUEST_TIMEOUT_S: Final = 10.0
+READ_DEADLINE_S: Final = 90.0
+_TAIL_RECORDS: Final = 200
+Record = tuple[int, bytes | str | None, bytes | None]
+"""(offset, key, value)."""
+_DENIED: Final = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError._AUTHENTICATION,
+)
+_REFUSED: Final = (
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.INVALID_MSG_SIZE,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.INVALID_RECORD,
+)
+_FENCED: Final = (
+    KafkaError._FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+)
+
+
+def client_options(settings: KafkaSettings) -> dict[str, Any]:
+    """What every Kafka client of the bridge shares; the person's options come last."""
+    return {
+        "bootstrap.servers": settings.bootstrap_servers,
+        "client.id": "slotbridge",
+        "log_level": 2,
+        "error_cb": _log_client_error,
+        "socket.keepalive.enable": True,
+        **settings.options,
+    }
+
+
+def kafka_error(error: KafkaException, operation: str, subject: str) -> SlotbridgeError:
+    """A Kafka failure as what to do about it."""
+    cause = error.args[0]
+    text = cause.str() if isinstance(cause, KafkaError) else str(cause)
+    code = cause.code() if isinstance(cause, KafkaError) else KafkaError.UNKNOWN
+    if code in _FENCED:
+        return Retryable(
+            "another bridge has taken over this slot's transactional.id",
+            operation=operation,
+            subject=subject,
+            hint="this process is out; restarted, it waits as a hot stand-by",
+            exit_code=ExitCode.FENCED,
+        )
+    if code in _DENIED:
+        return SetupError(
+            text,
+            operation=operation,
+            subject=subject,
+            hint="allow it in Kafka's ACLs, or correct kafka.options",
+            exit_code=ExitCode.PRIVILEGE_MISSING,
+        )
+    if code in _REFUSED:
+        return OperatorNeeded(
+            f"Kafka refuses the record: {text}",
+            operation=operation,
+            subject=subject,
+            hint="raise message.max.bytes on the topic and in kafka.options",
+            exit_code=ExitCode.RECORD_REFUSED,
+        )
+    return Retryable(
+        text,
+        operation=operation,
+        subject=subject,
+        hint="check that kafka.bootstrap_servers is right and the broker runs",
+        exit_code=ExitCode.KAFKA_UNREACHABLE,
+    )
+
+
+class Topics:
+    """Knows the topics of the prefix and their partition counts; makes the missing ones."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._admin = AdminClient(client_options(settings))
+        self._partitions: dict[str, int] = {}
+
+    def prepare(self) -> None:
+        """Make the bridge's own topics. Raises Retryable when no broker answers."""
+        self._refresh()
+        for name in (progress_topic(self._prefix), schema_topic(self._prefix)):
+            self._ensure(name, partitions=1, compacted=True)
+        if self._partitions[progress_topic(self._prefix)] != 1:
+            raise SetupError(
+                "the progress topic must have one partition",
+                operation="prepare topics",
+                subject=progress_topic(self._prefix),
+                hint="use another kafka.topic_prefix",
+            )
+
+    def partitions(self, topic: str) -> int:
+        """The number of partitions of `topic`, which is made when missing."""
+        known = self._partitions.get(topic)
+        if known is None:
+            self._ensure(topic, partitions=self._settings.partitions, compacted=False)
+            known = self._partitions[topic]
+        return known
+
+    def last_progress(self, slot: str) -> ProgressRecord | None:
+        """The last committed progress record of `slot`, read backwards from the topic's end.
+
+        Raises OperatorNeeded for a record that is none, Retryable when the end isn't reached.
+        """
+        topic = progress_topic(self._prefix)
+        with _Reader(self._settings, topic) as reader:
+            low, end = reader.bounds()
+            start = end
+            while start > low:
+                stop, start = start, max(low, start - _TAIL_RECORDS)
+                last = None
+                for offset, key, value in reader.between(start, stop):
+                    if key == slot.encode() and value is not None:
+                        last = (offset, value)
+                if last is not None:
+                    return _parse_progress(topic, *last)
+        return None
+
+    def shapes(self) -> dict[tuple[str, str], SchemaEvent]:
+        """(schema, table) -> the last published shape of each table."""
+        topic = schema_topic(self._prefix)
+        result = {}
+        with _Reader(self._settings, topic) as reader:
+            for _offset, _key, value in reader.between(*reader.bounds()):
+                if value is not None:
+                    event = SchemaEvent.model_validate_json(value)
+                    result[event.schema_, event.table] = event
+        return result
+
+    @property
+    def _prefix(self) -> str:
+        return self._settings.topic_prefix
+
+    def _refresh(self) -> None:
+        try:
+            metadata = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            raise kafka_error(
+                error, "connect to Kafka", self._settings.bootstrap_servers
+            ) from error
+        self._partitions = {
+            name: len(topic.partitions)
+            for name, topic in metadata.topics.items()
+            if topic.error is None
+        }
+
+    def _ensure(self, name: str, *, partitions: int, compacted: bool) -> None:
+        if name in self._partitions:
+            return
+        topic = NewTopic(
+            name,
+            num_partitions=partitions,
+            replication_factor=self._settings.replication_factor,
+            config={"cleanup.policy": "compact"} if compacted else {},
+        )
+        future = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[name]
+        try:
+            future.result(REQUEST_TIMEOUT_S + 5)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise kafka_error(error, "create the topic", name) from error
+        self._await_leader(name)
+        logger.info("topic is there", topic=name, partitions=self._partitions[name])
+
+    def _await_leader(self, name: str) -> None:
+        """A new topic is not at once known to the broker's metadata; wait for it."""
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        while time.monotonic() < deadline:
+            self._refresh()
+            if name in self._partitions:
+                return
+            time.sleep(0.05)
+        raise Retryable(
+            "the topic was created but has no leader",
+            operation="create the topic",
+            subject=name,
+            exit_code=ExitCode.KAFKA_UNREACHABLE,
+        )
+
+
+class _Reader:
+    """Reads the committed records of a one-partition topic between two offsets."""
+
+    def __init__(self, settings: KafkaSettings, topic: str) -> None:
+        self._topic = topic
+        self._consumer = Consumer(
+            {
+                **client_options(settings),
+                "group.id": f"slotbridge-start-{uuid.uuid4()}",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 50,
+            }
+        )
+
+    def __enter__(self) -> "_Reader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def bounds(self) -> tuple[int, int]:
+        """(first offset, offset after the last one), open transactions included."""
+        try:
+            return self._consumer.get_watermark_offsets(
+                TopicPartition(self._topic, 0), timeout=REQUEST_TIMEOUT_S
+            )
+        except KafkaException as error:
+            raise kafka_error(error, "read the topic", self._topic) from error
+
+    def between(self, start: int, stop: int) -> Iterator[Record]:
+        """Yield the committed records in [start, stop) as (offset, key, value).
+
+        An open transaction of another producer hides what follows it: wait until it has ended.
+        """
+        if start >= stop:
+            return
+        self._consumer.assign([TopicPartition(self._topic, 0, start)])
+        deadline = time.monotonic() + READ_DEADLINE_S
+        while time.monotonic() < deadline:
+            message = self._consumer.poll(1.0)
+            if message is None:
+                continue
+            failure, offset = message.error(), message.offset() or 0
+            if failure is None:
+                if offset < stop:
+                    yield offset, message.key(), message.value()
+                if offset >= stop - 1:
+                    return
+            elif failure.code() == KafkaError._PARTITION_EOF:
+                if offset >= stop:
+                    return
+            elif not failure.retriable():
+                raise kafka_error(KafkaException(failure), "read the topic", self._topic)
+        raise Retryable(
+            "its end was not reached: a transaction of another producer is open",
+            operation="read the topic",
+            subject=self._topic,
+            exit_code=ExitCode.KAFKA_UNREACHABLE,
+        )
+
+
+def _parse_progress(topic: str, offset: int, value: bytes) -> ProgressRecord:
+    try:
+        return ProgressRecord.model_validate_json(value)
+    except ValidationError as error:
+        raise OperatorNeeded(
+            "the last progress record can't be read: something else writes to this topic",
+            operation="read progress",
+            subject=f"{topic}[0]@{offset}",
+            hint="use another kafka.topic_prefix, or repair the topic",
+        ) from error
+
+
+def _log_client_error(error: KafkaError) -> None:
+    logger.debug("kafka client", error=error.str())

@@ -1,0 +1,184 @@
+"""Messages to portions of events, in commit order, without what Kafka has already. Pure.
+
+A source transaction is held until its Commit, so that a Kafka transaction only ever contains whole
+ones; one larger than `transaction_bytes_max` leaves in several portions, numbered by seq:
+
+    state      message             next       out
+    outside    Begin               inside
+    outside    Message             outside    portion (its own LSN is its commit)
+    inside     change, Message     inside     portion, when the held events exceed the limit
+    inside     Commit              outside    portion (complete)
+"""
+
+from typing import NamedTuple
+
+from schemas.events import HEARTBEAT_PREFIX
+from services.bridge.decoder import (
+    AnyMessage,
+    Begin,
+    Commit,
+    DecodeError,
+    Delete,
+    Insert,
+    Message,
+    Origin,
+    Relation,
+    Truncate,
+    Type,
+    Update,
+)
+from services.bridge.envelope import Envelope, Event, Stamp
+from services.bridge.progress import Position
+
+EVENT_OVERHEAD_BYTES = 200
+"""What holding one event costs beyond its key and value (objects and list slots)."""
+
+
+class Portion(NamedTuple):
+    """Events that go into one Kafka transaction together, and the position after them.
+
+    `position.seq` > 0: the source transaction goes on. `dropped`: events that Kafka has already.
+    """
+
+    events: list[Event]
+    position: Position
+    bytes: int
+    dropped: int
+
+
+class Assembler:
+    """The state machine above, for one connection that resumed at `start`."""
+
+    def __init__(self, envelope: Envelope, start: Position, transaction_bytes_max: int) -> None:
+        self._envelope = envelope
+        self._start = start
+        self._bytes_max = transaction_bytes_max
+        self._last = Position(start.commit_lsn, start.end_lsn, 0)
+        self._begin: Begin | None = None
+        self._events: list[Event] = []
+        self._bytes = 0
+        self._seq = 0
+        self._skip_below = 0
+        self._dropped = 0
+
+    @property
+    def inside(self) -> bool:
+        """Whether a transaction is open: nothing after `last` may be confirmed."""
+        return self._begin is not None
+
+    @property
+    def last(self) -> Position:
+        """The position after the last whole transaction."""
+        return self._last
+
+    def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Portion | None:
+        """Take one message that came at WAL position `lsn`; `now_us` since 1970.
+
+        Returns a portion when one is due. Raises DecodeError for a message out of place.
+        """
+        if isinstance(message, (Insert, Update, Delete, Truncate)):
+            return self._change(message, lsn)
+        if isinstance(message, Begin):
+            self._open(message, lsn, now_us)
+            return None
+        if isinstance(message, Commit):
+            return self._close(message, lsn)
+        if isinstance(message, Message):
+            return self._message(message, lsn, now_us)
+        assert isinstance(message, (Relation, Type, Origin))
+        return None
+
+    def advance(self, lsn: int) -> Portion | None:
+        """The server says that nothing before `lsn` is left to send (a keepalive)."""
+        if self.inside or lsn <= self._last.end_lsn:
+            return None
+        self._last = Position(self._last.commit_lsn, lsn, 0)
+        return Portion([], self._last, 0, 0)
+
+    def _open(self, begin: Begin, lsn: int, now_us: int) -> None:
+        if self._begin is not None:
+            raise _misplaced("a Begin inside a transaction", lsn)
+        self._begin = begin
+        self._seq = 0
+        self._skip_below = 0
+        if begin.commit_lsn < self._start.end_lsn:
+            self._skip_below = 2**63
+        elif begin.commit_lsn == self._start.commit_lsn:
+            self._skip_below = self._start.seq
+        self._envelope.begin(
+            Stamp(begin.xid, begin.commit_lsn, begin.commit_time_us, self._last.commit_lsn, now_us)
+        )
+
+    def _change(self, change: Insert | Update | Delete | Truncate, lsn: int) -> Portion | None:
+        if self._begin is None:
+            raise _misplaced("a change outside a transaction", lsn)
+        seq = self._seq
+        if isinstance(change, Insert):
+            self._hold(self._envelope.insert(change, lsn, seq))
+        elif isinstance(change, Update):
+            self._hold(self._envelope.update(change, lsn, seq))
+        elif isinstance(change, Delete):
+            self._hold(self._envelope.delete(change, lsn, seq))
+        else:
+            self._hold(self._envelope.truncate(change, lsn, seq))
+        return self._part() if self._bytes > self._bytes_max else None
+
+    def _message(self, message: Message, lsn: int, now_us: int) -> Portion | None:
+        if message.transactional:
+            if self._begin is None:
+                raise _misplaced("a transactional message outside a transaction", lsn)
+            if message.prefix != HEARTBEAT_PREFIX:
+                self._hold(self._envelope.message(message, self._seq))
+            return self._part() if self._bytes > self._bytes_max else None
+        if message.prefix == HEARTBEAT_PREFIX or message.lsn < self._start.end_lsn:
+            return None
+        if self._begin is not None:
+            raise _misplaced("a non-transactional message inside a transaction", lsn)
+        self._envelope.begin(Stamp(0, message.lsn, now_us, self._last.commit_lsn, now_us))
+        events = self._envelope.message(message, 0)
+        self._last = Position(message.lsn, message.lsn + 1, 0)
+        return Portion(events, self._last, _size(events), 0)
+
+    def _hold(self, events: list[Event]) -> None:
+        """Number the events of one change and keep those that Kafka lacks."""
+        for event in events:
+            if event.value is not None:
+                number = self._seq
+                self._seq += 1
+            else:
+                number = self._seq - 1
+            if number < self._skip_below:
+                self._dropped += 1
+                continue
+            self._events.append(event)
+            self._bytes += EVENT_OVERHEAD_BYTES + len(event.value or b"") + len(event.key or b"")
+
+    def _part(self) -> Portion:
+        assert self._begin is not None
+        position = Position(self._begin.commit_lsn, self._last.end_lsn, self._seq)
+        return self._release(position)
+
+    def _close(self, commit: Commit, lsn: int) -> Portion | None:
+        if self._begin is None or commit.commit_lsn != self._begin.commit_lsn:
+            raise _misplaced("a Commit that no Begin announced", lsn)
+        self._begin = None
+        if commit.end_lsn <= self._start.end_lsn:
+            self._dropped = 0
+            return None
+        self._last = Position(commit.commit_lsn, commit.end_lsn, 0)
+        return self._release(self._last)
+
+    def _release(self, position: Position) -> Portion:
+        portion = Portion(self._events, position, self._bytes, self._dropped)
+        self._events = []
+        self._bytes = 0
+        self._dropped = 0
+        return portion
+
+
+def _size(events: list[Event]) -> int:
+    return sum(EVENT_OVERHEAD_BYTES + len(e.value or b"") + len(e.key or b"") for e in events)
+
+
+def _misplaced(what: str, lsn: int) -> DecodeError:
+    return DecodeError(f"{what} is out of place", operation="assemble transactions", lsn=lsn)

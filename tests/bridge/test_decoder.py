@@ -1,0 +1,53 @@
+"""Every message comes back; every damaged one is a DecodeError and nothing else."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.lsn import parse_lsn
+from services.bridge.decoder import AnyMessage, DecodeError, Decoder, Relation
+from tests.bridge.strategies import changes
+from tests.bridge.wire import encode
+
+
+def decoder_with(described: list[Relation]) -> Decoder:
+    decoder = Decoder()
+    for relation in described:
+        decoder.decode(encode(relation), 1)
+    return decoder
+
+
+@given(changes())
+def test_what_the_server_writes_is_what_is_decoded(
+    case: tuple[list[Relation], AnyMessage],
+) -> None:
+    described, message = case
+    assert decoder_with(described).decode(encode(message), 1) == message
+
+
+@given(changes())
+def test_every_truncation_is_a_decode_error(case: tuple[list[Relation], AnyMessage]) -> None:
+    described, message = case
+    data = encode(message)
+    for length in range(len(data)):
+        with pytest.raises(DecodeError):
+            decoder_with(described).decode(data[:length], 1)
+
+
+@given(changes(), st.data())
+def test_a_flipped_byte_is_a_decode_error_or_a_message(
+    case: tuple[list[Relation], AnyMessage], data: st.DataObject
+) -> None:
+    described, message = case
+    damaged = bytearray(encode(message))
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        decoder_with(described).decode(bytes(damaged), 1)
+    except DecodeError as error:
+        assert error.lsn == 1
+
+
+def test_an_error_names_position_and_remedy() -> None:
+    lsn = parse_lsn("0/16B3748")
+    with pytest.raises(DecodeError, match=r"unknown message kind.*0/16B3748.*Hint"):
+        Decoder().decode(b"?", lsn)
