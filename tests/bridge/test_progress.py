@@ -1,0 +1,138 @@
+"""The ledger only moves forward; each disagreement of the witnesses is its own error."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
+from schemas.events import ProgressRecord
+from services.bridge.progress import Ledger, Position, Witnesses, check_witnesses
+from services.slots import Server, Slot
+
+SERVER = Server("7000", 2, 180006, "bank", False, "logical", "standby_1", 60_000)
+SLOT = Slot(
+    "s", "pgoutput", "logical", "bank", False, None, 900, 1000, "reserved", False, True, False, None
+)
+RECORD = ProgressRecord(
+    slot="s",
+    system_identifier="7000",
+    timeline=2,
+    commit_lsn=1900,
+    end_lsn=2000,
+    seq=0,
+    ts_ms=0,
+)
+AGREED = Witnesses(RECORD, SLOT, 1500, SERVER, {1: 800})
+
+
+def record(**changes: object) -> ProgressRecord:
+    return RECORD.model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        AGREED,
+        replace(AGREED, origin_lsn=2000),
+        replace(AGREED, origin_lsn=None),
+        Witnesses(
+            record(timeline=1, end_lsn=800, commit_lsn=700),
+            replace(SLOT, confirmed_flush_lsn=750),
+            700,
+            SERVER,
+            {1: 800},
+        ),
+        Witnesses(None, None, None, SERVER, {}),
+        Witnesses(None, SLOT, None, SERVER, {}),
+    ],
+)
+def test_agreement(seen: Witnesses) -> None:
+    check_witnesses(seen, "s")
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "code", "text"),
+    [
+        (
+            replace(AGREED, origin_lsn=2001),
+            OperatorNeeded,
+            ExitCode.WITNESSES_DISAGREE,
+            "Kafka lost committed data",
+        ),
+        (
+            replace(AGREED, slot=replace(SLOT, confirmed_flush_lsn=2001)),
+            OperatorNeeded,
+            ExitCode.WITNESSES_DISAGREE,
+            "can't be decoded again",
+        ),
+        (
+            replace(AGREED, record=None),
+            OperatorNeeded,
+            ExitCode.WITNESSES_DISAGREE,
+            "no progress record",
+        ),
+        (
+            replace(AGREED, slot=None),
+            OperatorNeeded,
+            ExitCode.WITNESSES_DISAGREE,
+            "the slot is gone",
+        ),
+        (
+            replace(AGREED, slot=replace(SLOT, invalidation_reason="wal_removed")),
+            OperatorNeeded,
+            ExitCode.WITNESSES_DISAGREE,
+            "wal_removed",
+        ),
+        (
+            replace(AGREED, server=replace(SERVER, system_identifier="1")),
+            OperatorNeeded,
+            ExitCode.WRONG_DATABASE,
+            "this database is 1",
+        ),
+        (
+            replace(AGREED, server=replace(SERVER, timeline=1)),
+            Retryable,
+            ExitCode.TIMELINE,
+            "old primary",
+        ),
+        (
+            replace(AGREED, record=record(timeline=1, end_lsn=801)),
+            OperatorNeeded,
+            ExitCode.TIMELINE,
+            "never had",
+        ),
+        (
+            replace(AGREED, record=record(timeline=1, end_lsn=700, commit_lsn=900, seq=3)),
+            OperatorNeeded,
+            ExitCode.TIMELINE,
+            "never had",
+        ),
+    ],
+)
+def test_disagreement(
+    seen: Witnesses, kind: type[SlotbridgeError], code: ExitCode, text: str
+) -> None:
+    with pytest.raises(kind, match=text) as caught:
+        check_witnesses(seen, "s")
+    assert caught.value.exit_code is code
+    assert caught.value.hint
+
+
+@given(st.lists(st.sampled_from(["publish", "commit", "report", "origin"]), max_size=30))
+def test_the_ledger_never_passes_what_kafka_has(actions: list[str]) -> None:
+    ledger = Ledger(Position(0, 100, 0))
+    reported = 0
+    for step, action in enumerate(actions):
+        if action == "publish":
+            ledger.publish(Position(200 + 10 * step, 205 + 10 * step, 0))
+        elif action == "commit":
+            ledger.commit()
+        elif action == "report":
+            assert ledger.report() >= reported
+            reported = ledger.report()
+        else:
+            assert ledger.mark_origin() <= ledger.durable.end_lsn
+        assert ledger.received >= ledger.published.end_lsn >= ledger.durable.end_lsn
+        assert ledger.durable.end_lsn >= max(ledger.flushed, ledger.origin)

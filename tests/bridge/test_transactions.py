@@ -1,0 +1,196 @@
+"""Portions come out whole, in commit order, once, whatever the point of resumption."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.events import Envelope as EnvelopeContract
+from schemas.events import MessageEnvelope
+from services.bridge.decoder import (
+    UNCHANGED,
+    AnyMessage,
+    Begin,
+    Commit,
+    DecodeError,
+    Delete,
+    Insert,
+    Message,
+    Relation,
+    RelationColumn,
+    Truncate,
+    Update,
+)
+from services.bridge.envelope import Envelope, Event
+from services.bridge.progress import Position
+from services.bridge.transactions import Assembler, Portion
+
+TABLE = Relation(
+    7,
+    "public",
+    "account",
+    "d",
+    (RelationColumn("id", 23, -1, True), RelationColumn("note", 25, -1, False)),
+)
+KEYLESS = Relation(8, "public", "history", "n", (RelationColumn("delta", 23, -1, False),))
+NOW_US = 1_700_000_000_000_000
+
+
+START = Position(0, 100, 0)
+
+
+def assembler(start: Position = START, bytes_max: int = 10**9) -> Assembler:
+    return Assembler(Envelope("bank", "db", 3, tombstones=True), start, bytes_max)
+
+
+def transaction(commit_lsn: int, *changes: AnyMessage) -> list[AnyMessage]:
+    return [
+        Begin(commit_lsn, NOW_US, 77),
+        *changes,
+        Commit(commit_lsn, commit_lsn + 48, NOW_US),
+    ]
+
+
+def portions(machine: Assembler, messages: Iterable[AnyMessage]) -> list[Portion]:
+    fed = (machine.feed(message, 1, NOW_US) for message in messages)
+    return [portion for portion in fed if portion is not None]
+
+
+def row(number: int, note: bytes | None = b"x") -> list[Any]:
+    return [str(number).encode(), note]
+
+
+def parsed(event: Event) -> EnvelopeContract:
+    assert event.value is not None
+    return EnvelopeContract.model_validate_json(event.value)
+
+
+def test_every_kind_of_change_keeps_the_contract() -> None:
+    (portion,) = portions(
+        assembler(),
+        transaction(
+            200,
+            Insert(TABLE, row(1)),
+            Update(TABLE, None, None, row(1, b"y")),
+            Update(TABLE, "K", row(1, None), row(2, b"y")),
+            Delete(TABLE, "K", row(2, None)),
+            Insert(KEYLESS, [b"5"]),
+            Truncate((TABLE, KEYLESS), False, False),
+        ),
+    )
+    assert [e.key for e in portion.events] == [
+        b'{"id":1}',
+        b'{"id":1}',
+        b'{"id":1}',
+        b'{"id":1}',
+        b'{"id":2}',
+        b'{"id":2}',
+        b'{"id":2}',
+        None,
+        None,
+        None,
+    ]
+    valued = [parsed(e) for e in portion.events if e.value is not None]
+    assert [e.op for e in valued] == ["c", "u", "d", "c", "d", "c", "t", "t"]
+    assert [e.source.seq for e in valued] == list(range(8))
+    assert {(e.source.commit_lsn, e.source.timeline, e.source.txId) for e in valued} == {
+        (200, 3, 77)
+    }
+    assert valued[3].after == {"id": 2, "note": "y"}
+    assert [e.broadcast for e in portion.events if e.value][-2:] == [True, True]
+    assert portion.events[2].headers == [("__debezium.newkey", b'{"id":2}')]
+    assert portion.events[4].headers == [("__debezium.oldkey", b'{"id":1}')]
+    assert portion.position == Position(200, 248, 0)
+
+
+def test_an_unchanged_value_is_the_placeholder_or_comes_from_the_old_row() -> None:
+    (portion,) = portions(
+        assembler(),
+        transaction(
+            200,
+            Update(TABLE, None, None, [b"1", UNCHANGED]),
+            Update(TABLE, "O", row(1, b"big"), [b"1", UNCHANGED]),
+        ),
+    )
+    after = [parsed(event).after for event in portion.events]
+    assert after == [
+        {"id": 1, "note": "__debezium_unavailable_value"},
+        {"id": 1, "note": "big"},
+    ]
+
+
+def test_messages_inside_and_outside_a_transaction() -> None:
+    machine = assembler()
+    out = portions(
+        machine,
+        [
+            Message(False, 150, "marker", b"\0\1"),
+            *transaction(200, Message(True, 190, "slotbridge", b""), Message(True, 195, "m", b"")),
+        ],
+    )
+    assert [p.position for p in out] == [Position(150, 151, 0), Position(200, 248, 0)]
+    (outside,) = out[0].events
+    (inside,) = out[1].events
+    assert outside.value is not None and inside.value is not None
+    assert MessageEnvelope.model_validate_json(outside.value).message.content == "AAE="
+    assert MessageEnvelope.model_validate_json(inside.value).source.seq == 0
+
+
+def test_a_keepalive_moves_the_position_only_between_transactions() -> None:
+    machine = assembler()
+    assert machine.advance(90) is None
+    assert machine.advance(180) == Portion([], Position(0, 180, 0), 0, 0)
+    machine.feed(Begin(200, NOW_US, 77), 1, NOW_US)
+    assert machine.advance(500) is None
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [Insert(TABLE, row(1))],
+        [Commit(200, 248, NOW_US)],
+        [Begin(200, NOW_US, 1), Begin(300, NOW_US, 2)],
+        [Begin(200, NOW_US, 1), Commit(300, 348, NOW_US)],
+        [Message(True, 1, "m", b"")],
+    ],
+)
+def test_a_message_out_of_place_is_an_error(messages: list[AnyMessage]) -> None:
+    with pytest.raises(DecodeError, match="out of place"):
+        portions(assembler(), messages)
+
+
+def identities(found: Iterable[Portion]) -> list[tuple[int, int, str]]:
+    return [
+        (e.source.commit_lsn, e.source.seq, e.op)
+        for portion in found
+        for e in (parsed(event) for event in portion.events if event.value is not None)
+    ]
+
+
+changes = st.lists(
+    st.sampled_from(
+        [
+            Insert(TABLE, row(1)),
+            Update(TABLE, "K", row(1, None), row(2)),
+            Delete(TABLE, "K", row(2, None)),
+            Truncate((TABLE, KEYLESS), False, False),
+        ]
+    ),
+    max_size=8,
+)
+
+
+@given(st.lists(changes, min_size=1, max_size=6), st.integers(300, 3000), st.data())
+def test_resumed_anywhere_nothing_is_lost_and_nothing_repeated(
+    bodies: list[list[AnyMessage]], bytes_max: int, data: st.DataObject
+) -> None:
+    stream = [m for n, body in enumerate(bodies) for m in transaction(200 + 100 * n, *body)]
+    whole = portions(assembler(bytes_max=bytes_max), stream)
+    cut = data.draw(st.integers(0, len(whole)))
+    start = whole[cut - 1].position if cut else START
+    again = portions(assembler(start, bytes_max), stream)
+    assert identities(whole[:cut]) + identities(again) == identities(whole)
+    ends = [p.position.end_lsn for p in whole]
+    assert ends == sorted(ends)
