@@ -251,8 +251,7 @@ def _choose(results: list[Candidate | SlotbridgeError]) -> Candidate:
     candidates = [result for result in results if isinstance(result, Candidate)]
     errors = [result for result in results if isinstance(result, SlotbridgeError)]
     if not candidates:
-        needs_operator = [error for error in errors if not isinstance(error, Retryable)]
-        raise (needs_operator or errors)[0]
+        raise _no_primary(errors)
     chosen = max(candidates, key=lambda candidate: candidate.server.timeline)
     for other in candidates:
         if other is not chosen:
@@ -263,3 +262,25 @@ def _choose(results: list[Candidate | SlotbridgeError]) -> Candidate:
                 other_timeline=other.server.timeline,
             )
     return chosen
+
+
+def _no_primary(errors: list[SlotbridgeError]) -> SlotbridgeError:
+    """What one host says when it is the only one, or when an operator is needed; else all."""
+    needs_operator = [error for error in errors if not isinstance(error, Retryable)]
+    if needs_operator or len(errors) == 1:
+        return (needs_operator or errors)[0]
+    reasons = "; ".join(f"{error.subject}: {_short(error.message)}" for error in errors)
+    return Retryable(
+        f"no host accepts writes: {reasons}",
+        operation="connect",
+        hint="check that source.conninfo names the primary, or promote the standby",
+        exit_code=ExitCode.SERVER_UNREACHABLE,
+    )
+
+
+def _short(message: str) -> str:
+    """libpq's text without the address that it repeats and the question that it asks."""
+    for part in ("Connection refused", "timeout expired", "No route to host"):
+        if part in message:
+            return part.lower()
+    return message

@@ -1,0 +1,90 @@
+"""Who may import whom (docs/ARCHITECTURE.md), read from the code's own imports."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("schemas", "services", "spark_consumers")
+
+# room -> the rooms of ours that it may import; the longest room that fits a module is its own.
+ALLOWED = {
+    "schemas": {"schemas"},
+    "services.process": {"schemas"},
+    "services.slots": {"schemas"},
+    "services.bridge": {"schemas", "services.process", "services.slots", "services.bridge"},
+    "services.bridge.command": {"services.demo"},
+    "services.failover": {"schemas", "services.process", "services.slots", "services.failover"},
+    "services.local": {"schemas", "services.local"},
+    "services.demo": {"schemas", "services.process", "services.local", "services.demo"},
+    "spark_consumers": {"schemas", "spark_consumers"},
+}
+PURE = (
+    "schemas.lsn",
+    "services.bridge.decoder",
+    "services.bridge.values",
+    "services.bridge.envelope",
+    "services.bridge.transactions",
+    "services.bridge.shapes",
+    "services.failover.plan",
+)
+IMPURE_IMPORTS = {
+    *("psycopg", "confluent_kafka", "socket", "select", "threading", "time", "concurrent"),
+    *("subprocess", "asyncio", "requests", "urllib", "http", "random"),
+}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            yield name.removesuffix(".__init__"), path
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def within(name: str, room: str) -> bool:
+    return name == room or name.startswith(room + ".")
+
+
+def allowed_for(module: str) -> set[str]:
+    rooms = [room for room in ALLOWED if within(module, room)]
+    return set().union(*(ALLOWED[room] for room in rooms))
+
+
+@pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: str(value))
+def test_rooms_import_only_what_they_may(module: str, path: Path) -> None:
+    ours = {name for name in imports(path) if name.split(".")[0] in PACKAGES}
+    rooms = allowed_for(module)
+    strangers = {name for name in ours if not any(within(name, room) for room in rooms)}
+    if module != "services":
+        assert not strangers, f"{module} may not import {sorted(strangers)}"
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_pure_modules_import_no_driver_socket_thread_or_clock(module: str) -> None:
+    path = ROOT / Path(*module.split(".")).with_suffix(".py")
+    impure = {name for name in imports(path) if name.split(".")[0] in IMPURE_IMPORTS}
+    assert not impure
+
+
+@pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: str(value))
+def test_rooms_stay_small(module: str, path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 400, f"{module} has {len(lines)} lines"
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno:
+            length = node.end_lineno - node.lineno + 1
+            assert length <= 70, f"{module}.{node.name} has {length} lines"
