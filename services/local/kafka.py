@@ -1,0 +1,200 @@
+"""A real Kafka broker: one node, KRaft, from locked jars, on a Java that the machine has or not."""
+
+import secrets
+import signal
+import subprocess
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from schemas.errors import ExitCode, Retryable, SetupError
+from services.local import procfs
+from services.local.jars import resolve
+from services.local.java import find_java_home
+from services.local.ports import LOOPBACK, free_port, is_free, require_free
+from services.local.processes import Processes
+
+_START_TIMEOUT_S = 90.0
+_STOP_TIMEOUT_S = 30.0
+_PROBE_TIMEOUT_S = 1.0
+_JVM_OPTIONS = (
+    *("-Xms256m", "-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"),
+    *("-Djava.awt.headless=true", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"),
+)
+
+
+class KafkaBroker:
+    """One broker that is its own controller. Data in `folder`; ports stay over restarts."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        processes: Processes,
+        name: str = "kafka",
+        java_home: Path | None = None,
+        settings: dict[str, str | int] | None = None,
+    ) -> None:
+        self.name = name
+        self.folder = folder
+        self.port = free_port()
+        self._controller_port = free_port()
+        self._settings = settings or {}
+        self._processes = processes
+        self._java_home = java_home
+        self._class_path = ""
+        self._broker: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """host:port for clients."""
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def log(self) -> Path:
+        """The broker's log file."""
+        return self._processes.log_path(self.name)
+
+    @property
+    def running(self) -> bool:
+        """True while the broker's process runs."""
+        return self._broker is not None and self._broker.poll() is None
+
+    def start(self, *, timeout_s: float = _START_TIMEOUT_S) -> None:
+        """Format the data folder the first time, start, and wait until the broker answers.
+
+        Raises SetupError with the broker's own reason when it ends, and Retryable (DEADLINE) when
+        it does not answer within `timeout_s` seconds.
+        """
+        assert not self.running, f"{self.name} runs already"
+        require_free(self.port, server="Kafka")
+        if not self._class_path:
+            self._prepare()
+        self._broker = self._processes.spawn(
+            self.name,
+            [*self._java(), "kafka.Kafka", self._properties],
+            cwd=self.folder,
+        )
+        broker = self._broker
+        procfs.wait_until(lambda: broker.poll() is not None or self._answers(), timeout_s=timeout_s)
+        if broker.poll() is not None:
+            self._processes.forget(broker)
+            raise _refusal(self.log)
+        if not self._answers():
+            self.kill()
+            raise Retryable(
+                f"no answer after {timeout_s:.0f} s",
+                operation="start Kafka",
+                hint=f"read {self.log}",
+                exit_code=ExitCode.DEADLINE,
+            )
+
+    def stop(self) -> None:
+        """Stop in order; SIGKILL after 30 s."""
+        if self._broker is not None:
+            self._processes.stop(self._broker, grace_s=_STOP_TIMEOUT_S)
+            self._broker = None
+
+    def kill(self) -> None:
+        """SIGKILL the broker and wait for its end."""
+        if self._broker is not None:
+            self._broker.kill()
+            self._broker.wait(timeout=_STOP_TIMEOUT_S)
+            self._processes.forget(self._broker)
+            self._broker = None
+
+    def pause(self) -> None:
+        """SIGSTOP: the broker holds its connections but answers nothing, until `resume`."""
+        assert self._broker is not None, f"{self.name} does not run"
+        self._broker.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT after `pause`."""
+        assert self._broker is not None, f"{self.name} does not run"
+        self._broker.send_signal(signal.SIGCONT)
+
+    def restart(self) -> None:
+        """Stop (if it runs) and start on the same data and port."""
+        self.stop()
+        self.start()
+
+    @property
+    def _properties(self) -> Path:
+        return self.folder / "server.properties"
+
+    def _java(self) -> list[str | Path]:
+        home = self._java_home or find_java_home()
+        self._java_home = home
+        return [home / "bin" / "java", *_JVM_OPTIONS, "-cp", self._class_path]
+
+    def _prepare(self) -> None:
+        self._class_path = ":".join(str(path) for path in resolve("kafka"))
+        self.folder.mkdir(exist_ok=True)
+        text = "".join(f"{key}={value}\n" for key, value in self._all_settings().items())
+        self._properties.write_text(text, encoding="utf-8")
+        if not (self.folder / "data" / "meta.properties").exists():
+            cluster = urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
+            self._format("m" + cluster[1:])  # an identifier must not look like an option
+
+    def _format(self, cluster_id: str) -> None:
+        arguments = ["format", "-t", cluster_id, "-c", str(self._properties)]
+        done = subprocess.run(
+            [*self._java(), "kafka.tools.StorageTool", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_START_TIMEOUT_S,
+            cwd=self.folder,
+            check=False,
+        )
+        if done.returncode != 0:
+            self.log.write_text(done.stdout + done.stderr, encoding="utf-8")
+            raise _refusal(self.log)
+
+    def _all_settings(self) -> dict[str, str | int]:
+        return {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@{LOOPBACK}:{self._controller_port}",
+            "listeners": f"PLAINTEXT://{LOOPBACK}:{self.port},"
+            f"CONTROLLER://{LOOPBACK}:{self._controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{self.port}",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": str(self.folder / "data"),
+            "num.partitions": 1,
+            "auto.create.topics.enable": "false",
+            "default.replication.factor": 1,
+            "offsets.topic.replication.factor": 1,
+            "offsets.topic.num.partitions": 4,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "transaction.state.log.num.partitions": 4,
+            "share.coordinator.state.topic.replication.factor": 1,
+            "share.coordinator.state.topic.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            **self._settings,
+        }
+
+    def _answers(self) -> bool:
+        if is_free(self.port):
+            return False
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+        try:
+            return bool(admin.list_topics(timeout=_PROBE_TIMEOUT_S).brokers)
+        except KafkaException:
+            return False
+
+
+def _refusal(log: Path) -> SetupError:
+    """The error behind the end of a broker, by the last line of its log that names one."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if "Exception" in line or "rror:" in line or "FATAL" in line]
+    hint, code = f"read {log}", ExitCode.PROGRAM_MISSING
+    if "No space left on device" in text:
+        hint, code = "free disk space (a test bed needs about 1 GB)", ExitCode.DISK_FULL
+    elif "Address already in use" in text:
+        hint, code = "stop the program on that port, or start again", ExitCode.PORT_IN_USE
+    reason = (telling or lines or ["it ended without a word"])[-1][:300]
+    return SetupError(reason, operation="start Kafka", hint=hint, exit_code=code)

@@ -1,0 +1,135 @@
+"""A primary and its streaming standby with slot synchronization, as OPERATIONS.md tells to set up.
+
+    primary   physical slot standby_1; synchronized_standby_slots and, by option,
+              synchronous_standby_names name the standby (ALTER SYSTEM, after the base backup)
+    standby   primary_slot_name, primary_conninfo with dbname (pg_basebackup -R writes none)
+
+What names the other node is set on the node it belongs to and never copied: a promoted standby
+waits for nobody.
+"""
+
+from collections.abc import Mapping
+
+import psycopg
+from psycopg import sql
+
+from schemas.errors import ExitCode, Retryable
+from services.local import procfs
+from services.local.postgres import PostgresServer
+
+STANDBY_SLOT = "standby_1"
+"""The standby's physical slot on the primary, and its application_name."""
+_STREAMING_TIMEOUT_S = 60.0
+
+
+class Pair:
+    """`primary` and `standby` by the role they were made with; a failover does not swap the names.
+
+    `dbname` is made on the primary, `synchronous` makes every commit wait for the standby.
+    """
+
+    def __init__(
+        self,
+        primary: PostgresServer,
+        standby: PostgresServer,
+        *,
+        dbname: str,
+        synchronous: bool = True,
+    ) -> None:
+        self.primary = primary
+        self.standby = standby
+        self.dbname = dbname
+        self.synchronous = synchronous
+
+    def start(self, settings: Mapping[str, str | int] | None = None) -> None:
+        """Make both servers and wait until the standby streams. `settings` go to both.
+
+        Raises what PostgresServer raises, and Retryable (DEADLINE) when it does not stream.
+        """
+        self.primary.create(settings)
+        self.primary.start()
+        create_database(self.primary, self.dbname)
+        execute(
+            self.primary,
+            sql.SQL("SELECT pg_create_physical_replication_slot({}, true)").format(STANDBY_SLOT),
+        )
+        clone(self.primary, self.standby, slot=STANDBY_SLOT, dbname=self.dbname)
+        self.standby.start()
+        self._await_streaming()
+        alter_system(self.primary, "synchronized_standby_slots", STANDBY_SLOT)
+        if self.synchronous:
+            alter_system(self.primary, "synchronous_standby_names", STANDBY_SLOT)
+
+    def _await_streaming(self) -> None:
+        query = sql.SQL(
+            "SELECT count(*) FROM pg_stat_replication"
+            " WHERE application_name = {} AND state = 'streaming'"
+        ).format(STANDBY_SLOT)
+        with psycopg.connect(self.primary.conninfo(), autocommit=True) as connection:
+
+            def streaming() -> bool:
+                row = connection.execute(query).fetchone()
+                return row is not None and row[0] == 1
+
+            if not procfs.wait_until(streaming, timeout_s=_STREAMING_TIMEOUT_S):
+                raise Retryable(
+                    "the standby does not stream",
+                    operation="start the pair",
+                    subject=self.standby.name,
+                    hint=f"read {self.standby.log}",
+                    exit_code=ExitCode.DEADLINE,
+                )
+
+
+def clone(source: PostgresServer, target: PostgresServer, *, slot: str, dbname: str) -> None:
+    """Make `target` a standby of `source` (pg_basebackup) that streams through `slot`.
+
+    `dbname` is what the slot synchronization worker connects to. `target` is not started.
+    """
+    target.make_data_folder()
+    target.run_tool(
+        "pg_basebackup",
+        [
+            *("-d", source.conninfo(), "-D", target.data),
+            *("--checkpoint=fast", "--wal-method=stream", "--no-sync", "--no-manifest"),
+        ],
+    )
+    follow(source, target, slot=slot, dbname=dbname)
+
+
+def follow(source: PostgresServer, target: PostgresServer, *, slot: str, dbname: str) -> None:
+    """Set up the stopped server `target` as a standby of `source`, from its next start on.
+
+    Overrides what a copied postgresql.auto.conf says of the source's own standbys.
+    """
+    values = {
+        "primary_conninfo": source.conninfo(dbname, application_name=slot),
+        "primary_slot_name": slot,
+        "synchronized_standby_slots": "",
+        "synchronous_standby_names": "",
+    }
+    with (target.data / "postgresql.auto.conf").open("a", encoding="utf-8") as file:
+        for name, value in values.items():
+            escaped = value.replace("'", "''")
+            file.write(f"{name} = '{escaped}'\n")
+    (target.data / "standby.signal").touch()
+
+
+def create_database(server: PostgresServer, dbname: str) -> None:
+    """Make the database `dbname` unless it exists."""
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        known = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [dbname])
+        if known.fetchone() is None:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(dbname)))
+
+
+def alter_system(server: PostgresServer, name: str, value: str) -> None:
+    """ALTER SYSTEM SET on a running server, and reload."""
+    execute(server, sql.SQL("ALTER SYSTEM SET {} = {}").format(sql.Identifier(name), value))
+    execute(server, sql.SQL("SELECT pg_reload_conf()"))
+
+
+def execute(server: PostgresServer, statement: sql.SQL | sql.Composed) -> None:
+    """Run one statement in autocommit mode as the superuser, in the database postgres."""
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        connection.execute(statement)
