@@ -1,0 +1,114 @@
+"""Servers for tests: real PostgreSQL 18 and Kafka, started when the first test asks for them.
+
+provider                     all parts, none started; CONTAINERS=1 takes them from containers
+bed, pair, subscriber, kafka the session's servers, started: do not stop, kill or promote them
+new_pair()                   a fresh pair and subscriber for one test that does such things
+fresh_database               name of an empty database on the session's primary
+fresh_subscriber_database    the same on the session's subscriber
+topic_prefix                 a prefix of topics that no other test uses
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.providers import databases
+from tests.providers.interface import Broker, Provider, Server, Trio
+
+NewPair = Callable[..., Trio]
+
+
+@pytest.fixture(scope="session")
+def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
+    """Where servers come from; nothing runs yet."""
+    if os.environ.get("CONTAINERS") == "1":
+        from tests.providers.containers import containers
+
+        with containers() as servers:
+            yield servers
+        return
+    from tests.providers.embedded import embedded
+
+    folder = Path(tempfile.mkdtemp(prefix="slotbridge-test-"))
+    folder.chmod(0o755)  # PostgreSQL may run as another user
+    with embedded(folder) as servers:
+        yield servers
+    if not request.session.testsfailed:  # else its logs may tell why
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def bed(provider: Provider) -> Provider:
+    """Pair, subscriber and Kafka, all up."""
+    provider.start("pair", "subscriber", "kafka")
+    return provider
+
+
+@pytest.fixture(scope="session")
+def pair(provider: Provider) -> Provider:
+    """The primary and its standby, up; commits wait for the standby."""
+    provider.start("pair")
+    return provider
+
+
+@pytest.fixture(scope="session")
+def subscriber(provider: Provider) -> Server:
+    """A server for subscriptions, up."""
+    provider.start("subscriber")
+    return provider.subscriber
+
+
+@pytest.fixture(scope="session")
+def kafka(provider: Provider) -> Broker:
+    """A broker, up."""
+    provider.start("kafka")
+    return provider.kafka
+
+
+@pytest.fixture
+def fresh_database(pair: Provider) -> Iterator[str]:
+    """An empty database on the primary; dropped with its slots, origins and subscriptions."""
+    yield from _database(pair.primary)
+
+
+@pytest.fixture
+def fresh_subscriber_database(subscriber: Server) -> Iterator[str]:
+    """An empty database on the subscriber; dropped with its subscriptions."""
+    yield from _database(subscriber)
+
+
+@pytest.fixture
+def topic_prefix() -> str:
+    """A prefix that no other test uses."""
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def new_pair(provider: Provider) -> Iterator[NewPair]:
+    """`new_pair(synchronous=True, settings={})`: a fresh Trio to destroy, about 2 s each."""
+    with contextlib.ExitStack() as stack:
+
+        def make(
+            *, synchronous: bool = True, settings: Mapping[str, str | int] | None = None
+        ) -> Trio:
+            return stack.enter_context(
+                provider.new_trio(synchronous=synchronous, settings=settings or {})
+            )
+
+        yield make
+
+
+def _database(server: Server) -> Iterator[str]:
+    name = f"t{uuid.uuid4().hex[:12]}"
+    known = databases.origins(server)
+    databases.create(server, name)
+    try:
+        yield name
+    finally:
+        databases.remove(server, name, keep_origins=known)

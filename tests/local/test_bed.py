@@ -1,0 +1,92 @@
+"""The test bed itself: what it promises to tests and demo."""
+
+import psycopg
+
+from tests.conftest import NewPair
+from tests.providers.databases import connect
+from tests.providers.interface import Provider, Server
+from tests.providers.waiting import eventually
+
+_READY = """
+    SELECT synced AND NOT temporary AND invalidation_reason IS NULL
+      FROM pg_replication_slots WHERE slot_name = %s
+"""
+
+
+def _become_ready(primary: Server, standby: Server, dbname: str, slot: str) -> None:
+    """Advance `slot` until its copy on the standby is persistent, as a consumer would."""
+    with connect(primary, dbname) as writer, connect(standby) as reader:
+
+        def ready() -> bool:
+            writer.execute("SELECT pg_logical_emit_message(true, 'test', 'x')")
+            writer.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [slot])
+            row = reader.execute(_READY, [slot]).fetchone()
+            return row is not None and bool(row[0])
+
+        eventually(ready, what=f"slot {slot} is persistent on the standby", timeout_s=60)
+
+
+def test_a_failover_slot_becomes_persistent_on_the_standby(
+    pair: Provider, fresh_database: str
+) -> None:
+    with connect(pair.primary, fresh_database) as connection:
+        connection.execute(
+            "SELECT pg_create_logical_replication_slot('test_sync', 'pgoutput', failover => true)"
+        )
+    _become_ready(pair.primary, pair.standby, fresh_database, "test_sync")
+
+
+def test_acknowledged_commits_and_slots_survive_the_end_of_the_primary(new_pair: NewPair) -> None:
+    trio = new_pair()
+    with connect(trio.primary, trio.dbname) as connection:
+        connection.execute(
+            "SELECT pg_create_logical_replication_slot('s', 'pgoutput', failover => true)"
+        )
+        _become_ready(trio.primary, trio.standby, trio.dbname, "s")
+        connection.execute("CREATE TABLE t (i int)")
+        connection.execute("INSERT INTO t SELECT generate_series(1, 1000)")
+        trio.primary.kill()
+    with connect(trio.standby, trio.dbname) as connection:
+        connection.execute("SELECT pg_promote()")
+        assert connection.execute("SELECT count(*) FROM t").fetchone() == (1000,)
+        connection.execute("INSERT INTO t VALUES (1001)")  # waits for no standby of the old primary
+        assert connection.execute(_READY, ["s"]).fetchone() == (True,)
+
+
+def test_a_killed_server_restarts_on_its_port_with_its_data(new_pair: NewPair) -> None:
+    trio = new_pair(synchronous=False, settings={"max_connections": 30})
+    port = trio.primary.port
+    with connect(trio.primary, trio.dbname) as connection:
+        connection.execute("CREATE TABLE t AS SELECT 1 AS i")
+    trio.primary.kill()
+    assert not trio.primary.running
+    trio.primary.start()
+    assert trio.primary.port == port
+    with connect(trio.primary, trio.dbname) as connection:
+        assert connection.execute("SELECT i FROM t").fetchone() == (1,)
+        assert connection.execute("SHOW max_connections").fetchone() == ("30",)
+
+
+def test_the_subscriber_replicates_from_the_pair(
+    pair: Provider, subscriber: Server, fresh_database: str, fresh_subscriber_database: str
+) -> None:
+    with connect(pair.primary, fresh_database) as connection:
+        connection.execute("CREATE TABLE t (i int PRIMARY KEY)")
+        connection.execute("INSERT INTO t VALUES (7)")
+        connection.execute("CREATE PUBLICATION p FOR TABLE t")
+    with connect(subscriber, fresh_subscriber_database) as connection:
+        connection.execute("CREATE TABLE t (i int PRIMARY KEY)")
+        source = psycopg.conninfo.make_conninfo(pair.primary.conninfo(fresh_database))
+        connection.execute(
+            f"CREATE SUBSCRIPTION s_{fresh_database} CONNECTION '{source}'"
+            f" PUBLICATION p WITH (failover, slot_name = '{fresh_database}')".encode()
+        )
+        eventually(
+            lambda: connection.execute("SELECT i FROM t").fetchall() == [(7,)],
+            what="the row arrives",
+        )
+
+
+def test_tools_reach_their_server(pair: Provider) -> None:
+    done = pair.primary.run_tool("psql", ["-XAtc", "SELECT pg_is_in_recovery()"])
+    assert done.stdout == "f\n"

@@ -1,0 +1,75 @@
+"""Databases of a server that several tests share: made, and removed with all that hangs on them."""
+
+import psycopg
+from psycopg import sql
+
+from tests.providers.interface import Server
+from tests.providers.waiting import eventually
+
+Connection = psycopg.Connection[tuple[str, ...]]
+
+
+def connect(server: Server, dbname: str = "postgres") -> Connection:
+    """Connect as the superuser, in autocommit mode."""
+    return psycopg.connect(server.conninfo(dbname), autocommit=True)
+
+
+def origins(server: Server) -> set[str]:
+    """Names of all replication origins: they belong to the server, not to a database."""
+    with connect(server) as connection:
+        rows = connection.execute("SELECT roname FROM pg_replication_origin").fetchall()
+    return {row[0] for row in rows}
+
+
+def create(server: Server, dbname: str) -> None:
+    """CREATE DATABASE."""
+    with connect(server) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(dbname)))
+
+
+def remove(server: Server, dbname: str, *, keep_origins: set[str]) -> None:
+    """Drop `dbname` with its subscriptions, slots, prepared transactions, and new origins."""
+    with connect(server, dbname) as connection:
+        _drop_subscriptions(connection)
+        for (gid,) in _names(connection, "SELECT gid FROM pg_prepared_xacts WHERE database = %s"):
+            connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
+        _drop_slots(connection)
+    with connect(server) as connection:
+        drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(dbname))
+        connection.execute(drop)
+        for name in origins(server) - keep_origins:
+            connection.execute("SELECT pg_replication_origin_drop(%s)", [name])
+
+
+def _drop_subscriptions(connection: Connection) -> None:
+    """Without asking the publisher, which may be gone; its slots are dropped where they are."""
+    query = (
+        "SELECT subname FROM pg_subscription JOIN pg_database d ON d.oid = subdbid"
+        " WHERE datname = %s"
+    )
+    for (name,) in _names(connection, query):
+        for command in ("DISABLE", "SET (slot_name = NONE)"):
+            connection.execute(
+                sql.SQL("ALTER SUBSCRIPTION {} {}").format(sql.Identifier(name), sql.SQL(command))
+            )
+        connection.execute(sql.SQL("DROP SUBSCRIPTION {}").format(sql.Identifier(name)))
+
+
+def _drop_slots(connection: Connection) -> None:
+    """Drop the database's slots, ending what still streams from them."""
+    mine = "FROM pg_replication_slots WHERE database = %s AND NOT temporary"
+
+    def none_left() -> bool:
+        _names(connection, f"SELECT pg_terminate_backend(active_pid) {mine} AND active")
+        for (slot,) in _names(connection, f"SELECT slot_name {mine} AND NOT active"):
+            try:
+                connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+            except psycopg.errors.ObjectInUse:  # a client has come back in between
+                return False
+        return not _names(connection, f"SELECT slot_name {mine}")
+
+    eventually(none_left, what="all slots of the database are dropped")
+
+
+def _names(connection: Connection, query: str) -> list[tuple[str, ...]]:
+    return connection.execute(query.encode(), [connection.info.dbname]).fetchall()
