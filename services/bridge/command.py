@@ -1,12 +1,14 @@
 """The command `slotbridge`."""
 
 import contextlib
+import json as json_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import structlog
 import typer
 
+from schemas.errors import ExitCode, SettingsError
 from schemas.settings import load_settings, require
 from services.bridge.runner import Runner
 from services.process import Probes, configure_logging, exit_codes, stop_on_signals
@@ -19,11 +21,6 @@ app = typer.Typer(
 )
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
 JsonLogs = Annotated[bool, typer.Option("--json", help="Log JSON lines.")]
-
-
-@app.callback()
-def _slotbridge() -> None:
-    """Keep `run` a subcommand even while it is the only one."""
 
 
 @app.command()
@@ -50,6 +47,34 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
             stack.enter_context(probes)
             logger.info("serving", url=f"http://{settings.bridge.http_host}:{probes.port}/metrics")
         runner.run()
+
+
+@app.command()
+def demo(
+    folder: Annotated[
+        Path, typer.Option(help="Where its servers keep their data; wiped at every start.")
+    ] = Path(".cache/demo"),
+    scale: Annotated[int, typer.Option(min=1, help="pgbench's scale: 100,000 accounts each.")] = 1,
+    clients: Annotated[int, typer.Option(min=1, help="pgbench's clients.")] = 4,
+    seconds: Annotated[int, typer.Option(min=2, help="Load before the kill; half after.")] = 20,
+    plant: Annotated[str | None, typer.Option(hidden=True, help="loss or duplicate")] = None,
+) -> None:
+    """Run everything on this machine, kill the primary under load, fail over, and compare.
+
+    Ends with one JSON line on stdout. Exit codes: 0 when database, subscriber, Kafka and Iceberg
+    agree; 1 when they don't; others as in docs/OPERATIONS.md.
+    """
+    from services.demo.demonstration import Options, run_demonstration
+
+    configure_logging(json_lines=False)
+    with exit_codes():
+        if plant not in (None, "loss", "duplicate"):
+            raise SettingsError(f"--plant {plant} is not known", operation="read options")
+        fault = cast("Literal['loss', 'duplicate'] | None", plant)
+        outcome = run_demonstration(Options(folder, scale, clients, seconds, fault))
+        typer.echo(json_module.dumps(outcome.figures))
+        if not outcome.agreed:
+            raise typer.Exit(ExitCode.ANSWER_IS_NO)
 
 
 def main() -> None:

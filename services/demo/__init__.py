@@ -1,0 +1,1 @@
+"""The demonstration: the whole product under pgbench, a killed primary, and an exact comparison."""

@@ -1,0 +1,94 @@
+"""Reads the copies that are compared: a database's tables, Kafka's committed events."""
+
+import datetime as dt
+import json
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+import psycopg
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from psycopg import sql
+
+from schemas.events import table_topic
+from services.demo.comparison import Change, Rebuilt, Row, Rows, rebuild
+
+_EPOCH: Final = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - a timestamp without time zone
+_READ_TIMEOUT_S: Final = 30.0
+
+
+def database_rows(conninfo: str, tables: tuple[str, ...]) -> dict[str, Rows]:
+    """Every row of `tables` in one snapshot, with values in the envelope's JSON forms."""
+    result = {}
+    with psycopg.connect(conninfo) as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        for table in tables:
+            query = sql.SQL("SELECT * FROM {}").format(sql.Identifier(table))
+            result[table] = Counter(
+                tuple(map(_json_form, row)) for row in connection.execute(query)
+            )
+    return result
+
+
+def kafka_tables(
+    bootstrap_servers: str, prefix: str, tables: tuple[str, ...]
+) -> dict[str, Rebuilt]:
+    """Rebuild each table from the committed events of its topic."""
+    return {
+        table: rebuild(_changes(bootstrap_servers, table_topic(prefix, "public", table)))
+        for table in tables
+    }
+
+
+def _json_form(value: Any) -> Any:
+    if isinstance(value, dt.datetime):
+        return (value - _EPOCH) // dt.timedelta(microseconds=1)
+    return value
+
+
+def _changes(bootstrap_servers: str, topic: str) -> Iterator[Change]:
+    for partition, key, value in committed(bootstrap_servers, topic):
+        if value is None:
+            continue
+        event = json.loads(value)
+        source = event["source"]
+        copy = partition if event["op"] == "t" else 0
+        row: Row | None = tuple(event["after"].values()) if event["after"] is not None else None
+        name = key.decode() if key is not None else None
+        yield Change(source["commit_lsn"], source["seq"], copy, event["op"], name, row)
+
+
+def committed(
+    bootstrap_servers: str, topic: str
+) -> Iterator[tuple[int, bytes | None, bytes | None]]:
+    """Yield (partition, key, value) of every record that a read_committed consumer sees."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": f"slotbridge-compare-{uuid.uuid4()}",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    try:
+        metadata = consumer.list_topics(topic, timeout=_READ_TIMEOUT_S).topics[topic]
+        if metadata.error is not None:
+            raise KafkaException(metadata.error)
+        open_partitions = set(metadata.partitions)
+        consumer.assign([TopicPartition(topic, p, 0) for p in open_partitions])
+        while open_partitions:
+            for message in consumer.consume(10_000, timeout=1.0):
+                failure = message.error()
+                if failure is None:
+                    key = message.key()
+                    assert key is None or isinstance(key, bytes)
+                    yield message.partition() or 0, key, message.value()
+                elif failure.code() == KafkaError._PARTITION_EOF:
+                    open_partitions.discard(message.partition() or 0)
+                else:
+                    raise KafkaException(failure)
+    finally:
+        consumer.close()
