@@ -74,7 +74,7 @@ def kafka(provider: Provider) -> Broker:
 @pytest.fixture
 def fresh_database(pair: Provider) -> Iterator[str]:
     """An empty database on the primary; dropped with its slots, origins and subscriptions."""
-    yield from _database(pair.primary)
+    yield from _database(pair.primary, pair.standby)
 
 
 @pytest.fixture
@@ -104,10 +104,12 @@ def new_pair(provider: Provider) -> Iterator[NewPair]:
         yield make
 
 
-def _database(server: Server) -> Iterator[str]:
+def _database(server: Server, standby: Server | None = None) -> Iterator[str]:
     name = f"t{uuid.uuid4().hex[:12]}"
     known = databases.origins(server)
     databases.create(server, name)
+    if standby is not None:
+        databases.await_copy(standby, name)
     try:
         yield name
     finally:

@@ -10,7 +10,6 @@ speaks the Maven repository layout in pure Python, and is verified before every 
     python -m services.local.jars lock       resolve WANTED anew and write jars.lock
 """
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -25,9 +24,8 @@ from typing import TYPE_CHECKING, Annotated
 import tenacity
 import typer
 
-from schemas.errors import ExitCode, SetupError
+from schemas.errors import ExitCode, SetupError, SlotbridgeError
 from services.local.locking import locked
-from services.process import exit_codes
 
 if TYPE_CHECKING:
     from jgo.maven import Artifact, MavenContext
@@ -247,11 +245,14 @@ def main(
     separator: Annotated[str, typer.Option(help="between paths; Spark wants a comma")] = ":",
 ) -> None:
     """Print the class path of a group on one line."""
-    with exit_codes(), contextlib.suppress(BrokenPipeError):
+    try:
         if group == "lock":
             write_lock(LOCK_FILE)
         else:
             sys.stdout.write(separator.join(str(path) for path in resolve(group)) + "\n")
+    except SlotbridgeError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise typer.Exit(int(error.exit_code)) from None
 
 
 if __name__ == "__main__":

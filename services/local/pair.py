@@ -115,6 +115,19 @@ def follow(source: PostgresServer, target: PostgresServer, *, slot: str, dbname:
     (target.data / "standby.signal").touch()
 
 
+def hasten_slot_sync(primary: str, standby: str) -> None:
+    """Let the slots of `primary` be synchronized now; both are conninfo of a superuser.
+
+    A new slot becomes persistent on the standby only where a running-transactions record gives its
+    copy a consistent start (the primary logs one in 15 s), and an idle worker naps up to 30 s
+    (a reload wakes it). Measured for a new slot: 26 s without this, 0.4 s with it.
+    """
+    with psycopg.connect(primary, autocommit=True) as connection:
+        connection.execute("SELECT pg_log_standby_snapshot()")
+    with psycopg.connect(standby, autocommit=True) as connection:
+        connection.execute("SELECT pg_reload_conf()")
+
+
 def create_database(server: PostgresServer, dbname: str) -> None:
     """Make the database `dbname` unless it exists."""
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:

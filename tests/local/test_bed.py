@@ -5,25 +5,8 @@ import psycopg
 from tests.conftest import NewPair
 from tests.providers.databases import connect
 from tests.providers.interface import Provider, Server
+from tests.providers.slots import advance_until_ready, is_ready
 from tests.providers.waiting import eventually
-
-_READY = """
-    SELECT synced AND NOT temporary AND invalidation_reason IS NULL
-      FROM pg_replication_slots WHERE slot_name = %s
-"""
-
-
-def _become_ready(primary: Server, standby: Server, dbname: str, slot: str) -> None:
-    """Advance `slot` until its copy on the standby is persistent, as a consumer would."""
-    with connect(primary, dbname) as writer, connect(standby) as reader:
-
-        def ready() -> bool:
-            writer.execute("SELECT pg_logical_emit_message(true, 'test', 'x')")
-            writer.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [slot])
-            row = reader.execute(_READY, [slot]).fetchone()
-            return row is not None and bool(row[0])
-
-        eventually(ready, what=f"slot {slot} is persistent on the standby", timeout_s=60)
 
 
 def test_a_failover_slot_becomes_persistent_on_the_standby(
@@ -33,7 +16,7 @@ def test_a_failover_slot_becomes_persistent_on_the_standby(
         connection.execute(
             "SELECT pg_create_logical_replication_slot('test_sync', 'pgoutput', failover => true)"
         )
-    _become_ready(pair.primary, pair.standby, fresh_database, "test_sync")
+    advance_until_ready(pair.primary, pair.standby, fresh_database, "test_sync")
 
 
 def test_acknowledged_commits_and_slots_survive_the_end_of_the_primary(new_pair: NewPair) -> None:
@@ -42,7 +25,7 @@ def test_acknowledged_commits_and_slots_survive_the_end_of_the_primary(new_pair:
         connection.execute(
             "SELECT pg_create_logical_replication_slot('s', 'pgoutput', failover => true)"
         )
-        _become_ready(trio.primary, trio.standby, trio.dbname, "s")
+        advance_until_ready(trio.primary, trio.standby, trio.dbname, "s")
         connection.execute("CREATE TABLE t (i int)")
         connection.execute("INSERT INTO t SELECT generate_series(1, 1000)")
         trio.primary.kill()
@@ -50,7 +33,7 @@ def test_acknowledged_commits_and_slots_survive_the_end_of_the_primary(new_pair:
         connection.execute("SELECT pg_promote()")
         assert connection.execute("SELECT count(*) FROM t").fetchone() == (1000,)
         connection.execute("INSERT INTO t VALUES (1001)")  # waits for no standby of the old primary
-        assert connection.execute(_READY, ["s"]).fetchone() == (True,)
+        assert is_ready(connection, "s")
 
 
 def test_a_killed_server_restarts_on_its_port_with_its_data(new_pair: NewPair) -> None:

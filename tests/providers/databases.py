@@ -1,12 +1,14 @@
 """Databases of a server that several tests share: made, and removed with all that hangs on them."""
 
+from typing import Any
+
 import psycopg
 from psycopg import sql
 
 from tests.providers.interface import Server
 from tests.providers.waiting import eventually
 
-Connection = psycopg.Connection[tuple[str, ...]]
+Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 def connect(server: Server, dbname: str = "postgres") -> Connection:
@@ -25,6 +27,19 @@ def create(server: Server, dbname: str) -> None:
     """CREATE DATABASE."""
     with connect(server) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(dbname)))
+
+
+def await_copy(standby: Server, dbname: str) -> None:
+    """Wait until the standby has replayed the creation of `dbname`.
+
+    Else its slot synchronization may fail on a slot of that database, and pause for 10 s.
+    """
+    query = "SELECT 1 FROM pg_database WHERE datname = %s"
+    with connect(standby) as connection:
+        eventually(
+            lambda: connection.execute(query, [dbname]).fetchone() is not None,
+            what=f"the standby has database {dbname}",
+        )
 
 
 def remove(server: Server, dbname: str, *, keep_origins: set[str]) -> None:

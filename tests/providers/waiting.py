@@ -7,11 +7,13 @@ from typing import TypeVar
 Answer = TypeVar("Answer")
 
 
-def eventually(ask: Callable[[], Answer], *, what: str, timeout_s: float = 30.0) -> Answer:
+def eventually(
+    ask: Callable[[], Answer], *, what: str, timeout_s: float = 30.0, interval_s: float = 0.02
+) -> Answer:
     """Call `ask` until its answer is true and return it; fail, naming `what`, after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not (answer := ask()):
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s:.0f} s: {what} (last answer: {answer!r})")
-        time.sleep(0.02)
+        time.sleep(interval_s)
     return answer
