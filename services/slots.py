@@ -106,7 +106,8 @@ def create_failover_slot(connection: Connection, slot: str) -> int:
     The connection must be in autocommit: the function can't run in a transaction that has written.
     """
     row = connection.execute(
-        "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, false, true)",
+        "SELECT lsn::text"
+        " FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, false, true)",
         [slot],
     ).fetchone()
     assert row is not None
@@ -157,3 +158,149 @@ def setting(connection: Connection, name: str) -> str:
     """A server setting's value, empty where the server does not know it."""
     row = connection.execute("SELECT current_setting(%s, true)", [name]).fetchone()
     return cast("str", row[0]) if row is not None and row[0] is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """A server as a standby, or as one that may become primary; positions in bytes."""
+
+    received_lsn: int | None
+    """Standby: the WAL it has, received or replayed, whichever is more. None on a primary."""
+    written_lsn: int | None
+    """Primary: the WAL it has flushed. None on a standby."""
+    receiver_streaming: bool
+    replay_waits: bool
+    """Standby: everything that was received has been replayed."""
+    slotsync_worker: bool
+    followers: tuple[str, ...]
+    """application_name of every standby that streams from it."""
+    history: str | None
+    """The history file of a promoted primary's timeline; None where there is none to read."""
+    may_promote: bool
+    may_configure: bool
+    """ALTER SYSTEM of the two settings that name standbys, and pg_reload_conf()."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingValue:
+    """A setting and where it came from (`pg_settings.source`, e.g. `command line`)."""
+
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SubscriptionRow:
+    """A subscription of the connected database. `subconninfo` may hold a password: no repr."""
+
+    oid: int
+    subname: str
+    subenabled: bool
+    subconninfo: str
+    subslotname: str | None
+    subfailover: bool
+    comment: str | None
+    remote_lsn: int | None
+    """How far its origin `pg_<oid>` has come: the end of the last transaction applied."""
+    worker_pid: int | None
+    sync_slots: tuple[str, ...]
+    """Slots of initial table copies that still have to catch up (state `f`)."""
+
+
+def read_replication(connection: Connection, timeline: int) -> Replication:
+    """The standby side of a server (PostgreSQL 17 or newer); `timeline` as in Server.
+
+    Source: PostgreSQL documentation 9.28.4 Recovery Control Functions, 27.2.3 pg_stat_wal_receiver.
+    """
+    row = connection.execute(
+        """
+        SELECT CASE WHEN pg_is_in_recovery() THEN
+                    greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()) - '0/0' END
+               ::bigint,
+               CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_flush_lsn() - '0/0' END
+               ::bigint,
+               EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming'),
+               coalesce(pg_last_wal_replay_lsn() >= pg_last_wal_receive_lsn(), true)
+               OR EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'startup' AND
+                          wait_event IN ('RecoveryWalStream', 'RecoveryRetrieveRetryInterval')),
+               EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'slotsync worker'),
+               ARRAY(SELECT application_name FROM pg_stat_replication r
+                      WHERE state IN ('streaming', 'catchup') AND NOT EXISTS (
+                            SELECT FROM pg_replication_slots s
+                             WHERE s.active_pid = r.pid AND s.slot_type = 'logical')),
+               CASE WHEN NOT pg_is_in_recovery()
+                     AND has_function_privilege('pg_read_file(text, boolean)', 'EXECUTE')
+                    THEN pg_read_file(
+                             format('pg_wal/%%s.history', lpad(upper(to_hex(%s::int)), 8, '0')), true)
+               END,
+               has_function_privilege('pg_promote(boolean, integer)', 'EXECUTE'),
+               has_function_privilege('pg_reload_conf()', 'EXECUTE')
+               AND has_parameter_privilege('synchronized_standby_slots', 'ALTER SYSTEM')
+               AND has_parameter_privilege('synchronous_standby_names', 'ALTER SYSTEM')
+        """,
+        [timeline],
+    ).fetchone()
+    assert row is not None
+    values: list[Any] = [*row[:5], tuple(row[5]), *row[6:]]
+    return Replication(*values)
+
+
+def read_received(connection: Connection) -> int | None:
+    """The WAL that a standby has (bytes), None on a primary: the short way to what moves fast."""
+    row = connection.execute(
+        "SELECT greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()) - '0/0'"
+        " WHERE pg_is_in_recovery()"
+    ).fetchone()
+    return int(row[0]) if row is not None and row[0] is not None else None
+
+
+def read_settings(connection: Connection, names: list[str]) -> dict[str, SettingValue]:
+    """The settings of these names; one that the server lacks or hides from this role is absent."""
+    rows = connection.execute(
+        "SELECT name, setting, source FROM pg_settings WHERE name = ANY(%s)", [names]
+    ).fetchall()
+    return {name: SettingValue(value, source) for name, value, source in rows}
+
+
+def read_origins(connection: Connection) -> dict[str, int]:
+    """Every replication origin that has been moved -> its position in bytes."""
+    rows = connection.execute(
+        "SELECT external_id, (remote_lsn - '0/0')::bigint FROM pg_replication_origin_status"
+        " WHERE external_id IS NOT NULL AND remote_lsn > '0/0'"
+    ).fetchall()
+    return {name: int(lsn) for name, lsn in rows}
+
+
+def may_read_subscriptions(connection: Connection) -> bool:
+    """Whether this role may see the connection strings of subscriptions, as superusers may."""
+    row = connection.execute(
+        "SELECT has_column_privilege('pg_subscription', 'subconninfo', 'SELECT')"
+        " AND has_function_privilege('pg_show_replication_origin_status()', 'EXECUTE')"
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def read_subscriptions(connection: Connection) -> list[SubscriptionRow]:
+    """Every subscription of the connected database, by name (PostgreSQL 17 or newer).
+
+    Source: PostgreSQL documentation 52.54 pg_subscription, 29.3 Logical Replication Failover. The
+    role must be a superuser (see `may_read_subscriptions`).
+    """
+    rows = connection.execute(
+        """
+        SELECT s.oid::bigint, s.subname::text, s.subenabled, s.subconninfo, s.subslotname::text,
+               s.subfailover, obj_description(s.oid, 'pg_subscription'),
+               nullif((o.remote_lsn - '0/0')::bigint, 0),
+               (SELECT pid FROM pg_stat_subscription
+                 WHERE subid = s.oid AND worker_type = 'apply' LIMIT 1),
+               ARRAY(SELECT format('pg_%s_sync_%s_%s', r.srsubid, r.srrelid, c.system_identifier)
+                       FROM pg_subscription_rel r, pg_control_system() c
+                      WHERE r.srsubid = s.oid AND r.srsubstate = 'f')
+          FROM pg_subscription s
+          LEFT JOIN pg_replication_origin_status o ON o.external_id = 'pg_' || s.oid
+         WHERE s.subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+         ORDER BY s.subname
+        """
+    ).fetchall()
+    found: list[list[Any]] = [[*row[:9], tuple(row[9])] for row in rows]
+    return [SubscriptionRow(*values) for values in found]

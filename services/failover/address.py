@@ -1,0 +1,144 @@
+"""Where a server is reached, and connection strings edited keyword by keyword. Pure.
+
+A connection string is held as libpq parsed it (`psycopg.conninfo.conninfo_to_dict`, at the seam),
+so that quoting, escapes and the URI form need no second parser here. `text` writes it again:
+
+    host='10.0.0.2' port='5432' password='it\\'s'
+
+Source: PostgreSQL documentation 32.1.1 Connection Strings; libpq's fe-connect.c (options shown
+with `*` are secret).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+SECRETS = frozenset(
+    {
+        "password",
+        "sslpassword",
+        "oauth_client_secret",
+        "scram_client_key",
+        "scram_server_key",
+    }
+)
+MASK = "********"
+DEFAULT_PORT = "5432"
+_FOLLOWING = frozenset({"read-write", "primary"})
+
+Endpoint = tuple[str, str]
+"""(host or host address, port)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is: what a repointed subscription gets as host, hostaddr and port."""
+
+    host: str
+    hostaddr: str
+    port: str
+
+    def __str__(self) -> str:
+        return f"{self.host or self.hostaddr}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Conninfo:
+    """A parsed connection string: (keyword, value) each, in order. Its repr hides secrets."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> "Conninfo":
+        """From what `conninfo_to_dict` returned."""
+        return cls(tuple((key, str(value)) for key, value in values.items() if value is not None))
+
+    def __repr__(self) -> str:
+        return f"Conninfo({self.masked})"
+
+    def value(self, keyword: str) -> str:
+        """The keyword's value, empty where it has none."""
+        return dict(self.pairs).get(keyword, "")
+
+    @property
+    def text(self) -> str:
+        """The connection string, with its secrets."""
+        return " ".join(f"{key}={_quoted(value)}" for key, value in self.pairs)
+
+    @property
+    def masked(self) -> str:
+        """The connection string, for people."""
+        return " ".join(
+            f"{key}={MASK if key in SECRETS else _quoted(value)}" for key, value in self.pairs
+        )
+
+    @property
+    def endpoints(self) -> tuple[frozenset[Endpoint], ...]:
+        """For each host it lists, the names that host has in it (host, hostaddr), with port."""
+        hosts = _listed(self.value("host"))
+        addresses = _listed(self.value("hostaddr"))
+        ports = _listed(self.value("port"))
+        return tuple(
+            frozenset(
+                (name, _nth(ports, n) or DEFAULT_PORT)
+                for name in {_nth(hosts, n), _nth(addresses, n)}
+                if name or not (hosts or addresses)
+            )
+            for n in range(max(len(hosts), len(addresses), 1))
+        )
+
+    @property
+    def address(self) -> Address:
+        """Its first host as an address."""
+        return Address(
+            _nth(_listed(self.value("host")), 0),
+            _nth(_listed(self.value("hostaddr")), 0),
+            _nth(_listed(self.value("port")), 0) or DEFAULT_PORT,
+        )
+
+    def names(self, endpoints: Iterable[Endpoint]) -> bool:
+        """Whether any of its hosts is one of `endpoints`."""
+        known = frozenset(endpoints)
+        return any(names & known for names in self.endpoints)
+
+    def leads_to(self, endpoints: Iterable[Endpoint]) -> bool:
+        """Whether it ends up at `endpoints`: its only host, or one of several it chooses among.
+
+        With several hosts libpq finds the writable one by itself if target_session_attrs says so.
+        """
+        several = len(self.endpoints) > 1
+        follows = self.value("target_session_attrs") in _FOLLOWING
+        return self.names(endpoints) and (follows or not several)
+
+    def at(self, address: Address) -> "Conninfo":
+        """The same connection string with only host, hostaddr and port those of `address`."""
+        wanted = {
+            key: value
+            for key, value in (
+                ("host", address.host),
+                ("hostaddr", address.hostaddr),
+                ("port", address.port),
+            )
+            if value
+        }
+        places = ("host", "hostaddr", "port")
+        kept = [
+            (key, wanted.pop(key) if key in wanted else value)
+            for key, value in self.pairs
+            if key not in places or key in wanted
+        ]
+        return Conninfo((*kept, *wanted.items()))
+
+
+def _listed(text: str) -> list[str]:
+    return text.split(",") if text else []
+
+
+def _nth(values: list[str], number: int) -> str:
+    if len(values) == 1:
+        return values[0]
+    return values[number] if number < len(values) else ""
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

@@ -1,0 +1,184 @@
+"""Connections to servers that may be dead: every question has a deadline, every failure a kind.
+
+A link keeps its connection between questions. A server that did not answer in time is not asked
+again for a while, so that one dead server does not make every observation wait.
+"""
+
+import contextlib
+import errno
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.conninfo import conninfo_to_dict
+
+from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
+from services.failover.address import Conninfo
+from services.failover.view import Reach
+from services.slots import Connection
+
+Answer = TypeVar("Answer")
+_SILENT_S = 10.0
+_SOCKET_FOLDERS = ("/var/run/postgresql", "/tmp")  # noqa: S108 - where libpq looks by default
+_DOWN = (errno.ECONNREFUSED, errno.ENOENT, errno.ECONNRESET)
+
+
+class Unreachable(Exception):
+    """The server gave no answer; `reach` is the kind, the text the reason in one line."""
+
+    def __init__(self, reach: Reach, detail: str) -> None:
+        super().__init__(detail)
+        self.reach = reach
+        self.detail = detail
+
+
+class _Connection(psycopg.Connection[tuple[Any, ...]]):
+    """A connection whose every wait ends after `deadline_s` seconds (OperationalError)."""
+
+    deadline_s = 60.0
+
+    def wait(
+        self, gen: PQGen[Answer], interval: float = 0.1, timeout: float | None = None
+    ) -> Answer:
+        return super().wait(gen, interval, timeout or self.deadline_s)
+
+
+class Link:
+    """One server by its conninfo. Not thread-safe: one question at a time."""
+
+    def __init__(self, name: str, conninfo: str, *, connect_timeout_s: int, deadline_s: float):
+        self.name = name
+        self.conninfo = parse_conninfo(conninfo, subject=name)
+        self._connect_timeout_s = connect_timeout_s
+        self._deadline_s = deadline_s
+        self._connection: _Connection | None = None
+        self._silent: tuple[float, Unreachable] | None = None
+
+    def ask(self, question: Callable[[Connection], Answer]) -> Answer:
+        """The answer to `question`, a function of an autocommit connection.
+
+        Raises Unreachable; SetupError (PRIVILEGE_MISSING, SERVER_SETTING); Retryable (DEADLINE)
+        when a statement took too long on a server that is up.
+        """
+        if self._silent is not None and time.monotonic() < self._silent[0]:
+            raise self._silent[1]
+        kept = self._connection is not None
+        try:
+            return self._ask_once(question)
+        except Unreachable:
+            if not kept:
+                raise
+        return self._ask_once(question)  # the kept connection was lost: what does a new one say?
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._connection.close()
+        self._connection = None
+
+    def _ask_once(self, question: Callable[[Connection], Answer]) -> Answer:
+        connection = self._connection or self._connect()
+        try:
+            return question(connection)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise SetupError(
+                _first_line(error),
+                operation=f"ask {self.name}",
+                subject=self.name,
+                hint="connect as a superuser (docs/OPERATIONS.md lists the privileges)",
+                exit_code=ExitCode.PRIVILEGE_MISSING,
+            ) from error
+        except (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable) as error:
+            raise Retryable(
+                f"a statement did not end within {self._deadline_s:.0f} s",
+                operation=f"ask {self.name}",
+                subject=self.name,
+                hint="see pg_locks there, then run this command again",
+                exit_code=ExitCode.DEADLINE,
+            ) from error
+        except psycopg.Error as error:
+            if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+                raise SetupError(
+                    _first_line(error), operation=f"ask {self.name}", subject=self.name
+                ) from error
+            self.close()
+            raise Unreachable(Reach.SILENT, _first_line(error)) from error
+
+    def _connect(self) -> _Connection:
+        try:
+            self._connection = _Connection.connect(
+                self.conninfo.text,
+                autocommit=True,
+                connect_timeout=self._connect_timeout_s,
+                application_name="slotfailover",
+            )
+            self._connection.deadline_s = self._deadline_s
+            milliseconds = int(self._deadline_s * 1000)
+            self._connection.execute(
+                "SET search_path = pg_catalog; "
+                f"SET statement_timeout = {milliseconds}; SET lock_timeout = {milliseconds}"
+            )
+        except psycopg.errors.ConnectionTimeout as error:
+            raise self._fell_silent(f"no answer within {self._connect_timeout_s} s") from error
+        except psycopg.Error as error:
+            self.close()
+            raise self._diagnosis(_first_line(error)) from error
+        self._silent = None
+        return self._connection
+
+    def _diagnosis(self, message: str) -> Unreachable:
+        """Down, closed to us, or silent: from the sockets, as libpq's messages are translated."""
+        kinds = {
+            self._knock(host, port) for names in self.conninfo.endpoints for host, port in names
+        }
+        if Reach.CLOSED in kinds:
+            return Unreachable(Reach.CLOSED, message)
+        if Reach.SILENT in kinds:
+            return self._fell_silent(message)
+        return Unreachable(Reach.REFUSED, "connection refused")
+
+    def _fell_silent(self, message: str) -> Unreachable:
+        unreachable = Unreachable(Reach.SILENT, message)
+        self._silent = (time.monotonic() + _SILENT_S, unreachable)
+        return unreachable
+
+    def _knock(self, host: str, port: str) -> Reach:
+        """Whether anything listens there."""
+        local = [host] if host.startswith("/") else [] if host else list(_SOCKET_FOLDERS)
+        try:
+            if local:
+                return _knock_local([f"{folder}/.s.PGSQL.{port}" for folder in local])
+            with socket.create_connection((host, int(port)), self._connect_timeout_s):
+                return Reach.CLOSED
+        except OSError as error:
+            return Reach.REFUSED if error.errno in _DOWN else Reach.SILENT
+
+
+def parse_conninfo(text: str, *, subject: str) -> Conninfo:
+    """The connection string as libpq reads it. Raises SettingsError; never repeats its text."""
+    try:
+        return Conninfo.of(conninfo_to_dict(text))
+    except psycopg.ProgrammingError:
+        raise SettingsError(
+            "it is not a connection string",
+            operation="read a conninfo",
+            subject=subject,
+            hint="write it as in host=… port=… dbname=… user=…",
+        ) from None
+
+
+def _knock_local(paths: list[str]) -> Reach:
+    for path in paths:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knocker:
+            knocker.connect(path)
+            return Reach.CLOSED
+    return Reach.REFUSED
+
+
+def _first_line(error: psycopg.Error) -> str:
+    text = error.diag.message_primary or str(error)
+    return next(iter(text.strip().splitlines()), type(error).__name__)

@@ -1,0 +1,53 @@
+"""The two settings that name standbys, read and cut down to what is there. Pure.
+
+    synchronized_standby_slots  slot [, …]                        decoding waits for all of them
+    synchronous_standby_names   [FIRST | ANY] n (name [, …])      commits wait for n of them
+                                n (name [, …])  |  name [, …]
+
+Source: PostgreSQL documentation 19.6.2 Primary Server; syncrep_gram.y.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from services.slots import Slot
+
+_COUNTED = re.compile(r"\s*(?:(?:FIRST|ANY)\s+)?(\d+)\s*\((.*)\)\s*", re.IGNORECASE | re.DOTALL)
+_ITEM = re.compile(r'\s*(?:"((?:[^"]|"")*)"|([^\s,"]+))\s*(?:,|$)')
+
+
+def listed(setting: str) -> tuple[str, ...]:
+    """The items of a comma-separated list, unquoted."""
+    return tuple(
+        (match[1].replace('""', '"') if match[1] is not None else match[2])
+        for match in _ITEM.finditer(setting)
+    )
+
+
+def slots_that_exist(setting: str, slots: Iterable[Slot]) -> tuple[str, ...]:
+    """synchronized_standby_slots without what is no valid physical slot of the server.
+
+    By membership, not by who is connected: a standby that is away for a moment stays.
+    """
+    valid = {
+        slot.slot_name
+        for slot in slots
+        if slot.slot_type == "physical" and slot.invalidation_reason is None
+    }
+    return tuple(name for name in listed(setting) if name in valid)
+
+
+def commits_can_go_on(setting: str, followers: Iterable[str]) -> bool:
+    """Whether enough of the named standbys stream for synchronous_standby_names to be met."""
+    if not setting.strip():
+        return True
+    counted = _COUNTED.fullmatch(setting)
+    count, names = (int(counted[1]), counted[2]) if counted else (1, setting)
+    wanted = {name.lower() for name in listed(names)}
+    present = [name for name in followers if name.lower() in wanted or "*" in wanted]
+    return len(present) >= count

@@ -1,0 +1,63 @@
+"""The exact SQL of every step, as text that is both shown and run. Pure.
+
+Only `connection` has two forms: the one that is run, and the one with masked secrets to show.
+Source: PostgreSQL documentation 4.1 Lexical Structure, ALTER SUBSCRIPTION, ALTER SYSTEM.
+"""
+
+from services.failover.address import Conninfo
+from services.failover.view import MARK
+
+PROMOTE = "SELECT pg_promote(false)"
+RELOAD = "SELECT pg_reload_conf()"
+
+
+def identifier(name: str) -> str:
+    """`name` as a quoted SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """`text` as an SQL string, right whatever standard_conforming_strings says."""
+    quoted = "'" + text.replace("'", "''").replace("\\", "\\\\") + "'"
+    return f"E{quoted}" if "\\" in text else quoted
+
+
+def disable(subscription: str, comment: str) -> tuple[str, ...]:
+    """Disable it and leave the mark in its comment, in one transaction."""
+    name = identifier(subscription)
+    return (
+        f"ALTER SUBSCRIPTION {name} DISABLE",
+        f"COMMENT ON SUBSCRIPTION {name} IS {literal(marked(comment))}",
+    )
+
+
+def enable(subscription: str, comment: str) -> tuple[str, ...]:
+    """Enable it and take the mark away, in one transaction."""
+    name = identifier(subscription)
+    before = unmarked(comment)
+    return (
+        f"ALTER SUBSCRIPTION {name} ENABLE",
+        f"COMMENT ON SUBSCRIPTION {name} IS {literal(before) if before else 'NULL'}",
+    )
+
+
+def connection(subscription: str, conninfo: Conninfo, *, masked: bool) -> tuple[str, ...]:
+    """Point it at another server."""
+    text = conninfo.masked if masked else conninfo.text
+    return (f"ALTER SUBSCRIPTION {identifier(subscription)} CONNECTION {literal(text)}",)
+
+
+def alter_system(setting: str, items: tuple[str, ...]) -> tuple[str, ...]:
+    """Set a list setting on the server, and have the server read it."""
+    value = ", ".join(literal(item) for item in items) or "''"
+    return (f"ALTER SYSTEM SET {identifier(setting)} = {value}", RELOAD)
+
+
+def marked(comment: str) -> str:
+    """The comment with the mark at its end."""
+    return comment if comment.endswith(MARK) else f"{comment} {MARK}".strip()
+
+
+def unmarked(comment: str) -> str:
+    """The comment as it was before `marked`."""
+    return comment.removesuffix(MARK).rstrip() if comment.endswith(MARK) else comment

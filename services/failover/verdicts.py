@@ -1,0 +1,118 @@
+"""What can't be done now: subscriptions that must not go on, servers that can't be changed. Pure.
+
+After the promotion a subscription goes on only if its slot is there and valid, its position is not
+past the WAL that the new primary kept, and nothing was skipped between its position and the slot.
+
+The slot's confirmed_flush_lsn is often past the origin's remote_lsn without a gap: a subscriber
+confirms WAL in which nothing was for it. So a slot that was synchronized (its position is one that
+its consumer had confirmed) is believed; one made anew on the new primary is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schemas.errors import ExitCode
+from schemas.lsn import format_lsn
+
+if TYPE_CHECKING:
+    from services.failover.view import Node, Subscriber, Subscription, View
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that is still to do, or that an operator must do."""
+
+    subject: str
+    reason: str
+    hint: str
+    exit_code: ExitCode = ExitCode.ANSWER_IS_NO
+    slot: str = ""
+    skippable: bool = False
+    """Once its loss is accepted, the subscription can go on from the slot."""
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        return f"{self.subject}: {self.reason}. Hint: {self.hint}"
+
+    def as_json(self) -> dict[str, object]:
+        """For `--json`."""
+        return {"subject": self.subject, "reason": self.reason, "hint": self.hint}
+
+
+def fault_of(
+    subscriber: Subscriber, subscription: Subscription, node: Node, *, positions: bool
+) -> Left | None:
+    """Why the subscription must not be fed by the new primary `node`; None if it may.
+
+    `positions`: it has not been fed by it before, so its position must fit.
+    """
+    assert node.state is not None
+    where = f"{subscriber.name}/{subscription.name}"
+    name = subscription.slot_name
+    slot = node.state.slot(name) if name is not None else None
+    if name is None or slot is None or slot.temporary:
+        return Left(
+            where,
+            f"the slot {name} is not on {node.name}" if name else "it has no slot",
+            "what it missed is lost to it: create the slot, then load its tables anew "
+            "(DROP SUBSCRIPTION after SET (slot_name = NONE), TRUNCATE, CREATE SUBSCRIPTION)",
+            ExitCode.NOT_READY,
+            name or "",
+        )
+    if slot.invalidation_reason is not None:
+        return Left(
+            where,
+            f"the slot {name} is invalidated on {node.name}: {slot.invalidation_reason}",
+            "drop the slot, create it again, and load the subscription's tables anew",
+            ExitCode.NOT_READY,
+            name,
+        )
+    return _misplaced(where, subscription, node, name) if positions else None
+
+
+def _misplaced(where: str, subscription: Subscription, node: Node, name: str) -> Left | None:
+    state = node.state
+    assert state is not None
+    slot = state.slot(name)
+    position, switch = subscription.remote_lsn, state.switch_lsn
+    if slot is None or position is None:
+        return None
+    if switch is not None and position > switch:
+        return Left(
+            where,
+            f"it has transactions that {node.name} never had: it is at {format_lsn(position)}, "
+            f"the timeline of {node.name} begins at {format_lsn(switch)}",
+            "load its tables anew; set synchronized_standby_slots so that this can't happen",
+            ExitCode.WITNESSES_DISAGREE,
+            name,
+        )
+    flushed = slot.confirmed_flush_lsn or 0
+    if not slot.synced and flushed > position:
+        return Left(
+            where,
+            f"the slot {name} on {node.name} was made after the failover and begins at "
+            f"{format_lsn(flushed)}, but the subscription is at {format_lsn(position)}",
+            f"load its tables anew, or go on without that part: --accept-loss-of {name}",
+            ExitCode.WITNESSES_DISAGREE,
+            name,
+            skippable=True,
+        )
+    return None
+
+
+def unreachable(view: View) -> tuple[Left, ...]:
+    """The subscribers whose subscriptions can't be changed now."""
+    return tuple(
+        Left(
+            subscriber.name,
+            "it is a standby, its subscriptions can't be changed there"
+            if subscriber.in_recovery
+            else f"it can't be reached ({subscriber.detail}), its subscriptions are as they were",
+            "run this command again once it can be reached as a primary",
+        )
+        for subscriber in view.subscribers
+        if not subscriber.usable
+    )

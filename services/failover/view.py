@@ -1,0 +1,193 @@
+"""What was observed of a pair and its subscribers, as immutable facts. Pure.
+
+    View ── nodes ─────── Node ─────── state: NodeState, None where it does not answer
+         └─ subscribers ─ Subscriber ─ subscriptions: Subscription
+
+A server that can't be reached is a fact, not an error. Positions are WAL positions in bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.failover.address import Address, Conninfo, Endpoint
+    from services.slots import Replication, Server, SettingValue, Slot
+
+MARK = "[disabled by slotfailover]"
+"""Stands in a subscription's comment while it is disabled for a failover, and only then."""
+
+
+class Reach(StrEnum):
+    """How a server took to being asked."""
+
+    ANSWERS = "answers"
+    REFUSED = "refused"  # nothing listens there: it is down
+    SILENT = "silent"  # no answer in time, or no such host: down, hung or cut off
+    CLOSED = "closed"  # something listens and does not let us in: it may well be writing
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What a node that answers says about itself."""
+
+    server: Server
+    replication: Replication
+    settings: dict[str, SettingValue]
+    """Absent: unknown to the server or hidden from our role."""
+    slots: tuple[Slot, ...]
+    origins: dict[str, int]
+    """Replication origin -> position; empty where our role may not see them."""
+    upstream: Conninfo | None
+    """primary_conninfo without its secrets; None where hidden from our role or unset."""
+    switch_lsn: int | None
+    """Promoted primary: where its timeline left the one before."""
+
+    def setting(self, name: str) -> str:
+        """A setting's value, empty where it is not known."""
+        known = self.settings.get(name)
+        return known.value if known else ""
+
+    def slot(self, name: str) -> Slot | None:
+        """The slot of that name."""
+        return next((slot for slot in self.slots if slot.slot_name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A server of the pair."""
+
+    name: str
+    address: Address
+    """What a repointed subscription will be given."""
+    endpoints: frozenset[Endpoint]
+    """Every (host, port) by which the settings know it."""
+    reach: Reach
+    detail: str
+    state: NodeState | None
+
+    @property
+    def writable(self) -> bool:
+        """It answers, and as a primary."""
+        return self.state is not None and not self.state.server.in_recovery
+
+    @property
+    def standby(self) -> bool:
+        """It answers, and as a standby."""
+        return self.state is not None and self.state.server.in_recovery
+
+    @property
+    def received(self) -> int:
+        """The WAL it has, 0 where that is unknown."""
+        if self.state is None:
+            return 0
+        replication = self.state.replication
+        return replication.received_lsn or replication.written_lsn or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A subscription of a subscriber's database."""
+
+    name: str
+    enabled: bool
+    conninfo: Conninfo
+    slot_name: str | None
+    failover: bool
+    comment: str
+    remote_lsn: int | None
+    """The end of the last transaction it has applied."""
+    sync_slots: tuple[str, ...]
+    foreign_system: str
+    """The system_identifier found where its conninfo leads, if that is none of ours."""
+
+    @property
+    def marked(self) -> bool:
+        """It was disabled for a failover, and is to be enabled at the end."""
+        return not self.enabled and self.comment.endswith(MARK)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """A database that holds subscriptions."""
+
+    name: str
+    reach: Reach
+    detail: str
+    in_recovery: bool
+    subscriptions: tuple[Subscription, ...]
+
+    @property
+    def usable(self) -> bool:
+        """Its subscriptions can be changed."""
+        return self.reach is Reach.ANSWERS and not self.in_recovery
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything that was seen at one time."""
+
+    nodes: tuple[Node, ...]
+    subscribers: tuple[Subscriber, ...]
+    bridge_slot: str | None = None
+    """The bridge's slot, where the settings name one."""
+
+    @property
+    def writable(self) -> tuple[Node, ...]:
+        """The nodes that are primaries."""
+        return tuple(node for node in self.nodes if node.writable)
+
+    @property
+    def primary(self) -> Node | None:
+        """The primary, if there is exactly one."""
+        return self.writable[0] if len(self.writable) == 1 else None
+
+    @property
+    def standbys(self) -> tuple[Node, ...]:
+        """The standbys that answer, the one with the most WAL first."""
+        found = [node for node in self.nodes if node.standby]
+        return tuple(sorted(found, key=lambda node: (-node.received, node.name)))
+
+    def node(self, name: str) -> Node:
+        """The node of that name. Raises KeyError."""
+        return {node.name: node for node in self.nodes}[name]
+
+    def subscription(self, subscriber: str, name: str) -> Subscription | None:
+        """A subscription, None where it is gone or its subscriber gives no answer."""
+        for where, found in self.ours():
+            if (where.name, found.name) == (subscriber, name):
+                return found
+        return None
+
+    def ours(self) -> list[tuple[Subscriber, Subscription]]:
+        """The subscriptions that are fed by this pair, in order of subscriber and name."""
+        return [
+            (subscriber, subscription)
+            for subscriber in self.subscribers
+            for subscription in subscriber.subscriptions
+            if self._feeds(subscription)
+        ]
+
+    def strangers(self) -> list[tuple[Subscriber, Subscription]]:
+        """The subscriptions that another cluster feeds."""
+        return [
+            (subscriber, subscription)
+            for subscriber in self.subscribers
+            for subscription in subscriber.subscriptions
+            if not self._feeds(subscription)
+        ]
+
+    def _feeds(self, subscription: Subscription) -> bool:
+        """By address; else by slot, unless another cluster answers where it leads."""
+        if any(subscription.conninfo.names(node.endpoints) for node in self.nodes):
+            return True
+        return not subscription.foreign_system and any(
+            slot.slot_name == subscription.slot_name
+            and slot.slot_type == "logical"
+            and slot.database == (subscription.conninfo.value("dbname") or slot.database)
+            for node in self.nodes
+            if node.state is not None
+            for slot in node.state.slots
+        )
