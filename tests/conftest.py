@@ -39,7 +39,9 @@ def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
     folder.chmod(0o755)  # PostgreSQL may run as another user
     with embedded(folder) as servers:
         yield servers
-    if not request.session.testsfailed:  # else its logs may tell why
+    if request.session.testsfailed:
+        _keep_logs(folder, request.config)
+    else:
         shutil.rmtree(folder)
 
 
@@ -102,6 +104,16 @@ def new_pair(provider: Provider) -> Iterator[NewPair]:
             )
 
         yield make
+
+
+def _keep_logs(folder: Path, config: pytest.Config) -> None:
+    """Keep the servers' logs of a failed session, without their data, and say where they are."""
+    for entry in folder.iterdir():
+        if entry.is_dir() and entry.name != "logs":
+            shutil.rmtree(entry)
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter.write_line(f"the servers' logs are in {folder / 'logs'}")
 
 
 def _database(server: Server, standby: Server | None = None) -> Iterator[str]:

