@@ -61,20 +61,7 @@ class Primary:
         (SLOT_IN_USE) while another bridge owns the origin.
         """
         server = self.server
-        if server.version < MINIMUM_VERSION:
-            raise SetupError(
-                f"PostgreSQL {server.version // 10000} is too old",
-                operation="check the server",
-                hint="failover slots need PostgreSQL 17 or newer",
-                exit_code=ExitCode.SERVER_VERSION,
-            )
-        if server.wal_level != MINIMUM_WAL_LEVEL:
-            raise SetupError(
-                f"wal_level is {server.wal_level}",
-                operation="check the server",
-                hint="ALTER SYSTEM SET wal_level = logical, then restart the server",
-                exit_code=ExitCode.WAL_LEVEL,
-            )
+        check_server(server)
         if not server.synchronized_standby_slots:
             logger.warning(
                 "synchronized_standby_slots is empty: after a failover Kafka may hold transactions "
@@ -174,6 +161,24 @@ class Primary:
         if error.sqlstate is None:
             return connect_error(message, subject)
         return server_error(error.sqlstate, " ".join(message.split()), operation, subject)
+
+
+def check_server(server: Server) -> None:
+    """Raise SetupError (SERVER_VERSION, WAL_LEVEL) for a server that has no failover slots."""
+    if server.version < MINIMUM_VERSION:
+        raise SetupError(
+            f"PostgreSQL {server.version // 10000} is too old",
+            operation="check the server",
+            hint="failover slots need PostgreSQL 17 or newer",
+            exit_code=ExitCode.SERVER_VERSION,
+        )
+    if server.wal_level != MINIMUM_WAL_LEVEL:
+        raise SetupError(
+            f"wal_level is {server.wal_level}",
+            operation="check the server",
+            hint="ALTER SYSTEM SET wal_level = logical, then restart the server",
+            exit_code=ExitCode.WAL_LEVEL,
+        )
 
 
 def _probe_all(settings: SourceSettings) -> list[Candidate | SlotbridgeError]:

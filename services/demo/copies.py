@@ -62,7 +62,10 @@ def _changes(bootstrap_servers: str, topic: str) -> Iterator[Change]:
 def committed(
     bootstrap_servers: str, topic: str
 ) -> Iterator[tuple[int, bytes | None, bytes | None]]:
-    """Yield (partition, key, value) of every record that a read_committed consumer sees."""
+    """Yield (partition, key, value) of all that a read_committed consumer sees up to now.
+
+    Up to the offsets at the call: a topic that is written all the time has no end otherwise.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -77,18 +80,25 @@ def committed(
         metadata = consumer.list_topics(topic, timeout=_READ_TIMEOUT_S).topics[topic]
         if metadata.error is not None:
             raise KafkaException(metadata.error)
-        open_partitions = set(metadata.partitions)
-        consumer.assign([TopicPartition(topic, p, 0) for p in open_partitions])
-        while open_partitions:
-            for message in consumer.consume(10_000, timeout=1.0):
-                failure = message.error()
+        places = [TopicPartition(topic, partition, 0) for partition in metadata.partitions]
+        ends = {
+            place.partition: consumer.get_watermark_offsets(place, timeout=_READ_TIMEOUT_S)[1]
+            for place in places
+        }
+        left = {partition for partition, end in ends.items() if end > 0}
+        consumer.assign(places)
+        while left:
+            for message in consumer.consume(1000, timeout=0.1):
+                failure, partition = message.error(), message.partition() or 0
+                offset = message.offset() or 0
                 if failure is None:
-                    key = message.key()
-                    assert key is None or isinstance(key, bytes)
-                    yield message.partition() or 0, key, message.value()
+                    if offset < ends[partition]:
+                        yield partition, message.key(), message.value()
                 elif failure.code() == KafkaError._PARTITION_EOF:
-                    open_partitions.discard(message.partition() or 0)
+                    left.discard(partition)
                 else:
                     raise KafkaException(failure)
+                if offset >= ends[partition] - 1:
+                    left.discard(partition)
     finally:
         consumer.close()

@@ -1,0 +1,169 @@
+"""`slotbridge run` as a process of its own, and what it leaves in Kafka."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import yaml
+
+from schemas.events import ProgressRecord, progress_topic
+from services.demo.copies import committed, database_rows, kafka_tables
+from tests.providers.interface import Broker
+from tests.providers.waiting import eventually
+
+SLOT_OF_TEST = "s_{}"
+
+
+class Bridge:
+    """A bridge on one database and prefix; `start` and `kill` it as often as the test likes."""
+
+    def __init__(
+        self,
+        folder: Path,
+        conninfo: str,
+        kafka: Broker,
+        prefix: str,
+        *,
+        slot: str = "",
+        tables: tuple[str, ...] = (),
+        **bridge: Any,
+    ) -> None:
+        self.conninfo = conninfo
+        self.prefix = prefix
+        self.slot = slot or SLOT_OF_TEST.format(prefix)
+        self.kafka = kafka
+        self.config = folder / f"{self.slot}-{os.urandom(3).hex()}.yaml"
+        self.log = self.config.with_suffix(".log")
+        self._process: subprocess.Popen[bytes] | None = None
+        document = {
+            "source": {
+                "conninfo": conninfo,
+                "slot": self.slot,
+                "publication": f"p_{prefix}",
+                "tables": list(tables),
+            },
+            "kafka": {
+                "bootstrap_servers": kafka.bootstrap_servers,
+                "topic_prefix": prefix,
+                "partitions": 2,
+            },
+            "bridge": {"heartbeat_interval_ms": 200, "commit_interval_ms": 20, **bridge},
+        }
+        self.config.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    def start(self) -> "Bridge":
+        """Start it; returns at once."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [Path(sys.executable).parent / "slotbridge", "run", "--config", self.config],
+                stdout=log,
+                stderr=log,
+            )
+        return self
+
+    def streaming(self, conninfo: str = "") -> "Bridge":
+        """Wait until it streams from the server of `conninfo` (by default its own)."""
+        with psycopg.connect(conninfo or self.conninfo, autocommit=True) as connection:
+
+            def active() -> bool:
+                assert self.running, self.output
+                row = connection.execute(
+                    "SELECT active FROM pg_replication_slots WHERE slot_name = %s", [self.slot]
+                ).fetchone()
+                return row is not None and bool(row[0])
+
+            eventually(active, what=f"the bridge streams from {self.slot}")
+        return self
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def output(self) -> str:
+        """What it has logged."""
+        return self.log.read_text(encoding="utf-8")
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(timeout=30)
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout=60)
+
+    def exit_code(self, timeout_s: float = 60.0) -> int:
+        """Wait until it ends by itself."""
+        assert self._process is not None
+        return self._process.wait(timeout=timeout_s)
+
+    def end(self) -> None:
+        """End it in any case, after a test."""
+        if self.running:
+            self.kill()
+
+    def caught_up(self, conninfo: str = "") -> None:
+        """Wait until the slot is confirmed up to where the WAL is now."""
+        with psycopg.connect(conninfo or self.conninfo, autocommit=True) as connection:
+            row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+            assert row is not None
+
+            def confirmed() -> bool:
+                assert self.running, self.output
+                found = connection.execute(
+                    "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots"
+                    " WHERE slot_name = %s",
+                    [row[0], self.slot],
+                ).fetchone()
+                return found is not None and bool(found[0])
+
+            eventually(confirmed, what=f"{self.slot} is confirmed up to {row[0]}", timeout_s=60)
+
+    def events(self, table: str) -> Iterator[dict[str, Any]]:
+        """The committed events of a table, tombstones left out."""
+        topic = f"{self.prefix}.public.{table}"
+        for _partition, _key, value in committed(self.kafka.bootstrap_servers, topic):
+            if value is not None:
+                yield json.loads(value)
+
+    def progress(self) -> list[ProgressRecord]:
+        """All committed progress records of the slot, in order."""
+        topic = progress_topic(self.prefix)
+        return [
+            ProgressRecord.model_validate_json(value)
+            for _partition, key, value in committed(self.kafka.bootstrap_servers, topic)
+            if value is not None and key == self.slot.encode()
+        ]
+
+    def assert_kafka_equals(self, conninfo: str, *tables: str) -> None:
+        """The tables rebuilt from Kafka are the database's, and no event came twice."""
+        truth = database_rows(conninfo, tables)
+        rebuilt = kafka_tables(self.kafka.bootstrap_servers, self.prefix, tables)
+        for table in tables:
+            missing = truth[table] - rebuilt[table].rows
+            extra = rebuilt[table].rows - truth[table]
+            assert not missing, f"{table}: {missing.total()} rows lost"
+            assert not extra, f"{table}: {extra.total()} rows too many"
+            assert rebuilt[table].repeated == 0, f"{table}: events repeated"
+
+    def identities(self, table: str) -> Counter[tuple[int, int]]:
+        """How often each (commit_lsn, seq) is there."""
+        return Counter((e["source"]["commit_lsn"], e["source"]["seq"]) for e in self.events(table))

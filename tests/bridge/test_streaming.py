@@ -1,0 +1,158 @@
+"""The bridge on a live database: what is created, streamed, confirmed and left behind."""
+
+import random
+import threading
+
+import psycopg
+
+from schemas.events import Envelope, SchemaEvent, schema_topic
+from schemas.lsn import format_lsn
+from services.demo.copies import committed
+from tests.bridge.conftest import NewBridge
+from tests.providers.interface import Provider
+from tests.providers.waiting import eventually
+
+
+def test_first_start_makes_everything_and_a_clean_stop_confirms_it(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, note text, at timestamp)")
+        bridge = new_bridge(conninfo).start().streaming()
+        connection.execute("INSERT INTO t SELECT g, 'n' || g, now() FROM generate_series(1, 9) g")
+        connection.execute("UPDATE t SET note = NULL WHERE id < 4")
+        connection.execute("UPDATE t SET id = 100 WHERE id = 9")
+        connection.execute("DELETE FROM t WHERE id = 8")
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+        bridge.assert_kafka_equals(conninfo, "t")
+        for event in bridge.events("t"):
+            assert Envelope.model_validate(event).source.db == fresh_database
+        slot = connection.execute(
+            "SELECT failover, temporary, active, confirmed_flush_lsn::text"
+            " FROM pg_replication_slots WHERE slot_name = %s",
+            [bridge.slot],
+        ).fetchone()
+        last = bridge.progress()[-1]
+        assert slot == (True, False, False, format_lsn(last.end_lsn))
+        origin = connection.execute(
+            "SELECT pg_replication_origin_progress(%s, true)::text", [f"slotbridge_{bridge.slot}"]
+        ).fetchone()
+        assert origin == (format_lsn(last.end_lsn),)
+
+
+def test_the_shape_of_a_table_is_published_once_and_again_when_it_changes(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        bridge = new_bridge(conninfo).start().streaming()
+        connection.execute("INSERT INTO t VALUES (1)")
+        bridge.caught_up()
+        assert bridge.stop() == 0
+        bridge.start().streaming()
+        connection.execute("INSERT INTO t VALUES (2)")
+        connection.execute("ALTER TABLE t ADD COLUMN price numeric(10, 2)")
+        connection.execute("INSERT INTO t VALUES (3, 1.5)")
+        bridge.caught_up()
+        assert bridge.stop() == 0
+    topic = schema_topic(bridge.prefix)
+    shapes = [
+        SchemaEvent.model_validate_json(value)
+        for _partition, _key, value in committed(bridge.kafka.bootstrap_servers, topic)
+        if value is not None
+    ]
+    assert [[c.name for c in shape.after] for shape in shapes] == [["id"], ["id", "price"]]
+    assert shapes[1].before == shapes[0].after
+    assert [event["after"] for event in bridge.events("t") if event["after"].get("price")] == [
+        {"id": 3, "price": "1.50"}
+    ]
+
+
+def test_truncate_reaches_every_partition(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        bridge = new_bridge(conninfo).start().streaming()
+        connection.execute("INSERT INTO t SELECT generate_series(1, 50)")
+        connection.execute("TRUNCATE t")
+        connection.execute("INSERT INTO t VALUES (7)")
+        bridge.caught_up()
+    truncates = [e for e in bridge.events("t") if e["op"] == "t"]
+    assert len(truncates) == 2
+    assert len({e["source"]["seq"] for e in truncates}) == 1
+    bridge.assert_kafka_equals(conninfo, "t")
+
+
+def test_unpublished_writes_move_the_slot(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE published (id int PRIMARY KEY)")
+        connection.execute("CREATE TABLE other (id int)")
+        bridge = new_bridge(conninfo, tables=("public.published",)).start().streaming()
+        connection.execute("INSERT INTO other SELECT generate_series(1, 20000)")
+        bridge.caught_up()
+        assert bridge.stop() == 0
+        assert max(record.seq for record in bridge.progress()) == 0
+
+
+def test_a_large_transaction_leaves_in_parts_and_resumes_in_the_middle(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+        bridge = new_bridge(conninfo, transaction_bytes_max=2**18).start().streaming()
+        connection.execute(
+            "INSERT INTO t SELECT g, repeat('x', 50) FROM generate_series(1, 40000) g"
+        )
+        for parts in (3, 12):
+            eventually(
+                lambda parts=parts: sum(1 for r in bridge.progress() if r.seq) >= parts,  # type: ignore[misc]
+                what=f"{parts} parts are in Kafka",
+            )
+            bridge.kill()
+            assert bridge.progress()[-1].seq, "killed too late to be in the middle"
+            bridge.start()
+        bridge.streaming().caught_up()
+        assert bridge.stop() == 0
+        bridge.assert_kafka_equals(conninfo, "t")
+        assert set(bridge.identities("t").values()) == {1}
+
+
+def test_killed_at_random_moments_under_load_nothing_is_lost_or_repeated(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    pair.primary.run_tool("pgbench", ["-i", "-q", "-I", "dtp", conninfo])
+    tables = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers", "pgbench_history")
+    bridge = new_bridge(conninfo).start().streaming()
+    pair.primary.run_tool("pgbench", ["-i", "-q", "-I", "g", conninfo])
+    load = threading.Thread(
+        target=pair.primary.run_tool,
+        args=("pgbench", ["-n", "-c", "3", "-T", "12", conninfo]),
+    )
+    load.start()
+    moments = random.Random(20261121)
+    kills = 0
+    while load.is_alive():
+        load.join(timeout=moments.uniform(0.05, 1.5))
+        bridge.kill()
+        kills += 1
+        bridge.start().streaming()
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert kills >= 3
+    bridge.assert_kafka_equals(conninfo, *tables)
+    with psycopg.connect(conninfo) as connection:
+        row = connection.execute("SELECT count(*) FROM pgbench_history").fetchone()
+    assert row is not None
+    for table in ("pgbench_accounts", "pgbench_branches", "pgbench_tellers"):
+        updates = sum(1 for event in bridge.events(table) if event["op"] == "u")
+        assert updates == row[0], f"{table}: {updates} updates of {row[0]} transactions"
