@@ -151,7 +151,8 @@ def _promoted(view: View, wish: Wish) -> Node:
             f"the primary {names} is alive and writable",
             operation=OPERATION,
             subject=node.name,
-            hint="a failover is for a dead primary; stop it first if it must be replaced",
+            hint=_hint_of_marked(view)
+            or "a failover is for a dead primary; stop it first if it must be replaced",
             exit_code=ExitCode.SPLIT_BRAIN,
         )
     return node
@@ -160,17 +161,32 @@ def _promoted(view: View, wish: Wish) -> Node:
 def _took_over(node: Node, view: View) -> bool:
     """Whether this primary was a standby once, and something of a failover may be left to do.
 
-    Its slots tell: those of a promoted standby keep synced = t. A primary that streams to every
-    other node has nothing to take over from.
+    Its slots tell, as those of a promoted standby keep synced = t; or subscriptions that were
+    disabled for a failover and lead elsewhere. A primary that streams to every other node has
+    nothing to take over from.
     """
     state = node.state
     assert state is not None
     slots = [slot for slot in state.slots if slot.failover]
-    promoted = state.server.timeline > 1 and (not slots or any(slot.synced for slot in slots))
+    promoted = state.server.timeline > 1 and (
+        not slots
+        or any(slot.synced for slot in slots)
+        or any(s.marked and _moves(s, node) for _, s in view.ours())
+    )
     others = [other for other in view.nodes if other is not node]
     settled = all(s.conninfo.leads_to(node.endpoints) for _, s in view.ours())
     healthy = settled and bool(others) and all(other.standby for other in others)
     return promoted and not healthy
+
+
+def _hint_of_marked(view: View) -> str:
+    marked = [f"{where.name}/{s.name}" for where, s in view.ours() if s.marked]
+    return (
+        f"an interrupted failover left {', '.join(marked)} disabled: ALTER SUBSCRIPTION … ENABLE "
+        "there if this primary stays, or stop it and run this command again"
+        if marked
+        else ""
+    )
 
 
 def _promotion(view: View, wish: Wish) -> Plan:

@@ -1,0 +1,103 @@
+"""Connection strings: only host, hostaddr and port change, whatever quoting they came with."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from schemas.errors import SettingsError
+from services.failover import statements
+from services.failover.address import MASK, SECRETS, Address, Conninfo
+from services.failover.links import parse_conninfo
+
+KEYWORDS = ("user", "password", "dbname", "application_name", "sslmode", "options", "passfile")
+values = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12
+) | st.sampled_from(["it's", "a b", "back\\slash", "'", "\\'", "=", " ", "host=evil", "\n"])
+conninfos = st.dictionaries(st.sampled_from(KEYWORDS), values, max_size=5)
+places = st.fixed_dictionaries(
+    {},
+    optional={
+        "host": st.sampled_from(["old", "old,older", "/run/pg sock", "::1"]),
+        "hostaddr": st.sampled_from(["10.0.0.1"]),
+        "port": st.sampled_from(["5432", "1,2"]),
+    },
+)
+NEW = Address("new.example", "", "6000")
+
+
+@given(conninfos, places)
+def test_only_the_address_changes_and_libpq_reads_the_same(
+    rest: dict[str, str], place: dict[str, str]
+) -> None:
+    original = parse_conninfo(make_conninfo(**rest, **place), subject="test")
+    moved = conninfo_to_dict(original.at(NEW).text)
+    assert moved == {**rest, "host": "new.example", "port": "6000"}
+    assert conninfo_to_dict(original.text) == {**rest, **place}
+    assert original.at(NEW).leads_to({("new.example", "6000")})
+
+
+@given(conninfos)
+def test_secrets_are_shown_nowhere_but_in_the_text_itself(rest: dict[str, str]) -> None:
+    secret = "Zq9#secret"
+    conninfo = Conninfo.of({**rest, "password": secret, "sslpassword": secret})
+    shown = statements.connection("s", conninfo, masked=True)[0]
+    assert secret in conninfo.text
+    assert secret not in conninfo.masked + repr(conninfo) + shown
+    assert conninfo.masked.count(MASK) >= 2
+
+
+def test_every_keyword_that_libpq_hides_is_a_secret() -> None:
+    from psycopg.pq import Conninfo as Libpq
+
+    hidden = {o.keyword.decode() for o in Libpq.get_defaults() if o.dispchar == b"*"}
+    assert hidden <= SECRETS
+
+
+def test_a_uri_with_escapes_keeps_its_password_and_options() -> None:
+    original = parse_conninfo(
+        "postgresql://u:p%40s%27s@[::1]:5433/my%20db?sslmode=require&options=-c%20x%3Dy",
+        subject="test",
+    )
+    assert conninfo_to_dict(original.at(NEW).text) == {
+        "user": "u",
+        "password": "p@s's",
+        "host": "new.example",
+        "port": "6000",
+        "dbname": "my db",
+        "sslmode": "require",
+        "options": "-c x=y",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "leads", "names"),
+    [
+        ("host=new.example port=6000", True, True),
+        ("host=new.example", False, False),
+        ("hostaddr=10.0.0.2 host=cert.name port=6000", True, True),
+        ("host=old,new.example port=5432,6000", False, True),
+        ("host=old,new.example port=5432,6000 target_session_attrs=read-write", True, True),
+        ("host=old,new.example port=6000 target_session_attrs=primary", True, True),
+        ("host=old,new.example port=6000 target_session_attrs=any", False, True),
+    ],
+)
+def test_where_a_conninfo_leads(text: str, leads: bool, names: bool) -> None:
+    endpoints = {("new.example", "6000"), ("10.0.0.2", "6000")}
+    conninfo = parse_conninfo(text, subject="test")
+    assert conninfo.leads_to(endpoints) is leads
+    assert conninfo.names(endpoints) is names
+
+
+def test_what_is_no_conninfo_is_refused_without_repeating_it() -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_conninfo("password=hush nonsense", subject="node b")
+    assert "hush" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0")))
+def test_comments_are_marked_and_unmarked_without_loss(comment: str) -> None:
+    marked = statements.marked(comment)
+    assert statements.marked(marked) == marked
+    assert statements.unmarked(marked).strip() == comment.strip() or comment.endswith("]")

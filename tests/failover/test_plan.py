@@ -1,0 +1,268 @@
+"""Plans, walked in thought: each prefix leads to the goal, and no step is ever dangerous."""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
+from services.failover.effects import Action, after, done
+from services.failover.plan import Plan, Wish, plan_failover
+from services.failover.readiness import judge_all
+from services.failover.view import Reach, View
+from tests.failover.views import (
+    SLOT_NAMES,
+    dead_primary,
+    node,
+    slot,
+    state,
+    subscriber,
+    subscription,
+    views,
+)
+
+wishes = st.builds(Wish, st.sets(st.sampled_from((*SLOT_NAMES, "gone"))).map(frozenset))
+
+
+def planned(view: View, wish: Wish) -> Plan | None:
+    """The plan, or None if the failover is refused; a bug is no refusal."""
+    with contextlib.suppress(OperatorNeeded, Retryable, SetupError):
+        return plan_failover(view, wish)
+    return None
+
+
+def refusal(view: View, wish: Wish | None = None) -> SlotbridgeError:
+    with pytest.raises(SlotbridgeError) as caught:
+        plan_failover(view, wish or Wish())
+    return caught.value
+
+
+def actions(plan: Plan) -> list[str]:
+    return [step.action.value for step in plan.steps]
+
+
+@given(views(), wishes)
+def test_plans_resumed_from_every_interrupted_prefix_reach_the_goal(view: View, wish: Wish) -> None:
+    whole = planned(view, wish)
+    if whole is None:
+        return
+    for step in (None, *whole.steps):
+        view = view if step is None else after(step, view)
+        here = view
+        for _ in range(50):
+            plan = plan_failover(here, wish)
+            if not plan.steps:
+                break
+            here = after(plan.steps[0], here)
+            assert done(plan.steps[0], here)
+        assert not plan.steps
+        assert plan.new_primary == whole.new_primary
+        assert here.primary is not None
+        assert plan.left == whole.left
+        for where, found in here.ours():
+            assert not where.usable or found.conninfo.leads_to(here.primary.endpoints)
+
+
+@given(views(), wishes)
+def test_no_plan_promotes_what_would_lose_a_slot_or_split_the_pair(view: View, wish: Wish) -> None:
+    plan = planned(view, wish)
+    if plan is None or Action.PROMOTE not in [step.action for step in plan.steps]:
+        return
+    chosen = view.node(plan.new_primary)
+    assert not view.writable
+    assert all(n.reach is not Reach.CLOSED for n in view.nodes)
+    lost = {verdict.slot for verdict in judge_all(view, chosen) if not verdict.ready}
+    assert lost <= wish.accept_loss_of
+    assert chosen.received == max(n.received for n in view.standbys)
+
+
+@given(views(), wishes)
+def test_subscriptions_are_disabled_before_the_promotion(view: View, wish: Wish) -> None:
+    plan = planned(view, wish)
+    if plan is None or Action.PROMOTE not in [step.action for step in plan.steps]:
+        return
+    for step in plan.steps:
+        if step.action is Action.PROMOTE:
+            break
+        view = after(step, view)
+    new = view.node(plan.new_primary)
+    for where, found in view.ours():
+        fed_by_old = found.enabled and not found.conninfo.leads_to(new.endpoints)
+        assert not (where.usable and fed_by_old)
+
+
+@given(views(), wishes)
+def test_an_old_primary_that_comes_back_before_the_promotion_stops_it(
+    view: View, wish: Wish
+) -> None:
+    plan = planned(view, wish)
+    if plan is None:
+        return
+    for step in plan.steps:
+        if step.action is Action.PROMOTE:
+            back = node("a", state(slot("s1", synced=False), standby=False))
+            revived = replace(view, nodes=(back, *view.nodes[1:]))
+            assert refusal(revived, wish).exit_code is ExitCode.SPLIT_BRAIN
+        view = after(step, view)
+
+
+def test_the_steps_are_in_order_and_show_no_password() -> None:
+    secret = subscription("s1")
+    secret = replace(
+        secret,
+        conninfo=replace(
+            secret.conninfo, pairs=(*secret.conninfo.pairs, ("password", "hush ' \\ hush"))
+        ),
+    )
+    plan = plan_failover(
+        dead_primary(
+            subscriber("sub", secret),
+            slots=(slot("s1"),),
+            synchronized="standby_1",
+            synchronous="x",
+        ),
+        Wish(),
+    )
+    expected = ["disable", "reset", "reset", "promote", "repoint", "enable", "flow"]
+    assert actions(plan) == expected
+    assert "hush" not in repr(plan)
+    assert "hush" in plan.steps[4].sql[0]
+    assert plan.why == "b is the only standby that answers"
+
+
+def test_a_living_primary_is_never_replaced() -> None:
+    view = View((node("a", state(slot("s1", synced=False), standby=False)), node("b", state())), ())
+    assert refusal(view).exit_code is ExitCode.SPLIT_BRAIN
+    alone = View((view.nodes[0], node("b", None)), ())
+    assert refusal(alone).exit_code is ExitCode.SPLIT_BRAIN
+
+
+def test_two_writable_nodes_are_a_split_brain() -> None:
+    both = tuple(node(name, state(slot("s1"), standby=False, timeline=2)) for name in "ab")
+    assert refusal(View(both, ())).exit_code is ExitCode.SPLIT_BRAIN
+
+
+def test_a_promoted_primary_that_feeds_every_other_node_has_nothing_to_take_over() -> None:
+    new = node("b", state(slot("s1"), standby=False, timeline=2))
+    view = View(
+        (node("a", state(slot("s1"))), new), (subscriber("sub", subscription("s1", at="b")),)
+    )
+    assert refusal(view).exit_code is ExitCode.SPLIT_BRAIN
+
+
+def test_a_promotion_made_by_a_person_is_completed() -> None:
+    view = dead_primary(
+        subscriber("sub", subscription("s1")), slots=(slot("s1"),), standby=False, timeline=2
+    )
+    assert actions(plan_failover(view, Wish())) == ["disable", "repoint", "enable", "flow"]
+
+
+def test_a_subscription_that_a_person_disabled_stays_so_but_follows() -> None:
+    view = dead_primary(subscriber("sub", subscription("s1", enabled=False)), slots=(slot("s1"),))
+    plan = plan_failover(view, Wish())
+    assert actions(plan) == ["promote", "repoint"]
+    assert "stays so" in plan.notes[-1]
+
+
+def test_the_standby_with_the_most_wal_is_chosen_even_if_its_slots_refuse_it() -> None:
+    view = View(
+        (
+            node("a", None),
+            node("b", state(slot("s1", temporary=True), received=2000)),
+            node("c", state(slot("s1"), received=1999)),
+        ),
+        (),
+    )
+    assert refusal(view).exit_code is ExitCode.NOT_READY
+    assert plan_failover(view, Wish(frozenset({"s1"}))).new_primary == "b"
+    same = replace(view, nodes=(*view.nodes[:2], node("c", state(slot("s1"), received=2000))))
+    assert plan_failover(same, Wish()).new_primary == "c"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"temporary": True}, ExitCode.NOT_READY),
+        ({"synced": False}, ExitCode.NOT_READY),
+        ({"invalidation_reason": "wal_removed"}, ExitCode.NOT_READY),
+    ],
+)
+def test_a_slot_that_would_be_lost_refuses(changes: dict[str, object], code: ExitCode) -> None:
+    view = dead_primary(subscriber("sub", subscription("s1")), slots=(slot("s1", **changes),))
+    error = refusal(view)
+    assert error.exit_code is code
+    assert "--accept-loss-of s1" in error.hint
+
+
+def test_a_consumer_ahead_of_the_standby_refuses_and_once_accepted_is_not_fed() -> None:
+    ahead = subscription("s1", remote_lsn=1001)
+    view = dead_primary(subscriber("sub", ahead), slots=(slot("s1"),))
+    assert refusal(view).exit_code is ExitCode.NOT_READY
+    plan = plan_failover(view, Wish(frozenset({"s1"})))
+    assert actions(plan) == ["disable", "promote", "repoint"]
+    assert plan.notes[-1].startswith("loss accepted")
+
+
+def test_a_slot_made_after_the_failover_is_a_gap_that_can_be_accepted() -> None:
+    view = dead_primary(
+        subscriber("sub", subscription("s1", marked=True)),
+        slots=(slot("s1", synced=False), slot("kept")),
+        standby=False,
+        timeline=2,
+    )
+    plan = plan_failover(view, Wish())
+    assert actions(plan) == ["repoint"]
+    assert [left.exit_code for left in plan.left] == [ExitCode.WITNESSES_DISAGREE]
+    accepted = plan_failover(view, Wish(frozenset({"s1"})))
+    assert actions(accepted) == ["repoint", "enable", "flow"]
+
+
+def test_a_synchronized_slot_past_the_last_applied_transaction_is_no_gap() -> None:
+    """A subscriber confirms WAL in which nothing was for it; measured on real servers too."""
+    view = dead_primary(
+        subscriber("sub", subscription("s1", remote_lsn=450)),
+        slots=(slot("s1", confirmed_flush_lsn=500),),
+    )
+    assert "enable" in actions(plan_failover(view, Wish()))
+
+
+def test_an_unreachable_subscriber_is_left_for_another_run() -> None:
+    view = dead_primary(
+        subscriber("near", subscription("s1")),
+        subscriber("far", reach=Reach.SILENT),
+        slots=(slot("s1"),),
+    )
+    plan = plan_failover(view, Wish())
+    assert [left.subject for left in plan.left] == ["far"]
+    assert "promote" in actions(plan)
+
+
+def test_missing_privileges_are_found_before_anything_is_changed() -> None:
+    view = dead_primary(may_promote=False)
+    assert refusal(view).exit_code is ExitCode.PRIVILEGE_MISSING
+    view = dead_primary(may_configure=False, synchronous="x")
+    assert refusal(view).exit_code is ExitCode.PRIVILEGE_MISSING
+
+
+def test_nodes_of_different_clusters_and_nodes_that_hide_are_refused() -> None:
+    strangers = View((node("a", state(system="1")), node("b", state(system="2"))), ())
+    assert refusal(strangers).exit_code is ExitCode.WRONG_DATABASE
+    hidden = View((node("a", None, Reach.CLOSED), node("b", state())), ())
+    assert refusal(hidden).exit_code is ExitCode.SPLIT_BRAIN
+    assert isinstance(refusal(View((node("a", None), node("b", None)), ())), Retryable)
+
+
+def test_a_setting_from_the_command_line_is_left_to_the_operator() -> None:
+    plan = plan_failover(dead_primary(synchronous="x", source="command line"), Wish())
+    assert actions(plan) == ["promote"]
+    assert "command line" in plan.left[0].reason
+
+
+def test_a_subscription_of_another_cluster_is_left_alone() -> None:
+    foreign = subscription("s1", at="proxy", foreign_system="9")
+    ours = subscription("s2", at="proxy")
+    view = dead_primary(subscriber("sub", foreign, ours), slots=(slot("s1"), slot("s2")))
+    assert {step.subject for step in plan_failover(view, Wish()).steps} == {"", "s2"}
+    assert [found.name for _, found in view.strangers()] == ["s1"]
