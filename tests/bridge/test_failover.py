@@ -1,0 +1,136 @@
+"""The bridge through a promotion: it follows, and refuses servers that would make it wrong."""
+
+import threading
+
+import psycopg
+
+from schemas.errors import ExitCode
+from tests.bridge.conftest import NewBridge
+from tests.bridge.running import Bridge
+from tests.conftest import NewPair
+from tests.providers.interface import Provider, Trio
+from tests.providers.waiting import eventually
+
+BALANCES = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers")
+
+
+def both(trio: Trio) -> str:
+    """A connection setting that names both servers."""
+    return trio.primary.conninfo(
+        trio.dbname,
+        host="127.0.0.1,127.0.0.1",
+        port=f"{trio.primary.port},{trio.standby.port}",
+        target_session_attrs="read-write",
+    )
+
+
+def make_ready(bridge: Bridge, trio: Trio) -> None:
+    """Wait until the standby could take over with the bridge's slot."""
+    with psycopg.connect(trio.standby.conninfo(), autocommit=True) as connection:
+
+        def ready() -> bool:
+            row = connection.execute(
+                "SELECT synced AND NOT temporary AND invalidation_reason IS NULL"
+                " FROM pg_replication_slots WHERE slot_name = %s",
+                [bridge.slot],
+            ).fetchone()
+            return row is not None and bool(row[0])
+
+        eventually(ready, what="the slot is ready on the standby", timeout_s=90)
+
+
+def promote(trio: Trio) -> None:
+    with psycopg.connect(trio.standby.conninfo(), autocommit=True) as connection:
+        connection.execute("SELECT pg_promote()")
+
+
+def test_primary_killed_under_load_the_bridge_follows_and_refuses_the_old_one(
+    new_pair: NewPair, new_bridge: NewBridge
+) -> None:
+    trio = new_pair()
+    primary = trio.primary.conninfo(trio.dbname)
+    standby = trio.standby.conninfo(trio.dbname)
+    trio.primary.run_tool("pgbench", ["-i", "-q", "-I", "dtp", primary])
+    bridge = new_bridge(both(trio)).start().streaming(primary)
+    trio.primary.run_tool("pgbench", ["-i", "-q", "-I", "g", primary])
+    make_ready(bridge, trio)
+    arguments = ["-n", "-c", "3", "-T", "60", primary]
+    load = threading.Thread(
+        target=trio.primary.run_tool, args=("pgbench", arguments), kwargs={"check": False}
+    )
+    load.start()
+    eventually(
+        lambda: sum(1 for _ in bridge.events("pgbench_history")) > 500,
+        what="500 transactions are in Kafka",
+        timeout_s=60,
+    )
+    trio.primary.kill()
+    promote(trio)
+    load.join()
+    bridge.streaming(standby)
+    trio.standby.run_tool("pgbench", ["-n", "-c", "3", "-t", "200", standby])
+    bridge.caught_up(standby)
+    assert {record.timeline for record in bridge.progress()} == {1, 2}
+
+    # The old primary comes back beside the new one: the newer timeline is chosen.
+    trio.primary.start()
+    assert bridge.stop() == 0, bridge.output
+    bridge.start().streaming(standby)
+    trio.standby.run_tool("pgbench", ["-n", "-c", "3", "-t", "50", standby])
+    bridge.caught_up(standby)
+    assert bridge.stop() == 0, bridge.output
+    bridge.assert_kafka_equals(standby, *BALANCES, "pgbench_history")
+    with psycopg.connect(standby) as connection:
+        row = connection.execute("SELECT count(*) FROM pgbench_history").fetchone()
+    assert row is not None
+    for table in BALANCES:
+        assert sum(1 for e in bridge.events(table) if e["op"] == "u") == row[0]
+
+    # Alone, the old primary is refused: it is on an older timeline.
+    stale = new_bridge(primary, slot=bridge.slot, connect_deadline_ms=2000).start()
+    assert stale.exit_code() == ExitCode.TIMELINE, stale.output
+    assert "old primary" in stale.output
+    inserted = sum(1 for event in bridge.events("pgbench_history") if event["op"] == "c")
+    assert inserted == row[0]
+
+
+def test_divergence_stops_the_bridge(new_pair: NewPair, new_bridge: NewBridge) -> None:
+    """Without synchronized_standby_slots the bridge can be ahead of the standby it must follow."""
+    trio = new_pair(synchronous=False)
+    primary = trio.primary.conninfo(trio.dbname)
+    with psycopg.connect(primary, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        bridge = new_bridge(both(trio)).start().streaming(primary)
+        connection.execute("INSERT INTO t VALUES (1)")
+        bridge.caught_up(primary)
+        make_ready(bridge, trio)
+        connection.execute("ALTER SYSTEM SET synchronized_standby_slots = ''")
+        connection.execute("SELECT pg_reload_conf()")
+        trio.standby.stop()
+        connection.execute("INSERT INTO t VALUES (2)")
+        bridge.caught_up(primary)
+    trio.primary.kill()
+    trio.standby.start()
+    promote(trio)
+    assert bridge.exit_code() == ExitCode.TIMELINE, bridge.output
+    assert "never had the changes between" in bridge.output
+
+
+def test_a_second_bridge_waits_and_takes_over(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        first = new_bridge(conninfo).start().streaming()
+        second = new_bridge(conninfo).start()
+        eventually(lambda: "hot stand-by" in second.output, what="the second bridge waits")
+        connection.execute("INSERT INTO t SELECT generate_series(1, 100)")
+        first.caught_up()
+        assert first.running
+        first.kill()
+        eventually(lambda: "streaming" in second.output, what="the second bridge takes over")
+        connection.execute("INSERT INTO t SELECT generate_series(101, 200)")
+        second.caught_up()
+        assert second.stop() == 0
+    second.assert_kafka_equals(conninfo, "t")
