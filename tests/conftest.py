@@ -18,16 +18,28 @@ from pathlib import Path
 
 import pytest
 
+from schemas.errors import SetupError
 from tests.providers import databases
 from tests.providers.interface import Broker, Provider, Server, Trio
 
 NewPair = Callable[..., Trio]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """With CONTAINERS=1 and no engine: one clear error instead of many."""
+    if _from_containers():
+        from tests.providers.engine import require_engine
+
+        try:
+            require_engine()
+        except SetupError as error:
+            raise pytest.UsageError(str(error)) from None
+
+
 @pytest.fixture(scope="session")
 def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
     """Where servers come from; nothing runs yet."""
-    if os.environ.get("CONTAINERS") == "1":
+    if _from_containers():
         from tests.providers.containers import containers
 
         with containers() as servers:
@@ -104,6 +116,10 @@ def new_pair(provider: Provider) -> Iterator[NewPair]:
             )
 
         yield make
+
+
+def _from_containers() -> bool:
+    return os.environ.get("CONTAINERS", "") not in ("", "0")
 
 
 def _keep_logs(folder: Path, config: pytest.Config) -> None:

@@ -16,6 +16,23 @@ from services.local.java import find_java_home
 from services.local.ports import LOOPBACK, free_port, is_free, require_free
 from services.local.processes import Processes
 
+SETTINGS: dict[str, str | int] = {
+    "num.partitions": 1,
+    "auto.create.topics.enable": "false",
+    "default.replication.factor": 1,
+    "offsets.topic.replication.factor": 1,
+    "offsets.topic.num.partitions": 4,
+    "transaction.state.log.replication.factor": 1,
+    "transaction.state.log.min.isr": 1,
+    "transaction.state.log.num.partitions": 4,
+    "share.coordinator.state.topic.replication.factor": 1,
+    "share.coordinator.state.topic.min.isr": 1,
+    "group.initial.rebalance.delay.ms": 0,
+    # A broker killed and restarted is refused until its old session has ended.
+    "broker.session.timeout.ms": 3000,
+    "broker.heartbeat.interval.ms": 500,
+}
+"""What a broker without peers needs, and what makes it quick."""
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 30.0
 _PROBE_TIMEOUT_S = 1.0
@@ -132,7 +149,12 @@ class KafkaBroker:
     def _prepare(self) -> None:
         self._class_path = ":".join(str(path) for path in resolve("kafka"))
         self.folder.mkdir(exist_ok=True)
-        text = "".join(f"{key}={value}\n" for key, value in self._all_settings().items())
+        settings = {
+            **node_settings(self.port, self._controller_port),
+            "log.dirs": str(self.folder / "data"),
+            **self._settings,
+        }
+        text = "".join(f"{key}={value}\n" for key, value in settings.items())
         self._properties.write_text(text, encoding="utf-8")
         if not (self.folder / "data" / "meta.properties").exists():
             cluster = urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
@@ -152,33 +174,6 @@ class KafkaBroker:
             self.log.write_text(done.stdout + done.stderr, encoding="utf-8")
             raise _refusal(self.log)
 
-    def _all_settings(self) -> dict[str, str | int]:
-        return {
-            "process.roles": "broker,controller",
-            "node.id": 1,
-            "controller.quorum.voters": f"1@{LOOPBACK}:{self._controller_port}",
-            "listeners": f"PLAINTEXT://{LOOPBACK}:{self.port},"
-            f"CONTROLLER://{LOOPBACK}:{self._controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{self.port}",
-            "controller.listener.names": "CONTROLLER",
-            "log.dirs": str(self.folder / "data"),
-            "num.partitions": 1,
-            "auto.create.topics.enable": "false",
-            "default.replication.factor": 1,
-            "offsets.topic.replication.factor": 1,
-            "offsets.topic.num.partitions": 4,
-            "transaction.state.log.replication.factor": 1,
-            "transaction.state.log.min.isr": 1,
-            "transaction.state.log.num.partitions": 4,
-            "share.coordinator.state.topic.replication.factor": 1,
-            "share.coordinator.state.topic.min.isr": 1,
-            "group.initial.rebalance.delay.ms": 0,
-            # A broker killed and restarted is refused until its old session has ended.
-            "broker.session.timeout.ms": 3000,
-            "broker.heartbeat.interval.ms": 500,
-            **self._settings,
-        }
-
     def _answers(self) -> bool:
         if is_free(self.port):
             return False
@@ -187,6 +182,20 @@ class KafkaBroker:
             return bool(admin.list_topics(timeout=_PROBE_TIMEOUT_S).brokers)
         except KafkaException:
             return False
+
+
+def node_settings(port: int, controller_port: int) -> dict[str, str | int]:
+    """SETTINGS and the addresses of a node that is broker and controller, on the loopback."""
+    return {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "controller.quorum.voters": f"1@{LOOPBACK}:{controller_port}",
+        "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        **SETTINGS,
+    }
 
 
 def _refusal(log: Path) -> SetupError:

@@ -8,7 +8,8 @@ What names the other node is set on the node it belongs to and never copied: a p
 waits for nobody.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import psycopg
 from psycopg import sql
@@ -48,37 +49,53 @@ class Pair:
         """
         self.primary.create(settings)
         self.primary.start()
-        create_database(self.primary, self.dbname)
-        execute(
-            self.primary,
-            sql.SQL("SELECT pg_create_physical_replication_slot({}, true)").format(STANDBY_SLOT),
-        )
+        await_standby = prepare_primary(self.primary, self.dbname)
         clone(self.primary, self.standby, slot=STANDBY_SLOT, dbname=self.dbname)
         self.standby.start()
-        self._await_streaming()
-        alter_system(self.primary, "synchronized_standby_slots", STANDBY_SLOT)
-        if self.synchronous:
-            alter_system(self.primary, "synchronous_standby_names", STANDBY_SLOT)
+        await_standby(self.synchronous)
 
-    def _await_streaming(self) -> None:
-        query = sql.SQL(
-            "SELECT count(*) FROM pg_stat_replication"
-            " WHERE application_name = {} AND state = 'streaming'"
-        ).format(STANDBY_SLOT)
-        with psycopg.connect(self.primary.conninfo(), autocommit=True) as connection:
 
-            def streaming() -> bool:
-                row = connection.execute(query).fetchone()
-                return row is not None and row[0] == 1
+class Reachable(Protocol):
+    """A server, wherever it runs."""
 
-            if not procfs.wait_until(streaming, timeout_s=_STREAMING_TIMEOUT_S):
-                raise Retryable(
-                    "the standby does not stream",
-                    operation="start the pair",
-                    subject=self.standby.name,
-                    hint=f"read {self.standby.log}",
-                    exit_code=ExitCode.DEADLINE,
-                )
+    def conninfo(self, dbname: str = "postgres", **extra: Any) -> str:
+        """A connection string of its superuser."""
+        ...
+
+
+def prepare_primary(primary: Reachable, dbname: str) -> Callable[[bool], None]:
+    """Make the database and the standby's slot; return what is to be called once it is started.
+
+    That waits until the standby streams, then lets logical consumers and, if its argument
+    `synchronous` is true, commits wait for it. Raises Retryable (DEADLINE) if it never streams.
+    """
+    create_database(primary, dbname)
+    slot = sql.SQL("SELECT pg_create_physical_replication_slot({}, true)").format(STANDBY_SLOT)
+    execute(primary, slot)
+
+    def await_standby(synchronous: bool) -> None:
+        _await_streaming(primary)
+        alter_system(primary, "synchronized_standby_slots", STANDBY_SLOT)
+        if synchronous:
+            alter_system(primary, "synchronous_standby_names", STANDBY_SLOT)
+
+    return await_standby
+
+
+def standby_settings(source: Reachable, *, slot: str, dbname: str) -> str:
+    """Lines for postgresql.auto.conf of a standby of `source` that streams through `slot`.
+
+    They override what a copied file says of the source's own standbys. `dbname` is what the slot
+    synchronization worker connects to.
+    """
+    values = {
+        "primary_conninfo": source.conninfo(dbname, application_name=slot),
+        "primary_slot_name": slot,
+        "synchronized_standby_slots": "",
+        "synchronous_standby_names": "",
+    }
+    quoted = {name: value.replace("'", "''") for name, value in values.items()}
+    return "".join(f"{name} = '{value}'\n" for name, value in quoted.items())
 
 
 def clone(source: PostgresServer, target: PostgresServer, *, slot: str, dbname: str) -> None:
@@ -98,20 +115,9 @@ def clone(source: PostgresServer, target: PostgresServer, *, slot: str, dbname: 
 
 
 def follow(source: PostgresServer, target: PostgresServer, *, slot: str, dbname: str) -> None:
-    """Set up the stopped server `target` as a standby of `source`, from its next start on.
-
-    Overrides what a copied postgresql.auto.conf says of the source's own standbys.
-    """
-    values = {
-        "primary_conninfo": source.conninfo(dbname, application_name=slot),
-        "primary_slot_name": slot,
-        "synchronized_standby_slots": "",
-        "synchronous_standby_names": "",
-    }
+    """Set up the stopped server `target` as a standby of `source`, from its next start on."""
     with (target.data / "postgresql.auto.conf").open("a", encoding="utf-8") as file:
-        for name, value in values.items():
-            escaped = value.replace("'", "''")
-            file.write(f"{name} = '{escaped}'\n")
+        file.write(standby_settings(source, slot=slot, dbname=dbname))
     (target.data / "standby.signal").touch()
 
 
@@ -128,7 +134,7 @@ def hasten_slot_sync(primary: str, standby: str) -> None:
         connection.execute("SELECT pg_reload_conf()")
 
 
-def create_database(server: PostgresServer, dbname: str) -> None:
+def create_database(server: Reachable, dbname: str) -> None:
     """Make the database `dbname` unless it exists."""
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         known = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [dbname])
@@ -136,13 +142,34 @@ def create_database(server: PostgresServer, dbname: str) -> None:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(dbname)))
 
 
-def alter_system(server: PostgresServer, name: str, value: str) -> None:
+def alter_system(server: Reachable, name: str, value: str) -> None:
     """ALTER SYSTEM SET on a running server, and reload."""
     execute(server, sql.SQL("ALTER SYSTEM SET {} = {}").format(sql.Identifier(name), value))
     execute(server, sql.SQL("SELECT pg_reload_conf()"))
 
 
-def execute(server: PostgresServer, statement: sql.SQL | sql.Composed) -> None:
+def execute(server: Reachable, statement: sql.SQL | sql.Composed) -> None:
     """Run one statement in autocommit mode as the superuser, in the database postgres."""
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute(statement)
+
+
+def _await_streaming(primary: Reachable) -> None:
+    query = sql.SQL(
+        "SELECT count(*) FROM pg_stat_replication"
+        " WHERE application_name = {} AND state = 'streaming'"
+    ).format(STANDBY_SLOT)
+    with psycopg.connect(primary.conninfo(), autocommit=True) as connection:
+
+        def streaming() -> bool:
+            row = connection.execute(query).fetchone()
+            return row is not None and row[0] == 1
+
+        if not procfs.wait_until(streaming, timeout_s=_STREAMING_TIMEOUT_S):
+            raise Retryable(
+                "the standby does not stream",
+                operation="start the pair",
+                subject=STANDBY_SLOT,
+                hint="read the standby's log",
+                exit_code=ExitCode.DEADLINE,
+            )
