@@ -110,6 +110,7 @@ class _Demonstration:
             workload.load(bed.primary, bed.dbname, self._options.scale)
         with stage("wait until both failover slots are ready"):
             services.wait("all slots are ready", services.slots_ready, timeout_s=120)
+        with stage("wait until Spark has applied the load"):
             services.wait("Spark applies changes", self._tables_started, timeout_s=120)
 
     def _load_through_failover(self) -> float:

@@ -77,12 +77,14 @@ class Services:
     def stop_bridge(self) -> None:
         """SIGTERM and wait; raises SlotbridgeError unless it exits with 0."""
         assert self._bridge is not None
-        self._stop("slotbridge", self._bridge)
+        process, self._bridge = self._bridge, None
+        self._stop("slotbridge", process)
 
     def stop_tables(self) -> None:
         """SIGTERM and wait; raises SlotbridgeError unless it exits with 0."""
         assert self._tables is not None
-        self._stop("slottables", self._tables)
+        process, self._tables = self._tables, None
+        self._stop("slottables", process)
 
     def require_running(self) -> None:
         """Raise SlotbridgeError with its last words when one of the two has ended by itself."""
