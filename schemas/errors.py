@@ -25,6 +25,7 @@ class ExitCode(IntEnum):
     SLOT_IN_USE = 11
     KAFKA_UNREACHABLE = 12
     DEADLINE = 13
+    FENCED = 14
     PRIVILEGE_MISSING = 20
     WAL_LEVEL = 21
     SERVER_VERSION = 22
@@ -35,7 +36,6 @@ class ExitCode(IntEnum):
     WITNESSES_DISAGREE = 30
     WRONG_DATABASE = 31
     TIMELINE = 32
-    FENCED = 33
     NOT_READY = 34
     SPLIT_BRAIN = 35
     UNDECODABLE = 40

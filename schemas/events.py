@@ -2,6 +2,7 @@
 
     topic                      key                     value
     <prefix>.<schema>.<table>  primary key columns     Envelope (op c u d t), or null (tombstone)
+    <prefix>.message           {"prefix": …}           MessageEnvelope (op m)
     <prefix>.schema            SchemaKey               SchemaEvent, compacted
     <prefix>.progress          the slot's name         ProgressRecord, compacted, one partition
 
@@ -65,6 +66,25 @@ class Envelope(_Contract):
     ts_ns: int
 
 
+class MessageContent(_Contract):
+    """A logical message (pg_logical_emit_message); `content` is base64."""
+
+    prefix: str
+    content: str
+
+
+class MessageEnvelope(_Contract):
+    """A logical message as an event; one that was not transactional has its own LSN as commit."""
+
+    message: MessageContent
+    source: Source
+    transaction: None
+    op: Literal["m"]
+    ts_ms: int
+    ts_us: int
+    ts_ns: int
+
+
 class Column(_Contract):
     """A column as pgoutput has it; `type` is pg_type.typname, `schema.name` if not built in."""
 
@@ -123,6 +143,11 @@ def legal_topic(name: str) -> str:
 def progress_topic(prefix: str) -> str:
     """The compacted topic of progress records."""
     return f"{prefix}.progress"
+
+
+def message_topic(prefix: str) -> str:
+    """The topic of logical messages."""
+    return f"{prefix}.message"
 
 
 def schema_topic(prefix: str) -> str:
