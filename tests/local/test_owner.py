@@ -30,11 +30,14 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT, None])
+@pytest.mark.parametrize(
+    ("ending", "parts"),
+    [(signal.SIGTERM, "subscriber,kafka"), (signal.SIGINT, "pair"), (None, "subscriber")],
+)
 def test_nothing_runs_after_the_owner_ended(
-    folder: Path, tmp_path: Path, ending: signal.Signals | None
+    folder: Path, tmp_path: Path, ending: signal.Signals | None, parts: str
 ) -> None:
-    with Owner(folder, "subscriber,kafka", log=tmp_path / "log") as owner:
+    with Owner(folder, parts, log=tmp_path / "log") as owner:
         owner.await_up()
         assert len(processes_of(folder)) > 5
         if ending is not None:

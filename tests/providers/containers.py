@@ -31,6 +31,7 @@ from tests.providers.waiting import eventually
 _PROGRAMS = "/usr/lib/postgresql/18/bin"
 _OWN_SETTINGS = ("unix_socket_directories", "log_line_prefix")  # the image needs its own sockets
 _SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+_CLUSTER_ID = "5L6g3nShT-eMCtK--X86sw"
 _STANDBY = """
 set -e
 if [ ! -s "$PGDATA/PG_VERSION" ]; then
@@ -132,7 +133,8 @@ class ContainerServer:
         """The image's entrypoint runs initdb; what initdb is given, ALTER SYSTEM can override."""
         given = {key: value for key, value in settings.items() if key not in _OWN_SETTINGS}
         options = [part for key, value in given.items() for part in ("-c", f"{key}={value}")]
-        options += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-sync"]
+        options += ["--encoding=UTF8", "--locale=C", "--no-sync"]
+        options += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         return Container(
             POSTGRES_IMAGE,
             environment={
@@ -162,10 +164,8 @@ class ContainerBroker:
         settings = node_settings(self._port, free_port())
         self._container = Container(
             KAFKA_IMAGE,
-            environment={
-                "KAFKA_" + key.upper().replace(".", "_"): str(value)
-                for key, value in settings.items()
-            },
+            environment={"CLUSTER_ID": _CLUSTER_ID}
+            | {f"KAFKA_{key.upper().replace('.', '_')}": str(settings[key]) for key in settings},
         )
 
     @property
