@@ -3,7 +3,7 @@
 import contextlib
 import json as json_module
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated
 
 import structlog
 import typer
@@ -57,7 +57,9 @@ def demo(
     scale: Annotated[int, typer.Option(min=1, help="pgbench's scale: 100,000 accounts each.")] = 1,
     clients: Annotated[int, typer.Option(min=1, help="pgbench's clients.")] = 4,
     seconds: Annotated[int, typer.Option(min=2, help="Load before the kill; half after.")] = 20,
-    plant: Annotated[str | None, typer.Option(hidden=True, help="loss or duplicate")] = None,
+    plant: Annotated[
+        list[str] | None, typer.Option(hidden=True, help="loss, duplicate: damage Kafka's copy.")
+    ] = None,
 ) -> None:
     """Run everything on this machine, kill the primary under load, fail over, and compare.
 
@@ -65,13 +67,14 @@ def demo(
     agree; 1 when they don't; others as in docs/OPERATIONS.md.
     """
     from services.demo.demonstration import Options, run_demonstration
+    from services.demo.plant import FAULTS
 
     configure_logging(json_lines=False)
     with exit_codes():
-        if plant not in (None, "loss", "duplicate"):
+        faults = [fault for fault in FAULTS if fault in (plant or ())]
+        if len(faults) != len(plant or ()):
             raise SettingsError(f"--plant {plant} is not known", operation="read options")
-        fault = cast("Literal['loss', 'duplicate'] | None", plant)
-        outcome = run_demonstration(Options(folder, scale, clients, seconds, fault))
+        outcome = run_demonstration(Options(folder, scale, clients, seconds, tuple(faults)))
         typer.echo(json_module.dumps(outcome.figures))
         if not outcome.agreed:
             raise typer.Exit(ExitCode.ANSWER_IS_NO)

@@ -37,7 +37,7 @@ class Options:
     scale: int = 1
     clients: int = 4
     seconds: int = 20
-    fault: Fault | None = None
+    faults: tuple[Fault, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +169,9 @@ class _Demonstration:
 
     def _compare(self) -> tuple[dict[str, Any], list[TableResult]]:
         bed, options = self._bed, self._options
-        if options.fault is not None:
+        for fault in options.faults:
             topic = table_topic(PREFIX, "public", "pgbench_history")
-            plant(options.fault, bed.kafka.bootstrap_servers, topic)
+            plant(fault, bed.kafka.bootstrap_servers, topic)
         with self._display.stage("compare database, subscriber, Kafka and Iceberg"):
             verified = self._services.verify_tables()
             truth = database_rows(bed.standby.conninfo(bed.dbname), TABLES)

@@ -9,6 +9,7 @@ from confluent_kafka.admin import AdminClient
 from services.demo.copies import committed
 
 Fault = Literal["loss", "duplicate"]
+FAULTS: Final[tuple[Fault, ...]] = ("loss", "duplicate")
 _TIMEOUT_S: Final = 30.0
 
 
