@@ -174,8 +174,6 @@ class Replication:
     slotsync_worker: bool
     followers: tuple[str, ...]
     """application_name of every standby that streams from it."""
-    history: str | None
-    """The history file of a promoted primary's timeline; None where there is none to read."""
     may_promote: bool
     may_configure: bool
     """ALTER SYSTEM of the two settings that name standbys, and pg_reload_conf()."""
@@ -207,8 +205,8 @@ class SubscriptionRow:
     """Slots of initial table copies that still have to catch up (state `f`)."""
 
 
-def read_replication(connection: Connection, timeline: int) -> Replication:
-    """The standby side of a server (PostgreSQL 17 or newer); `timeline` as in Server.
+def read_replication(connection: Connection) -> Replication:
+    """The standby side of a server (PostgreSQL 17 or newer).
 
     Source: PostgreSQL documentation 9.28.4 Recovery Control Functions, 27.2.3 pg_stat_wal_receiver.
     """
@@ -228,21 +226,31 @@ def read_replication(connection: Connection, timeline: int) -> Replication:
                       WHERE state IN ('streaming', 'catchup') AND NOT EXISTS (
                             SELECT FROM pg_replication_slots s
                              WHERE s.active_pid = r.pid AND s.slot_type = 'logical')),
-               CASE WHEN NOT pg_is_in_recovery()
-                     AND has_function_privilege('pg_read_file(text, boolean)', 'EXECUTE')
-                    THEN pg_read_file(
-                             format('pg_wal/%%s.history', lpad(upper(to_hex(%s::int)), 8, '0')), true)
-               END,
                has_function_privilege('pg_promote(boolean, integer)', 'EXECUTE'),
                has_function_privilege('pg_reload_conf()', 'EXECUTE')
                AND has_parameter_privilege('synchronized_standby_slots', 'ALTER SYSTEM')
                AND has_parameter_privilege('synchronous_standby_names', 'ALTER SYSTEM')
-        """,
-        [timeline],
+        """
     ).fetchone()
     assert row is not None
     values: list[Any] = [*row[:5], tuple(row[5]), *row[6:]]
     return Replication(*values)
+
+
+def read_history(connection: Connection, timeline: int) -> str | None:
+    """A timeline's history file; None where there is none, or our role may not read files.
+
+    Two statements: a function's privilege is checked even in a branch that is not taken.
+    """
+    may = connection.execute(
+        "SELECT has_function_privilege('pg_read_file(text, boolean)', 'EXECUTE')"
+    ).fetchone()
+    if timeline == 1 or not (may and may[0]):
+        return None
+    row = connection.execute(
+        "SELECT pg_read_file(%s, true)", [f"pg_wal/{timeline:08X}.history"]
+    ).fetchone()
+    return row[0] if row else None
 
 
 def read_received(connection: Connection) -> int | None:

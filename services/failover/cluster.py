@@ -84,7 +84,8 @@ class Cluster:
     def _state(self, connection: Connection, name: str) -> NodeState:
         server = slots.read_server(connection)
         _require_version(server.version, name)
-        replication = slots.read_replication(connection, server.timeline)
+        replication = slots.read_replication(connection)
+        history = None if server.in_recovery else slots.read_history(connection, server.timeline)
         settings = slots.read_settings(connection, [*SETTINGS, "primary_conninfo"])
         upstream = settings.pop("primary_conninfo", None)
         return NodeState(
@@ -94,7 +95,7 @@ class Cluster:
             slots=tuple(slots.read_slots(connection)),
             origins=_origins(connection) if self._bridge_slot else {},
             upstream=_without_secrets(upstream.value, name) if upstream else None,
-            switch_lsn=_switch(replication.history),
+            switch_lsn=_switch(history),
         )
 
     def _observe_subscriber(self, name: str) -> Subscriber:

@@ -9,7 +9,7 @@ from services.failover.cluster import Cluster
 from services.failover.effects import Action, Step
 from services.failover.links import Link, Unreachable
 from services.failover.view import View
-from services.slots import Connection, read_received, read_replication, read_server
+from services.slots import Connection, read_received, read_replication
 
 POLL_S = 0.02
 _DRAIN_S = 5.0
@@ -64,11 +64,10 @@ def _promote(step: Step, link: Link, deadline: float) -> None:
 
 def _watch_drain(link: Link) -> Callable[[], bool]:
     """A function that tells whether the walreceiver has nothing more to give."""
-    timeline = link.ask(read_server).timeline
     last = [-1, 0.0]
 
     def drained() -> bool:
-        state = link.ask(lambda c: read_replication(c, timeline))
+        state = link.ask(read_replication)
         received = link.ask(read_received) or 0
         if received != last[0]:
             last[:] = [received, time.monotonic()]

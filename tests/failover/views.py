@@ -57,7 +57,6 @@ def state(
             replay_waits=True,
             slotsync_worker=standby,
             followers=(),
-            history=None,
             may_promote=may_promote,
             may_configure=may_configure,
         ),

@@ -1,0 +1,142 @@
+"""A pair with subscriptions, and the command run against it as a person would run it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from psycopg import sql
+from typer.testing import CliRunner
+
+from services.failover.command import app
+from tests.providers.databases import connect
+from tests.providers.interface import Server, Trio
+from tests.providers.slots import await_ready
+from tests.providers.waiting import eventually
+
+COMMAND = "from services.failover.command import main; main()"
+KILLED_AFTER_A_STEP = """
+import os, signal
+from services.failover import report
+report.print_performed = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""Put before COMMAND: the process dies by SIGKILL as soon as one step is done."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def configuration(folder: Path, trio: Trio, **changes: Any) -> Path:
+    """The settings for a trio: nodes a and b, subscriber sub; `changes` override keys."""
+    settings = {
+        "nodes": {"a": trio.primary.conninfo(), "b": trio.standby.conninfo()},
+        "subscribers": {"sub": trio.subscriber.conninfo(trio.dbname)},
+        "connect_timeout_s": 2,
+        "step_deadline_ms": 20_000,
+        "journal": str(folder / "journal"),
+        **changes,
+    }
+    path = folder / "failover.yaml"
+    path.write_text(yaml.safe_dump({"failover": settings}))
+    return path
+
+
+def slotfailover(*arguments: str | Path) -> Ran:
+    """Run the command to its end, in this process."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return Ran(done.exit_code, done.stdout, done.stderr)
+
+
+def slotfailover_process(*arguments: str | Path, before: str = "") -> Ran:
+    """Run the command to its end, in a process that `before` (Python) prepares."""
+    done = subprocess.run(
+        [sys.executable, "-c", before + COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def subscribe(trio: Trio, *names: str) -> None:
+    """A table `t`, and failover subscriptions to it whose slots are ready on the standby."""
+    with connect(trio.primary, trio.dbname) as primary:
+        primary.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+        primary.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    tell(trio.subscriber, "CREATE TABLE t (id int PRIMARY KEY, note text)", dbname=trio.dbname)
+    for name in names:
+        create_subscription(trio, name)
+    for name in names:
+        await_ready(trio.primary, trio.standby, name)
+
+
+def create_subscription(trio: Trio, name: str, publication: str = "p") -> None:
+    """A failover subscription with a slot of its own name, and no initial copy."""
+    statement = sql.SQL(
+        "CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {} WITH (failover, copy_data = false)"
+    ).format(
+        sql.Identifier(name),
+        sql.Literal(trio.primary.conninfo(trio.dbname, password="hush")),
+        sql.Identifier(publication),
+    )
+    with connect(trio.subscriber, trio.dbname) as subscriber:
+        subscriber.execute(statement)
+
+
+def write(server: Server, dbname: str, first: int, count: int = 10) -> None:
+    """Insert rows into t."""
+    with connect(server, dbname) as connection:
+        connection.execute(
+            "INSERT INTO t SELECT n, 'x' FROM generate_series(%s::int, %s::int) n",
+            [first, first + count - 1],
+        )
+
+
+def rows(server: Server, dbname: str, table: str = "t") -> list[tuple[Any, ...]]:
+    """The table's rows, in order."""
+    with connect(server, dbname) as connection:
+        query = sql.SQL("SELECT x::text FROM {} x ORDER BY 1").format(sql.Identifier(table))
+        return connection.execute(query).fetchall()
+
+
+def await_equal(trio: Trio, new_primary: Server, *tables: str) -> None:
+    """Wait until the subscriber has what the new primary has."""
+    for table in tables or ("t",):
+        expected = rows(new_primary, trio.dbname, table)
+        eventually(
+            lambda table=table, expected=expected: (  # type: ignore[misc]
+                rows(trio.subscriber, trio.dbname, table) == expected
+            ),
+            what=f"{table} is the same at the subscriber",
+        )
+
+
+def ask(server: Server, query: str, dbname: str = "postgres") -> Any:
+    """The first value of the answer."""
+    with connect(server, dbname) as connection:
+        row = connection.execute(query).fetchone()  # type: ignore[arg-type, unused-ignore]
+    return row[0] if row else None
+
+
+def tell(server: Server, *statements: str, dbname: str = "postgres") -> None:
+    """Run statements, one by one."""
+    with connect(server, dbname) as connection:
+        for statement in statements:
+            connection.execute(statement)  # type: ignore[arg-type, unused-ignore]
