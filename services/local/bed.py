@@ -36,6 +36,7 @@ from services.local.users import (
 PARTS = ("pair", "subscriber", "kafka")
 _LOCK_FILE = "lock"
 _DISK_BYTES_MIN = 600 * 2**20
+_DISK_BYTES_LEFT = 20 * 2**20
 
 
 class Bed:
@@ -102,8 +103,10 @@ class Bed:
             futures = [pool.submit(self._start_once, part) for part in parts]
             try:
                 _first_failure(futures)
-            except BaseException:
+            except BaseException as error:
                 self.processes.stop_all()  # so that the others' waits end now
+                if isinstance(error, SetupError):
+                    _require_space(self.folder, _DISK_BYTES_LEFT)  # the cause behind odd errors
                 raise
 
     def server(self, name: str) -> PostgresServer:
@@ -193,7 +196,7 @@ class Bed:
             for name in end_leftovers(self.folder):
                 self._progress(f"ended a leftover process of a killed owner: {name}")
             _wipe(self.folder)
-            _require_space(self.folder)
+            _require_space(self.folder, _DISK_BYTES_MIN)
         except OSError as error:
             raise _storage_error(error, self.folder) from error
 
@@ -225,9 +228,9 @@ def _wipe(folder: Path) -> None:
             entry.unlink()
 
 
-def _require_space(folder: Path) -> None:
+def _require_space(folder: Path, bytes_min: int) -> None:
     free = shutil.disk_usage(folder).free
-    if free < _DISK_BYTES_MIN:
+    if free < bytes_min:
         raise SetupError(
             f"{folder} has {free // 2**20} MB of free space",
             operation="prepare the data folder",
