@@ -24,6 +24,7 @@ from services.demo.plant import Fault, plant
 from services.demo.services import BRIDGE_SLOT, PREFIX, SUBSCRIPTION, Services
 from services.demo.workload import TABLES
 from services.local.bed import Bed
+from services.local.pair import hasten_slot_sync
 
 _SETTLE_TIMEOUT_S: Final = 120.0
 _WRITABLE_TIMEOUT_S: Final = 120.0
@@ -109,6 +110,7 @@ class _Demonstration:
         with stage(f"load {self._options.scale * workload.ACCOUNTS_PER_SCALE:,} accounts"):
             workload.load(bed.primary, bed.dbname, self._options.scale)
         with stage("wait until both failover slots are ready"):
+            hasten_slot_sync(bed.primary.conninfo(bed.dbname), bed.standby.conninfo(bed.dbname))
             services.wait("all slots are ready", services.slots_ready, timeout_s=120)
         with stage("wait until Spark has applied the load"):
             services.wait("Spark applies changes", self._tables_started, timeout_s=120)
