@@ -1,4 +1,8 @@
-"""What every long-running part does alike: logging, signals, errors to exit codes, HTTP probes."""
+"""What every long-running part does alike: logging, signals, errors to exit codes, HTTP probes.
+
+Libraries that only some commands need are imported where they are used: a failover is timed from
+its start, and they would double that.
+"""
 
 import contextlib
 import json
@@ -8,22 +12,21 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-
-import structlog
-import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, SlotbridgeError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 Stop = threading.Event
 
 
 def configure_logging(*, json_lines: bool, verbose: bool = False) -> None:
     """Send structured logs to stderr: JSON lines for machines, aligned text for people."""
+    import structlog
+
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if json_lines
@@ -86,6 +89,10 @@ class Probes:
     def __init__(
         self, host: str, port: int, *, healthy: Callable[[], bool], ready: Callable[[], bool]
     ) -> None:
+        import uvicorn
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
         self._healthy = healthy
         self._ready = ready
         app = Starlette(
@@ -121,17 +128,22 @@ class Probes:
     def _serve(self) -> None:
         self._server.run(sockets=[self._socket])
 
-    async def _healthz(self, _request: Request) -> Response:
+    async def _healthz(self, _request: "Request") -> "Response":
         return _probe(self._healthy())
 
-    async def _readyz(self, _request: Request) -> Response:
+    async def _readyz(self, _request: "Request") -> "Response":
         return _probe(self._ready())
 
-    async def _metrics(self, _request: Request) -> Response:
+    async def _metrics(self, _request: "Request") -> "Response":
+        from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+        from starlette.responses import Response
+
         return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
 
-def _probe(passed: bool) -> Response:
+def _probe(passed: bool) -> "Response":
+    from starlette.responses import PlainTextResponse
+
     return PlainTextResponse("ok" if passed else "no", status_code=200 if passed else 503)
 
 

@@ -5,6 +5,7 @@ failover   0 done, 1 something is left for another run, 13 34 35 … refused or 
 """
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,7 @@ from services.failover.plan import Plan, Wish, plan_failover, require_one_system
 from services.failover.readiness import candidate, judge_all
 from services.failover.runner import run
 from services.failover.view import View
-from services.process import configure_logging, exit_codes
+from services.process import exit_codes
 
 app = typer.Typer(
     help="Fails a PostgreSQL pair over with its logical slots and subscriptions.",
@@ -46,7 +47,6 @@ def _commands() -> None:
 @app.command()
 def check(config: Config, as_json: Json = False) -> None:
     """Say of every slot whether it would survive the loss of the primary now, or why not."""
-    configure_logging(json_lines=as_json)
     with exit_codes(as_json=as_json):
         settings, bridge_slot = _settings(config)
         with Cluster(settings, bridge_slot=bridge_slot) as cluster:
@@ -87,7 +87,7 @@ def failover(
     ] = None,
 ) -> None:
     """The primary is dead: promote its standby and let the subscriptions go on from there."""
-    configure_logging(json_lines=as_json)
+    started = time.monotonic()
     with exit_codes(as_json=as_json):
         settings, bridge_slot = _settings(config)
         wish = Wish(frozenset(accept_loss_of or ()))
@@ -105,6 +105,7 @@ def failover(
                 deadline_s=settings.step_deadline_ms / 1000,
                 journal=Journal(settings.journal),
                 narrate=lambda done: report.print_performed(narration, done),
+                started=started,
             )
         if as_json:
             report.print_json(result.as_json())

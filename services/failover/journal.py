@@ -10,20 +10,19 @@ import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
-import structlog
-
 from schemas.lsn import format_lsn
 from services.failover.effects import Step
 from services.failover.view import View
 
-_log = structlog.get_logger(__name__)
-
 
 class Journal:
-    """Appends to `path`; None: keeps nothing. A line that can't be written stops no failover."""
+    """Appends to `path`; None: keeps nothing. A line that can't be written stops no failover:
+    `problem` tells then.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self.problem = ""
 
     def write(self, step: Step, view: View, seconds: float, outcome: str) -> None:
         """Record a step and what was seen after it. Secrets are masked already."""
@@ -43,7 +42,7 @@ class Journal:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
         except OSError as error:
-            _log.warning("can't write the journal", path=str(self._path), reason=error.strerror)
+            self.problem = f"the journal {self._path} can't be written: {error.strerror}"
 
 
 def _seen(view: View) -> dict[str, str]:

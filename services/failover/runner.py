@@ -71,13 +71,15 @@ def run(
     deadline_s: float,
     journal: Journal,
     narrate: Callable[[Performed], None],
+    started: float,
 ) -> Result:
     """Carry out `plan`, planning anew after each step; `narrate` is told of each step done.
+
+    `started` is when the command began (time.monotonic), for the seconds of the result.
 
     Raises what plan_failover and steps.perform raise. A subscriber that is lost on the way is left
     for another run, as is a subscription whose worker does not connect in time.
     """
-    started = time.monotonic()
     performed: list[Performed] = []
     late: tuple[Left, ...] = ()
     notes = plan.notes
@@ -105,6 +107,8 @@ def run(
             wish = replace(wish, promoted=step.node)
         plan = plan_failover(view, wish)
         notes += tuple(note for note in plan.notes if note not in notes)
+    if journal.problem:
+        notes += (journal.problem,)
     return Result(
         plan.new_primary,
         tuple(performed),
