@@ -38,7 +38,7 @@ class Unreachable(Exception):
 class _Connection(psycopg.Connection[tuple[Any, ...]]):
     """A connection whose every wait ends after `deadline_s` seconds (OperationalError)."""
 
-    deadline_s = 60.0
+    deadline_s = 5.0
 
     def wait(
         self, gen: PQGen[Answer], interval: float = 0.1, timeout: float | None = None
@@ -58,20 +58,20 @@ class Link:
         self._silent: tuple[float, Unreachable] | None = None
 
     def ask(self, question: Callable[[Connection], Answer]) -> Answer:
-        """The answer to `question`, a function of an autocommit connection.
+        """The answer to `question`, a function of an autocommit connection that only reads.
 
-        Raises Unreachable; SetupError (PRIVILEGE_MISSING, SERVER_SETTING); Retryable (DEADLINE)
-        when a statement took too long on a server that is up.
+        It has as long as a connection has to be made, so that a server that hangs is soon known.
+        Raises Unreachable; SetupError (PRIVILEGE_MISSING, SERVER_SETTING).
         """
-        if self._silent is not None and time.monotonic() < self._silent[0]:
-            raise self._silent[1]
-        kept = self._connection is not None
-        try:
-            return self._ask_once(question)
-        except Unreachable:
-            if not kept:
-                raise
-        return self._ask_once(question)  # the kept connection was lost: what does a new one say?
+        return self._answer(question, float(self._connect_timeout_s))
+
+    def order(self, change: Callable[[Connection], Answer]) -> Answer:
+        """As `ask`, for a function that changes something: it has until the step's deadline.
+
+        It may be run twice, if the connection was lost. Also raises Retryable (DEADLINE) when a
+        statement took too long on a server that is up.
+        """
+        return self._answer(change, self._deadline_s)
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -80,8 +80,20 @@ class Link:
                 self._connection.close()
         self._connection = None
 
-    def _ask_once(self, question: Callable[[Connection], Answer]) -> Answer:
+    def _answer(self, question: Callable[[Connection], Answer], deadline_s: float) -> Answer:
+        if self._silent is not None and time.monotonic() < self._silent[0]:
+            raise self._silent[1]
+        kept = self._connection is not None
+        try:
+            return self._ask_once(question, deadline_s)
+        except Unreachable:
+            if not kept:
+                raise
+        return self._ask_once(question, deadline_s)  # the kept one was lost: what says a new one?
+
+    def _ask_once(self, question: Callable[[Connection], Answer], deadline_s: float) -> Answer:
         connection = self._connection or self._connect()
+        connection.deadline_s = deadline_s
         try:
             return question(connection)
         except psycopg.errors.InsufficientPrivilege as error:
@@ -116,7 +128,6 @@ class Link:
                 connect_timeout=self._connect_timeout_s,
                 application_name="slotfailover",
             )
-            self._connection.deadline_s = self._deadline_s
             milliseconds = int(self._deadline_s * 1000)
             self._connection.execute(
                 "SET search_path = pg_catalog; "

@@ -27,9 +27,9 @@ def perform(step: Step, cluster: Cluster, deadline_s: float) -> View:
         if step.action is Action.PROMOTE:
             _promote(step, cluster.nodes[step.server], deadline)
         elif step.action is Action.RESET:
-            cluster.nodes[step.server].ask(lambda c: _run_each(c, step.sql))
+            cluster.nodes[step.server].order(lambda c: _run_each(c, step.sql))
         elif step.action is not Action.FLOW:
-            cluster.subscribers[step.server].ask(lambda c: _run_together(c, step.sql))
+            cluster.subscribers[step.server].order(lambda c: _run_together(c, step.sql))
     except Unreachable as error:
         raise Retryable(
             f"{step.server} stopped answering: {error.detail}",
@@ -55,7 +55,7 @@ def _promote(step: Step, link: Link, deadline: float) -> None:
     while time.monotonic() < drain_until and not drained():
         time.sleep(POLL_S)
     if link.ask(_in_recovery):
-        link.ask(lambda c: _run_promotion(c, step))
+        link.order(lambda c: _run_promotion(c, step))
     while link.ask(_in_recovery):
         if time.monotonic() > deadline:
             raise _late(step, deadline - time.monotonic())

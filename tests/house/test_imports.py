@@ -28,7 +28,15 @@ PURE = (
     "services.bridge.envelope",
     "services.bridge.transactions",
     "services.bridge.shapes",
+    "services.failover.address",
+    "services.failover.conditions",
+    "services.failover.effects",
     "services.failover.plan",
+    "services.failover.readiness",
+    "services.failover.standby_lists",
+    "services.failover.statements",
+    "services.failover.verdicts",
+    "services.failover.view",
 )
 IMPURE_IMPORTS = {
     *("psycopg", "confluent_kafka", "socket", "select", "threading", "time", "concurrent"),
