@@ -1,0 +1,157 @@
+"""The command `slottables`: brings the bridge's events into Iceberg tables, and compares them."""
+
+import contextlib
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import structlog
+import typer
+
+from schemas.errors import ExitCode, SlotbridgeError
+from schemas.settings import load_settings, require
+from spark_consumers.batches import BatchReport
+
+app = typer.Typer(
+    help="Iceberg tables that follow PostgreSQL tables, from the bridge's Kafka topics.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+Config = Annotated[Path, typer.Option("--config", help="The YAML file of all services.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON lines on stdout, for machines.")]
+
+
+def main() -> None:
+    """The entry point of `slottables`."""
+    app()
+
+
+@app.command()
+def run(
+    config: Config,
+    as_json: Json = False,
+    until_idle: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Stop by itself when nothing has come for so many seconds."),
+    ] = None,
+) -> None:
+    """Follow the topics and keep the tables current, until SIGTERM or SIGINT."""
+    from spark_consumers import job
+    from spark_consumers.session import start_session
+    from spark_consumers.source import require_broker
+
+    with _exit_codes(as_json=as_json):
+        settings = load_settings(config)
+        kafka, tables = require(settings.kafka, "kafka"), require(settings.tables, "tables")
+        stop = _stop_on_signals()
+        require_broker(kafka)
+        spark = start_session(tables, kafka)
+        try:
+            job.run(
+                spark,
+                settings,
+                report=_print_json if as_json else _print_line,
+                stop=stop,
+                until_idle_s=until_idle,
+            )
+        finally:
+            spark.stop()
+
+
+@app.command()
+def verify(
+    config: Config,
+    as_json: Json = False,
+    table: Annotated[
+        list[str] | None, typer.Option(help="schema.table; may be given several times.")
+    ] = None,
+    examples: Annotated[
+        bool, typer.Option("--examples", help="Show up to 5 keys of rows that differ.")
+    ] = False,
+) -> None:
+    """Compare each table with its source; exit 0 only when all rows are equal, else 1."""
+    from spark_consumers.session import start_session
+    from spark_consumers.verify import verify_tables
+
+    with _exit_codes(as_json=as_json):
+        settings = load_settings(config)
+        spark = start_session(require(settings.tables, "tables"), require(settings.kafka, "kafka"))
+        try:
+            found = verify_tables(
+                spark, settings, tables=tuple(table or ()), examples_max=5 if examples else 0
+            )
+        finally:
+            spark.stop()
+        equal = all(comparison.equal for comparison in found)
+        if as_json:
+            tables = [asdict(comparison) | {"equal": comparison.equal} for comparison in found]
+            _write(json.dumps({"equal": equal, "tables": tables}))
+        else:
+            for comparison in found:
+                _write(comparison.line())
+        if not equal:
+            raise SystemExit(int(ExitCode.ANSWER_IS_NO))
+
+
+def _print_json(report: BatchReport) -> None:
+    _write(json.dumps(report.document()))
+
+
+def _print_line(report: BatchReport) -> None:
+    found = report.document()
+    _write(
+        f"batch {found['batch']}: {found['events']} events, {len(report.tables)} tables,"
+        f" up to {found['commit_lsn_max']}, {found['seconds']} s, {found['lag_ms']} ms behind"
+    )
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _stop_on_signals() -> threading.Event:
+    """An event that SIGTERM and SIGINT set; a second signal of either kills the process."""
+    stop = threading.Event()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    return stop
+
+
+@contextlib.contextmanager
+def _exit_codes(*, as_json: bool) -> Iterator[None]:
+    """Log to stderr; turn a SlotbridgeError into one line there and its exit code."""
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if as_json
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            renderer,
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    try:
+        yield
+    except SlotbridgeError as error:
+        if as_json:
+            fields = ("operation", "subject", "lsn", "hint")
+            document = {"error": error.message} | {name: getattr(error, name) for name in fields}
+            _write(json.dumps(document | {"exit_code": int(error.exit_code)}))
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(int(error.exit_code)) from None

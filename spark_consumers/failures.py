@@ -1,0 +1,133 @@
+"""Translates what Spark, Iceberg and their Java libraries raise into the errors of schemas.errors.
+
+Their messages can hold row values, so that only our own marks and the error's class go on.
+"""
+
+import re
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+from schemas.errors import (
+    BadInput,
+    ExitCode,
+    OperatorNeeded,
+    Retryable,
+    SetupError,
+    SlotbridgeError,
+)
+from spark_consumers.changes import REFUSED
+
+FOREIGN = (PySparkException, Py4JError)
+_REFUSAL = re.compile(
+    re.escape(REFUSED) + r"\|([^|]*)\|(\d*)\|(\d*)\|(\d*)\|(.*?)(?: SQLSTATE|\n|$)", re.MULTILINE
+)
+_CLASS = re.compile(r"\b(?:[a-z][a-z0-9_]*\.)+([A-Z]\w*(?:Exception|Error))\b")
+_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]{5,})\]")
+
+
+def translated(error: Exception, operation: str) -> SlotbridgeError:
+    """The error to raise instead of `error`; one that is ours already comes back as it is."""
+    if isinstance(error, SlotbridgeError):
+        return error
+    text = _text(error)
+    refusal = _REFUSAL.search(text)
+    if refusal:
+        return _refused(refusal, operation)
+    for pattern, kind, code, message, hint in _KNOWN:
+        if re.search(pattern, text):
+            return kind(message, operation=operation, hint=hint, exit_code=code)
+    condition = _CONDITION.search(text)
+    classes = _CLASS.findall(text)
+    name = condition[1] if condition else classes[-1] if classes else type(error).__name__
+    return SlotbridgeError(
+        f"Spark failed with {name}",
+        operation=operation,
+        hint="Spark's own log on stderr has the details",
+        exit_code=ExitCode.BUG,
+    )
+
+
+def _text(error: Exception) -> str:
+    """Everything an exception and its causes say, Java's included."""
+    parts = [str(error)]
+    java = getattr(error, "java_exception", None)
+    if java is not None:
+        parts.append(str(java.toString()))
+    if error.__cause__ is not None and isinstance(error.__cause__, Exception):
+        parts.append(_text(error.__cause__))
+    return "\n".join(parts)
+
+
+def _refused(refusal: re.Match[str], operation: str) -> BadInput:
+    topic, partition, offset, commit_lsn, what = refusal.groups()
+    where = topic + (f", partition {partition}, offset {offset}" if offset else "")
+    return BadInput(
+        f"{what} has a value that does not fit its type"
+        if offset
+        else f"{what} was left unchanged by a row that the table does not have",
+        operation=operation,
+        subject=where,
+        lsn=int(commit_lsn) if commit_lsn else None,
+        hint="compare the column's type in the schema topic with the event's JSON form"
+        if offset
+        else "a changed key left an out-of-line value out: set REPLICA IDENTITY FULL on the table",
+        exit_code=ExitCode.RECORD_REFUSED,
+    )
+
+
+_KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
+    (
+        r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost|OffsetOutOfRange"
+        r"|Partitions .* have been deleted|PARTITION_OFFSET_CHANGED|DATA_LOSS",
+        OperatorNeeded,
+        ExitCode.WITNESSES_DISAGREE,
+        "Kafka no longer has events that the tables have not taken",
+        "topic retention was too short or a topic was made anew: rebuild the tables",
+    ),
+    (
+        r"No space left on device",
+        SetupError,
+        ExitCode.DISK_FULL,
+        "the disk is full",
+        "free space in the warehouse or in spark.local.dir",
+    ),
+    (
+        r"SaslAuthentication|SslAuthentication|TopicAuthorization|GroupAuthorization",
+        SetupError,
+        ExitCode.PRIVILEGE_MISSING,
+        "Kafka refused the credentials or a topic",
+        "allow this principal to read and describe the topics",
+    ),
+    (
+        r"kafka\.common\.errors\.(Timeout|Disconnect|Network|BrokerNotAvailable)"
+        r"|No resolvable bootstrap|CALL_TIMED_OUT|KafkaException: Failed to construct",
+        Retryable,
+        ExitCode.KAFKA_UNREACHABLE,
+        "Kafka does not answer",
+        "check kafka.bootstrap_servers and the broker",
+    ),
+    (
+        r"CommitFailedException|ValidationException: Found conflicting|CONCURRENT_QUERY"
+        r"|CONCURRENT_STREAM_LOG_UPDATE",
+        Retryable,
+        ExitCode.NOT_READY,
+        "another writer changed a table or the checkpoint at the same time",
+        "run one slottables for each checkpoint and warehouse",
+    ),
+    (
+        r"SQLITE_BUSY|database is locked|UncheckedSQLException|JdbcSQL",
+        Retryable,
+        ExitCode.SERVER_UNREACHABLE,
+        "the Iceberg catalog's database does not answer",
+        "check tables.catalog_uri; its driver's jar must be among spark.jars",
+    ),
+    (
+        r"Failed to find data source: kafka|ClassNotFoundException|Cannot find catalog plugin"
+        r"|No suitable driver",
+        SetupError,
+        ExitCode.PROGRAM_MISSING,
+        "a jar of Kafka, Iceberg or the catalog's database is missing",
+        'name them in tables.spark_options["spark.jars"] (docs/OPERATIONS.md)',
+    ),
+)

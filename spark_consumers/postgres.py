@@ -1,0 +1,172 @@
+"""Reads source tables for comparison: their columns, and their rows as JSON lines in files.
+
+A row is one line `{"c0": "…", "c1": null}`: every value as text, so that nothing is rounded.
+
+    date                    days since 1970
+    time, timestamp(tz)     microseconds
+    bytea                   hex
+    everything else         what its type's output function gives, as pgoutput does
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from schemas.errors import ExitCode, Retryable, SetupError
+from schemas.events import INFINITY_MICROSECONDS, NEGATIVE_INFINITY_MICROSECONDS
+from schemas.settings import SourceSettings
+from spark_consumers.columns import ColumnShape
+
+FILE_BYTES_MAX: Final = 64 * 2**20
+_DAY_US: Final = 86_400_000_000
+# What the bridge's replication session has, so that text forms are the same.
+_SESSION: Final = (
+    "SET DateStyle = 'ISO'; SET TimeZone = 'UTC'; SET IntervalStyle = 'postgres';"
+    " SET extra_float_digits = 3"
+)
+_PUBLISHED: Final = """
+    SELECT schemaname, tablename, attnames::text[], rowfilter
+    FROM pg_publication_tables WHERE pubname = %s
+"""
+_COLUMNS: Final = """
+    SELECT a.attname, t.typname, n.nspname, a.atttypmod
+    FROM pg_attribute a
+    JOIN pg_class c ON c.oid = a.attrelid
+    JOIN pg_namespace s ON s.oid = c.relnamespace
+    JOIN pg_type t ON t.oid = a.atttypid
+    JOIN pg_namespace n ON n.oid = t.typnamespace
+    WHERE s.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
+    ORDER BY a.attnum
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a publication says of a table: its columns, and the condition that rows must meet."""
+
+    columns: tuple[str, ...]
+    row_filter: str | None
+
+
+@contextlib.contextmanager
+def snapshot(settings: SourceSettings) -> Iterator[psycopg.Connection]:
+    """A connection that sees one snapshot of all tables and writes nothing.
+
+    Raises Retryable when no server answers, SetupError when a privilege is missing.
+    """
+    try:
+        with psycopg.connect(
+            settings.conninfo.get_secret_value(),
+            connect_timeout=settings.connect_timeout_s,
+            client_encoding="utf-8",
+            application_name="slottables verify",
+        ) as connection:
+            connection.execute(_SESSION)
+            connection.commit()
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.read_only = True
+            yield connection
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SetupError(
+            str(error).splitlines()[0],
+            operation="read the source",
+            hint="grant SELECT on the tables to this role",
+            exit_code=ExitCode.PRIVILEGE_MISSING,
+        ) from error
+    except psycopg.OperationalError as error:
+        raise Retryable(
+            "the source does not answer",
+            operation="read the source",
+            hint="check source.conninfo and that one of its hosts accepts connections",
+        ) from error
+
+
+def published(connection: psycopg.Connection, publication: str) -> dict[str, Published]:
+    """`schema.table` -> what the publication says of it; empty when there is no publication."""
+    rows = connection.execute(_PUBLISHED, [publication]).fetchall()
+    return {
+        f"{schema}.{table}": Published(tuple(columns), row_filter)
+        for schema, table, columns, row_filter in rows
+    }
+
+
+def columns(connection: psycopg.Connection, schema: str, table: str) -> tuple[ColumnShape, ...]:
+    """The table's columns, typed as the schema topic has them; none when there is no such table."""
+    rows = connection.execute(_COLUMNS, [schema, table]).fetchall()
+    return tuple(
+        ColumnShape(name, kind if place == "pg_catalog" else f"{place}.{kind}", typmod, key=False)
+        for name, kind, place, typmod in rows
+    )
+
+
+def export(
+    connection: psycopg.Connection,
+    table: tuple[str, str],
+    columns: tuple[ColumnShape, ...],
+    row_filter: str | None,
+    folder: Path,
+) -> None:
+    """Write the rows of `table` (schema, name) to files in `folder`; memory stays bounded."""
+    values = sql.SQL(", ").join(
+        sql.SQL("{} AS {}").format(_text(column), sql.Identifier(f"c{number}"))
+        for number, column in enumerate(columns)
+    )
+    where = sql.SQL("WHERE {}").format(sql.SQL(row_filter)) if row_filter else sql.SQL("")
+    # Neither the quote nor the delimiter can occur in JSON: lines come as they are.
+    query = sql.SQL(
+        "COPY (SELECT row_to_json(r) FROM (SELECT {} FROM {} {}) r)"
+        " TO STDOUT (FORMAT csv, QUOTE E'\\x01', DELIMITER E'\\x02')"
+    ).format(values, sql.Identifier(*table), where)
+    with connection.cursor() as cursor, cursor.copy(query) as copy:
+        lines = iter(copy)
+        number = 0
+        while _write_file(lines, folder / f"{number:06d}.json"):
+            number += 1
+
+
+def _write_file(lines: Iterator[bytes | bytearray | memoryview], path: Path) -> bool:
+    """Write lines up to FILE_BYTES_MAX; whether there may be more."""
+    size = 0
+    with path.open("wb") as file:
+        for line in lines:
+            size += file.write(line)
+            if size >= FILE_BYTES_MAX:
+                return True
+    return False
+
+
+def _text(column: ColumnShape) -> sql.Composed:
+    """SQL that gives the column's value as text; NULL stays NULL."""
+    name = sql.Identifier(column.name)
+    if column.type in _EXPRESSIONS:
+        return sql.SQL(_EXPRESSIONS[column.type]).format(name=name)
+    # A cast to text would drop the blanks of a bpchar; format() calls the output function.
+    return sql.SQL("CASE WHEN {name} IS NOT NULL THEN format('%s', {name}) END").format(name=name)
+
+
+_MICROSECONDS: Final = "(extract(epoch FROM {name}) * 1000000)::bigint::text"
+_INSTANT: Final = (
+    "CASE {name}::text"
+    f" WHEN 'infinity' THEN '{INFINITY_MICROSECONDS}'"
+    f" WHEN '-infinity' THEN '{NEGATIVE_INFINITY_MICROSECONDS}'"
+    f" ELSE {_MICROSECONDS} END"
+)
+_EXPRESSIONS: Final = {
+    "bool": "{name}::text",
+    "date": (
+        "CASE {name}::text"
+        f" WHEN 'infinity' THEN '{INFINITY_MICROSECONDS // _DAY_US}'"
+        f" WHEN '-infinity' THEN '{NEGATIVE_INFINITY_MICROSECONDS // _DAY_US}'"
+        " ELSE ({name} - DATE '1970-01-01')::text END"
+    ),
+    "time": _MICROSECONDS,
+    "timestamp": _INSTANT,
+    "timestamptz": _INSTANT,
+    "timetz": "regexp_replace(({name} AT TIME ZONE 'UTC')::text, '\\+00$', 'Z')",
+    "bytea": "encode({name}, 'hex')",
+}

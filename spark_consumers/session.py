@@ -1,0 +1,111 @@
+"""Starts the Spark session: embedded and local, or the one that spark-submit has prepared."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from schemas.errors import ExitCode, SetupError
+from schemas.settings import KafkaSettings, TablesSettings
+
+CATALOG = "slotbridge"
+_CONFIGURATION = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+    "spark.sql.shuffle.partitions": "2",
+    # Micro-batches are small: planning again at run time costs more than it saves.
+    "spark.sql.adaptive.enabled": "false",
+    # Short-lived code: the optimizing compiler would cost more than it gives.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    # Copy-on-write is for small tables; looking for files to leave out would read changes twice.
+    "spark.sql.optimizer.runtime.rowLevelOperationGroupFilter.enabled": "false",
+    "spark.shuffle.compress": "false",
+    "spark.sql.json.enableExactStringParsing": "true",
+    "spark.sql.streaming.minBatchesToRetain": "10",
+    # Each select is planned once for each batch; its text would only fill the driver's memory.
+    "spark.sql.ui.retainedExecutions": "1",
+}
+_QUIET = (
+    # Every batch that takes longer than the trigger's interval; the report says how long it took.
+    "org.apache.spark.sql.execution.streaming.ProcessingTimeExecutor",
+    # foreachBatch merges in threads of its own, where a consumer can't be interrupted.
+    "org.apache.spark.sql.kafka010.KafkaDataConsumer",
+    "org.apache.spark.sql.catalyst.util.SparkStringUtils",
+    "org.apache.hadoop.util.NativeCodeLoader",
+)
+
+
+def start_session(tables: TablesSettings, kafka: KafkaSettings) -> SparkSession:
+    """Return a session with the Iceberg catalog `slotbridge`; `spark_options` override the rest.
+
+    SIGINT's handler stays as it was. Raises SetupError (PROGRAM_MISSING) when Java does not start.
+    """
+    options = (
+        _CONFIGURATION
+        | catalog_options(tables)
+        | {
+            "spark.app.name": f"slottables {kafka.topic_prefix}",
+            "spark.driver.memory": tables.driver_memory,
+        }
+    )
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has chosen the master
+        options["spark.master"] = "local[*]"
+    builder = SparkSession.builder
+    for name, value in (options | tables.spark_options).items():
+        builder = builder.config(name, value)
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if main else None
+    try:
+        session = builder.getOrCreate()
+    except (PySparkException, FileNotFoundError) as error:
+        raise SetupError(
+            "Java did not start",
+            operation="start Spark",
+            hint="install Java 17 or 21, or set JAVA_HOME",
+            exit_code=ExitCode.PROGRAM_MISSING,
+        ) from error
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, handler)
+    _quieten(session)
+    return session
+
+
+def catalog_options(tables: TablesSettings) -> dict[str, str]:
+    """Spark's configuration of the Iceberg catalog: JDBC, by default on SQLite in the warehouse."""
+    warehouse = tables.warehouse.resolve()
+    name = f"spark.sql.catalog.{CATALOG}"
+    return {
+        name: "org.apache.iceberg.spark.SparkCatalog",
+        f"{name}.type": "jdbc",
+        f"{name}.uri": tables.catalog_uri or _sqlite(warehouse),
+        f"{name}.jdbc.schema-version": "V1",
+        f"{name}.warehouse": str(warehouse),
+        f"{name}.io-impl": "org.apache.iceberg.hadoop.HadoopFileIO",
+        # A session must see at once what another session of this process has committed.
+        f"{name}.cache-enabled": "false",
+        "spark.sql.warehouse.dir": str(warehouse),
+    }
+
+
+def _sqlite(warehouse: Path) -> str:
+    warehouse.mkdir(parents=True, exist_ok=True)
+    return f"jdbc:sqlite:{warehouse / 'catalog.db'}?journal_mode=WAL&busy_timeout=20000"
+
+
+def _quieten(session: SparkSession) -> None:
+    session.sparkContext.setLogLevel("WARN")
+    jvm = session.sparkContext._jvm
+    assert jvm is not None
+    log4j = jvm.org.apache.logging.log4j
+    for logger in _QUIET:
+        log4j.core.config.Configurator.setLevel(logger, log4j.Level.ERROR)

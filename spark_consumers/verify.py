@@ -1,0 +1,236 @@
+"""Compares Iceberg tables with their source tables, row by row, in bounded memory.
+
+Both sides become multisets of typed rows in Spark. Rows that are on one side only are, by key:
+
+    missing     at the source, not in the Iceberg table
+    extra       in the Iceberg table, not at the source
+    different   on both sides, with other values (tables with a key only)
+"""
+
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+import psycopg
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from schemas.settings import Settings, require
+from spark_consumers import postgres
+from spark_consumers.columns import METADATA, ColumnShape, typed
+from spark_consumers.failures import FOREIGN, translated
+from spark_consumers.tables import Tables, key_columns, properties, quoted
+
+_KINDS = ("missing", "extra", "different")
+
+
+@dataclass(frozen=True, slots=True)
+class TableComparison:
+    """What was found of one table. `columns` says in words how the columns themselves differ;
+    `examples` has keys of rows that differ, as `kind {key}`."""
+
+    table: str
+    iceberg: str
+    source_rows: int
+    table_rows: int
+    missing: int
+    extra: int
+    different: int
+    columns: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether both sides have the same columns and the same rows."""
+        return not (self.missing or self.extra or self.different or self.columns)
+
+    def line(self) -> str:
+        """One line for people, and one more for each example."""
+        counts = f"{self.source_rows} rows at the source, {self.table_rows} in the table"
+        found = [f"{getattr(self, kind)} {kind}" for kind in _KINDS if getattr(self, kind)]
+        verdict = ", ".join((*found, *self.columns)) or "equal"
+        return "\n  ".join((f"{self.table}: {verdict} ({counts})", *self.examples))
+
+
+def verify_tables(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    tables: Collection[str] = (),
+    examples_max: int = 0,
+) -> list[TableComparison]:
+    """Compare `tables` (`schema.table`), by default those of the settings, else every published one
+    and every one in the namespace.
+
+    Both sides must be at rest: what the bridge has still under way counts as a difference. The
+    source is read in one snapshot. Raises Retryable or SetupError when it can't be read.
+    """
+    source = require(settings.source, "source")
+    configured = require(settings.tables, "tables")
+    own = Tables(require(settings.kafka, "kafka"), configured)
+    try:
+        with postgres.snapshot(source) as connection:
+            published = postgres.published(connection, source.publication)
+            existing = own.existing(spark)
+            wanted = set(tables) or set(configured.tables) or set(published) | set(existing)
+            return [
+                _compare(
+                    spark,
+                    connection,
+                    name,
+                    existing.get(name, ""),
+                    published.get(name),
+                    examples_max,
+                )
+                for name in sorted(wanted)
+            ]
+    except FOREIGN as error:
+        raise translated(error, "compare tables") from error
+
+
+def _compare(
+    spark: SparkSession,
+    connection: psycopg.Connection,
+    name: str,
+    iceberg: str,
+    published: postgres.Published | None,
+    examples_max: int,
+) -> TableComparison:
+    schema, _, table = name.partition(".")
+    columns = postgres.columns(connection, schema, table)
+    if published is not None:
+        columns = tuple(column for column in columns if column.name in published.columns)
+    fields: dict[str, T.DataType] = {}
+    key: tuple[str, ...] = ()
+    if iceberg:
+        fields = {f.name: f.dataType for f in spark.table(iceberg).schema.fields}
+        key = key_columns(properties(spark, iceberg))
+    problems = _column_problems(columns, fields) if iceberg and columns else ()
+    names = [c.name for c in columns if not iceberg or fields.get(c.name) == c.data_type]
+    if not columns:
+        problems = ("no such table at the source",)
+        names = [name for name in fields if name not in METADATA]
+    with tempfile.TemporaryDirectory(prefix="slottables-verify-") as folder:
+        right = _table_rows(spark, iceberg, names) if iceberg else None
+        if columns:
+            shared = tuple(column for column in columns if column.name in names)
+            row_filter = published.row_filter if published else None
+            postgres.export(connection, (schema, table), shared, row_filter, Path(folder))
+            left = _source_rows(spark, folder, shared)
+        elif right is not None:
+            left = right.limit(0)
+        else:
+            return TableComparison(name, "", 0, 0, 0, 0, 0, problems)
+        places = [names.index(column) for column in key if column in names]
+        groups = _groups(
+            left,
+            left.limit(0) if right is None else right,
+            places if len(places) == len(key) else (),
+        )
+        counts = groups.agg(
+            *(F.coalesce(F.sum(c), F.lit(0)).alias(c) for c in ("source", "table", *_KINDS))
+        ).first()
+        assert counts is not None
+        unequal = any(counts[kind] for kind in _KINDS)
+        examples = _examples(groups, names, examples_max) if unequal and examples_max else ()
+    return TableComparison(
+        name,
+        iceberg.replace("`", ""),
+        counts["source"],
+        counts["table"],
+        counts["missing"],
+        counts["extra"],
+        counts["different"],
+        problems,
+        examples,
+    )
+
+
+def _column_problems(
+    columns: Sequence[ColumnShape], fields: Mapping[str, T.DataType]
+) -> tuple[str, ...]:
+    names = {column.name for column in columns}
+    found = [f"column {c.name} is not in the table" for c in columns if c.name not in fields]
+    found += [
+        f"column {name} is not at the source"
+        for name in fields
+        if name not in names and name not in METADATA
+    ]
+    found += [
+        f"column {c.name} is {fields[c.name].simpleString()} in the table,"
+        f" {c.data_type.simpleString()} at the source"
+        for c in columns
+        if c.name in fields and fields[c.name] != c.data_type
+    ]
+    return tuple(found)
+
+
+def _source_rows(spark: SparkSession, folder: str, columns: Sequence[ColumnShape]) -> DataFrame:
+    """The exported rows, typed; columns c0, c1 …"""
+    names = [f"c{number}" for number in range(len(columns))]
+    text = T.StructType([T.StructField(name, T.StringType()) for name in names])
+    rows = spark.read.schema(text).option("mode", "FAILFAST").json(folder)
+    return rows.select(*(_typed(F.col(n), c).alias(n) for n, c in zip(names, columns, strict=True)))
+
+
+def _typed(raw: Column, column: ColumnShape) -> Column:
+    """Read the text of `spark_consumers.postgres`; where it is an event's JSON form, as that."""
+    if isinstance(column.data_type, T.BinaryType):
+        return F.unhex(raw)
+    if isinstance(column.data_type, T.TimestampType):
+        return F.timestamp_micros(raw.try_cast("bigint"))
+    return typed(raw, column)
+
+
+def _table_rows(spark: SparkSession, iceberg: str, names: Sequence[str]) -> DataFrame:
+    """The Iceberg table's rows; columns c0, c1 …"""
+    return spark.table(iceberg).select(
+        *(F.col(quoted(name)).alias(f"c{number}") for number, name in enumerate(names))
+    )
+
+
+def _groups(left: DataFrame, right: DataFrame, key: Sequence[int]) -> DataFrame:
+    """How often each key (without one: each row) is on either side, and what does not match.
+
+    Columns: the key's, then source, table, missing, extra, different (counts of rows).
+    """
+    sides = left.withColumn("side", F.lit(1)).unionByName(right.withColumn("side", F.lit(0)))
+    values = left.columns
+    identity = [values[place] for place in key] or values
+    counted = sides.groupBy(*values).agg(
+        F.sum("side").alias("source"), F.count_if(F.col("side") == 0).alias("table")
+    )
+    counted = counted.withColumn("matched", F.least("source", "table"))
+    if key:
+        counted = counted.groupBy(*identity).agg(
+            *(F.sum(name).alias(name) for name in ("source", "table", "matched"))
+        )
+    left_over, right_over = (F.col(side) - F.col("matched") for side in ("source", "table"))
+    different = F.least(left_over, right_over) if key else F.lit(0).cast("bigint")
+    return counted.select(
+        *identity,
+        "source",
+        "table",
+        (left_over - different).alias("missing"),
+        (right_over - different).alias("extra"),
+        different.alias("different"),
+    )
+
+
+def _examples(groups: DataFrame, names: Sequence[str], limit: int) -> tuple[str, ...]:
+    """Up to `limit` keys of rows that differ (of a table without a key: whole rows)."""
+    identity = [name for name in groups.columns if name.startswith("c")]
+    key = F.to_json(
+        F.struct(*(F.col(name).alias(names[int(name[1:])]) for name in identity)),
+        {"ignoreNullFields": "false"},
+    )
+    kind = reduce(
+        lambda rest, name: F.when(F.col(name) > 0, F.lit(name)).otherwise(rest),
+        _KINDS,
+        F.lit(None).cast("string"),
+    )
+    found = groups.select(kind.alias("kind"), key.alias("key")).where(F.col("kind").isNotNull())
+    return tuple(f"{row['kind']} {row['key']}" for row in found.limit(limit).collect())

@@ -1,0 +1,215 @@
+"""A stand-in for the bridge: writes events of its contract to a real broker, transaction-wise."""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from schemas.events import (
+    Column,
+    Envelope,
+    SchemaEvent,
+    SchemaKey,
+    Source,
+    schema_topic,
+    table_topic,
+)
+
+PARTITIONS = 3
+_ANY_PARTITION = -1
+_TIMEOUT_S = 30.0
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """A table at the source: column -> (PostgreSQL type, typmod), and the key's columns."""
+
+    name: str
+    columns: Mapping[str, tuple[str, int]]
+    key: Sequence[str] = ("id",)
+    schema: str = "public"
+    identity: Literal["default", "nothing", "full", "index"] = "default"
+
+    def shape_event(self, commit_lsn: int) -> SchemaEvent:
+        """The schema event that announces it."""
+        columns = [
+            Column(name=name, type=kind, type_oid=0, typmod=typmod, key=name in self.key)
+            for name, (kind, typmod) in self.columns.items()
+        ]
+        return SchemaEvent(
+            schema=self.schema,
+            table=self.name,
+            commit_lsn=commit_lsn,
+            ts_ms=0,
+            replica_identity=self.identity,
+            before=None,
+            after=columns,
+        )
+
+
+class Transaction:
+    """One source transaction inside one Kafka transaction; its events are numbered."""
+
+    def __init__(self, publisher: "Publisher", commit_lsn: int) -> None:
+        self._publisher = publisher
+        self.commit_lsn = commit_lsn
+        self.seq = 0
+
+    def insert(self, table: SourceTable, row: Row, **at: int) -> None:
+        """An insert; `partition`, `commit_lsn`, `seq` can be given to plant disorder."""
+        self._send(table, "c", None, row, self._key(table, row), **at)
+
+    def update(self, table: SourceTable, row: Row, **at: int) -> None:
+        """An update that leaves the key as it is."""
+        self._send(table, "u", None, row, self._key(table, row), **at)
+
+    def delete(self, table: SourceTable, row: Row, **at: int) -> None:
+        """A delete and its tombstone; `before` has the key alone, as with identity default."""
+        before = {name: row[name] if name in table.key else None for name in table.columns}
+        key = self._key(table, row)
+        self._send(table, "d", before, None, key, **at)
+        self._publisher.produce(table, key, None, at.get("partition"))
+
+    def change_key(self, table: SourceTable, old: Row, new: Row) -> None:
+        """An update of the key: a delete, its tombstone, an insert."""
+        self.delete(table, old)
+        self.insert(table, new)
+
+    def truncate(self, table: SourceTable, partitions: Sequence[int] | None = None) -> None:
+        """A truncate: the same event in every partition, or in some of them."""
+        seq = self.seq
+        for partition in range(PARTITIONS) if partitions is None else partitions:
+            self._send(table, "t", None, None, None, seq=seq, partition=partition)
+        self.seq = seq + 1
+
+    def raw(self, table: SourceTable, value: str, partition: int = 0) -> None:
+        """Any text as a record's value."""
+        self._publisher.produce(table, "{}", value, partition)
+
+    def _key(self, table: SourceTable, row: Row) -> str | None:
+        if not table.key:
+            return None
+        return json.dumps({name: row[name] for name in table.key}, separators=(",", ":"))
+
+    def _send(
+        self,
+        table: SourceTable,
+        op: Literal["c", "u", "d", "t"],
+        before: Row | None,
+        after: Row | None,
+        key: str | None,
+        *,
+        partition: int | None = None,
+        commit_lsn: int | None = None,
+        seq: int | None = None,
+    ) -> None:
+        lsn = self.commit_lsn if commit_lsn is None else commit_lsn
+        number = self.seq if seq is None else seq
+        value = envelope(self._publisher.prefix, table, op, before, after, lsn, number)
+        self._publisher.produce(table, key, value.model_dump_json(by_alias=True), partition)
+        self.seq += 1
+
+
+class Publisher:
+    """Publishes to topics of its own prefix; LSNs grow by 100 with every transaction."""
+
+    def __init__(self, bootstrap_servers: str, prefix: str) -> None:
+        self.prefix = prefix
+        self.commit_lsn = 1000
+        self._servers: dict[str, str | int | float | bool] = {
+            "bootstrap.servers": bootstrap_servers
+        }
+        self._producer = Producer(
+            self._servers | {"transactional.id": prefix, "partitioner": "murmur2_random"}
+        )
+        self._producer.init_transactions(_TIMEOUT_S)
+
+    def announce(self, *tables: SourceTable) -> None:
+        """Make the tables' topics and publish their shapes."""
+        names = {schema_topic(self.prefix): 1}
+        names |= {table_topic(self.prefix, t.schema, t.name): PARTITIONS for t in tables}
+        admin = AdminClient(self._servers)
+        there = admin.list_topics(timeout=_TIMEOUT_S).topics
+        new = [NewTopic(n, num_partitions=p) for n, p in names.items() if n not in there]
+        for future in admin.create_topics(new).values() if new else ():
+            future.result(_TIMEOUT_S)
+        self.reshape(*tables)
+
+    def reshape(self, *tables: SourceTable) -> None:
+        """Publish the tables' shapes."""
+        self._producer.begin_transaction()
+        for table in tables:
+            key = SchemaKey(schema=table.schema, table=table.name)
+            self._producer.produce(
+                schema_topic(self.prefix),
+                table.shape_event(self.commit_lsn).model_dump_json(by_alias=True),
+                key.model_dump_json(by_alias=True),
+            )
+        self._producer.commit_transaction(_TIMEOUT_S)
+
+    @contextlib.contextmanager
+    def transaction(self, *, commit: bool = True) -> Iterator[Transaction]:
+        """A source transaction, committed to Kafka at the end, or aborted."""
+        self.commit_lsn += 100
+        self._producer.begin_transaction()
+        yield Transaction(self, self.commit_lsn)
+        if commit:
+            self._producer.commit_transaction(_TIMEOUT_S)
+        else:
+            self._producer.flush(_TIMEOUT_S)
+            self._producer.abort_transaction(_TIMEOUT_S)
+
+    def produce(
+        self, table: SourceTable, key: str | None, value: str | None, partition: int | None
+    ) -> None:
+        """One record inside the open Kafka transaction."""
+        topic = table_topic(self.prefix, table.schema, table.name)
+        place = _ANY_PARTITION if partition is None else partition
+        self._producer.produce(topic, value, key, place)
+        self._producer.poll(0)
+
+
+def envelope(
+    prefix: str,
+    table: SourceTable,
+    op: Literal["c", "u", "d", "t"],
+    before: Row | None,
+    after: Row | None,
+    commit_lsn: int,
+    seq: int,
+) -> Envelope:
+    """An event as the bridge writes it."""
+    now_ms = int(time.time() * 1000)
+    times = {"ts_ms": now_ms, "ts_us": now_ms * 1000, "ts_ns": now_ms * 1_000_000}
+    source = Source(
+        version="0",
+        connector="postgresql",
+        name=prefix,
+        snapshot="false",
+        db="db",
+        sequence="[]",
+        schema=table.schema,
+        table=table.name,
+        txId=1,
+        lsn=commit_lsn,
+        xmin=None,
+        commit_lsn=commit_lsn,
+        seq=seq,
+        timeline=1,
+        **times,
+    )
+    return Envelope(
+        before=None if before is None else dict(before),
+        after=None if after is None else dict(after),
+        source=source,
+        transaction=None,
+        op=op,
+        **times,
+    )
