@@ -6,9 +6,9 @@ import psycopg
 
 from schemas.errors import ExitCode
 from tests.bridge.conftest import NewBridge
-from tests.bridge.running import Bridge
 from tests.conftest import NewPair
 from tests.providers.interface import Provider, Trio
+from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 
 BALANCES = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers")
@@ -22,21 +22,6 @@ def both(trio: Trio) -> str:
         port=f"{trio.primary.port},{trio.standby.port}",
         target_session_attrs="read-write",
     )
-
-
-def make_ready(bridge: Bridge, trio: Trio) -> None:
-    """Wait until the standby could take over with the bridge's slot."""
-    with psycopg.connect(trio.standby.conninfo(), autocommit=True) as connection:
-
-        def ready() -> bool:
-            row = connection.execute(
-                "SELECT synced AND NOT temporary AND invalidation_reason IS NULL"
-                " FROM pg_replication_slots WHERE slot_name = %s",
-                [bridge.slot],
-            ).fetchone()
-            return row is not None and bool(row[0])
-
-        eventually(ready, what="the slot is ready on the standby", timeout_s=90)
 
 
 def promote(trio: Trio) -> None:
@@ -53,7 +38,7 @@ def test_primary_killed_under_load_the_bridge_follows_and_refuses_the_old_one(
     trio.primary.run_tool("pgbench", ["-i", "-q", "-I", "dtp", primary])
     bridge = new_bridge(both(trio)).start().streaming(primary)
     trio.primary.run_tool("pgbench", ["-i", "-q", "-I", "g", primary])
-    make_ready(bridge, trio)
+    await_ready(trio.primary, trio.standby, bridge.slot)
     arguments = ["-n", "-c", "3", "-T", "60", primary]
     load = threading.Thread(
         target=trio.primary.run_tool, args=("pgbench", arguments), kwargs={"check": False}
@@ -103,7 +88,7 @@ def test_divergence_stops_the_bridge(new_pair: NewPair, new_bridge: NewBridge) -
         bridge = new_bridge(both(trio)).start().streaming(primary)
         connection.execute("INSERT INTO t VALUES (1)")
         bridge.caught_up(primary)
-        make_ready(bridge, trio)
+        await_ready(trio.primary, trio.standby, bridge.slot)
         connection.execute("ALTER SYSTEM SET synchronized_standby_slots = ''")
         connection.execute("SELECT pg_reload_conf()")
         trio.standby.stop()
