@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from services.demo.comparison import TableResult
+
+_WIDTH_OF_LOGS: Final = 120
 
 
 @dataclass(slots=True)
@@ -38,6 +41,8 @@ class Display:
     def __init__(self, board: Board) -> None:
         self._board = board
         self._console = Console(stderr=True)
+        if not self._console.is_terminal:
+            self._console.width = _WIDTH_OF_LOGS
         self._finished: list[tuple[str, float]] = []
         self._current: tuple[str, float] | None = None
         self._note = ""

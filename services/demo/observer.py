@@ -17,7 +17,11 @@ from services.demo.display import Board, Hop
 from services.demo.workload import TABLES
 
 _INTERVAL_S: Final = 1.0
-_ROWS: Final = "SELECT coalesce(sum(n_tup_ins + n_tup_upd + n_tup_del), 0) FROM pg_stat_user_tables"
+_ROWS: Final = """
+    SELECT 4 * (SELECT count(*) FROM pgbench_history) + (SELECT count(*) FROM pgbench_accounts)
+             + (SELECT count(*) FROM pgbench_branches) + (SELECT count(*) FROM pgbench_tellers)
+"""
+"""Rows written: each transaction updates three and adds one, the rest was loaded."""
 _LAGS: Final = """
     SELECT slot_name::text, pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint
       FROM pg_replication_slots WHERE slot_type = 'logical'
@@ -56,7 +60,6 @@ class Observer:
             {"bootstrap.servers": bootstrap_servers, "group.id": "slotbridge-demo", "log_level": 0}
         )
         self._seen: dict[str, tuple[int, float]] = {}
-        self._primary_base = (primary, 0, 0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="observer", daemon=True)
 
@@ -78,7 +81,7 @@ class Observer:
         rows = _query(self.primary, _ROWS)
         lags = dict(_query(self.primary, _LAGS))
         if rows:
-            self._update(primary, self._whole_rows(int(rows[0][0])))
+            self._update(primary, int(rows[0][0]))
             primary.lag = ""
         else:
             primary.lag = "down"
@@ -96,14 +99,6 @@ class Observer:
             self._board.slots = {
                 slot: "ready" if ready.get(slot) else "not ready" for slot in self._slots
             }
-
-    def _whole_rows(self, count: int) -> int:
-        """A promoted standby counts from 0 again: go on from what the old primary had."""
-        conninfo, base, last = self._primary_base
-        if conninfo != self.primary:
-            base += last
-        self._primary_base = (self.primary, base, count)
-        return base + count
 
     def _update(self, hop: Hop, rows: int) -> None:
         now = time.monotonic()
