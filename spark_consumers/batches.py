@@ -1,14 +1,15 @@
 """Applies one micro-batch to all its tables, so that applying it again changes nothing."""
 
+import contextlib
+import queue
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
 import tenacity
-from pyspark import StorageLevel
+from pyspark import InheritableThread, StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
@@ -145,10 +146,7 @@ class Applier:
             parts = self._parts(events)
             if not parts:
                 return None
-            with ThreadPoolExecutor(_TABLES_AT_ONCE, "merge") as pool:
-                futures = [pool.submit(self._apply_topic, events, part) for part in parts]
-            for future in futures:
-                future.result()
+            _in_threads(lambda part: self._apply_topic(events, part), parts)
         finally:
             events.unpersist()
         return BatchReport(
@@ -235,6 +233,34 @@ class Applier:
             lsn_min=part.lsn_min,
         )
         tables.record(spark, table, part.truncate, part.last)
+
+
+def _in_threads(work: Callable[[_TopicBatch], None], parts: Iterable[_TopicBatch]) -> None:
+    """Do `work` for each of `parts`, several at once; then raise the first failure, if any.
+
+    These threads give their connections to Java back when they end, those of an executor do not.
+    """
+    waiting: queue.SimpleQueue[_TopicBatch] = queue.SimpleQueue()
+    failures: list[Exception] = []
+
+    def take() -> None:
+        with contextlib.suppress(queue.Empty):
+            while not failures:
+                part = waiting.get_nowait()
+                try:
+                    work(part)
+                except Exception as error:
+                    failures.append(error)
+
+    for part in parts:
+        waiting.put(part)
+    threads = [InheritableThread(target=take) for _ in range(min(_TABLES_AT_ONCE, waiting.qsize()))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
 
 
 def _check(part: _TopicBatch, shape: Shape) -> None:

@@ -29,6 +29,7 @@ _CONFIGURATION = {
     # Copy-on-write is for small tables; looking for files to leave out would read changes twice.
     "spark.sql.optimizer.runtime.rowLevelOperationGroupFilter.enabled": "false",
     "spark.shuffle.compress": "false",
+    "spark.kafka.consumer.cache.capacity": "512",
     "spark.sql.json.enableExactStringParsing": "true",
     "spark.sql.streaming.minBatchesToRetain": "10",
     # Each select is planned once for each batch; its text would only fill the driver's memory.

@@ -1,0 +1,312 @@
+"""Batches into tables: last change wins, once, in whatever order partitions come."""
+
+import json
+
+import pytest
+from pyspark.errors import PySparkException
+
+from schemas.errors import BadInput, ExitCode, OperatorNeeded, SetupError
+from schemas.events import UNAVAILABLE
+from spark_consumers.failures import translated
+from tests.spark_consumers.conftest import Pipeline
+from tests.spark_consumers.publisher import SourceTable
+
+ITEMS = SourceTable("items", {"id": ("int4", -1), "name": ("text", -1), "body": ("text", -1)})
+HISTORY = SourceTable("history", {"note": ("text", -1)}, key=(), identity="nothing")
+
+
+def item(number: int, name: str | None = "a", body: str | None = "b") -> dict[str, object]:
+    return {"id": number, "name": name, "body": body}
+
+
+def rows(pipeline: Pipeline) -> list[tuple[object, ...]]:
+    return [tuple(row) for row in pipeline.rows("items")]
+
+
+def test_aborted_transactions_never_appear(pipeline: Pipeline) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1))
+    with publisher.transaction(commit=False) as t:
+        t.insert(ITEMS, item(2))
+        t.delete(ITEMS, item(1))
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(3, None))
+    report = pipeline.apply()
+    assert report and report.document()["events"] == 2
+    assert rows(pipeline) == [(1, "a", "b"), (3, None, "b")]
+
+
+def test_the_last_change_of_a_row_wins_within_and_across_batches(pipeline: Pipeline) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        for number in range(1, 7):
+            t.insert(ITEMS, item(number))
+        t.update(ITEMS, item(1, "updated"))
+        t.delete(ITEMS, item(2))
+        t.delete(ITEMS, item(3))
+        t.insert(ITEMS, item(3, "again"))
+    pipeline.apply()
+    assert [row[:2] for row in rows(pipeline)] == [
+        (1, "updated"),
+        (3, "again"),
+        (4, "a"),
+        (5, "a"),
+        (6, "a"),
+    ]
+    with publisher.transaction() as t:
+        t.delete(ITEMS, item(4))
+        t.insert(ITEMS, item(4, "third"))
+        t.change_key(ITEMS, item(5), item(50))
+        t.update(ITEMS, item(50, "moved"))
+        t.change_key(ITEMS, item(6), item(5, "taken"))
+    report = pipeline.apply(batch=1)
+    assert report and report.tables["public.items"].duplicates == 10
+    assert [row[:2] for row in rows(pipeline)] == [
+        (1, "updated"),
+        (3, "again"),
+        (4, "third"),
+        (5, "taken"),
+        (50, "moved"),
+    ]
+
+
+def test_a_replayed_batch_changes_nothing(pipeline: Pipeline) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS, HISTORY)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1))
+        t.insert(ITEMS, item(2))
+        t.insert(HISTORY, {"note": "x"})
+        t.insert(HISTORY, {"note": "x"})
+    pipeline.apply()
+    with publisher.transaction() as t:
+        t.delete(ITEMS, item(1))
+        t.update(ITEMS, item(2, "new"))
+        t.insert(HISTORY, {"note": "y"})
+    pipeline.apply()
+    before = (rows(pipeline), pipeline.rows("history"))
+    written = [pipeline.snapshots(name) for name in ("items", "history")]
+    assert [row.note for row in before[1]] == ["x", "x", "y"]
+    pipeline.applier = pipeline.new_applier()
+    report = pipeline.apply()
+    assert report and report.document()["duplicates"] == report.document()["events"] == 7
+    assert (rows(pipeline), pipeline.rows("history")) == before
+    assert [pipeline.snapshots(name) for name in ("items", "history")] == written
+
+
+def test_a_crash_between_rows_and_properties_leaves_a_batch_that_can_be_replayed(
+    pipeline: Pipeline,
+) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS, HISTORY)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1))
+        t.insert(HISTORY, {"note": "x"})
+        t.truncate(ITEMS)
+        t.insert(ITEMS, item(2))
+        t.update(ITEMS, item(2, "kept", UNAVAILABLE))
+    pipeline.apply()
+    before = (rows(pipeline), pipeline.rows("history"))
+    assert before[0] == [(2, "kept", "b")]
+    for table in ("items", "history"):
+        name = pipeline.identifier(table)
+        pipeline.spark.sql(
+            f"ALTER TABLE {name} UNSET TBLPROPERTIES ('slotbridge.applied', 'slotbridge.truncate')"
+        )
+    pipeline.applier = pipeline.new_applier()
+    report = pipeline.apply()
+    assert report and report.document()["duplicates"] == 0
+    assert (rows(pipeline), pipeline.rows("history")) == before
+
+
+def test_planted_duplicates_change_nothing_even_after_a_delete(pipeline: Pipeline) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1))
+        t.insert(ITEMS, item(2))
+        t.update(ITEMS, item(2, "last"))
+        t.delete(ITEMS, item(1))
+        first = t.commit_lsn
+    pipeline.apply()
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1), commit_lsn=first, seq=0)
+        t.insert(ITEMS, item(2), commit_lsn=first, seq=1)
+        t.insert(ITEMS, item(3))
+        t.insert(ITEMS, item(3), seq=2)
+    report = pipeline.apply()
+    assert report and report.document()["duplicates"] == 4 + 2
+    assert [row[:2] for row in rows(pipeline)] == [(2, "last"), (3, "a")]
+
+
+def test_a_truncate_takes_late_older_rows_of_other_partitions_with_it(pipeline: Pipeline) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1), partition=0)
+        t.insert(ITEMS, item(2), partition=1)
+        t.insert(ITEMS, item(3), partition=2)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(4), partition=2)
+        t.truncate(ITEMS)
+        t.insert(ITEMS, item(5), partition=0)
+        t.insert(ITEMS, item(6), partition=2)
+    pipeline.apply("partition = 1")
+    assert rows(pipeline) == []
+    pipeline.apply("partition = 2 OR topic LIKE '%.schema'")
+    assert [row[0] for row in rows(pipeline)] == [6]
+    pipeline.applier = pipeline.new_applier()
+    pipeline.apply("partition = 0")
+    assert [row[0] for row in rows(pipeline)] == [5, 6]
+
+
+def test_a_truncate_empties_what_earlier_batches_brought(pipeline: Pipeline) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS, HISTORY)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1), partition=0)
+        t.insert(ITEMS, item(2), partition=1)
+        t.insert(HISTORY, {"note": "gone"})
+    pipeline.apply()
+    with publisher.transaction() as t:
+        t.truncate(ITEMS)
+        t.truncate(HISTORY)
+        t.insert(HISTORY, {"note": "new"})
+    pipeline.apply()
+    assert rows(pipeline) == []
+    assert [row.note for row in pipeline.rows("history")] == ["new"]
+
+
+def test_an_unchanged_out_of_line_value_is_kept(pipeline: Pipeline) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1, body="long"))
+        t.insert(ITEMS, item(2, body="other"))
+    pipeline.apply()
+    with publisher.transaction() as t:
+        t.update(ITEMS, item(1, "x", UNAVAILABLE))
+        t.update(ITEMS, item(2, "y", None))
+        t.update(ITEMS, item(2, "z", UNAVAILABLE))
+        t.insert(ITEMS, item(3, "x", "inserted"))
+        t.update(ITEMS, item(3, "y", UNAVAILABLE))
+    pipeline.apply()
+    assert rows(pipeline) == [(1, "x", "long"), (2, "z", None), (3, "y", "inserted")]
+
+
+def test_a_changed_key_without_its_out_of_line_value_is_refused(pipeline: Pipeline) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1, body="long"))
+        t.change_key(ITEMS, item(1), item(2, body=UNAVAILABLE))
+    with pytest.raises(PySparkException) as raised:
+        pipeline.apply()
+    error = translated(raised.value, "apply")
+    assert isinstance(error, BadInput)
+    assert error.subject == "public.items"
+    assert error.lsn == publisher.commit_lsn
+    assert "body" in error.message
+
+
+def test_a_value_that_does_not_fit_is_named_and_never_null(pipeline: Pipeline) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(7), partition=2)
+        t.insert(ITEMS, {"id": "secret", "name": "n", "body": "b"}, partition=2)
+    with pytest.raises(PySparkException) as raised:
+        pipeline.apply()
+    error = translated(raised.value, "apply")
+    assert error.exit_code == ExitCode.RECORD_REFUSED
+    assert error.subject == f"{publisher.prefix}.public.items, partition 2, offset 1"
+    assert error.lsn == publisher.commit_lsn
+    assert "secret" not in str(error)
+
+
+@pytest.mark.parametrize("value", ["no JSON", "{}", json.dumps({"op": "x", "source": {}})])
+def test_a_record_that_is_no_event_is_refused(pipeline: Pipeline, value: str) -> None:
+    pipeline.publisher.announce(ITEMS)
+    with pipeline.publisher.transaction() as t:
+        t.raw(ITEMS, value, partition=1)
+    with pytest.raises(BadInput, match="partition 1, offset 0"):
+        pipeline.apply()
+
+
+def test_an_update_of_a_table_without_a_key_is_refused(pipeline: Pipeline) -> None:
+    full = SourceTable(
+        "full", {"a": ("int4", -1), "b": ("text", -1)}, key=("a", "b"), identity="full"
+    )
+    pipeline.publisher.announce(full)
+    with pipeline.publisher.transaction() as t:
+        t.insert(full, {"a": 1, "b": "x"})
+    pipeline.apply()
+    assert [tuple(row) for row in pipeline.rows("full")] == [(1, "x")]
+    with pipeline.publisher.transaction() as t:
+        t.delete(full, {"a": 1, "b": "x"})
+    with pytest.raises(BadInput, match="has no key"):
+        pipeline.apply()
+
+
+def test_new_columns_are_added_other_changes_refused(pipeline: Pipeline) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1))
+    pipeline.apply()
+    wider = SourceTable("items", {**ITEMS.columns, "price": ("numeric", (10 << 16 | 2) + 4)})
+    publisher.reshape(wider)
+    with publisher.transaction() as t:
+        t.insert(wider, {**item(2), "price": "1.50"})
+    pipeline.apply()
+    found = [(row.id, row.price and str(row.price)) for row in pipeline.rows("items")]
+    assert found == [(1, None), (2, "1.50")]
+    publisher.reshape(SourceTable("items", {**wider.columns, "name": ("int4", -1)}))
+    with publisher.transaction() as t:
+        t.insert(wider, {**item(3), "name": 3, "price": "1.50"})
+    with pytest.raises(SetupError, match="column name was string and is int") as raised:
+        pipeline.apply()
+    assert raised.value.subject == "public.items"
+
+
+def test_columns_that_the_schema_topic_lacks_are_refused(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_consumers.batches._SHAPE_DEADLINE_S", 0.1)
+    pipeline.publisher.announce(ITEMS)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {**item(1), "surprise": 1})
+    with pytest.raises(OperatorNeeded, match="column surprise of"):
+        pipeline.apply()
+
+
+def test_two_source_tables_never_share_an_iceberg_table(pipeline: Pipeline) -> None:
+    one = SourceTable("a__b", {"id": ("int4", -1)})
+    two = SourceTable("b", {"id": ("int4", -1)}, schema="a")
+    pipeline.publisher.announce(one)
+    with pipeline.publisher.transaction() as t:
+        t.insert(one, {"id": 1})
+    pipeline.apply()
+    pipeline.publisher.announce(two)
+    with pipeline.publisher.transaction() as t:
+        t.insert(two, {"id": 2})
+    with pytest.raises(OperatorNeeded, match=r"belongs to public\.a__b, not to a\.b"):
+        pipeline.apply()
+
+
+def test_names_that_sql_would_misread(pipeline: Pipeline) -> None:
+    odd = SourceTable(
+        'We"ird; drop',
+        {"Id": ("int4", -1), "id": ("int4", -1), "a.b": ("text", -1), "t`ick's": ("text", -1)},
+        key=("Id", "a.b"),
+    )
+    row = {"Id": 1, "id": 2, "a.b": "k", "t`ick's": "v"}
+    pipeline.publisher.announce(odd)
+    with pipeline.publisher.transaction() as t:
+        t.insert(odd, row)
+        t.update(odd, {**row, "id": 3, "t`ick's": UNAVAILABLE})
+    pipeline.apply()
+    assert [tuple(row) for row in pipeline.rows("We_ird__drop", "Id")] == [(1, 3, "k", "v")]
