@@ -20,21 +20,27 @@ lint: $(READY)
 types: $(READY)
 	@$(BIN)/mypy
 
-# The environment: made when the lock or the project changes, else reused.
-$(READY): requirements/lock.txt pyproject.toml
+# The environment: made when the locks or the project change, else reused. Builds (pyspark is a source
+# package) use the locked setuptools of requirements/build.txt, not one fetched for the occasion.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+$(READY): requirements/build.txt requirements/lock.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "slotbridge needs Python 3.11 or newer; pass PYTHON=/path/to/python3" >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 	  || { echo "python3 can't make a virtual environment (Debian: install python3-venv)" >&2; exit 2; }
-	@echo "installing pinned packages into $(VENV) …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lock.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "installing pinned packages into $(VENV) …" >&2
+	@$(PIP) --require-hashes -r requirements/build.txt
+	@$(PIP) --require-hashes --no-build-isolation --use-pep517 -r requirements/lock.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 # Pin anew after a change of pyproject.toml (needs uv).
+COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+  --no-emit-index-url --no-annotate
 lock:
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	  --no-annotate --all-extras pyproject.toml -o requirements/lock.txt
+	$(COMPILE) requirements/build.in -o requirements/build.txt
+	$(COMPILE) --all-extras pyproject.toml -o requirements/lock.txt
 
 clean:
 	rm -rf $(VENV) .cache
