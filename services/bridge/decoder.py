@@ -3,16 +3,24 @@
     B  final_lsn:u64 commit_time:i64 xid:u32
     C  flags:u8 commit_lsn:u64 end_lsn:u64 commit_time:i64
     O  origin_lsn:u64 name:cstr
-    R  oid:u32 schema:cstr table:cstr replica_identity:u8 n:u16
+    R  [xid:u32] oid:u32 schema:cstr table:cstr replica_identity:u8 n:u16
        { flags:u8 name:cstr type:u32 typmod:i32 }
-    Y  oid:u32 schema:cstr name:cstr
-    I  oid:u32 'N' tuple
-    U  oid:u32 [('K'|'O') tuple] 'N' tuple
-    D  oid:u32 ('K'|'O') tuple
-    T  n:u32 flags:u8 {oid:u32}
-    M  flags:u8 lsn:u64 prefix:cstr length:u32 content
+    Y  [xid:u32] oid:u32 schema:cstr name:cstr
+    I  [xid:u32] oid:u32 'N' tuple
+    U  [xid:u32] oid:u32 [('K'|'O') tuple] 'N' tuple
+    D  [xid:u32] oid:u32 ('K'|'O') tuple
+    T  [xid:u32] n:u32 flags:u8 {oid:u32}
+    M  [xid:u32] flags:u8 lsn:u64 prefix:cstr length:u32 content
+    S  xid:u32 first:u8                     E
+    c  xid:u32 flags:u8 commit_lsn:u64 end_lsn:u64 commit_time:i64
+    A  xid:u32 subxid:u32 [abort_lsn:u64 abort_time:i64]
+    b  prepare_lsn:u64 end_lsn:u64 prepare_time:i64 xid:u32 gid:cstr
+    P  flags:u8 and as b                    p  flags:u8 and as b
+    K  flags:u8 commit_lsn:u64 end_lsn:u64 commit_time:i64 xid:u32 gid:cstr
+    r  flags:u8 prepare_end_lsn:u64 end_lsn:u64 prepare_time:i64 rollback_time:i64 xid:u32 gid:cstr
     tuple = n:u16 { 'n' | 'u' | 't' length:u32 bytes }
 
+[xid] is there only between S and E: such changes are decoded by a Decoder made with `streamed`.
 Integers are big-endian, times microseconds since 2000-01-01 UTC, cstr ends with a zero byte.
 Source: PostgreSQL documentation 54.9 "Logical Replication Message Formats";
 src/backend/replication/logical/proto.c.
@@ -20,26 +28,37 @@ src/backend/replication/logical/proto.c.
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from schemas.errors import BadInput, ExitCode
+from services.bridge.messages import (
+    UNCHANGED,
+    AnyMessage,
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    Delete,
+    Insert,
+    Message,
+    Origin,
+    Prepare,
+    Relation,
+    RelationColumn,
+    RollbackPrepared,
+    Row,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    Type,
+    Update,
+)
 
 POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 """2000-01-01 in microseconds since 1970-01-01."""
-
-
-class Unchanged:
-    """The type of UNCHANGED, a TOASTed value that an UPDATE did not touch and the WAL lacks."""
-
-    def __repr__(self) -> str:
-        return "UNCHANGED"
-
-
-UNCHANGED: Final = Unchanged()
-Value = bytes | None | Unchanged
-"""A column's text form, NULL, or UNCHANGED."""
-Row = list[Value]
 
 
 class DecodeError(BadInput):
@@ -47,103 +66,6 @@ class DecodeError(BadInput):
 
     exit_code = ExitCode.UNDECODABLE
 
-
-@dataclass(frozen=True, slots=True)
-class RelationColumn:
-    """A column of a Relation message. `key`: part of the replica identity."""
-
-    name: str
-    type_oid: int
-    typmod: int
-    key: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """A table's shape from here on. `replica_identity`: one of d, n, f, i."""
-
-    oid: int
-    schema: str
-    table: str
-    replica_identity: str
-    columns: tuple[RelationColumn, ...]
-
-
-class Begin(NamedTuple):
-    """A transaction's start. `commit_lsn`: where its commit record begins; time since 1970, µs."""
-
-    commit_lsn: int
-    commit_time_us: int
-    xid: int
-
-
-class Commit(NamedTuple):
-    """A transaction's end. `end_lsn`: just after its commit record, the only resume point."""
-
-    commit_lsn: int
-    end_lsn: int
-    commit_time_us: int
-
-
-class Origin(NamedTuple):
-    """The replication origin that the transaction was applied from."""
-
-    origin_lsn: int
-    name: str
-
-
-class Type(NamedTuple):
-    """A type that is not built in."""
-
-    oid: int
-    schema: str
-    name: str
-
-
-class Insert(NamedTuple):
-    """A new row."""
-
-    relation: Relation
-    new: Row
-
-
-class Update(NamedTuple):
-    """A changed row. `old`: the key columns (`old_kind` K), the whole row (O), or None."""
-
-    relation: Relation
-    old_kind: str | None
-    old: Row | None
-    new: Row
-
-
-class Delete(NamedTuple):
-    """A removed row. `old` as in Update."""
-
-    relation: Relation
-    old_kind: str
-    old: Row
-
-
-class Truncate(NamedTuple):
-    """Emptied tables, all in one statement."""
-
-    relations: tuple[Relation, ...]
-    cascade: bool
-    restart_identity: bool
-
-
-class Message(NamedTuple):
-    """A logical message (pg_logical_emit_message)."""
-
-    transactional: bool
-    lsn: int
-    prefix: str
-    content: bytes
-
-
-AnyMessage = (
-    Begin | Commit | Origin | Relation | Type | Insert | Update | Delete | Truncate | Message
-)
 
 _BEGIN = struct.Struct("!QqI")
 _COMMIT = struct.Struct("!BQQq")
@@ -153,6 +75,11 @@ _U16 = struct.Struct("!H")
 _TYPE_AND_MODIFIER = struct.Struct("!Ii")
 _TRUNCATE = struct.Struct("!IB")
 _MESSAGE = struct.Struct("!BQ")
+_STREAM_START = struct.Struct("!IB")
+_STREAM_ABORT = struct.Struct("!II")
+_ABORT_WITH_POSITION_BYTES: Final = 25
+_PREPARED = struct.Struct("!QQqI")
+_ROLLBACK_PREPARED = struct.Struct("!QQqqI")
 _NULL, _UNCHANGED, _TEXT = b"n"[0], b"u"[0], b"t"[0]
 _NEW, _KEY, _OLD = b"N"[0], b"K"[0], b"O"[0]
 
@@ -161,9 +88,12 @@ class Decoder:
     """Decodes one connection's messages; a new connection needs a new Decoder.
 
     `relations` (oid -> Relation) and `types` (oid -> Type) hold what the server has described.
+    The server describes relations anew within every streamed transaction: with `streamed`, a
+    Decoder is for the blocks of one such transaction, whose messages carry their (sub)xid.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, streamed: bool = False) -> None:
+        self._body = 5 if streamed else 1
         self.relations: dict[int, Relation] = {}
         self.types: dict[int, Type] = {}
         self._parsers: dict[int, Callable[[bytes], AnyMessage]] = {
@@ -176,7 +106,16 @@ class Decoder:
             b"U"[0]: self._update,
             b"D"[0]: self._delete,
             b"T"[0]: self._truncate,
-            b"M"[0]: _message,
+            b"M"[0]: self._message,
+            b"S"[0]: _stream_start,
+            b"E"[0]: _stream_stop,
+            b"c"[0]: _stream_commit,
+            b"A"[0]: _stream_abort,
+            b"b"[0]: _begin_prepare,
+            b"P"[0]: _prepare,
+            b"p"[0]: _stream_prepare,
+            b"K"[0]: _commit_prepared,
+            b"r"[0]: _rollback_prepared,
         }
 
     def decode(self, data: bytes, lsn: int) -> AnyMessage:
@@ -196,8 +135,8 @@ class Decoder:
             raise _refused(data, f"truncated or malformed ({error})", lsn) from error
 
     def _relation(self, data: bytes) -> Relation:
-        (oid,) = _U32.unpack_from(data, 1)
-        schema, pos = _cstring(data, 5)
+        (oid,) = _U32.unpack_from(data, self._body)
+        schema, pos = _cstring(data, self._body + 4)
         table, pos = _cstring(data, pos)
         identity = chr(data[pos])
         if identity not in "dnfi":
@@ -217,45 +156,55 @@ class Decoder:
         return relation
 
     def _type(self, data: bytes) -> Type:
-        (oid,) = _U32.unpack_from(data, 1)
-        schema, pos = _cstring(data, 5)
+        (oid,) = _U32.unpack_from(data, self._body)
+        schema, pos = _cstring(data, self._body + 4)
         name, pos = _cstring(data, pos)
         _finished(data, pos)
         self.types[oid] = result = Type(oid, schema or "pg_catalog", name)
         return result
 
     def _insert(self, data: bytes) -> Insert:
-        relation = self._known(_U32.unpack_from(data, 1)[0])
-        new, pos = _tuple(data, _expect(data, 5, _NEW), relation)
+        relation = self._known(_U32.unpack_from(data, self._body)[0])
+        new, pos = _tuple(data, _expect(data, self._body + 4, _NEW), relation)
         _finished(data, pos)
         return Insert(relation, new)
 
     def _update(self, data: bytes) -> Update:
-        relation = self._known(_U32.unpack_from(data, 1)[0])
-        kind = data[5]
+        relation = self._known(_U32.unpack_from(data, self._body)[0])
+        pos = self._body + 4
+        kind = data[pos]
         old: Row | None = None
-        pos = 5
         if kind in (_KEY, _OLD):
-            old, pos = _tuple(data, 6, relation)
+            old, pos = _tuple(data, pos + 1, relation)
         new, pos = _tuple(data, _expect(data, pos, _NEW), relation)
         _finished(data, pos)
         return Update(relation, None if old is None else chr(kind), old, new)
 
     def _delete(self, data: bytes) -> Delete:
-        relation = self._known(_U32.unpack_from(data, 1)[0])
-        kind = data[5]
+        relation = self._known(_U32.unpack_from(data, self._body)[0])
+        pos = self._body + 4
+        kind = data[pos]
         if kind not in (_KEY, _OLD):
             raise DecodeError(f"a delete's old row has kind {chr(kind)!r}")
-        old, pos = _tuple(data, 6, relation)
+        old, pos = _tuple(data, pos + 1, relation)
         _finished(data, pos)
         return Delete(relation, chr(kind), old)
 
     def _truncate(self, data: bytes) -> Truncate:
-        count, flags = _TRUNCATE.unpack_from(data, 1)
-        if len(data) != 6 + 4 * count:
+        count, flags = _TRUNCATE.unpack_from(data, self._body)
+        pos = self._body + _TRUNCATE.size
+        if len(data) != pos + 4 * count:
             raise DecodeError(f"a truncate of {count} relations has {len(data)} bytes")
-        oids = struct.unpack_from(f"!{count}I", data, 6)
+        oids = struct.unpack_from(f"!{count}I", data, pos)
         return Truncate(tuple(map(self._known, oids)), bool(flags & 1), bool(flags & 2))
+
+    def _message(self, data: bytes) -> Message:
+        flags, lsn = _MESSAGE.unpack_from(data, self._body)
+        prefix, pos = _cstring(data, self._body + _MESSAGE.size)
+        (length,) = _U32.unpack_from(data, pos)
+        pos += 4
+        _finished(data, pos + length)
+        return Message(bool(flags & 1), lsn, prefix, data[pos:])
 
     def _known(self, oid: int) -> Relation:
         relation = self.relations.get(oid)
@@ -273,8 +222,7 @@ def _begin(data: bytes) -> Begin:
 def _commit(data: bytes) -> Commit:
     _flags, commit_lsn, end_lsn, time = _COMMIT.unpack_from(data, 1)
     _finished(data, 26)
-    if end_lsn <= commit_lsn:
-        raise DecodeError("a commit ends before it begins")
+    _ordered(commit_lsn, end_lsn)
     return Commit(commit_lsn, end_lsn, time + POSTGRES_EPOCH_US)
 
 
@@ -285,13 +233,64 @@ def _origin(data: bytes) -> Origin:
     return Origin(lsn, name)
 
 
-def _message(data: bytes) -> Message:
-    flags, lsn = _MESSAGE.unpack_from(data, 1)
-    prefix, pos = _cstring(data, 10)
-    (length,) = _U32.unpack_from(data, pos)
-    pos += 4
-    _finished(data, pos + length)
-    return Message(bool(flags & 1), lsn, prefix, data[pos:])
+def _stream_start(data: bytes) -> StreamStart:
+    xid, first = _STREAM_START.unpack_from(data, 1)
+    _finished(data, 6)
+    return StreamStart(xid, first == 1)
+
+
+def _stream_stop(data: bytes) -> StreamStop:
+    _finished(data, 1)
+    return StreamStop()
+
+
+def _stream_commit(data: bytes) -> StreamCommit:
+    (xid,) = _U32.unpack_from(data, 1)
+    _flags, commit_lsn, end_lsn, time = _COMMIT.unpack_from(data, 5)
+    _finished(data, 30)
+    _ordered(commit_lsn, end_lsn)
+    return StreamCommit(xid, commit_lsn, end_lsn, time + POSTGRES_EPOCH_US)
+
+
+def _stream_abort(data: bytes) -> StreamAbort:
+    xid, subxid = _STREAM_ABORT.unpack_from(data, 1)
+    if len(data) != _ABORT_WITH_POSITION_BYTES:  # streaming = parallel adds LSN and time
+        _finished(data, 9)
+    return StreamAbort(xid, subxid)
+
+
+def _begin_prepare(data: bytes) -> BeginPrepare:
+    return BeginPrepare(*_prepared(data, 1))
+
+
+def _prepare(data: bytes) -> Prepare:
+    return Prepare(*_prepared(data, 2))
+
+
+def _stream_prepare(data: bytes) -> StreamPrepare:
+    return StreamPrepare(*_prepared(data, 2))
+
+
+def _commit_prepared(data: bytes) -> CommitPrepared:
+    return CommitPrepared(*_prepared(data, 2))
+
+
+def _prepared(data: bytes, pos: int) -> tuple[int, int, int, int, str]:
+    lsn, end_lsn, time, xid = _PREPARED.unpack_from(data, pos)
+    gid, pos = _cstring(data, pos + _PREPARED.size)
+    _finished(data, pos)
+    _ordered(lsn, end_lsn)
+    return lsn, end_lsn, time + POSTGRES_EPOCH_US, xid, gid
+
+
+def _rollback_prepared(data: bytes) -> RollbackPrepared:
+    prepare_end, end, prepared, rolled_back, xid = _ROLLBACK_PREPARED.unpack_from(data, 2)
+    gid, pos = _cstring(data, 2 + _ROLLBACK_PREPARED.size)
+    _finished(data, pos)
+    _ordered(prepare_end, end)
+    return RollbackPrepared(
+        prepare_end, end, prepared + POSTGRES_EPOCH_US, rolled_back + POSTGRES_EPOCH_US, xid, gid
+    )
 
 
 def _tuple(data: bytes, pos: int, relation: Relation) -> tuple[Row, int]:
@@ -337,6 +336,11 @@ def _expect(data: bytes, pos: int, kind: int) -> int:
     if data[pos] != kind:
         raise DecodeError(f"expected {chr(kind)!r} at offset {pos}, found {chr(data[pos])!r}")
     return pos + 1
+
+
+def _ordered(lsn: int, end_lsn: int) -> None:
+    if end_lsn <= lsn:
+        raise DecodeError("a transaction's end lies before its last record")
 
 
 def _finished(data: bytes, pos: int) -> None:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from schemas.events import UNAVAILABLE, message_topic, table_topic
 from schemas.lsn import format_lsn
-from services.bridge.decoder import (
+from services.bridge.messages import (
     UNCHANGED,
     Delete,
     Insert,

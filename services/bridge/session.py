@@ -24,8 +24,9 @@ from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from services.bridge import metrics
 from services.bridge.connection import Data, Keepalive, ReplicationConnection
 from services.bridge.database import Primary
-from services.bridge.decoder import Begin, Decoder, Relation
+from services.bridge.decoder import Decoder
 from services.bridge.envelope import Envelope, Event
+from services.bridge.messages import Begin, Relation
 from services.bridge.producer import TransactionalProducer
 from services.bridge.progress import Ledger, Position, Witnesses, check_witnesses, position_of
 from services.bridge.shapes import Shapes

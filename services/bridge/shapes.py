@@ -3,8 +3,8 @@
 from typing import Final, Literal
 
 from schemas.events import Column, SchemaEvent, SchemaKey, schema_topic
-from services.bridge.decoder import Relation, Type
 from services.bridge.envelope import Event
+from services.bridge.messages import Relation, Type
 from services.bridge.pg_types import TYPE_NAMES
 
 Identity = Literal["default", "nothing", "full", "index"]

@@ -13,11 +13,12 @@ ones; one larger than `transaction_bytes_max` leaves in several portions, number
 from typing import NamedTuple
 
 from schemas.events import HEARTBEAT_PREFIX
-from services.bridge.decoder import (
+from services.bridge.decoder import DecodeError
+from services.bridge.envelope import Envelope, Event, Stamp
+from services.bridge.messages import (
     AnyMessage,
     Begin,
     Commit,
-    DecodeError,
     Delete,
     Insert,
     Message,
@@ -27,7 +28,6 @@ from services.bridge.decoder import (
     Type,
     Update,
 )
-from services.bridge.envelope import Envelope, Event, Stamp
 from services.bridge.progress import Position
 
 EVENT_OVERHEAD_BYTES = 200
@@ -85,7 +85,8 @@ class Assembler:
             return self._close(message, lsn)
         if isinstance(message, Message):
             return self._message(message, lsn, now_us)
-        assert isinstance(message, (Relation, Type, Origin))
+        if not isinstance(message, (Relation, Type, Origin)):
+            raise _misplaced(f"{type(message).__name__}, which was not asked for,", lsn)
         return None
 
     def advance(self, lsn: int) -> Portion | None:

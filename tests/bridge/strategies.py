@@ -2,17 +2,26 @@
 
 from hypothesis import strategies as st
 
-from services.bridge.decoder import (
+from services.bridge.messages import (
     UNCHANGED,
     AnyMessage,
     Begin,
+    BeginPrepare,
     Commit,
+    CommitPrepared,
     Delete,
     Insert,
     Message,
     Origin,
+    Prepare,
     Relation,
     RelationColumn,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
     Truncate,
     Type,
     Update,
@@ -60,6 +69,21 @@ def changes(draw: st.DrawFn) -> tuple[list[Relation], AnyMessage]:
                 st.booleans(),
             ),
             st.builds(Message, st.booleans(), lsns, names, st.binary(max_size=50)),
+            st.builds(StreamStart, oids, st.booleans()),
+            st.builds(StreamStop),
+            st.builds(StreamAbort, oids, oids),
+            lsns.flatmap(
+                lambda lsn: st.one_of(
+                    st.builds(StreamCommit, oids, st.just(lsn), st.just(lsn + 48), times),
+                    st.builds(
+                        RollbackPrepared, st.just(lsn), st.just(lsn + 9), times, times, oids, names
+                    ),
+                    *(
+                        st.builds(kind, st.just(lsn), st.just(lsn + 48), times, oids, names)
+                        for kind in (BeginPrepare, Prepare, StreamPrepare, CommitPrepared)
+                    ),
+                )
+            ),
         )
     )
     return described, message

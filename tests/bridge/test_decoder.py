@@ -1,11 +1,14 @@
 """Every message comes back; every damaged one is a DecodeError and nothing else."""
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.lsn import parse_lsn
-from services.bridge.decoder import AnyMessage, DecodeError, Decoder, Relation
+from services.bridge.decoder import DecodeError, Decoder
+from services.bridge.messages import AnyMessage, Relation, StreamAbort
 from tests.bridge.strategies import changes
 from tests.bridge.wire import encode
 
@@ -23,6 +26,22 @@ def test_what_the_server_writes_is_what_is_decoded(
 ) -> None:
     described, message = case
     assert decoder_with(described).decode(encode(message), 1) == message
+
+
+@given(changes(), st.integers(1, 2**32 - 1))
+def test_within_a_streamed_block_every_change_carries_its_xid(
+    case: tuple[list[Relation], AnyMessage], xid: int
+) -> None:
+    described, message = case
+    decoder = Decoder(streamed=True)
+    for relation in described:
+        decoder.decode(encode(relation, xid), 1)
+    assert decoder.decode(encode(message, xid), 1) == message
+
+
+def test_an_abort_may_name_its_position() -> None:
+    with_position = b"A" + struct.pack("!IIQq", 7, 8, 100, 0)
+    assert Decoder().decode(with_position, 1) == StreamAbort(7, 8)
 
 
 @given(changes())

@@ -9,21 +9,22 @@ from hypothesis import strategies as st
 
 from schemas.events import Envelope as EnvelopeContract
 from schemas.events import MessageEnvelope
-from services.bridge.decoder import (
+from services.bridge.decoder import DecodeError
+from services.bridge.envelope import Envelope, Event
+from services.bridge.messages import (
     UNCHANGED,
     AnyMessage,
     Begin,
     Commit,
-    DecodeError,
     Delete,
     Insert,
     Message,
     Relation,
     RelationColumn,
+    StreamStart,
     Truncate,
     Update,
 )
-from services.bridge.envelope import Envelope, Event
 from services.bridge.progress import Position
 from services.bridge.transactions import Assembler, Portion
 
@@ -154,6 +155,7 @@ def test_a_keepalive_moves_the_position_only_between_transactions() -> None:
         [Begin(200, NOW_US, 1), Begin(300, NOW_US, 2)],
         [Begin(200, NOW_US, 1), Commit(300, 348, NOW_US)],
         [Message(True, 1, "m", b"")],
+        [StreamStart(1, True)],
     ],
 )
 def test_a_message_out_of_place_is_an_error(messages: list[AnyMessage]) -> None:

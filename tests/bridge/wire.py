@@ -5,26 +5,42 @@ Source: src/backend/replication/logical/proto.c.
 
 import struct
 
-from services.bridge.decoder import (
-    POSTGRES_EPOCH_US,
+from services.bridge.decoder import POSTGRES_EPOCH_US
+from services.bridge.messages import (
     UNCHANGED,
     AnyMessage,
     Begin,
+    BeginPrepare,
     Commit,
+    CommitPrepared,
     Delete,
     Insert,
     Message,
     Origin,
+    Prepare,
     Relation,
+    RollbackPrepared,
     Row,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
     Truncate,
     Type,
     Update,
 )
 
 
-def encode(message: AnyMessage) -> bytes:
-    """The bytes of `message`."""
+def encode(message: AnyMessage, streamed_xid: int | None = None) -> bytes:
+    """The bytes of `message`; within a streamed block of `streamed_xid`."""
+    data = _encode(message)
+    if streamed_xid is None or data[:1] not in (b"R", b"Y", b"I", b"U", b"D", b"T", b"M"):
+        return data
+    return data[:1] + struct.pack("!I", streamed_xid) + data[1:]
+
+
+def _encode(message: AnyMessage) -> bytes:
     match message:
         case Begin(commit_lsn, time, xid):
             return b"B" + struct.pack("!QqI", commit_lsn, time - POSTGRES_EPOCH_US, xid)
@@ -50,6 +66,37 @@ def encode(message: AnyMessage) -> bytes:
         case Message(transactional, lsn, prefix, content):
             head = struct.pack("!BQ", transactional, lsn) + _cstring(prefix)
             return b"M" + head + struct.pack("!I", len(content)) + content
+        case _:
+            return _encode_large(message)
+
+
+def _encode_large(message: AnyMessage) -> bytes:
+    """Messages of streamed and of prepared transactions."""
+    match message:
+        case StreamStart(xid, first):
+            return b"S" + struct.pack("!IB", xid, first)
+        case StreamStop():
+            return b"E"
+        case StreamCommit(xid, lsn, end, time):
+            return b"c" + struct.pack("!IBQQq", xid, 0, lsn, end, time - POSTGRES_EPOCH_US)
+        case StreamAbort(xid, subxid):
+            return b"A" + struct.pack("!II", xid, subxid)
+        case BeginPrepare():
+            return b"b" + _prepared(*message)
+        case Prepare():
+            return b"P\0" + _prepared(*message)
+        case StreamPrepare():
+            return b"p\0" + _prepared(*message)
+        case CommitPrepared():
+            return b"K\0" + _prepared(*message)
+        case RollbackPrepared(prepare_end, end, prepared, rolled_back, xid, gid):
+            times = (prepared - POSTGRES_EPOCH_US, rolled_back - POSTGRES_EPOCH_US)
+            return b"r\0" + struct.pack("!QQqqI", prepare_end, end, *times, xid) + _cstring(gid)
+    raise AssertionError(message)
+
+
+def _prepared(lsn: int, end: int, time: int, xid: int, gid: str) -> bytes:
+    return struct.pack("!QQqI", lsn, end, time - POSTGRES_EPOCH_US, xid) + _cstring(gid)
 
 
 def _cstring(text: str) -> bytes:

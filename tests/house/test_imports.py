@@ -23,6 +23,7 @@ ALLOWED = {
 }
 PURE = (
     "schemas.lsn",
+    "services.bridge.messages",
     "services.bridge.decoder",
     "services.bridge.values",
     "services.bridge.envelope",
