@@ -14,7 +14,7 @@ from schemas.events import SchemaEvent, schema_topic, table_topic
 from schemas.settings import KafkaSettings, TablesSettings
 from spark_consumers.columns import Shape
 
-_PROBE_TIMEOUT_S = 10.0
+_PROBE_TIMEOUT_S = 5.0
 _DISCOVERY_INTERVAL_MS = 5_000
 _FETCH_WAIT_MS = 10
 _JAVA_NAMES = {

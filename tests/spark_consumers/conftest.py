@@ -146,11 +146,13 @@ NewPipeline = Callable[..., Pipeline]
 def new_pipeline(
     spark: SparkSession, kafka: Broker, topic_prefix: str, warehouse: Path
 ) -> NewPipeline:
-    """`new_pipeline(conninfo="", **tables_settings)`: nothing is published yet."""
+    """`new_pipeline(conninfo="", publication="p", **tables_settings)`: nothing is published yet."""
 
-    def make(conninfo: str = "", **tables: Any) -> Pipeline:
+    def make(conninfo: str = "", publication: str = "p", **tables: Any) -> Pipeline:
         settings = Settings(
-            source=SourceSettings(conninfo=conninfo) if conninfo else None,
+            source=SourceSettings.model_validate(
+                {"conninfo": conninfo, "publication": publication}
+            ),
             kafka=KafkaSettings(
                 bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix
             ),

@@ -1,0 +1,94 @@
+"""The streaming job: from its checkpoint on, with tables that appear while it runs."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from schemas.errors import BadInput
+from spark_consumers import job
+from spark_consumers.batches import BatchReport
+from tests.providers.waiting import eventually
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.publisher import SourceTable
+
+ONE = SourceTable("one", {"id": ("int4", -1), "v": ("text", -1)})
+TWO = SourceTable("two", {"id": ("int4", -1), "v": ("text", -1)}, schema="other")
+THREE = SourceTable("three", {"id": ("int4", -1)})
+
+
+class Running:
+    """A job in a thread."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._stop = threading.Event()
+        self.reports: list[BatchReport] = []
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(pipeline,))
+
+    def __enter__(self) -> "Running":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=60)
+        assert not self._thread.is_alive()
+
+    @property
+    def events(self) -> int:
+        """How many events it has applied."""
+        return sum(table.events for report in self.reports for table in report.tables.values())
+
+    def _run(self, pipeline: Pipeline) -> None:
+        try:
+            job.run(pipeline.spark, pipeline.settings, report=self.reports.append, stop=self._stop)
+        except Exception as error:
+            self.failure = error
+
+
+@pytest.fixture
+def running(pipeline: Pipeline) -> Iterator[Running]:
+    with Running(pipeline) as run:
+        yield run
+
+
+def insert(pipeline: Pipeline, table: SourceTable, *numbers: int) -> None:
+    with pipeline.publisher.transaction() as t:
+        for number in numbers:
+            t.insert(table, dict.fromkeys(table.columns, number))
+
+
+def test_tables_appear_while_it_runs_and_a_restart_goes_on(
+    pipeline: Pipeline, running: Running
+) -> None:
+    pipeline.publisher.announce(ONE)
+    insert(pipeline, ONE, 1, 2)
+    eventually(lambda: running.failure or running.events == 2, what="one arrives", timeout_s=60)
+    pipeline.publisher.announce(TWO)
+    insert(pipeline, TWO, 3)
+    eventually(lambda: running.failure or running.events == 3, what="two arrives", timeout_s=60)
+    running.__exit__()
+    assert running.failure is None
+    assert [tuple(row) for row in pipeline.rows("one")] == [(1, "1"), (2, "2")]
+    assert [tuple(row) for row in pipeline.rows("other__two")] == [(3, "3")]
+    insert(pipeline, ONE, 4)
+    reports = pipeline.stream()
+    assert [list(report.tables) for report in reports] == [["public.one"]]
+    assert reports[0].document()["events"] == 1
+    assert len(pipeline.rows("one")) == 3
+
+
+def test_only_the_configured_tables_and_a_refused_record_ends_it(new_pipeline: NewPipeline) -> None:
+    pipeline = new_pipeline(tables=("public.one", "public.three"))
+    pipeline.publisher.announce(ONE, TWO)
+    insert(pipeline, ONE, 1)
+    insert(pipeline, TWO, 1)
+    assert [list(report.tables) for report in pipeline.stream()] == [["public.one"]]
+    pipeline.publisher.announce(THREE)
+    insert(pipeline, THREE, 1)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ONE, {"id": 2**40, "v": "secret"}, partition=1)
+    with pytest.raises(BadInput, match=r"public\.one, partition 1") as raised:
+        pipeline.stream()
+    assert "secret" not in str(raised.value)
