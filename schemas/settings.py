@@ -11,6 +11,7 @@ sections it needs and `require` names the one that is missing.
 """
 
 import difflib
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -67,6 +68,13 @@ class BridgeSettings(_Section):
     commit_bytes_max: int = Field(8 * 2**20, ge=2**16, le=2**30)
     transaction_bytes_max: int = Field(16 * 2**20, ge=2**16, le=2**30)
     """A source transaction above this leaves in several Kafka transactions."""
+    streaming: bool = True
+    """Take large transactions while they are in progress and spool them until their commit."""
+    spool_folder: Path = Path(tempfile.gettempdir())
+    """A folder `slotbridge-<slot>.spool` is made in it, and emptied at every start."""
+    spool_memory_bytes_max: int = Field(16 * 2**20, ge=0, le=2**32)
+    spool_bytes_max: int = Field(16 * 2**30, ge=2**20)
+    """On disk, compressed. Past it the bridge goes on without streaming: the server spills."""
     transaction_timeout_ms: Milliseconds = 60_000
     heartbeat_interval_ms: Milliseconds = 2_000
     """How often the replication origin is moved and an idle slot is advanced."""

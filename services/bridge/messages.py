@@ -121,6 +121,14 @@ class StreamStart(NamedTuple):
     first: bool
 
 
+class Frame(NamedTuple):
+    """One message of a streamed block: the (sub)transaction, its WAL position, pgoutput's bytes."""
+
+    subxid: int
+    lsn: int
+    payload: bytes
+
+
 class StreamStop(NamedTuple):
     """The block ends; blocks of other transactions may follow."""
 
@@ -211,3 +219,5 @@ AnyMessage = (
     | CommitPrepared
     | RollbackPrepared
 )
+STREAM_MESSAGES: Final = (StreamStart, StreamStop, StreamCommit, StreamAbort)
+"""What services.bridge.streams takes."""

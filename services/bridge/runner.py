@@ -9,6 +9,7 @@ from schemas.errors import ExitCode, Retryable
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from services.bridge import metrics
 from services.bridge.session import Session
+from services.bridge.spool import SpoolFull
 from services.process import Stop
 
 logger = structlog.get_logger(__name__)
@@ -29,6 +30,7 @@ class Runner:
         self._stop = stop
         self._session: Session | None = None
         self._opening_since = time.monotonic()
+        self._streaming = bridge.streaming
 
     def healthy(self) -> bool:
         """Whether the loop turns: streaming, or still within the deadline for connecting."""
@@ -53,6 +55,8 @@ class Runner:
             except Retryable as error:
                 if error.exit_code is ExitCode.FENCED:
                     raise
+                if isinstance(error, SpoolFull):
+                    self._streaming = False
                 logger.warning("session lost, starting anew", reason=str(error))
                 metrics.RECONNECTS.inc()
                 self._stop.wait(PAUSE_AFTER_LOSS_S)
@@ -82,7 +86,7 @@ class Runner:
             raise
 
     def _open(self) -> Session:
-        session = Session(self._source, self._kafka, self._bridge)
+        session = Session(self._source, self._kafka, self._bridge, streaming=self._streaming)
         try:
             session.open()
         except BaseException:

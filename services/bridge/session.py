@@ -26,10 +26,12 @@ from services.bridge.connection import Data, Keepalive, ReplicationConnection
 from services.bridge.database import Primary
 from services.bridge.decoder import Decoder
 from services.bridge.envelope import Envelope, Event
-from services.bridge.messages import Begin, Relation
+from services.bridge.messages import STREAM_MESSAGES, Begin, Relation, Type
 from services.bridge.producer import TransactionalProducer
 from services.bridge.progress import Ledger, Position, Witnesses, check_witnesses, position_of
 from services.bridge.shapes import Shapes
+from services.bridge.spool import Spool
+from services.bridge.streams import Streams
 from services.bridge.topics import Topics
 from services.bridge.transactions import Assembler, Portion
 from services.process import Stop
@@ -44,8 +46,14 @@ class Session:
     """Built by `open`, used by `stream`, ended by `close`; never reused."""
 
     def __init__(
-        self, source: SourceSettings, kafka: KafkaSettings, bridge: BridgeSettings
+        self,
+        source: SourceSettings,
+        kafka: KafkaSettings,
+        bridge: BridgeSettings,
+        *,
+        streaming: bool,
     ) -> None:
+        self._streaming = streaming
         self._source = source
         self._kafka = kafka
         self._bridge = bridge
@@ -53,6 +61,7 @@ class Session:
         self._primary: Primary | None = None
         self._producer: TransactionalProducer | None = None
         self._connection: ReplicationConnection | None = None
+        self._spool: Spool | None = None
         self._pending_shapes: list[Event] = []
         self._portion_bytes = 0
         self._events = 0
@@ -93,7 +102,13 @@ class Session:
         self._envelope = envelope
         self._assembler = Assembler(envelope, start, self._bridge.transaction_bytes_max)
         self._shapes = Shapes(self._kafka.topic_prefix, topics.shapes())
-        connection.start(start.end_lsn, self._source.publication)
+        spool = self._spool = Spool(
+            self._bridge.spool_folder / f"slotbridge-{slot}.spool",
+            memory_bytes_max=self._bridge.spool_memory_bytes_max,
+            bytes_max=self._bridge.spool_bytes_max,
+        )
+        self._streams = Streams(spool, self._assembler, self._decoder, self._describe)
+        connection.start(start.end_lsn, self._source.publication, streaming=self._streaming)
         metrics.TIMELINE.set(self._timeline)
         metrics.STREAMING.set(1)
         logger.info(
@@ -127,6 +142,8 @@ class Session:
             self._producer.abandon()
         if self._connection is not None:
             self._connection.close()
+        if self._spool is not None:
+            self._spool.close()
         if self._primary is not None:
             self._primary.close()
 
@@ -174,19 +191,25 @@ class Session:
         )
 
     def _data(self, item: Data) -> None:
+        if self._streams.holds(item.payload):
+            self._streams.hold(item.payload, item.lsn)
+            return
         message = self._decoder.decode(item.payload, item.lsn)
+        if isinstance(message, STREAM_MESSAGES):
+            for portion in self._streams.feed(message, item.lsn, self._now_us):
+                self._take(portion)
+            return
         if isinstance(message, Begin):
             self._commit_lsn = message.commit_lsn
         elif isinstance(message, Relation):
-            self._describe(message)
-        portion = self._assembler.feed(message, item.lsn, self._now_us)
-        if portion is not None:
-            metrics.TRANSACTIONS.inc()
-            self._take(portion)
+            self._describe(message, self._decoder.types, self._commit_lsn)
+        part = self._assembler.feed(message, item.lsn, self._now_us)
+        if part is not None:
+            self._take(part)
 
-    def _describe(self, relation: Relation) -> None:
+    def _describe(self, relation: Relation, types: dict[int, Type], commit_lsn: int) -> None:
         self._topics.partitions(self._envelope.topic(relation))
-        event = self._shapes.change(relation, self._decoder.types, self._commit_lsn, self._now_us)
+        event = self._shapes.change(relation, types, commit_lsn, self._now_us)
         if event is not None:
             self._pending_shapes.append(event)
 
@@ -205,6 +228,8 @@ class Session:
         assert self._producer is not None
         if not self._ledger.outstanding:
             self._commit_due = time.monotonic() + self._bridge.commit_interval_ms / 1000
+        if not portion.position.seq:
+            metrics.TRANSACTIONS.inc()
         if portion.dropped:
             metrics.DROPPED.inc(portion.dropped)
         if portion.events:

@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import yaml
+from confluent_kafka.admin import AdminClient
 
 from schemas.events import ProgressRecord, progress_topic
 from services.demo.copies import committed, database_rows, kafka_tables
@@ -143,6 +144,11 @@ class Bridge:
         for _partition, _key, value in committed(self.kafka.bootstrap_servers, topic):
             if value is not None:
                 yield json.loads(value)
+
+    def topics(self) -> set[str]:
+        """The topics of the broker."""
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        return set(admin.list_topics(timeout=10).topics)
 
     def progress(self) -> list[ProgressRecord]:
         """All committed progress records of the slot, in order."""

@@ -28,6 +28,8 @@ PURE = (
     "services.bridge.values",
     "services.bridge.envelope",
     "services.bridge.transactions",
+    "services.bridge.streams",
+    "services.bridge.progress",
     "services.bridge.shapes",
     "services.failover.address",
     "services.failover.conditions",

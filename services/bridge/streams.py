@@ -1,0 +1,139 @@
+"""Streamed transactions in progress: spooled by block, replayed whole at their commit. Pure.
+
+    message         state     effect
+    Stream Start    outside   inside the block of its xid
+    change          inside    kept raw, under the block's xid, with its own (sub)xid
+    Stream Stop     inside    outside
+    Stream Abort    outside   of the whole: dropped; of a subtransaction: its changes are left out
+    Stream Commit   outside   Begin, the changes that were not rolled back, Commit -> Assembler
+
+Blocks of several transactions interleave; commits come in commit order, between blocks.
+Source: PostgreSQL documentation 49.9 "Streaming of Large Transactions for Logical Decoding".
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+from services.bridge.decoder import DecodeError, Decoder
+from services.bridge.messages import (
+    AnyMessage,
+    Begin,
+    Commit,
+    Frame,
+    Relation,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
+    Type,
+)
+from services.bridge.transactions import Assembler, Portion
+
+_KINDS_WITH_XID: Final = frozenset(b"RYIUDTM")
+_KINDS_OF_SHAPE: Final = frozenset(b"RY")
+_XID = struct.Struct("!I")
+
+
+class FrameStore(Protocol):
+    """Where frames wait; services.bridge.spool.Spool is the one."""
+
+    def append(self, xid: int, frame: Frame) -> None: ...
+    def replay(self, xid: int) -> Iterator[Frame]: ...
+    def drop(self, xid: int) -> None: ...
+
+
+class Streams:
+    """The state machine above, for one connection.
+
+    `describe` is told of every relation before its changes; the relations of a committed stream
+    are those of later transactions too, so they are handed to `decoder`.
+    """
+
+    def __init__(
+        self,
+        spool: FrameStore,
+        assembler: Assembler,
+        decoder: Decoder,
+        describe: Callable[[Relation, dict[int, Type], int], None],
+    ) -> None:
+        self._spool = spool
+        self._assembler = assembler
+        self._decoder = decoder
+        self._describe = describe
+        self._block: int | None = None
+        self._aborted: dict[int, set[int]] = {}
+
+    def holds(self, payload: bytes) -> bool:
+        """Whether `payload` belongs to the open block and is to be given to `hold`."""
+        return self._block is not None and payload[:1] != b"E"
+
+    @property
+    def open_xids(self) -> set[int]:
+        """Transactions in progress."""
+        return set(self._aborted)
+
+    def hold(self, payload: bytes, lsn: int) -> None:
+        """Keep one message of the open block. Raises DecodeError when it carries no xid."""
+        assert self._block is not None
+        if payload[:1] == b"O":
+            return
+        if payload[0] not in _KINDS_WITH_XID or len(payload) < 1 + _XID.size:
+            raise _misplaced(f"message {payload[:1]!r} in a streamed block", lsn)
+        self._spool.append(self._block, Frame(_XID.unpack_from(payload, 1)[0], lsn, payload))
+
+    def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Iterator[Portion]:
+        """Take a stream message that came at `lsn`; yields portions at a commit."""
+        match message:
+            case StreamStart(xid, first):
+                self._start(xid, first, lsn)
+            case StreamStop() if self._block is not None:
+                self._block = None
+            case StreamAbort(xid, subxid) if self._block is None:
+                self._abort(xid, subxid)
+            case StreamCommit() if self._block is None and message.xid in self._aborted:
+                yield from self._commit(message, lsn, now_us)
+            case _:
+                raise _misplaced(type(message).__name__, lsn)
+
+    def _start(self, xid: int, first: bool, lsn: int) -> None:
+        if self._block is not None or first == (xid in self._aborted):
+            raise _misplaced("StreamStart", lsn)
+        self._block = xid
+        self._aborted.setdefault(xid, set())
+
+    def _abort(self, xid: int, subxid: int) -> None:
+        if subxid == xid:
+            self._forget(xid)
+        elif xid in self._aborted:
+            self._aborted[xid].add(subxid)
+
+    def _commit(self, commit: StreamCommit, lsn: int, now_us: int) -> Iterator[Portion]:
+        aborted = self._aborted[commit.xid]
+        decoder = Decoder(streamed=True)
+        feed = self._assembler.feed
+        feed(Begin(commit.commit_lsn, commit.commit_time_us, commit.xid), lsn, now_us)
+        for frame in self._spool.replay(commit.xid):
+            if frame.subxid in aborted and frame.payload[0] not in _KINDS_OF_SHAPE:
+                continue
+            message = decoder.decode(frame.payload, frame.lsn)
+            if isinstance(message, Relation):
+                self._describe(message, decoder.types, commit.commit_lsn)
+            portion = feed(message, frame.lsn, now_us)
+            if portion is not None:
+                yield portion
+        end = Commit(commit.commit_lsn, commit.end_lsn, commit.commit_time_us)
+        last = feed(end, lsn, now_us)
+        if last is not None:
+            yield last
+        self._decoder.relations.update(decoder.relations)
+        self._decoder.types.update(decoder.types)
+        self._forget(commit.xid)
+
+    def _forget(self, xid: int) -> None:
+        self._aborted.pop(xid, None)
+        self._spool.drop(xid)
+
+
+def _misplaced(what: str, lsn: int) -> DecodeError:
+    return DecodeError(f"{what} is out of place", operation="assemble streams", lsn=lsn)

@@ -1,0 +1,210 @@
+"""Streamed transactions come out as if they had never been streamed, whatever interleaves."""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.bridge.decoder import DecodeError, Decoder
+from services.bridge.envelope import Envelope
+from services.bridge.messages import (
+    AnyMessage,
+    Begin,
+    Commit,
+    Frame,
+    Insert,
+    Relation,
+    RelationColumn,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
+)
+from services.bridge.progress import Position
+from services.bridge.spool import Spool, SpoolFull
+from services.bridge.streams import Streams
+from services.bridge.transactions import Assembler, Portion
+from tests.bridge.wire import encode
+
+NOW_US = 1_700_000_000_000_000
+TABLE = Relation(7, "public", "t", "d", (RelationColumn("id", 23, -1, True),))
+
+
+def assembler() -> Assembler:
+    return Assembler(Envelope("bank", "db", 1, tombstones=True), Position(0, 100, 0), 4096)
+
+
+def row(number: int) -> Insert:
+    return Insert(TABLE, [str(number).encode()])
+
+
+@dataclass
+class Streamed:
+    """A transaction in progress: `changes` are (subxid, row) in order."""
+
+    xid: int
+    changes: list[tuple[int, int]]
+    aborted: set[int]
+    commits: bool
+    sent: int = 0
+    described: bool = False
+    ended: set[int] = field(default_factory=set)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> tuple[list[Streamed], list[tuple[Streamed, int]]]:
+    """Transactions, and the order and size of their blocks."""
+    transactions = []
+    for number in range(draw(st.integers(1, 4))):
+        xid = 100 * (number + 1)
+        subxids = [xid + sub for sub in range(draw(st.integers(1, 4)))]
+        order = sorted(draw(st.lists(st.sampled_from(subxids), min_size=1, max_size=12)))
+        changes = [(subxid, 1000 * number + n) for n, subxid in enumerate(order)]
+        aborted = draw(st.sets(st.sampled_from(subxids))) - {xid}
+        transactions.append(Streamed(xid, changes, aborted, draw(st.booleans())))
+    blocks = [
+        (transaction, draw(st.integers(1, 6)))
+        for transaction in transactions
+        for _ in transaction.changes
+    ]
+    return transactions, draw(st.permutations(blocks))
+
+
+def wire(schedule: list[tuple[Streamed, int]]) -> Iterator[tuple[AnyMessage | None, bytes]]:
+    """The messages as the server sends them: (message, None) outside blocks, bytes inside."""
+    commit_lsn = 1000
+    for transaction, size in schedule:
+        if transaction.sent == len(transaction.changes):
+            continue
+        xid = transaction.xid
+        yield StreamStart(xid, transaction.sent == 0), b""
+        if not transaction.described:
+            transaction.described = True
+            yield None, encode(TABLE, xid)
+        part = transaction.changes[transaction.sent : transaction.sent + size]
+        for subxid, number in part:
+            yield None, encode(row(number), subxid)
+        transaction.sent += len(part)
+        yield StreamStop(), b""
+        left = {subxid for subxid, _ in transaction.changes[transaction.sent :]}
+        for subxid in transaction.aborted - left - transaction.ended:
+            transaction.ended.add(subxid)
+            yield StreamAbort(xid, subxid), b""
+        if transaction.sent == len(transaction.changes):
+            if transaction.commits:
+                yield StreamCommit(xid, commit_lsn, commit_lsn + 48, NOW_US), b""
+            else:
+                yield StreamAbort(xid, xid), b""
+            commit_lsn += 100
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name) / "spool"
+
+
+@given(case=schedules(), memory=st.sampled_from([0, 60, 10**6]))
+def test_streamed_is_as_not_streamed(
+    folder: Path, case: tuple[list[Streamed], list[tuple[Streamed, int]]], memory: int
+) -> None:
+    _transactions, schedule = case
+    spool = Spool(folder, memory_bytes_max=memory, bytes_max=10**9)
+    machine, described = assembler(), []
+    streams = Streams(spool, machine, Decoder(), lambda r, _types, lsn: described.append((r, lsn)))
+    plain = assembler()
+    streamed: list[Portion] = []
+    expected: list[Portion] = []
+    for message, payload in wire(schedule):
+        if message is None:
+            assert streams.holds(payload)
+            streams.hold(payload, 1)
+            continue
+        streamed += streams.feed(message, 1, NOW_US)
+        if isinstance(message, StreamCommit):
+            owner = next(t for t, _ in schedule if t.xid == message.xid)
+            expected += _plainly(plain, owner, message)
+    assert streamed == expected
+    assert not spool.xids
+    assert not streams.open_xids
+    assert spool.bytes == 0
+    assert {relation for relation, _ in described} <= {TABLE}
+    spool.close()
+
+
+def _plainly(machine: Assembler, owner: Streamed, commit: StreamCommit) -> list[Portion]:
+    kept = [row(number) for subxid, number in owner.changes if subxid not in owner.aborted]
+    messages: list[AnyMessage] = [
+        Begin(commit.commit_lsn, NOW_US, owner.xid),
+        *kept,
+        Commit(commit.commit_lsn, commit.end_lsn, NOW_US),
+    ]
+    found = (machine.feed(message, 1, NOW_US) for message in messages)
+    return [portion for portion in found if portion is not None]
+
+
+def streams_in(folder: Path) -> Streams:
+    spool = Spool(folder, memory_bytes_max=10**6, bytes_max=10**9)
+    return Streams(spool, assembler(), Decoder(), lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [StreamStop()],
+        [StreamStart(1, False)],
+        [StreamStart(1, True), StreamStart(2, True)],
+        [StreamStart(1, True), StreamStop(), StreamStart(1, True)],
+        [StreamStart(1, True), StreamCommit(1, 200, 248, NOW_US)],
+        [StreamCommit(1, 200, 248, NOW_US)],
+    ],
+)
+def test_a_message_out_of_place_is_an_error(folder: Path, messages: list[AnyMessage]) -> None:
+    streams = streams_in(folder)
+    with pytest.raises(DecodeError, match="out of place"):
+        for message in messages:
+            list(streams.feed(message, 1, NOW_US))
+
+
+def test_bytes_that_belong_to_no_block_are_an_error(folder: Path) -> None:
+    streams = streams_in(folder)
+    list(streams.feed(StreamStart(1, True), 1, NOW_US))
+    with pytest.raises(DecodeError, match="out of place"):
+        streams.hold(b"I\0", 1)
+    with pytest.raises(DecodeError, match="out of place"):
+        streams.hold(encode(Begin(200, NOW_US, 7)), 1)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), st.integers(1, 2**32 - 1), st.binary(max_size=2000)),
+        max_size=40,
+    ),
+    st.sampled_from([0, 500, 10**6]),
+)
+def test_the_spool_gives_back_what_it_was_given(
+    folder: Path, given_frames: list[tuple[int, int, bytes]], memory: int
+) -> None:
+    spool = Spool(folder, memory_bytes_max=memory, bytes_max=10**9)
+    for xid, subxid, payload in given_frames:
+        spool.append(xid, Frame(subxid, 5, payload))
+    for xid in (1, 2, 3):
+        expected = [Frame(subxid, 5, payload) for x, subxid, payload in given_frames if x == xid]
+        assert list(spool.replay(xid)) == expected
+        spool.drop(xid)
+    assert spool.bytes == 0
+    assert not list(folder.iterdir())
+
+
+def test_a_full_spool_says_so_and_a_new_one_starts_empty(folder: Path) -> None:
+    spool = Spool(folder, memory_bytes_max=100, bytes_max=1000)
+    with pytest.raises(SpoolFull, match="spool_bytes_max"):
+        for number in range(1000):
+            spool.append(1, Frame(1, number, number.to_bytes(30)))
+    fresh = Spool(folder, memory_bytes_max=100, bytes_max=1000)
+    assert fresh.bytes == 0
+    assert list(fresh.replay(1)) == []
