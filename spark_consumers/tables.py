@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from schemas.errors import ExitCode, OperatorNeeded, SetupError
@@ -25,9 +26,14 @@ from spark_consumers.changes import REFUSED, Position
 from spark_consumers.columns import METADATA, Shape
 from spark_consumers.session import CATALOG
 
+COPIED_BYTES_MAX = 16 * 2**20
+"""Up to this size a table is written anew by each merge, which leaves few files and fast reads; a
+larger one gets delete files instead, until maintenance puts them together."""
+_SIZED_EVERY = 16
+_MODE, _COPY, _DELTA = "write.merge.mode", "copy-on-write", "merge-on-read"
 _FORMAT = {
     "format-version": "2",
-    "write.merge.mode": "copy-on-write",
+    _MODE: _COPY,
     "write.merge.distribution-mode": "none",
     "write.distribution-mode": "none",
     "write.metadata.delete-after-commit.enabled": "true",
@@ -39,10 +45,12 @@ _TRUNCATE, _APPLIED = "slotbridge.truncate", "slotbridge.applied"
 
 @dataclass(slots=True)
 class Applied:
-    """What a table has: its last truncate, and the last streamed event of each Kafka partition."""
+    """What a table has: its last truncate, and the last streamed event of each Kafka partition;
+    `merges` counts this process's."""
 
     truncate: Position | None = None
     partitions: dict[int, Position] = field(default_factory=dict)
+    merges: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +162,10 @@ def record(
     truncate: Position | None,
     partitions: Mapping[int, Position],
 ) -> None:
-    """Remember, in the table's properties, what the last merge brought; positions only grow."""
+    """Remember, in the table's properties, what the last merge brought; positions only grow.
+
+    Now and then this also chooses, by the table's size, how the next merges write.
+    """
     applied = table.applied
     if truncate is not None:
         applied.truncate = max(applied.truncate or truncate, truncate)
@@ -164,7 +175,17 @@ def record(
     values = {_APPLIED: json.dumps(dict(sorted(applied.partitions.items())))}
     if applied.truncate is not None:
         values[_TRUNCATE] = json.dumps(applied.truncate)
+    if applied.merges % _SIZED_EVERY == 0:
+        values[_MODE] = _COPY if _bytes(spark, table) <= COPIED_BYTES_MAX else _DELTA
+    applied.merges += 1
     spark.sql(f"ALTER TABLE {table.identifier} SET TBLPROPERTIES ({_listed(values)})")
+
+
+def _bytes(spark: SparkSession, table: IcebergTable) -> int:
+    """The size of the table's files, from the summary of its last snapshot; 0 without one."""
+    summaries = spark.table(f"{table.identifier}.snapshots").orderBy(F.desc("committed_at"))
+    last = summaries.select(F.col("summary")["total-files-size"].alias("bytes")).first()
+    return int(last["bytes"] or 0) if last is not None else 0
 
 
 def _merge_sql(

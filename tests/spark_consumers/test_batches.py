@@ -310,3 +310,29 @@ def test_names_that_sql_would_misread(pipeline: Pipeline) -> None:
         t.update(odd, {**row, "id": 3, "t`ick's": UNAVAILABLE})
     pipeline.apply()
     assert [tuple(row) for row in pipeline.rows("We_ird__drop", "Id")] == [(1, 3, "k", "v")]
+
+
+def test_a_large_table_is_no_longer_written_anew(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_consumers.tables.COPIED_BYTES_MAX", 0)
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        for number in range(9):
+            t.insert(ITEMS, item(number))
+    pipeline.apply()
+    with publisher.transaction() as t:
+        t.delete(ITEMS, item(0))
+        t.update(ITEMS, item(1, "updated", UNAVAILABLE))
+        t.insert(ITEMS, item(9))
+    pipeline.apply()
+    with publisher.transaction() as t:
+        t.truncate(ITEMS)
+        t.insert(ITEMS, item(10))
+    deletes = pipeline.spark.table(f"{pipeline.identifier('items')}.delete_files")
+    assert deletes.count() > 0
+    assert rows(pipeline)[:2] == [(1, "updated", "b"), (2, "a", "b")]
+    assert len(rows(pipeline)) == 9
+    pipeline.apply()
+    assert rows(pipeline) == [(10, "a", "b")]
