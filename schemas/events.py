@@ -3,6 +3,7 @@
     topic                      key                     value
     <prefix>.<schema>.<table>  primary key columns     Envelope (op c u d t), or null (tombstone)
     <prefix>.message           {"prefix": …}           MessageEnvelope (op m)
+    <prefix>.transaction       {"id": …}               TransactionEvent, one partition
     <prefix>.schema            SchemaKey               SchemaEvent, compacted
     <prefix>.progress          the slot's name         ProgressRecord, compacted, one partition
 
@@ -52,18 +53,48 @@ class Source(_Contract):
     timeline: int
 
 
+class TransactionOrder(_Contract):
+    """An event's place in its transaction: among all events, and among those of its table."""
+
+    id: str
+    """`txId:commit_lsn`, the same for all events of a transaction, its BEGIN and its END."""
+    total_order: int
+    data_collection_order: int
+
+
 class Envelope(_Contract):
     """One change of a row (`before`, `after`: column -> JSON form), or a truncate of a table."""
 
     before: dict[str, Any] | None
     after: dict[str, Any] | None
     source: Source
-    transaction: None
+    transaction: TransactionOrder | None
     op: Literal["c", "u", "d", "t"]
     ts_ms: int
     """When the bridge encoded it, since 1970; also `ts_us`, `ts_ns`."""
     ts_us: int
     ts_ns: int
+
+
+class DataCollection(_Contract):
+    """How many events of one table (`schema.table`) a transaction has; a truncate counts once."""
+
+    data_collection: str
+    event_count: int
+
+
+class TransactionEvent(_Contract):
+    """A transaction's beginning or end. Only END has the counts; empty transactions have neither.
+
+    In commit order. `event_count` includes logical messages, which belong to no table.
+    """
+
+    status: Literal["BEGIN", "END"]
+    id: str
+    ts_ms: int
+    commit_lsn: int
+    event_count: int | None
+    data_collections: list[DataCollection] | None
 
 
 class MessageContent(_Contract):
@@ -148,6 +179,11 @@ def progress_topic(prefix: str) -> str:
 def message_topic(prefix: str) -> str:
     """The topic of logical messages."""
     return f"{prefix}.message"
+
+
+def transaction_topic(prefix: str) -> str:
+    """The topic of transaction boundaries."""
+    return f"{prefix}.transaction"
 
 
 def schema_topic(prefix: str) -> str:

@@ -82,6 +82,8 @@ class BridgeSettings(_Section):
     """How long start or recovery may go on before the process gives up with a retry exit code."""
     wal_sender_timeout_ms: Milliseconds = 60_000
     tombstones: bool = True
+    transaction_metadata: bool = True
+    """BEGIN and END events in <prefix>.transaction, and each event's place in its transaction."""
     http_host: str = "127.0.0.1"
     http_port: int | None = Field(None, ge=0, le=65535)
     """/healthz, /readyz and /metrics; unset: off; 0: a free port, which the log names."""

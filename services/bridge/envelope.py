@@ -7,6 +7,7 @@
     delete                       d + tombstone (seq n)
     truncate                     t for each relation, a copy in every partition
     logical message              m
+    begin, end                   BEGIN and END in the transaction topic
 
 The JSON text is put together from parts that are made once per relation and once per transaction.
 """
@@ -16,8 +17,7 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
 from typing import Final, NamedTuple
 
-from schemas.events import UNAVAILABLE, message_topic, table_topic
-from schemas.lsn import format_lsn
+from schemas.events import UNAVAILABLE, message_topic, table_topic, transaction_topic
 from services.bridge.messages import (
     UNCHANGED,
     Delete,
@@ -64,12 +64,22 @@ class Stamp:
 class Envelope:
     """Encodes one connection's changes. `name` is the topic prefix, `database` the source's."""
 
-    def __init__(self, name: str, database: str, timeline: int, *, tombstones: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        database: str,
+        timeline: int,
+        *,
+        tombstones: bool,
+        transaction_metadata: bool,
+    ) -> None:
         self._name = name
         self._database = database
         self._timeline = timeline
         self._tombstones = tombstones
+        self._metadata = transaction_metadata
         self._tables: dict[int, tuple[Relation, _Table]] = {}
+        self._touched: list[_Table] = []
         self._head = ""
         self._tail = ""
 
@@ -85,8 +95,34 @@ class Envelope:
             f'"timeline":{self._timeline},"sequence":"[\\"{stamp.previous_commit_lsn}\\",\\"'
         )
         now_us = stamp.encoded_us
+        self._id = f"{stamp.xid}:{stamp.commit_lsn}"
+        for table in self._touched:
+            table.events = 0
+        self._touched.clear()
         times = f'"ts_ms":{now_us // 1000},"ts_us":{now_us},"ts_ns":{now_us * 1000}'
-        self._tail = f'{times},"transaction":null}}'
+        self._tail = f"{times}}}"
+        self._order = f'"transaction":{{"id":"{self._id}","total_order":'
+
+    def boundary(self, event_count: int | None) -> list[Event]:
+        """The BEGIN event of the current transaction (None), or its END with the counts so far."""
+        if not self._metadata:
+            return []
+        stamp = self._stamp
+        status, counts = "BEGIN", "null"
+        if event_count is not None:
+            status = "END"
+            counts = ",".join(
+                f'{{"data_collection":{table.quoted_name},"event_count":{table.events}}}'
+                for table in self._touched
+            )
+            counts = f"[{counts}]"
+        value = (
+            f'{{"status":"{status}","id":"{self._id}","ts_ms":{stamp.commit_time_us // 1000},'
+            f'"commit_lsn":{stamp.commit_lsn},"event_count":{json_number(event_count)},'
+            f'"data_collections":{counts}}}'
+        )
+        key = f'{{"id":"{self._id}"}}'
+        return [Event(transaction_topic(self._name), key.encode(), value.encode())]
 
     def insert(self, change: Insert, lsn: int, seq: int) -> list[Event]:
         """The event of an insert."""
@@ -144,7 +180,7 @@ class Envelope:
         value = (
             f'{{"op":"m","message":{{"prefix":{quoted(change.prefix)},"content":"{content}"}},'
             f'{self._head}{change.lsn}\\"]","schema":"","table":"","lsn":{change.lsn},"seq":{seq}}},'
-            f"{self._tail}"
+            f'"transaction":null,{self._tail}'
         )
         key = f'{{"prefix":{quoted(change.prefix)}}}'
         return [Event(message_topic(self._name), key.encode(), value.encode())]
@@ -163,9 +199,17 @@ class Envelope:
     def _value(
         self, table: "_Table", before: str, after: str, op: str, lsn: int, seq: int
     ) -> bytes:
+        if not table.events:
+            self._touched.append(table)
+        table.events += 1
+        order = (
+            f'{self._order}{seq + 1},"data_collection_order":{table.events}}}'
+            if self._metadata
+            else '"transaction":null'
+        )
         return (
             f'{{"op":"{op}","before":{before},"after":{after},{self._head}{lsn}\\"]",'
-            f'{table.names}"lsn":{lsn},"seq":{seq}}},{self._tail}'
+            f'{table.names}"lsn":{lsn},"seq":{seq}}},{order},{self._tail}'
         ).encode()
 
 
@@ -173,7 +217,9 @@ class _Table:
     """The encoders of one relation's rows and keys."""
 
     def __init__(self, prefix: str, relation: Relation) -> None:
-        self._subject = f"{relation.schema}.{relation.table}"
+        self.quoted_name = quoted(f"{relation.schema}.{relation.table}")
+        self.events = 0
+        """Of the current transaction."""
         self.topic = table_topic(prefix, relation.schema, relation.table)
         self.names = f'"schema":{quoted(relation.schema)},"table":{quoted(relation.table)},'
         self._columns: list[tuple[str, Encode, str]] = [
@@ -226,6 +272,6 @@ def _unavailable(type_oid: int) -> str:
     return _UNAVAILABLE_JSON
 
 
-def position_text(commit_lsn: int, seq: int) -> str:
-    """How logs and errors name an event: ``0/16B3748#3``."""
-    return f"{format_lsn(commit_lsn)}#{seq}"
+def json_number(number: int | None) -> str:
+    """A number or null."""
+    return "null" if number is None else str(number)

@@ -98,6 +98,7 @@ class Session:
             server.database,
             self._timeline,
             tombstones=self._bridge.tombstones,
+            transaction_metadata=self._bridge.transaction_metadata,
         )
         self._envelope = envelope
         self._assembler = Assembler(envelope, start, self._bridge.transaction_bytes_max)

@@ -12,7 +12,13 @@ from confluent_kafka.cimpl import NewTopic
 from pydantic import ValidationError
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
-from schemas.events import ProgressRecord, SchemaEvent, progress_topic, schema_topic
+from schemas.events import (
+    ProgressRecord,
+    SchemaEvent,
+    progress_topic,
+    schema_topic,
+    transaction_topic,
+)
 from schemas.settings import KafkaSettings
 
 logger = structlog.get_logger(__name__)
@@ -105,6 +111,7 @@ class Topics:
         self._refresh()
         for name in (progress_topic(self._prefix), schema_topic(self._prefix)):
             self._ensure(name, partitions=1, compacted=True)
+        self._ensure(transaction_topic(self._prefix), partitions=1, compacted=False)
         if self._partitions[progress_topic(self._prefix)] != 1:
             raise SetupError(
                 "the progress topic must have one partition",

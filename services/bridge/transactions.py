@@ -60,6 +60,7 @@ class Assembler:
         self._seq = 0
         self._skip_below = 0
         self._dropped = 0
+        self._announced = False
 
     @property
     def inside(self) -> bool:
@@ -106,6 +107,7 @@ class Assembler:
             self._skip_below = 2**63
         elif begin.commit_lsn == self._start.commit_lsn:
             self._skip_below = self._start.seq
+        self._announced = self._skip_below > 0
         self._envelope.begin(
             Stamp(begin.xid, begin.commit_lsn, begin.commit_time_us, self._last.commit_lsn, now_us)
         )
@@ -157,7 +159,14 @@ class Assembler:
     def _part(self) -> Portion:
         assert self._begin is not None
         position = Position(self._begin.commit_lsn, self._last.end_lsn, self._seq)
-        return self._release(position)
+        return self._release(self._announcement(), [], position)
+
+    def _announcement(self) -> list[Event]:
+        """BEGIN, unless the transaction has it already."""
+        if self._announced or not self._seq:
+            return []
+        self._announced = True
+        return self._envelope.boundary(None)
 
     def _close(self, commit: Commit, lsn: int) -> Portion | None:
         if self._begin is None or commit.commit_lsn != self._begin.commit_lsn:
@@ -167,10 +176,12 @@ class Assembler:
             self._dropped = 0
             return None
         self._last = Position(commit.commit_lsn, commit.end_lsn, 0)
-        return self._release(self._last)
+        end = self._envelope.boundary(self._seq) if self._seq else []
+        return self._release(self._announcement(), end, self._last)
 
-    def _release(self, position: Position) -> Portion:
-        portion = Portion(self._events, position, self._bytes, self._dropped)
+    def _release(self, before: list[Event], after: list[Event], position: Position) -> Portion:
+        events = [*before, *self._events, *after] if before or after else self._events
+        portion = Portion(events, position, self._bytes, self._dropped)
         self._events = []
         self._bytes = 0
         self._dropped = 0

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,12 @@ from services.bridge.transactions import Assembler, Portion
 from tests.bridge.wire import encode
 
 NOW_US = 1_700_000_000_000_000
+ENVELOPE = partial(Envelope, "bank", "db", 1, tombstones=True, transaction_metadata=True)
 TABLE = Relation(7, "public", "t", "d", (RelationColumn("id", 23, -1, True),))
 
 
 def assembler() -> Assembler:
-    return Assembler(Envelope("bank", "db", 1, tombstones=True), Position(0, 100, 0), 4096)
+    return Assembler(ENVELOPE(), Position(0, 100, 0), 4096)
 
 
 def row(number: int) -> Insert:

@@ -1,5 +1,6 @@
 """Portions come out whole, in commit order, once, whatever the point of resumption."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.events import Envelope as EnvelopeContract
-from schemas.events import MessageEnvelope
+from schemas.events import MessageEnvelope, TransactionEvent
 from services.bridge.decoder import DecodeError
 from services.bridge.envelope import Envelope, Event
 from services.bridge.messages import (
@@ -43,7 +44,8 @@ START = Position(0, 100, 0)
 
 
 def assembler(start: Position = START, bytes_max: int = 10**9) -> Assembler:
-    return Assembler(Envelope("bank", "db", 3, tombstones=True), start, bytes_max)
+    envelope = Envelope("bank", "db", 3, tombstones=True, transaction_metadata=True)
+    return Assembler(envelope, start, bytes_max)
 
 
 def transaction(commit_lsn: int, *changes: AnyMessage) -> list[AnyMessage]:
@@ -55,6 +57,16 @@ def transaction(commit_lsn: int, *changes: AnyMessage) -> list[AnyMessage]:
 
 
 def portions(machine: Assembler, messages: Iterable[AnyMessage]) -> list[Portion]:
+    """What comes out, without the transaction topic."""
+    fed = (machine.feed(message, 1, NOW_US) for message in messages)
+    return [
+        portion._replace(events=[e for e in portion.events if e.topic != "bank.transaction"])
+        for portion in fed
+        if portion is not None
+    ]
+
+
+def raw_portions(machine: Assembler, messages: Iterable[AnyMessage]) -> list[Portion]:
     fed = (machine.feed(message, 1, NOW_US) for message in messages)
     return [portion for portion in fed if portion is not None]
 
@@ -96,6 +108,13 @@ def test_every_kind_of_change_keeps_the_contract() -> None:
     valued = [parsed(e) for e in portion.events if e.value is not None]
     assert [e.op for e in valued] == ["c", "u", "d", "c", "d", "c", "t", "t"]
     assert [e.source.seq for e in valued] == list(range(8))
+    orders = [
+        (e.source.table, e.transaction.total_order, e.transaction.data_collection_order)
+        for e in valued
+        if e.transaction is not None and e.transaction.id == "77:200"
+    ]
+    accounts = [("account", n, n) for n in range(1, 6)]
+    assert orders == [*accounts, ("history", 6, 1), ("account", 7, 6), ("history", 8, 2)]
     assert {(e.source.commit_lsn, e.source.timeline, e.source.txId) for e in valued} == {
         (200, 3, 77)
     }
@@ -171,6 +190,15 @@ def identities(found: Iterable[Portion]) -> list[tuple[int, int, str]]:
     ]
 
 
+def boundaries(found: Iterable[Portion]) -> list[TransactionEvent]:
+    return [
+        TransactionEvent.model_validate_json(event.value)
+        for portion in found
+        for event in portion.events
+        if event.topic == "bank.transaction" and event.value is not None
+    ]
+
+
 changes = st.lists(
     st.sampled_from(
         [
@@ -190,9 +218,17 @@ def test_resumed_anywhere_nothing_is_lost_and_nothing_repeated(
 ) -> None:
     stream = [m for n, body in enumerate(bodies) for m in transaction(200 + 100 * n, *body)]
     whole = portions(assembler(bytes_max=bytes_max), stream)
+    raw = raw_portions(assembler(bytes_max=bytes_max), stream)
     cut = data.draw(st.integers(0, len(whole)))
     start = whole[cut - 1].position if cut else START
     again = portions(assembler(start, bytes_max), stream)
     assert identities(whole[:cut]) + identities(again) == identities(whole)
     ends = [p.position.end_lsn for p in whole]
     assert ends == sorted(ends)
+    resumed = boundaries(raw[:cut]) + boundaries(raw_portions(assembler(start, bytes_max), stream))
+    assert resumed == boundaries(raw)
+    counts = Counter(commit_lsn for commit_lsn, _seq, _op in identities(whole))
+    assert [b.status for b in resumed] == ["BEGIN", "END"] * len(counts)
+    for end in resumed[1::2]:
+        assert end.event_count == counts[end.commit_lsn]
+        assert end.event_count == sum(c.event_count for c in end.data_collections or ())
