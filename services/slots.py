@@ -154,6 +154,20 @@ def create_publication(connection: Connection, publication: str, tables: tuple[s
     connection.execute(statement)
 
 
+def primary_key(connection: Connection, relation_oid: int) -> tuple[str, ...]:
+    """The primary key's columns of a table as it is now, empty where it has none."""
+    rows = connection.execute(
+        """
+        SELECT a.attname::text
+          FROM pg_index i
+          JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+         WHERE i.indrelid = %s::oid AND i.indisprimary
+        """,
+        [relation_oid],
+    ).fetchall()
+    return tuple(row[0] for row in rows)
+
+
 def setting(connection: Connection, name: str) -> str:
     """A server setting's value, empty where the server does not know it."""
     row = connection.execute("SELECT current_setting(%s, true)", [name]).fetchone()

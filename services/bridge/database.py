@@ -124,6 +124,13 @@ class Primary:
         except psycopg.Error as error:
             raise self._translated(error, "read the origin") from error
 
+    def primary_key(self, relation_oid: int) -> tuple[str, ...]:
+        """The columns of a table's primary key, empty where it has none."""
+        try:
+            return slots.primary_key(self._connection, relation_oid)
+        except psycopg.Error as error:
+            raise self._translated(error, "read the primary key") from error
+
     def move_origin(self, lsn: int) -> None:
         """Record `lsn` in the origin, with the heartbeat message, in one small transaction.
 

@@ -25,11 +25,11 @@ from services.bridge import metrics
 from services.bridge.connection import Data, Keepalive, ReplicationConnection
 from services.bridge.database import Primary
 from services.bridge.decoder import Decoder
-from services.bridge.envelope import Envelope, Event
+from services.bridge.envelope import Envelope
 from services.bridge.messages import STREAM_MESSAGES, Begin, Relation, Type
 from services.bridge.producer import TransactionalProducer
 from services.bridge.progress import Ledger, Position, Witnesses, check_witnesses, position_of
-from services.bridge.shapes import Shapes
+from services.bridge.relations import Relations
 from services.bridge.spool import Spool
 from services.bridge.streams import Streams
 from services.bridge.topics import Topics
@@ -62,7 +62,6 @@ class Session:
         self._producer: TransactionalProducer | None = None
         self._connection: ReplicationConnection | None = None
         self._spool: Spool | None = None
-        self._pending_shapes: list[Event] = []
         self._portion_bytes = 0
         self._events = 0
         self._commit_due = 0.0
@@ -100,9 +99,8 @@ class Session:
             tombstones=self._bridge.tombstones,
             transaction_metadata=self._bridge.transaction_metadata,
         )
-        self._envelope = envelope
         self._assembler = Assembler(envelope, start, self._bridge.transaction_bytes_max)
-        self._shapes = Shapes(self._kafka.topic_prefix, topics.shapes())
+        self._relations = Relations(self._kafka.topic_prefix, topics, primary, topics.shapes())
         spool = self._spool = Spool(
             self._bridge.spool_folder / f"slotbridge-{slot}.spool",
             memory_bytes_max=self._bridge.spool_memory_bytes_max,
@@ -203,16 +201,14 @@ class Session:
         if isinstance(message, Begin):
             self._commit_lsn = message.commit_lsn
         elif isinstance(message, Relation):
-            self._describe(message, self._decoder.types, self._commit_lsn)
+            described = self._describe(message, self._decoder.types, self._commit_lsn)
+            self._decoder.relations[message.oid] = described
         part = self._assembler.feed(message, item.lsn, self._now_us)
         if part is not None:
             self._take(part)
 
-    def _describe(self, relation: Relation, types: dict[int, Type], commit_lsn: int) -> None:
-        self._topics.partitions(self._envelope.topic(relation))
-        event = self._shapes.change(relation, types, commit_lsn, self._now_us)
-        if event is not None:
-            self._pending_shapes.append(event)
+    def _describe(self, relation: Relation, types: dict[int, Type], commit_lsn: int) -> Relation:
+        return self._relations.describe(relation, types, commit_lsn, self._now_us)
 
     def _keepalive(self, item: Keepalive) -> None:
         self._ledger.receive(item.wal_end)
@@ -234,9 +230,7 @@ class Session:
         if portion.dropped:
             metrics.DROPPED.inc(portion.dropped)
         if portion.events:
-            if self._pending_shapes:
-                self._producer.send(self._pending_shapes)
-                self._pending_shapes = []
+            self._producer.send(self._relations.take_pending())
             self._producer.send(portion.events)
         self._events += len(portion.events)
         self._portion_bytes += portion.bytes

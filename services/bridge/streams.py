@@ -46,8 +46,8 @@ class FrameStore(Protocol):
 class Streams:
     """The state machine above, for one connection.
 
-    `describe` is told of every relation before its changes; the relations of a committed stream
-    are those of later transactions too, so they are handed to `decoder`.
+    `describe` is told of every relation before its changes and returns it with its key columns; the
+    relations of a committed stream are those of later transactions too, so `decoder` gets them.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Streams:
         spool: FrameStore,
         assembler: Assembler,
         decoder: Decoder,
-        describe: Callable[[Relation, dict[int, Type], int], None],
+        describe: Callable[[Relation, dict[int, Type], int], Relation],
     ) -> None:
         self._spool = spool
         self._assembler = assembler
@@ -118,7 +118,8 @@ class Streams:
                 continue
             message = decoder.decode(frame.payload, frame.lsn)
             if isinstance(message, Relation):
-                self._describe(message, decoder.types, commit.commit_lsn)
+                described = self._describe(message, decoder.types, commit.commit_lsn)
+                decoder.relations[message.oid] = described
             portion = feed(message, frame.lsn, now_us)
             if portion is not None:
                 yield portion

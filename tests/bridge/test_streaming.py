@@ -5,6 +5,7 @@ import threading
 
 import psycopg
 
+from schemas.errors import ExitCode
 from schemas.events import Envelope, SchemaEvent, schema_topic
 from schemas.lsn import format_lsn
 from services.demo.copies import committed
@@ -156,3 +157,48 @@ def test_killed_at_random_moments_under_load_nothing_is_lost_or_repeated(
     for table in ("pgbench_accounts", "pgbench_branches", "pgbench_tellers"):
         updates = sum(1 for event in bridge.events(table) if event["op"] == "u")
         assert updates == row[0], f"{table}: {updates} updates of {row[0]} transactions"
+
+
+def test_the_key_is_the_primary_key_under_every_replica_identity(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for table in ("fully", "nothing", "keyless"):
+            key = "" if table == "keyless" else "PRIMARY KEY"
+            connection.execute(f"CREATE TABLE {table} (id int {key}, note text)".encode())
+        connection.execute("ALTER TABLE fully REPLICA IDENTITY FULL")
+        connection.execute("ALTER TABLE nothing REPLICA IDENTITY NOTHING")
+        connection.execute("ALTER TABLE keyless REPLICA IDENTITY FULL")
+        bridge = new_bridge(conninfo).start().streaming()
+        for table in ("fully", "nothing", "keyless"):
+            connection.execute(f"INSERT INTO {table} VALUES (1, 'a')".encode())
+        for table in ("fully", "keyless"):
+            connection.execute(f"UPDATE {table} SET note = 'b'".encode())
+        connection.execute("UPDATE fully SET id = 2")
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+    topic = f"{bridge.prefix}.public"
+    servers = bridge.kafka.bootstrap_servers
+    assert {key for _, key, _ in committed(servers, f"{topic}.nothing")} == {b'{"id":1}'}
+    assert {key for _, key, _ in committed(servers, f"{topic}.keyless")} == {None}
+    assert [e["op"] for e in bridge.events("keyless")] == ["c", "u"]
+    assert sorted(e["op"] for e in bridge.events("fully")) == ["c", "c", "d", "u"]
+    updates = [e for e in bridge.events("fully") if e["op"] == "u"]
+    assert updates[0]["before"] == {"id": 1, "note": "a"}
+    bridge.assert_kafka_equals(conninfo, "fully", "nothing")
+
+
+def test_two_tables_with_one_topic_are_refused(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute('CREATE TABLE "a b" (id int PRIMARY KEY)')
+        connection.execute("CREATE TABLE a_b (id int PRIMARY KEY)")
+        bridge = new_bridge(conninfo).start().streaming()
+        connection.execute('INSERT INTO "a b" VALUES (1)')
+        bridge.caught_up()
+        connection.execute("INSERT INTO a_b VALUES (2)")
+        assert bridge.exit_code() == ExitCode.RECORD_REFUSED, bridge.output
+    assert "public.a_b would share its topic with public.a b" in bridge.output
