@@ -17,6 +17,7 @@ from spark_consumers.tables import namespace
 log = structlog.get_logger()
 _POLL_S = 0.2
 _STOP_DEADLINE_S = 120.0
+_COMMIT_DEADLINE_S = 5.0
 _IDLE_STATUS = "Waiting for"
 """How the message of a query's status begins when a trigger found nothing new."""
 
@@ -113,10 +114,11 @@ class _Job:
         """Let the running batch finish, then stop; raises the query's own failure."""
         self._stopping = True
         deadline = time.monotonic() + _STOP_DEADLINE_S
-        while query.isActive and time.monotonic() < deadline:
-            if self._waiting(query):
-                query.stop()
-                return
+        while self._applying and query.isActive and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        # Now Spark notes the batch in its checkpoint; were it cut off, the batch would come again.
+        deadline = time.monotonic() + _COMMIT_DEADLINE_S
+        while query.isActive and not self._waiting(query) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         failure = self.failure or query.exception()
         query.stop()

@@ -1,5 +1,6 @@
 """Starts the Spark session: embedded and local, or the one that spark-submit has prepared."""
 
+import logging
 import os
 import signal
 import threading
@@ -105,6 +106,8 @@ def _sqlite(warehouse: Path) -> str:
 
 def _quieten(session: SparkSession) -> None:
     session.sparkContext.setLogLevel("WARN")
+    # It would print the traceback of every error that leaves foreachBatch; we report them.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     jvm = session.sparkContext._jvm
     assert jvm is not None
     log4j = jvm.org.apache.logging.log4j

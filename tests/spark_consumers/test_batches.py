@@ -1,6 +1,7 @@
 """Batches into tables: last change wins, once, in whatever order partitions come."""
 
 import json
+import random
 
 import pytest
 from pyspark.errors import PySparkException
@@ -336,3 +337,38 @@ def test_a_large_table_is_no_longer_written_anew(
     assert len(rows(pipeline)) == 9
     pipeline.apply()
     assert rows(pipeline) == [(10, "a", "b")]
+
+
+def test_batches_that_take_the_partitions_unevenly_lead_to_the_same_rows(
+    pipeline: Pipeline,
+) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    truth: dict[int, dict[str, object]] = {}
+    for number in range(120):
+        with publisher.transaction() as t:
+            for _ in range(random.randint(1, 5)):
+                key = random.randrange(30)
+                if random.random() < 0.02:
+                    t.truncate(ITEMS)
+                    truth.clear()
+                elif key not in truth:
+                    truth[key] = item(key, str(number), "long")
+                    t.insert(ITEMS, truth[key])
+                elif random.random() < 0.3:
+                    t.delete(ITEMS, truth.pop(key))
+                else:
+                    truth[key] |= {"name": str(number)}
+                    t.update(ITEMS, {**truth[key], "body": UNAVAILABLE})
+    taken = [0, 0, 0]
+    for _ in range(5):
+        cuts = [start + random.choice((0, 40, 90)) for start in taken]
+        pipeline.apply(
+            " OR ".join(
+                f"partition = {number} AND offset >= {start} AND offset < {end}"
+                for number, (start, end) in enumerate(zip(taken, cuts, strict=True))
+            )
+        )
+        taken = cuts
+    pipeline.apply()
+    assert rows(pipeline) == [tuple(row.values()) for _, row in sorted(truth.items())]

@@ -92,3 +92,16 @@ def test_only_the_configured_tables_and_a_refused_record_ends_it(new_pipeline: N
     with pytest.raises(BadInput, match=r"public\.one, partition 1") as raised:
         pipeline.stream()
     assert "secret" not in str(raised.value)
+
+
+def test_it_stops_between_two_batches_under_load(pipeline: Pipeline) -> None:
+    pipeline.publisher.announce(ONE)
+    insert(pipeline, ONE, *range(2000))
+    tables = pipeline.tables.model_copy(update={"offsets_per_trigger_max": 50})
+    pipeline.settings = pipeline.settings.model_copy(update={"tables": tables})
+    with Running(pipeline) as running:
+        eventually(lambda: running.failure or running.reports, what="a batch", timeout_s=60)
+    assert running.failure is None
+    taken = running.events
+    assert 0 < taken < 2000
+    assert len(pipeline.rows("one")) == taken
