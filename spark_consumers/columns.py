@@ -95,8 +95,7 @@ class Shape:
         """Raises SetupError when a column has the name of one of ours (`METADATA`)."""
         columns = tuple(ColumnShape(c.name, c.type, c.typmod, c.key) for c in event.after)
         key = tuple(column.name for column in columns if column.key)
-        whole_row = event.replica_identity == "full" and len(key) == len(columns)
-        shape = cls(event.schema_, event.table, columns, () if whole_row else key)
+        shape = cls(event.schema_, event.table, columns, key)
         taken = [name for name in METADATA if name in shape.names]
         if taken:
             raise SetupError(

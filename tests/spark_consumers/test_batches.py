@@ -238,9 +238,7 @@ def test_a_record_that_is_no_event_is_refused(pipeline: Pipeline, value: str) ->
 
 
 def test_an_update_of_a_table_without_a_key_is_refused(pipeline: Pipeline) -> None:
-    full = SourceTable(
-        "full", {"a": ("int4", -1), "b": ("text", -1)}, key=("a", "b"), identity="full"
-    )
+    full = SourceTable("full", {"a": ("int4", -1), "b": ("text", -1)}, key=(), identity="full")
     pipeline.publisher.announce(full)
     with pipeline.publisher.transaction() as t:
         t.insert(full, {"a": 1, "b": "x"})
@@ -250,6 +248,22 @@ def test_an_update_of_a_table_without_a_key_is_refused(pipeline: Pipeline) -> No
         t.delete(full, {"a": 1, "b": "x"})
     with pytest.raises(BadInput, match="has no key"):
         pipeline.apply()
+
+
+def test_a_key_of_all_columns(pipeline: Pipeline) -> None:
+    link = SourceTable(
+        "link", {"a": ("int4", -1), "b": ("text", -1)}, key=("a", "b"), identity="full"
+    )
+    pipeline.publisher.announce(link)
+    with pipeline.publisher.transaction() as t:
+        t.insert(link, {"a": 1, "b": "x"})
+        t.insert(link, {"a": 1, "b": "y"})
+    pipeline.apply()
+    with pipeline.publisher.transaction() as t:
+        t.delete(link, {"a": 1, "b": "x"})
+        t.update(link, {"a": 1, "b": "y"})
+    pipeline.apply()
+    assert [tuple(row) for row in pipeline.rows("link")] == [(1, "y")]
 
 
 def test_new_columns_are_added_other_changes_refused(pipeline: Pipeline) -> None:
