@@ -40,6 +40,9 @@ PURE = (
     "services.failover.statements",
     "services.failover.verdicts",
     "services.failover.view",
+    "services.demo.comparison",
+    "spark_consumers.changes",
+    "spark_consumers.columns",
 )
 IMPURE_IMPORTS = {
     *("psycopg", "confluent_kafka", "socket", "select", "threading", "time", "concurrent"),
