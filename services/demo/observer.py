@@ -70,6 +70,7 @@ class Observer:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(timeout=10)
+        self._look()
         self._consumer.close()
 
     def _loop(self) -> None:
@@ -94,11 +95,11 @@ class Observer:
         batches = table_batches(self._tables_log)
         self._update(iceberg, sum(batch["events"] for batch in batches))
         iceberg.lag = f"batch {batches[-1]['batch']}" if batches else "starting"
-        if self.standby is not None:
-            ready = dict(_query(self.standby, _READY))
-            self._board.slots = {
-                slot: "ready" if ready.get(slot) else "not ready" for slot in self._slots
-            }
+        ready = dict(_query(self.standby, _READY)) if self.standby is not None else None
+        self._board.slots = {
+            slot: "no standby" if ready is None else "ready" if ready.get(slot) else "not ready"
+            for slot in self._slots
+        }
 
     def _update(self, hop: Hop, rows: int) -> None:
         now = time.monotonic()
