@@ -199,10 +199,8 @@ def _single_hosts(settings: SourceSettings) -> list[str]:
     """One conninfo per host. Raises SettingsError for a text that libpq does not take."""
     try:
         parameters = conninfo_to_dict(settings.conninfo.get_secret_value())
-    except psycopg.ProgrammingError as error:
-        raise SettingsError(
-            f"source.conninfo: {' '.join(str(error).split())}", operation="read settings"
-        ) from None
+    except psycopg.ProgrammingError:
+        raise _not_a_conninfo() from None  # libpq's own text would repeat parts of it
     parameters.pop("target_session_attrs", None)
     parameters.setdefault("connect_timeout", settings.connect_timeout_s)
     parameters.setdefault("tcp_user_timeout", 20_000)
@@ -210,6 +208,8 @@ def _single_hosts(settings: SourceSettings) -> list[str]:
     address_list = str(parameters.pop("hostaddr", "") or "").split(",")
     port_list = str(parameters.pop("port", "") or "").split(",")
     count = max(len(host_list), len(address_list))
+    if not all(port.isdigit() or not port for port in port_list):
+        raise _not_a_conninfo()
     if len(port_list) not in (1, count):
         raise SettingsError(
             f"source.conninfo has {count} hosts and {len(port_list)} ports",
@@ -227,12 +227,25 @@ def _single_hosts(settings: SourceSettings) -> list[str]:
     return result
 
 
+def _not_a_conninfo() -> SettingsError:
+    return SettingsError(
+        "source.conninfo is no connection string",
+        operation="read settings",
+        hint="write keyword=value pairs, values with blanks in single quotes, or a postgresql:// "
+        "URI with special characters percent-encoded",
+    )
+
+
 def _probe(conninfo: str) -> Candidate | SlotbridgeError:
     where = conninfo_to_dict(conninfo)
     subject = f"{where.get('host', '')}:{where.get('port', '5432')}"
     try:
         connection: Connection = psycopg.connect(
-            conninfo, autocommit=True, options=_PROBE_OPTIONS, application_name="slotbridge"
+            conninfo,
+            autocommit=True,
+            options=_PROBE_OPTIONS,
+            application_name="slotbridge",
+            client_encoding="UTF8",
         )
     except psycopg.Error as error:
         return connect_error(str(error), subject)

@@ -14,7 +14,7 @@ from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.events import ProgressRecord, progress_topic
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.envelope import Event
-from services.bridge.topics import Topics, client_options, kafka_error
+from services.bridge.topics import Topics, client_options, kafka_error, make_client
 
 INIT_TIMEOUT_S: Final = 30.0
 COMMIT_ATTEMPT_S: Final = 5.0
@@ -33,7 +33,8 @@ class TransactionalProducer:
         self._progress_topic = progress_topic(kafka.topic_prefix)
         self._subject = f"slot {slot}"
         self._commit_deadline_s = bridge.transaction_timeout_ms / 1000
-        self._producer = Producer(
+        self._producer = make_client(
+            Producer,
             {
                 "compression.type": "lz4",
                 "linger.ms": 10,
@@ -45,7 +46,7 @@ class TransactionalProducer:
                 "transactional.id": f"slotbridge.{kafka.topic_prefix}.{slot}",
                 "transaction.timeout.ms": bridge.transaction_timeout_ms,
                 "enable.idempotence": True,
-            }
+            },
         )
         self.open = False
         """Whether a transaction is open."""

@@ -56,7 +56,11 @@ _BY_TEXT: Final = (
     ("role ", "create the role, or correct source.conninfo", ExitCode.PRIVILEGE_MISSING),
     ("database ", "create the database, or correct source.conninfo", ExitCode.SERVER_SETTING),
     ("invalid connection option", "correct source.conninfo", ExitCode.SETTINGS),
+    ("invalid sslmode value", "correct source.conninfo", ExitCode.SETTINGS),
+    ("invalid integer value", "correct source.conninfo", ExitCode.SETTINGS),
+    ("bad value for", "correct source.conninfo", ExitCode.SETTINGS),
 )
+_SETTINGS_TEXTS: Final = tuple(part for part, _, code in _BY_TEXT if code is ExitCode.SETTINGS)
 _PASSING: Final = ("starting up", "shutting down", "recovery", "too many", "reserved for")
 
 
@@ -74,7 +78,7 @@ def server_error(state: str, message: str, operation: str, subject: str) -> Slot
 def connect_error(message: str, subject: str) -> SlotbridgeError:
     """The refusal of a connection: libpq gives only a text, so the text decides."""
     text = " ".join(message.split())
-    final = "FATAL" in text or "invalid connection option" in text
+    final = "FATAL" in text or any(part in text for part in _SETTINGS_TEXTS)
     if final and not any(part in text for part in _PASSING):
         for part, hint, code in _BY_TEXT:
             if part in text:

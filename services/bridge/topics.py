@@ -2,16 +2,23 @@
 
 import time
 import uuid
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
+from schemas.errors import (
+    ExitCode,
+    OperatorNeeded,
+    Retryable,
+    SettingsError,
+    SetupError,
+    SlotbridgeError,
+)
 from schemas.events import (
     ProgressRecord,
     SchemaEvent,
@@ -38,7 +45,6 @@ _DENIED: Final = (
 _REFUSED: Final = (
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.INVALID_MSG_SIZE,
-    KafkaError.TOPIC_EXCEPTION,
     KafkaError.INVALID_RECORD,
 )
 _FENCED: Final = (
@@ -46,6 +52,23 @@ _FENCED: Final = (
     KafkaError.INVALID_PRODUCER_EPOCH,
     KafkaError.PRODUCER_FENCED,
 )
+
+
+Client = TypeVar("Client")
+Contract = TypeVar("Contract", bound=BaseModel)
+
+
+def make_client(kind: Callable[[dict[str, Any]], Client], options: dict[str, Any]) -> Client:
+    """A Kafka client of `kind`; raises SettingsError for options that librdkafka does not take."""
+    try:
+        return kind(options)
+    except KafkaException as error:
+        cause = error.args[0]
+        raise SettingsError(
+            f"Kafka's client refuses its options: {cause.str()}",
+            operation="read settings",
+            hint="correct kafka.options or kafka.bootstrap_servers",
+        ) from error
 
 
 def client_options(settings: KafkaSettings) -> dict[str, Any]:
@@ -65,6 +88,21 @@ def kafka_error(error: KafkaException, operation: str, subject: str) -> Slotbrid
     cause = error.args[0]
     text = cause.str() if isinstance(cause, KafkaError) else str(cause)
     code = cause.code() if isinstance(cause, KafkaError) else KafkaError.UNKNOWN
+    if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+        return SettingsError(
+            text,
+            operation=operation,
+            subject=subject,
+            hint="lower bridge.transaction_timeout_ms",
+        )
+    if code == KafkaError.TOPIC_EXCEPTION:
+        return SetupError(
+            text,
+            operation=operation,
+            subject=subject,
+            hint="for Kafka, names that differ only in `.` and `_` collide: rename the table, or "
+            "leave it out of the publication",
+        )
     if code in _FENCED:
         return Retryable(
             "another bridge has taken over this slot's transactional.id",
@@ -103,7 +141,7 @@ class Topics:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._admin = AdminClient(client_options(settings))
+        self._admin = make_client(AdminClient, client_options(settings))
         self._partitions: dict[str, int] = {}
 
     def prepare(self) -> None:
@@ -144,7 +182,7 @@ class Topics:
                     if key == slot.encode() and value is not None:
                         last = (offset, value)
                 if last is not None:
-                    return _parse_progress(topic, *last)
+                    return _parse(ProgressRecord, topic, *last)
         return None
 
     def shapes(self) -> dict[tuple[str, str], SchemaEvent]:
@@ -152,9 +190,9 @@ class Topics:
         topic = schema_topic(self._prefix)
         result = {}
         with _Reader(self._settings, topic) as reader:
-            for _offset, _key, value in reader.between(*reader.bounds()):
+            for offset, _key, value in reader.between(*reader.bounds()):
                 if value is not None:
-                    event = SchemaEvent.model_validate_json(value)
+                    event = _parse(SchemaEvent, topic, offset, value)
                     result[event.schema_, event.table] = event
         return result
 
@@ -214,7 +252,8 @@ class _Reader:
 
     def __init__(self, settings: KafkaSettings, topic: str) -> None:
         self._topic = topic
-        self._consumer = Consumer(
+        self._consumer = make_client(
+            Consumer,
             {
                 **client_options(settings),
                 "group.id": f"slotbridge-start-{uuid.uuid4()}",
@@ -223,7 +262,7 @@ class _Reader:
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
                 "fetch.wait.max.ms": 50,
-            }
+            },
         )
 
     def __enter__(self) -> "_Reader":
@@ -273,13 +312,13 @@ class _Reader:
         )
 
 
-def _parse_progress(topic: str, offset: int, value: bytes) -> ProgressRecord:
+def _parse(kind: type[Contract], topic: str, offset: int, value: bytes) -> Contract:
     try:
-        return ProgressRecord.model_validate_json(value)
+        return kind.model_validate_json(value)
     except ValidationError as error:
         raise OperatorNeeded(
-            "the last progress record can't be read: something else writes to this topic",
-            operation="read progress",
+            f"this record is no {kind.__name__}: something else writes to this topic",
+            operation="read the topic",
             subject=f"{topic}[0]@{offset}",
             hint="use another kafka.topic_prefix, or repair the topic",
         ) from error

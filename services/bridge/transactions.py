@@ -6,6 +6,7 @@ ones; one larger than `transaction_bytes_max` leaves in several portions, number
     state      message             next       out
     outside    Begin               inside
     outside    Message             outside    portion (its own LSN is its commit)
+    outside    keepalive           outside    portion without events
     inside     change, Message     inside     portion, when the held events exceed the limit
     inside     Commit              outside    portion (complete)
 """
@@ -95,7 +96,17 @@ class Assembler:
         if self.inside or lsn <= self._last.end_lsn:
             return None
         self._last = Position(self._last.commit_lsn, lsn, 0)
-        return Portion([], self._last, 0, 0)
+        return Portion([], self._reached(self._last), 0, 0)
+
+    def _reached(self, position: Position) -> Position:
+        """`position`, which is after something whole, with what Kafka has of a later transaction.
+
+        After a resumption inside a large transaction, other positions can pass before it comes
+        again: the events of it that are in Kafka must not be forgotten.
+        """
+        if self._start.seq and position.end_lsn <= self._start.commit_lsn:
+            return Position(self._start.commit_lsn, position.end_lsn, self._start.seq)
+        return position
 
     def _open(self, begin: Begin, lsn: int, now_us: int) -> None:
         if self._begin is not None:
@@ -133,14 +144,16 @@ class Assembler:
             if message.prefix != HEARTBEAT_PREFIX:
                 self._hold(self._envelope.message(message, self._seq))
             return self._part() if self._bytes > self._bytes_max else None
-        if message.prefix == HEARTBEAT_PREFIX or message.lsn < self._start.end_lsn:
+        if message.prefix == HEARTBEAT_PREFIX or message.lsn <= self._start.end_lsn:
             return None
         if self._begin is not None:
             raise _misplaced("a non-transactional message inside a transaction", lsn)
-        self._envelope.begin(Stamp(0, message.lsn, now_us, self._last.commit_lsn, now_us))
+        # Its LSN is the end of its record, where a commit record may begin: one less is its own.
+        own_lsn = message.lsn - 1
+        self._envelope.begin(Stamp(0, own_lsn, now_us, self._last.commit_lsn, now_us))
         events = self._envelope.message(message, 0)
-        self._last = Position(message.lsn, message.lsn + 1, 0)
-        return Portion(events, self._last, _size(events), 0)
+        self._last = Position(own_lsn, message.lsn, 0)
+        return Portion(events, self._reached(self._last), _size(events), 0)
 
     def _hold(self, events: list[Event]) -> None:
         """Number the events of one change and keep those that Kafka lacks."""
@@ -177,7 +190,7 @@ class Assembler:
             return None
         self._last = Position(commit.commit_lsn, commit.end_lsn, 0)
         end = self._envelope.boundary(self._seq) if self._seq else []
-        return self._release(self._announcement(), end, self._last)
+        return self._release(self._announcement(), end, self._reached(self._last))
 
     def _release(self, before: list[Event], after: list[Event], position: Position) -> Portion:
         events = [*before, *self._events, *after] if before or after else self._events

@@ -58,7 +58,17 @@ def run(config: str, folder: Path, **environment: str) -> tuple[int, str]:
         ("[not a mapping", "is not YAML"),
         (
             "source: {conninfo: 'nonsense=1'}\nkafka: {bootstrap_servers: b, topic_prefix: p}",
-            "nonsense",
+            "source.conninfo is no connection string",
+        ),
+        (
+            "source: {conninfo: 'host=h password=a s3cret'}\n"
+            "kafka: {bootstrap_servers: b, topic_prefix: p}",
+            "source.conninfo is no connection string",
+        ),
+        (
+            "source: {conninfo: 'postgresql://u:s3cret'}\n"
+            "kafka: {bootstrap_servers: b, topic_prefix: p}",
+            "source.conninfo is no connection string",
         ),
     ],
 )
@@ -66,6 +76,7 @@ def test_wrong_settings(config: str, expected: str, tmp_path: Path) -> None:
     code, errors = run(config, tmp_path)
     assert code == ExitCode.SETTINGS, errors
     assert expected in errors
+    assert "s3cret" not in errors
     assert errors.count("error: ") == 1
 
 
@@ -102,6 +113,23 @@ def test_an_unreachable_broker(
             "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", [f"s_{topic_prefix}"]
         ).fetchone()
     assert slots == (0,), "a slot was left behind"
+
+
+def test_wrong_kafka_options(pair: Provider, fresh_database: str, tmp_path: Path) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    code, errors = run(
+        f"source: {{conninfo: '{conninfo}'}}\n"
+        "kafka: {bootstrap_servers: b, topic_prefix: p, options: {no.such.option: 1}}",
+        tmp_path,
+    )
+    assert code == ExitCode.SETTINGS, errors
+    assert "no.such.option" in last_line(errors)
+
+
+def test_a_connection_setting_that_libpq_refuses(pair: Provider, new_bridge: NewBridge) -> None:
+    bridge = new_bridge(pair.primary.conninfo("postgres", sslmode="bogus"), **QUICK).start()
+    assert bridge.exit_code() == ExitCode.SETTINGS, bridge.output
+    assert "sslmode" in last_line(bridge.output)
 
 
 def test_a_missing_database_and_a_missing_role(pair: Provider, new_bridge: NewBridge) -> None:

@@ -150,12 +150,44 @@ def test_messages_inside_and_outside_a_transaction() -> None:
             *transaction(200, Message(True, 190, "slotbridge", b""), Message(True, 195, "m", b"")),
         ],
     )
-    assert [p.position for p in out] == [Position(150, 151, 0), Position(200, 248, 0)]
+    assert [p.position for p in out] == [Position(149, 150, 0), Position(200, 248, 0)]
     (outside,) = out[0].events
     (inside,) = out[1].events
     assert outside.value is not None and inside.value is not None
     assert MessageEnvelope.model_validate_json(outside.value).message.content == "AAE="
     assert MessageEnvelope.model_validate_json(inside.value).source.seq == 0
+
+
+def test_a_message_that_ends_where_a_commit_begins_hides_nothing() -> None:
+    """pgoutput gives a non-transactional message the LSN after its record."""
+    stream: list[AnyMessage] = [
+        Message(False, 200, "m", b""),
+        *transaction(200, Insert(TABLE, row(1))),
+    ]
+    first, second = portions(assembler(), stream)
+    (again,) = portions(assembler(first.position), stream)
+    assert identities([second]) == identities([again]) == [(200, 0, "c")]
+    assert first.events[0].value is not None
+    source = MessageEnvelope.model_validate_json(first.events[0].value).source
+    assert source.commit_lsn < 200
+
+
+def test_what_comes_before_a_resumed_transaction_does_not_forget_its_events() -> None:
+    large = transaction(900, *(Insert(TABLE, row(n)) for n in range(9)))
+    whole = raw_portions(assembler(bytes_max=1500), large)
+    start = whole[0].position
+    assert start == Position(900, 100, start.seq)
+    assert start.seq > 0
+    machine = assembler(start, 1500)
+    kept = machine.advance(400)
+    assert kept is not None
+    assert kept.position == Position(900, 400, start.seq)
+    (between,) = portions(machine, transaction(500))
+    assert between.position == Position(900, 548, start.seq)
+    (message,) = portions(machine, [Message(False, 600, "m", b"")])
+    assert message.position == Position(900, 600, start.seq)
+    again = portions(assembler(message.position, 1500), large)
+    assert identities(whole[:1]) + identities(again) == identities(whole)
 
 
 def test_a_keepalive_moves_the_position_only_between_transactions() -> None:
@@ -186,7 +218,11 @@ def identities(found: Iterable[Portion]) -> list[tuple[int, int, str]]:
     return [
         (e.source.commit_lsn, e.source.seq, e.op)
         for portion in found
-        for e in (parsed(event) for event in portion.events if event.value is not None)
+        for e in (
+            parsed(event)
+            for event in portion.events
+            if event.value is not None and event.topic != "bank.transaction"
+        )
     ]
 
 
