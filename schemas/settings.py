@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from schemas.errors import SettingsError
@@ -84,9 +92,17 @@ class BridgeSettings(_Section):
     tombstones: bool = True
     transaction_metadata: bool = True
     """BEGIN and END events in <prefix>.transaction, and each event's place in its transaction."""
+    sql_deadline_ms: Milliseconds = 20_000
+    """How long one statement may take before the server is taken for dead."""
     http_host: str = "127.0.0.1"
     http_port: int | None = Field(None, ge=0, le=65535)
     """/healthz, /readyz and /metrics; unset: off; 0: a free port, which the log names."""
+
+    @model_validator(mode="after")
+    def _in_proportion(self) -> "BridgeSettings":
+        if self.commit_interval_ms * 2 > self.transaction_timeout_ms:
+            raise ValueError("commit_interval_ms must be under half of transaction_timeout_ms")
+        return self
 
 
 class FailoverSettings(_Section):

@@ -10,6 +10,7 @@ import logging
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -81,6 +82,12 @@ def exit_codes(*, as_json: bool = False) -> Iterator[None]:
         raise SystemExit(int(error.exit_code)) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] in ("click", "typer"):
+            raise  # the command line's own way to end
+        traceback.print_exc()
+        sys.stderr.write(f"error: {type(error).__name__} that nobody expected. Hint: report it\n")
+        raise SystemExit(int(ExitCode.BUG)) from error
 
 
 class Probes:

@@ -17,12 +17,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from schemas.errors import SetupError
 from tests.providers import databases
 from tests.providers.interface import Broker, Provider, Server, Trio
 
 NewPair = Callable[..., Trio]
+
+# A loaded machine must not fail a property for being slow; pytest-timeout ends what hangs.
+settings.register_profile("slotbridge", deadline=None)
+settings.load_profile("slotbridge")
 
 
 def pytest_configure(config: pytest.Config) -> None:

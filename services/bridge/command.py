@@ -77,7 +77,7 @@ def demo(
         outcome = run_demonstration(Options(folder, scale, clients, seconds, tuple(faults)))
         typer.echo(json_module.dumps(outcome.figures))
         if not outcome.agreed:
-            raise typer.Exit(ExitCode.ANSWER_IS_NO)
+            raise SystemExit(int(ExitCode.ANSWER_IS_NO))
 
 
 def main() -> None:

@@ -7,8 +7,12 @@
 Source: PostgreSQL documentation 54.4 "Streaming Replication Protocol".
 """
 
+import contextlib
+import os
 import select
+import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -36,6 +40,31 @@ SESSION_OPTIONS: Final = (
 """Text forms that services/bridge/values.py relies on, and a quick end for a half-open socket."""
 
 
+@contextlib.contextmanager
+def cut_off_after(seconds: float, descriptor: int) -> Iterator[None]:
+    """Shut the socket `descriptor` down when the block takes longer than `seconds`.
+
+    A frozen server whose kernel still acknowledges holds a blocking call for ever otherwise: the
+    server's own time-outs don't run, and TCP's see a live peer.
+    """
+    # A descriptor of our own, so that a late timer can't meet another socket of the same number.
+    own = socket.socket(fileno=os.dup(descriptor))
+    timer = threading.Timer(seconds, _shut_down, [own])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        own.close()
+
+
+def _shut_down(own: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        own.shutdown(socket.SHUT_RDWR)
+
+
 class Data(NamedTuple):
     """One pgoutput message, its place in the WAL, and how far the server has read."""
 
@@ -53,8 +82,11 @@ class Keepalive(NamedTuple):
 class ReplicationConnection:
     """A walsender session for one logical slot. Not thread-safe: one thread owns it."""
 
-    def __init__(self, conninfo: str, slot: str, *, wal_sender_timeout_ms: int) -> None:
+    def __init__(
+        self, conninfo: str, slot: str, *, wal_sender_timeout_ms: int, sql_deadline_ms: int
+    ) -> None:
         self._slot = slot
+        self._deadline_s = sql_deadline_ms / 1000
         given = str(conninfo_to_dict(conninfo).get("options") or "")
         options = f"{given} {SESSION_OPTIONS} -c wal_sender_timeout={wal_sender_timeout_ms}"
         text = make_conninfo(
@@ -114,7 +146,10 @@ class ReplicationConnection:
             raise self._lost(str(error)) from error
         get = self._conn.get_copy_data
         while True:
-            length, raw = get(1)
+            try:
+                length, raw = get(1)
+            except psycopg.Error as error:
+                raise self._lost(str(error)) from error
             if length == 0:
                 return
             if length < 0:
@@ -127,10 +162,10 @@ class ReplicationConnection:
                 wal_end, _time, reply = _KEEPALIVE.unpack_from(data, 1)
                 yield Keepalive(wal_end, bool(reply))
 
-    def feedback(self, write_lsn: int, flush_lsn: int) -> None:
-        """Tell the server how far we are. Raises Retryable when it has gone."""
+    def feedback(self, write_lsn: int, flush_lsn: int, *, ask: bool = False) -> None:
+        """Tell the server how far we are; `ask` for a keepalive. Raises Retryable at its end."""
         now = time.time_ns() // 1000 - POSTGRES_EPOCH_US
-        status = _STATUS.pack(b"r", write_lsn, flush_lsn, flush_lsn, now, 0)
+        status = _STATUS.pack(b"r", write_lsn, flush_lsn, flush_lsn, now, ask)
         deadline = time.monotonic() + FEEDBACK_DEADLINE_S
         try:
             self._conn.put_copy_data(status)
@@ -142,7 +177,8 @@ class ReplicationConnection:
             raise self._lost("the server takes no feedback")
 
     def _execute(self, command: str, expected: pq.ExecStatus = pq.ExecStatus.TUPLES_OK) -> Any:
-        result = self._conn.exec_(command.encode())
+        with cut_off_after(self._deadline_s, self._conn.socket):
+            result = self._conn.exec_(command.encode())
         if result.status != expected:
             state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
             message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()

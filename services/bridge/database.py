@@ -4,6 +4,8 @@ One ordinary connection, held as long as the session lasts. Its replication orig
 (`pg_replication_origin_session_setup`), which makes it the lock that keeps a second bridge waiting.
 """
 
+import contextlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,6 +18,7 @@ from schemas.events import HEARTBEAT_PREFIX
 from schemas.lsn import format_lsn
 from schemas.settings import SourceSettings
 from services import slots
+from services.bridge.connection import cut_off_after
 from services.bridge.refusals import connect_error, server_error
 from services.slots import Connection, Server, Slot
 
@@ -23,6 +26,7 @@ logger = structlog.get_logger(__name__)
 
 MINIMUM_VERSION = 170000
 MINIMUM_WAL_LEVEL = "logical"
+_PROBE_DEADLINE_S = 10.0
 _PROBE_OPTIONS = (
     "-c statement_timeout=15s -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
     " -c tcp_keepalives_count=3 -c tcp_user_timeout=20s -c idle_in_transaction_session_timeout=30s"
@@ -41,8 +45,9 @@ class Candidate:
 class Primary:
     """The chosen primary and the session that owns the origin. Close it when done."""
 
-    def __init__(self, settings: SourceSettings) -> None:
+    def __init__(self, settings: SourceSettings, *, sql_deadline_ms: int) -> None:
         self._settings = settings
+        self._deadline_s = sql_deadline_ms / 1000
         self.origin = f"slotbridge_{settings.slot}"
         chosen = _choose(_probe_all(settings))
         self.conninfo = chosen.conninfo
@@ -68,21 +73,17 @@ class Primary:
                 "that the new primary never had",
                 slot=self._settings.slot,
             )
-        try:
+        with self._statement("prepare the server"):
             self._ensure_publication()
             if not slots.origin_exists(self._connection, self.origin):
                 slots.create_origin(self._connection, self.origin)
                 logger.info("created origin", origin=self.origin)
             self._own_origin()
-        except psycopg.Error as error:
-            raise self._translated(error, "prepare the server") from error
 
     def slot(self) -> Slot | None:
         """The bridge's slot; raises SetupError when it is of another kind than the bridge needs."""
-        try:
+        with self._statement("read the slot"):
             found = slots.read_slot(self._connection, self._settings.slot)
-        except psycopg.Error as error:
-            raise self._translated(error, "read the slot") from error
         if found is None:
             return None
         wrong = (
@@ -110,26 +111,20 @@ class Primary:
 
     def create_slot(self) -> int:
         """Create the failover slot; return the LSN from which it decodes."""
-        try:
+        with self._statement("create the slot"):
             lsn = slots.create_failover_slot(self._connection, self._settings.slot)
-        except psycopg.Error as error:
-            raise self._translated(error, "create the slot") from error
         logger.info("created slot", slot=self._settings.slot, lsn=format_lsn(lsn))
         return lsn
 
     def origin_lsn(self) -> int | None:
         """The origin's position, None where it has never been moved."""
-        try:
+        with self._statement("read the origin"):
             return slots.origin_progress(self._connection, self.origin)
-        except psycopg.Error as error:
-            raise self._translated(error, "read the origin") from error
 
     def primary_key(self, relation_oid: int) -> tuple[str, ...]:
         """The columns of a table's primary key, empty where it has none."""
-        try:
+        with self._statement("read the primary key"):
             return slots.primary_key(self._connection, relation_oid)
-        except psycopg.Error as error:
-            raise self._translated(error, "read the primary key") from error
 
     def move_origin(self, lsn: int) -> None:
         """Record `lsn` in the origin, with the heartbeat message, in one small transaction.
@@ -137,16 +132,13 @@ class Primary:
         The commit does not wait for standbys: were the bridge itself a synchronous one, it would
         wait for its own feedback.
         """
-        try:
-            with self._connection.transaction():
-                self._connection.execute("SET LOCAL synchronous_commit = local")
-                self._connection.execute(
-                    "SELECT pg_replication_origin_xact_setup(%s::pg_lsn, clock_timestamp()),"
-                    " pg_logical_emit_message(true, %s, %s)",
-                    [format_lsn(lsn), HEARTBEAT_PREFIX, self._settings.slot],
-                )
-        except psycopg.Error as error:
-            raise self._translated(error, "move the origin") from error
+        with self._statement("move the origin"), self._connection.transaction():
+            self._connection.execute("SET LOCAL synchronous_commit = local")
+            self._connection.execute(
+                "SELECT pg_replication_origin_xact_setup(%s::pg_lsn, clock_timestamp()),"
+                " pg_logical_emit_message(true, %s, %s)",
+                [format_lsn(lsn), HEARTBEAT_PREFIX, self._settings.slot],
+            )
 
     def _ensure_publication(self) -> None:
         name = self._settings.publication
@@ -161,6 +153,15 @@ class Primary:
             return
         self._connection.execute("SELECT pg_replication_origin_session_setup(%s)", [self.origin])
         self._origin_owned = True
+
+    @contextlib.contextmanager
+    def _statement(self, operation: str) -> Iterator[None]:
+        """Translate psycopg's errors; cut the connection off when the server does not answer."""
+        try:
+            with cut_off_after(self._deadline_s, self._connection.fileno()):
+                yield
+        except psycopg.Error as error:
+            raise self._translated(error, operation) from error
 
     def _translated(self, error: psycopg.Error, operation: str) -> SlotbridgeError:
         message = error.diag.message_primary or str(error)
@@ -238,20 +239,22 @@ def _not_a_conninfo() -> SettingsError:
 
 def _probe(conninfo: str) -> Candidate | SlotbridgeError:
     where = conninfo_to_dict(conninfo)
+    options = f"{where.get('options') or ''} {_PROBE_OPTIONS}"
     subject = f"{where.get('host', '')}:{where.get('port', '5432')}"
     try:
         connection: Connection = psycopg.connect(
             conninfo,
             autocommit=True,
-            options=_PROBE_OPTIONS,
+            options=options,
             application_name="slotbridge",
             client_encoding="UTF8",
         )
     except psycopg.Error as error:
         return connect_error(str(error), subject)
     try:
-        server = slots.read_server(connection)
-        read_only = slots.setting(connection, "transaction_read_only") == "on"
+        with cut_off_after(_PROBE_DEADLINE_S, connection.fileno()):
+            server = slots.read_server(connection)
+            read_only = slots.setting(connection, "transaction_read_only") == "on"
     except psycopg.Error as error:
         connection.close()
         if error.sqlstate is None:

@@ -79,7 +79,8 @@ class Envelope:
         self._tombstones = tombstones
         self._metadata = transaction_metadata
         self._tables: dict[int, tuple[Relation, _Table]] = {}
-        self._touched: list[_Table] = []
+        self._counters: dict[str, _Counter] = {}
+        self._touched: list[_Counter] = []
         self._head = ""
         self._tail = ""
 
@@ -96,8 +97,8 @@ class Envelope:
         )
         now_us = stamp.encoded_us
         self._id = f"{stamp.xid}:{stamp.commit_lsn}"
-        for table in self._touched:
-            table.events = 0
+        for counter in self._touched:
+            counter.events = 0
         self._touched.clear()
         times = f'"ts_ms":{now_us // 1000},"ts_us":{now_us},"ts_ns":{now_us * 1000}'
         self._tail = f"{times}}}"
@@ -112,8 +113,8 @@ class Envelope:
         if event_count is not None:
             status = "END"
             counts = ",".join(
-                f'{{"data_collection":{table.quoted_name},"event_count":{table.events}}}'
-                for table in self._touched
+                f'{{"data_collection":{counter.name},"event_count":{counter.events}}}'
+                for counter in self._touched
             )
             counts = f"[{counts}]"
         value = (
@@ -192,18 +193,21 @@ class Envelope:
     def _table(self, relation: Relation) -> "_Table":
         known = self._tables.get(relation.oid)
         if known is None or known[0] is not relation:
-            known = (relation, _Table(self._name, relation))
+            name = quoted(f"{relation.schema}.{relation.table}")
+            counter = self._counters.setdefault(name, _Counter(name))
+            known = (relation, _Table(self._name, relation, counter))
             self._tables[relation.oid] = known
         return known[1]
 
     def _value(
         self, table: "_Table", before: str, after: str, op: str, lsn: int, seq: int
     ) -> bytes:
-        if not table.events:
-            self._touched.append(table)
-        table.events += 1
+        counter = table.counter
+        if not counter.events:
+            self._touched.append(counter)
+        counter.events += 1
         order = (
-            f'{self._order}{seq + 1},"data_collection_order":{table.events}}}'
+            f'{self._order}{seq + 1},"data_collection_order":{counter.events}}}'
             if self._metadata
             else '"transaction":null'
         )
@@ -213,13 +217,19 @@ class Envelope:
         ).encode()
 
 
+@dataclass(slots=True)
+class _Counter:
+    """A table's events in the current transaction, however often it is described; `name`: JSON."""
+
+    name: str
+    events: int = 0
+
+
 class _Table:
     """The encoders of one relation's rows and keys."""
 
-    def __init__(self, prefix: str, relation: Relation) -> None:
-        self.quoted_name = quoted(f"{relation.schema}.{relation.table}")
-        self.events = 0
-        """Of the current transaction."""
+    def __init__(self, prefix: str, relation: Relation, counter: _Counter) -> None:
+        self.counter = counter
         self.topic = table_topic(prefix, relation.schema, relation.table)
         self.names = f'"schema":{quoted(relation.schema)},"table":{quoted(relation.table)},'
         self._columns: list[tuple[str, Encode, str]] = [

@@ -143,7 +143,7 @@ def _check_identity(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
 
 def _check_timeline(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     timeline = seen.server.timeline
-    reached = max(record.end_lsn, record.commit_lsn if record.seq else 0)
+    reached = max(record.end_lsn, record.commit_lsn + 1 if record.seq else 0)
     if record.timeline > timeline:
         raise Retryable(
             f"this server is on timeline {timeline}, Kafka's progress on {record.timeline}: it is "

@@ -4,6 +4,7 @@ pgoutput flags the columns of the replica identity. Under REPLICA IDENTITY FULL 
 under NOTHING none, so that the primary key comes from the catalog then.
 """
 
+import time
 from dataclasses import replace
 from typing import Final
 
@@ -39,9 +40,7 @@ class Relations:
         self._owners = {table_topic(prefix, *table): table for table in known}
         self._pending: list[Event] = []
 
-    def describe(
-        self, relation: Relation, types: dict[int, Type], commit_lsn: int, now_us: int
-    ) -> Relation:
+    def describe(self, relation: Relation, types: dict[int, Type], commit_lsn: int) -> Relation:
         """Make the topic and note the schema event; return `relation` with its key columns.
 
         Raises OperatorNeeded when another table has the same topic.
@@ -62,7 +61,7 @@ class Relations:
                 exit_code=ExitCode.RECORD_REFUSED,
             )
         self._topics.partitions(topic)
-        event = self._shapes.change(relation, types, commit_lsn, now_us)
+        event = self._shapes.change(relation, types, commit_lsn, time.time_ns() // 1000)
         if event is not None:
             self._pending.append(event)
         return relation

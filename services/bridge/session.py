@@ -26,7 +26,7 @@ from services.bridge.connection import Data, Keepalive, ReplicationConnection
 from services.bridge.database import Primary
 from services.bridge.decoder import Decoder
 from services.bridge.envelope import Envelope
-from services.bridge.messages import STREAM_MESSAGES, Begin, Relation, Type
+from services.bridge.messages import STREAM_MESSAGES, Begin, Relation
 from services.bridge.producer import TransactionalProducer
 from services.bridge.progress import Ledger, Position, Witnesses, check_witnesses, position_of
 from services.bridge.relations import Relations
@@ -69,12 +69,15 @@ class Session:
         self._heartbeat_due = 0.0
         self._commit_lsn = 0
         self._now_us = 0
+        self._heard = time.monotonic()
         self.beat = time.monotonic()
         """When the loop last turned (time.monotonic), for the liveness probe."""
 
     def open(self) -> None:
         """Connect, compare the witnesses and start streaming. Raises SlotbridgeError."""
-        primary = self._primary = Primary(self._source)
+        primary = self._primary = Primary(
+            self._source, sql_deadline_ms=self._bridge.sql_deadline_ms
+        )
         primary.prepare()
         topics = self._topics = Topics(self._kafka)
         topics.prepare()
@@ -83,7 +86,10 @@ class Session:
         producer.begin_session()
         record = topics.last_progress(slot)
         connection = self._connection = ReplicationConnection(
-            primary.conninfo, slot, wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms
+            primary.conninfo,
+            slot,
+            wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
+            sql_deadline_ms=self._bridge.sql_deadline_ms,
         )
         self._timeline = self._check(primary, connection, record)
         if record is None:
@@ -102,11 +108,11 @@ class Session:
         self._assembler = Assembler(envelope, start, self._bridge.transaction_bytes_max)
         self._relations = Relations(self._kafka.topic_prefix, topics, primary, topics.shapes())
         spool = self._spool = Spool(
-            self._bridge.spool_folder / f"slotbridge-{slot}.spool",
+            self._bridge.spool_folder / f"slotbridge-{self._kafka.topic_prefix}-{slot}.spool",
             memory_bytes_max=self._bridge.spool_memory_bytes_max,
             bytes_max=self._bridge.spool_bytes_max,
         )
-        self._streams = Streams(spool, self._assembler, self._decoder, self._describe)
+        self._streams = Streams(spool, self._assembler, self._decoder, self._relations.describe)
         connection.start(start.end_lsn, self._source.publication, streaming=self._streaming)
         metrics.TIMELINE.set(self._timeline)
         metrics.STREAMING.set(1)
@@ -126,6 +132,7 @@ class Session:
             self._connection.wait(min(WAIT_MAX_S, self._next_deadline() - now))
             self._now_us = time.time_ns() // 1000
             for item in self._connection.read():
+                self._heard = now
                 if isinstance(item, Data):
                     self._data(item)
                 else:
@@ -196,19 +203,19 @@ class Session:
         message = self._decoder.decode(item.payload, item.lsn)
         if isinstance(message, STREAM_MESSAGES):
             for portion in self._streams.feed(message, item.lsn, self._now_us):
-                self._take(portion)
+                if portion is not None:
+                    self._take(portion)
+                elif time.monotonic() >= self._feedback_due:
+                    self._feedback()
             return
         if isinstance(message, Begin):
             self._commit_lsn = message.commit_lsn
         elif isinstance(message, Relation):
-            described = self._describe(message, self._decoder.types, self._commit_lsn)
+            described = self._relations.describe(message, self._decoder.types, self._commit_lsn)
             self._decoder.relations[message.oid] = described
         part = self._assembler.feed(message, item.lsn, self._now_us)
         if part is not None:
             self._take(part)
-
-    def _describe(self, relation: Relation, types: dict[int, Type], commit_lsn: int) -> Relation:
-        return self._relations.describe(relation, types, commit_lsn, self._now_us)
 
     def _keepalive(self, item: Keepalive) -> None:
         self._ledger.receive(item.wal_end)
@@ -264,8 +271,10 @@ class Session:
                 future.result(FEEDBACK_INTERVAL_S)
                 break
             except StillRunning:
+                self._heard = time.monotonic()
                 self._feedback()
         self._ledger.commit()
+        self._heard = time.monotonic()  # we did not listen meanwhile
         metrics.COMMIT_SECONDS.observe(time.monotonic() - started)
         metrics.EVENTS.inc(self._events)
         metrics.EVENT_BYTES.inc(self._portion_bytes)
@@ -277,7 +286,18 @@ class Session:
     def _feedback(self) -> None:
         assert self._connection is not None
         self.beat = time.monotonic()
-        self._connection.feedback(self._ledger.received, self._ledger.report())
+        silence_s = self.beat - self._heard
+        timeout_s = self._bridge.wal_sender_timeout_ms / 1000
+        if silence_s > timeout_s:
+            raise Retryable(
+                f"the server has been silent for {silence_s:.0f} s",
+                operation="stream",
+                subject=f"slot {self._source.slot}",
+                hint="the bridge reconnects by itself",
+            )
+        self._connection.feedback(
+            self._ledger.received, self._ledger.report(), ask=silence_s > timeout_s / 3
+        )
         self._feedback_due = self.beat + FEEDBACK_INTERVAL_S
         metrics.RECEIVED_LSN.set(self._ledger.received)
 

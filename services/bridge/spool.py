@@ -7,12 +7,13 @@ Owns its folder: whatever an earlier session left there is deleted, as the serve
 """
 
 import errno
+import fcntl
 import shutil
 import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from schemas.errors import ExitCode, Retryable, SetupError
 from services.bridge.messages import Frame
@@ -39,10 +40,12 @@ class Spool:
         self._held: dict[int, bytearray] = {}
         self._held_bytes = 0
         self._on_disk: dict[int, int] = {}
+        self._lock = _locked(folder)
         try:
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
+            folder.mkdir(mode=0o700)
         except OSError as error:
+            self._lock.close()
             raise _refused(error, folder) from error
 
     @property
@@ -87,6 +90,7 @@ class Spool:
         self._on_disk.clear()
         self._held_bytes = 0
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._lock.close()
 
     def _write(self, xid: int) -> None:
         """Move a transaction's frames from memory to its file."""
@@ -111,6 +115,27 @@ class Spool:
 
     def _path(self, xid: int) -> Path:
         return self._folder / f"{xid}.spool"
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    """Own `folder` as long as the returned file is open; its rows are for nobody else's eyes."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = folder.with_suffix(".lock").open("ab")
+    except OSError as error:
+        raise _refused(error, folder) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise Retryable(
+            "another bridge spools here",
+            operation="open the spool",
+            subject=str(folder),
+            hint="give each bridge its own bridge.spool_folder",
+            exit_code=ExitCode.SLOT_IN_USE,
+        ) from error
+    return lock
 
 
 def _chunks(frames: bytearray) -> Iterator[bytes]:

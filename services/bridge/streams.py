@@ -33,6 +33,7 @@ from services.bridge.transactions import Assembler, Portion
 _KINDS_WITH_XID: Final = frozenset(b"RYIUDTM")
 _KINDS_OF_SHAPE: Final = frozenset(b"RY")
 _XID = struct.Struct("!I")
+_BREATH_FRAMES: Final = 5_000
 
 
 class FrameStore(Protocol):
@@ -82,8 +83,11 @@ class Streams:
             raise _misplaced(f"message {payload[:1]!r} in a streamed block", lsn)
         self._spool.append(self._block, Frame(_XID.unpack_from(payload, 1)[0], lsn, payload))
 
-    def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Iterator[Portion]:
-        """Take a stream message that came at `lsn`; yields portions at a commit."""
+    def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Iterator[Portion | None]:
+        """Take a stream message that came at `lsn`; yields portions at a commit.
+
+        None now and then during a long replay: the caller's chance to keep its connection alive.
+        """
         match message:
             case StreamStart(xid, first):
                 self._start(xid, first, lsn)
@@ -108,12 +112,14 @@ class Streams:
         elif xid in self._aborted:
             self._aborted[xid].add(subxid)
 
-    def _commit(self, commit: StreamCommit, lsn: int, now_us: int) -> Iterator[Portion]:
+    def _commit(self, commit: StreamCommit, lsn: int, now_us: int) -> Iterator[Portion | None]:
         aborted = self._aborted[commit.xid]
         decoder = Decoder(streamed=True)
         feed = self._assembler.feed
         feed(Begin(commit.commit_lsn, commit.commit_time_us, commit.xid), lsn, now_us)
-        for frame in self._spool.replay(commit.xid):
+        for number, frame in enumerate(self._spool.replay(commit.xid), 1):
+            if number % _BREATH_FRAMES == 0:
+                yield None
             if frame.subxid in aborted and frame.payload[0] not in _KINDS_OF_SHAPE:
                 continue
             message = decoder.decode(frame.payload, frame.lsn)

@@ -22,6 +22,7 @@ from schemas.errors import (
 from schemas.events import (
     ProgressRecord,
     SchemaEvent,
+    message_topic,
     progress_topic,
     schema_topic,
     transaction_topic,
@@ -105,10 +106,11 @@ def kafka_error(error: KafkaException, operation: str, subject: str) -> Slotbrid
         )
     if code in _FENCED:
         return Retryable(
-            "another bridge has taken over this slot's transactional.id",
+            "Kafka has fenced this producer: another bridge has taken over, or this one stood "
+            "still for longer than bridge.transaction_timeout_ms",
             operation=operation,
             subject=subject,
-            hint="this process is out; restarted, it waits as a hot stand-by",
+            hint="restart it: it resumes, or waits as a hot stand-by",
             exit_code=ExitCode.FENCED,
         )
     if code in _DENIED:
@@ -149,7 +151,8 @@ class Topics:
         self._refresh()
         for name in (progress_topic(self._prefix), schema_topic(self._prefix)):
             self._ensure(name, partitions=1, compacted=True)
-        self._ensure(transaction_topic(self._prefix), partitions=1, compacted=False)
+        for name in (transaction_topic(self._prefix), message_topic(self._prefix)):
+            self._ensure(name, partitions=1, compacted=False)
         if self._partitions[progress_topic(self._prefix)] != 1:
             raise SetupError(
                 "the progress topic must have one partition",
@@ -252,18 +255,16 @@ class _Reader:
 
     def __init__(self, settings: KafkaSettings, topic: str) -> None:
         self._topic = topic
-        self._consumer = make_client(
-            Consumer,
-            {
-                **client_options(settings),
-                "group.id": f"slotbridge-start-{uuid.uuid4()}",
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-                "fetch.wait.max.ms": 50,
-            },
-        )
+        self._options = {
+            **client_options(settings),
+            "group.id": f"slotbridge-start-{uuid.uuid4()}",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 50,
+        }
+        self._consumer = make_client(Consumer, self._options)
 
     def __enter__(self) -> "_Reader":
         return self
@@ -272,13 +273,20 @@ class _Reader:
         self._consumer.close()
 
     def bounds(self) -> tuple[int, int]:
-        """(first offset, offset after the last one), open transactions included."""
+        """(first offset, offset after the last one), open transactions included.
+
+        Asked read_uncommitted: a read_committed consumer is told the last stable offset instead.
+        """
+        options = {**self._options, "isolation.level": "read_uncommitted"}
+        asking = make_client(Consumer, options)
         try:
-            return self._consumer.get_watermark_offsets(
+            return asking.get_watermark_offsets(
                 TopicPartition(self._topic, 0), timeout=REQUEST_TIMEOUT_S
             )
         except KafkaException as error:
             raise kafka_error(error, "read the topic", self._topic) from error
+        finally:
+            asking.close()
 
     def between(self, start: int, stop: int) -> Iterator[Record]:
         """Yield the committed records in [start, stop) as (offset, key, value).

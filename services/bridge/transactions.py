@@ -126,16 +126,27 @@ class Assembler:
     def _change(self, change: Insert | Update | Delete | Truncate, lsn: int) -> Portion | None:
         if self._begin is None:
             raise _misplaced("a change outside a transaction", lsn)
-        seq = self._seq
-        if isinstance(change, Insert):
-            self._hold(self._envelope.insert(change, lsn, seq))
-        elif isinstance(change, Update):
-            self._hold(self._envelope.update(change, lsn, seq))
-        elif isinstance(change, Delete):
-            self._hold(self._envelope.delete(change, lsn, seq))
-        else:
-            self._hold(self._envelope.truncate(change, lsn, seq))
+        try:
+            self._hold(self._encoded(change, lsn))
+        except ValueError as error:
+            relation = change.relations[0] if isinstance(change, Truncate) else change.relation
+            raise DecodeError(
+                f"a value is not of its type's text form ({type(error).__name__})",
+                operation="encode an event",
+                subject=f"{relation.schema}.{relation.table}",
+                lsn=lsn,
+                hint="report this with the table's definition; the slot keeps the change",
+            ) from error
         return self._part() if self._bytes > self._bytes_max else None
+
+    def _encoded(self, change: Insert | Update | Delete | Truncate, lsn: int) -> list[Event]:
+        if isinstance(change, Insert):
+            return self._envelope.insert(change, lsn, self._seq)
+        if isinstance(change, Update):
+            return self._envelope.update(change, lsn, self._seq)
+        if isinstance(change, Delete):
+            return self._envelope.delete(change, lsn, self._seq)
+        return self._envelope.truncate(change, lsn, self._seq)
 
     def _message(self, message: Message, lsn: int, now_us: int) -> Portion | None:
         if message.transactional:

@@ -104,7 +104,7 @@ def test_agreement(seen: Witnesses) -> None:
             "never had",
         ),
         (
-            replace(AGREED, record=record(timeline=1, end_lsn=700, commit_lsn=900, seq=3)),
+            replace(AGREED, record=record(timeline=1, end_lsn=700, commit_lsn=800, seq=3)),
             OperatorNeeded,
             ExitCode.TIMELINE,
             "never had",

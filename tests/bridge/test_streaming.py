@@ -3,6 +3,7 @@
 import random
 import threading
 
+import psutil
 import psycopg
 
 from schemas.errors import ExitCode
@@ -202,3 +203,96 @@ def test_two_tables_with_one_topic_are_refused(
         connection.execute("INSERT INTO a_b VALUES (2)")
         assert bridge.exit_code() == ExitCode.RECORD_REFUSED, bridge.output
     assert "public.a_b would share its topic with public.a b" in bridge.output
+
+
+def test_a_message_right_before_a_commit_and_a_restart_between_them(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """Its LSN is where the commit record begins: resuming there must not skip the commit."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with (
+        psycopg.connect(conninfo, autocommit=True) as connection,
+        psycopg.connect(conninfo) as other,
+    ):
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        bridge = new_bridge(conninfo, heartbeat_interval_ms=60_000).start().streaming()
+        other.execute("INSERT INTO t VALUES (1)")
+        other.execute("SELECT pg_logical_emit_message(false, 'app', 'hello', true)")
+        topic = f"{bridge.prefix}.message"
+        servers = bridge.kafka.bootstrap_servers
+        eventually(lambda: list(committed(servers, topic)), what="the message is in Kafka")
+        bridge.kill()
+        other.commit()
+        connection.execute("INSERT INTO t VALUES (2)")
+        bridge.start().streaming().caught_up()
+        assert bridge.stop() == 0, bridge.output
+    bridge.assert_kafka_equals(conninfo, "t")
+    assert len(list(committed(servers, topic))) == 1
+
+
+def test_many_sessions_leave_no_threads_or_descriptors(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        bridge = new_bridge(conninfo).start().streaming()
+        connection.execute("INSERT INTO t VALUES (0)")
+        bridge.caught_up()
+        process = psutil.Process(bridge.pid)
+        for number in range(1, 13):
+            connection.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+                " WHERE slot_name = %s",
+                [bridge.slot],
+            )
+            eventually(
+                lambda number=number: bridge.output.count("[info     ] streaming") > number,  # type: ignore[misc]
+                what=f"session {number + 1} streams",
+            )
+            connection.execute("INSERT INTO t VALUES (%s)", [number])
+            bridge.caught_up()
+            if number == 2:
+                threads, descriptors = process.num_threads(), process.num_fds()
+        assert process.num_threads() <= threads + 4
+        assert process.num_fds() <= descriptors + 8
+        assert bridge.stop() == 0, bridge.output
+    bridge.assert_kafka_equals(conninfo, "t")
+
+
+def test_a_server_that_hangs_is_left(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """Its kernel still acknowledges, so that only the bridge's own deadline can tell."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        bridge = new_bridge(conninfo, sql_deadline_ms=1500).start().streaming()
+        row = connection.execute(
+            "SELECT client_port FROM pg_stat_activity WHERE application_name = 'slotbridge'"
+            " AND datname = current_database()"
+        ).fetchone()
+        assert row is not None
+        backend = _peer_of(row[0])
+        backend.suspend()
+        try:
+            eventually(lambda: "session lost" in bridge.output, what="the hanging server is left")
+        finally:
+            backend.resume()
+        eventually(
+            lambda: bridge.output.count("[info     ] streaming") == 2, what="a new session streams"
+        )
+        connection.execute("INSERT INTO t VALUES (1)")
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+    bridge.assert_kafka_equals(conninfo, "t")
+
+
+def _peer_of(client_port: int) -> psutil.Process:
+    """The server process at the other end of a local connection; its pid may be a container's."""
+    (pid,) = {
+        c.pid for c in psutil.net_connections("tcp4") if c.raddr and c.raddr.port == client_port
+    }
+    process = psutil.Process(pid)
+    assert process.name() == "postgres"
+    return process
