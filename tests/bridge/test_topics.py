@@ -1,0 +1,70 @@
+"""What is read back from Kafka at start."""
+
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as StillRunning
+
+import pytest
+from confluent_kafka import Producer
+
+from schemas.errors import OperatorNeeded
+from schemas.events import ProgressRecord, progress_topic, schema_topic
+from schemas.settings import BridgeSettings, KafkaSettings
+from services.bridge.producer import TransactionalProducer
+from services.bridge.topics import Topics
+from tests.providers.interface import Broker
+
+
+def record(end_lsn: int) -> ProgressRecord:
+    return ProgressRecord(
+        slot="mine",
+        system_identifier="1",
+        timeline=1,
+        commit_lsn=end_lsn - 1,
+        end_lsn=end_lsn,
+        seq=0,
+        ts_ms=0,
+    )
+
+
+def prepared(kafka: Broker, prefix: str) -> tuple[KafkaSettings, Topics]:
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=prefix)
+    topics = Topics(settings)
+    topics.prepare()
+    return settings, topics
+
+
+def test_an_open_transaction_of_another_bridge_hides_no_progress(
+    kafka: Broker, topic_prefix: str
+) -> None:
+    settings, topics = prepared(kafka, topic_prefix)
+    mine = TransactionalProducer(settings, BridgeSettings(), topics, "mine")
+    mine.begin_session()
+    mine.commit(record(100))
+    assert topics.last_progress("mine") == record(100)
+    assert topics.last_progress("other") is None
+    other = Producer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{topic_prefix}.other"}
+    )
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(progress_topic(topic_prefix), b"{}", b"other")
+    other.flush(30)
+    mine.commit(record(200))
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(topics.last_progress, "mine")
+        with pytest.raises(StillRunning):
+            found.result(2)
+        other.abort_transaction(30)
+        assert found.result(30) == record(200)
+
+
+def test_a_foreign_record_is_named(kafka: Broker, topic_prefix: str) -> None:
+    _settings, topics = prepared(kafka, topic_prefix)
+    stranger = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    stranger.produce(progress_topic(topic_prefix), b"secret row", b"mine")
+    stranger.produce(schema_topic(topic_prefix), b"secret row", b"{}")
+    stranger.flush(30)
+    for read in (lambda: topics.last_progress("mine"), topics.shapes):
+        with pytest.raises(OperatorNeeded, match=rf"{topic_prefix}\.\w+\[0\]@0") as caught:
+            read()
+        assert "secret row" not in str(caught.value)
