@@ -121,18 +121,29 @@ class Decoder:
     def decode(self, data: bytes, lsn: int) -> AnyMessage:
         """Return the one message in `data`, which came at WAL position `lsn`.
 
-        Raises DecodeError for truncated, unknown or surplus bytes, and nothing else.
+        Raises DecodeError for truncated, unknown or surplus bytes, and nothing else; it names the
+        offset, `lsn`, and the relation when the message has come so far.
         """
         try:
             return self._parsers[data[0]](data)
         except DecodeError as error:
-            error.lsn = lsn
-            error.operation = "decode pgoutput"
-            raise
-        except KeyError as error:
-            raise _refused(data, f"unknown message kind {data[:1]!r}", lsn) from error
-        except (IndexError, struct.error, ValueError) as error:
-            raise _refused(data, f"truncated or malformed ({error})", lsn) from error
+            raise self._located(error, data, lsn) from None
+        except KeyError:
+            unknown = DecodeError(f"unknown message kind {data[:1]!r} at offset 0")
+            raise self._located(unknown, data, lsn) from None
+        except (IndexError, struct.error):
+            cut = DecodeError(f"truncated at offset {len(data)}")
+            raise self._located(cut, data, lsn) from None
+
+    def _located(self, error: DecodeError, data: bytes, lsn: int) -> DecodeError:
+        error.operation = "decode pgoutput"
+        error.lsn = lsn
+        error.hint = "report this with the server's version; the slot keeps the change"
+        if data[:1] in (b"I", b"U", b"D") and not error.subject:
+            relation = self.relations.get(int.from_bytes(data[self._body : self._body + 4]))
+            if relation is not None:
+                error.subject = f"{relation.schema}.{relation.table}"
+        return error
 
     def _relation(self, data: bytes) -> Relation:
         (oid,) = _U32.unpack_from(data, self._body)
@@ -140,7 +151,10 @@ class Decoder:
         table, pos = _cstring(data, pos)
         identity = chr(data[pos])
         if identity not in "dnfi":
-            raise DecodeError(f"unknown replica identity {identity!r}", subject=f"{schema}.{table}")
+            raise DecodeError(
+                f"unknown replica identity {identity!r} at offset {pos}",
+                subject=f"{schema}.{table}",
+            )
         (count,) = _U16.unpack_from(data, pos + 1)
         pos += 3
         columns = []
@@ -185,7 +199,7 @@ class Decoder:
         pos = self._body + 4
         kind = data[pos]
         if kind not in (_KEY, _OLD):
-            raise DecodeError(f"a delete's old row has kind {chr(kind)!r}")
+            raise DecodeError(f"a delete's old row has kind {chr(kind)!r} at offset {pos}")
         old, pos = _tuple(data, pos + 1, relation)
         _finished(data, pos)
         return Delete(relation, chr(kind), old)
@@ -193,8 +207,7 @@ class Decoder:
     def _truncate(self, data: bytes) -> Truncate:
         count, flags = _TRUNCATE.unpack_from(data, self._body)
         pos = self._body + _TRUNCATE.size
-        if len(data) != pos + 4 * count:
-            raise DecodeError(f"a truncate of {count} relations has {len(data)} bytes")
+        _finished(data, pos + 4 * count)
         oids = struct.unpack_from(f"!{count}I", data, pos)
         return Truncate(tuple(map(self._known, oids)), bool(flags & 1), bool(flags & 2))
 
@@ -209,7 +222,7 @@ class Decoder:
     def _known(self, oid: int) -> Relation:
         relation = self.relations.get(oid)
         if relation is None:
-            raise DecodeError(f"relation {oid} has not been described")
+            raise DecodeError(f"relation {oid} at offset {self._body} has not been described")
         return relation
 
 
@@ -222,7 +235,7 @@ def _begin(data: bytes) -> Begin:
 def _commit(data: bytes) -> Commit:
     _flags, commit_lsn, end_lsn, time = _COMMIT.unpack_from(data, 1)
     _finished(data, 26)
-    _ordered(commit_lsn, end_lsn)
+    _ordered(commit_lsn, end_lsn, 10)
     return Commit(commit_lsn, end_lsn, time + POSTGRES_EPOCH_US)
 
 
@@ -248,7 +261,7 @@ def _stream_commit(data: bytes) -> StreamCommit:
     (xid,) = _U32.unpack_from(data, 1)
     _flags, commit_lsn, end_lsn, time = _COMMIT.unpack_from(data, 5)
     _finished(data, 30)
-    _ordered(commit_lsn, end_lsn)
+    _ordered(commit_lsn, end_lsn, 14)
     return StreamCommit(xid, commit_lsn, end_lsn, time + POSTGRES_EPOCH_US)
 
 
@@ -277,9 +290,9 @@ def _commit_prepared(data: bytes) -> CommitPrepared:
 
 def _prepared(data: bytes, pos: int) -> tuple[int, int, int, int, str]:
     lsn, end_lsn, time, xid = _PREPARED.unpack_from(data, pos)
-    gid, pos = _cstring(data, pos + _PREPARED.size)
-    _finished(data, pos)
-    _ordered(lsn, end_lsn)
+    gid, end = _cstring(data, pos + _PREPARED.size)
+    _finished(data, end)
+    _ordered(lsn, end_lsn, pos + 8)
     return lsn, end_lsn, time + POSTGRES_EPOCH_US, xid, gid
 
 
@@ -287,7 +300,7 @@ def _rollback_prepared(data: bytes) -> RollbackPrepared:
     prepare_end, end, prepared, rolled_back, xid = _ROLLBACK_PREPARED.unpack_from(data, 2)
     gid, pos = _cstring(data, 2 + _ROLLBACK_PREPARED.size)
     _finished(data, pos)
-    _ordered(prepare_end, end)
+    _ordered(prepare_end, end, 10)
     return RollbackPrepared(
         prepare_end, end, prepared + POSTGRES_EPOCH_US, rolled_back + POSTGRES_EPOCH_US, xid, gid
     )
@@ -298,8 +311,7 @@ def _tuple(data: bytes, pos: int, relation: Relation) -> tuple[Row, int]:
     count = int.from_bytes(data[pos : pos + 2])
     if count != len(relation.columns):
         raise DecodeError(
-            f"a row of {count} columns, expected {len(relation.columns)}",
-            subject=f"{relation.schema}.{relation.table}",
+            f"a row of {count} columns at offset {pos}, expected {len(relation.columns)}"
         )
     pos += 2
     row: Row = []
@@ -316,20 +328,20 @@ def _tuple(data: bytes, pos: int, relation: Relation) -> tuple[Row, int]:
             row.append(UNCHANGED)
             pos += 1
         else:
-            raise DecodeError(
-                f"unknown value kind {chr(kind)!r} at offset {pos}",
-                subject=f"{relation.schema}.{relation.table}",
-            )
+            raise DecodeError(f"unknown value kind {chr(kind)!r} at offset {pos}")
     if pos > len(data):
-        raise DecodeError(
-            f"truncated at offset {len(data)}", subject=f"{relation.schema}.{relation.table}"
-        )
+        raise DecodeError(f"truncated at offset {len(data)}")
     return row, pos
 
 
 def _cstring(data: bytes, pos: int) -> tuple[str, int]:
-    end = data.index(0, pos)
-    return data[pos:end].decode("utf-8"), end + 1
+    end = data.find(0, pos)
+    if end < 0:
+        raise DecodeError(f"truncated at offset {len(data)}")
+    try:
+        return data[pos:end].decode("utf-8"), end + 1
+    except UnicodeDecodeError:
+        raise DecodeError(f"no UTF-8 text at offset {pos}") from None
 
 
 def _expect(data: bytes, pos: int, kind: int) -> int:
@@ -338,20 +350,11 @@ def _expect(data: bytes, pos: int, kind: int) -> int:
     return pos + 1
 
 
-def _ordered(lsn: int, end_lsn: int) -> None:
+def _ordered(lsn: int, end_lsn: int, pos: int) -> None:
     if end_lsn <= lsn:
-        raise DecodeError("a transaction's end lies before its last record")
+        raise DecodeError(f"a transaction's end, at offset {pos}, lies before its last record")
 
 
 def _finished(data: bytes, pos: int) -> None:
     if pos != len(data):
         raise DecodeError(f"{len(data)} bytes where the message ends at offset {pos}")
-
-
-def _refused(data: bytes, reason: str, lsn: int) -> DecodeError:
-    return DecodeError(
-        f"{reason} in a message of {len(data)} bytes",
-        operation="decode pgoutput",
-        lsn=lsn,
-        hint="report this with the server's version; the slot keeps the change",
-    )
