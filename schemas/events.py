@@ -49,7 +49,8 @@ class Source(_Contract):
     commit_lsn: int
     """Where its transaction's commit record begins."""
     seq: int
-    """The event's number in its transaction, from 0. A truncate has the same in every partition."""
+    """The event's number in its transaction, from 0, unique but with gaps: numbers are given to
+    changes before settings leave any out. A truncate has the same in every partition."""
     timeline: int
 
 
@@ -77,7 +78,10 @@ class Envelope(_Contract):
 
 
 class DataCollection(_Contract):
-    """How many events of one table (`schema.table`) a transaction has; a truncate counts once."""
+    """How many events of one table (`schema.table`) a transaction has; a truncate counts once.
+
+    Events that settings leave out are not counted; those in <prefix>.dead are.
+    """
 
     data_collection: str
     event_count: int
@@ -149,7 +153,8 @@ class ProgressRecord(_Contract):
     """The authority on what Kafka has, written in the same Kafka transaction as the events.
 
     `end_lsn` is the resume point: just after the last transaction that is there whole. With
-    `seq` > 0 also the first `seq` events of the transaction that commits at `commit_lsn` are.
+    `seq` > 0 also what has a number below `seq` of the transaction that commits at `commit_lsn` is:
+    `counts` events by table (`schema.table`, of logical messages under ``""``).
     """
 
     slot: str
@@ -159,6 +164,7 @@ class ProgressRecord(_Contract):
     end_lsn: int
     seq: int
     ts_ms: int
+    counts: dict[str, int] = {}
 
 
 def table_topic(prefix: str, schema: str, table: str) -> str:

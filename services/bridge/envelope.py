@@ -1,21 +1,27 @@
 """A change to its events: topic, key, value, headers. Pure; one encoder is built per relation.
 
-    change                       events (seq each)
-    insert                       c
-    update                       u
-    update of the key            d + tombstone (seq n), c (seq n+1)
-    delete                       d + tombstone (seq n)
-    truncate                     t for each relation, a copy in every partition
-    logical message              m
-    begin, end                   BEGIN and END in the transaction topic
+    change                       events                             numbers
+    insert                       c                                  1
+    update                       u                                  1; 2 with an old row
+    update of the key            d + tombstone (seq n), c (n+1)     2
+    delete                       d + tombstone (seq n)              1
+    truncate                     t for each relation,               1 for each relation
+                                 a copy in every partition
+    logical message              m                                  1
+    begin, end                   BEGIN, END: transaction topic      none
+
+Numbers depend on the change alone, never on settings: resuming in the middle of a transaction by
+its numbers is right also after the settings have changed. `total_order` and the counts of END are
+of the events that are sent.
 
 The JSON text is put together from parts that are made once per relation and once per transaction.
 """
 
 import base64
+from collections.abc import Mapping
 from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from schemas.events import UNAVAILABLE, message_topic, table_topic, transaction_topic
 from services.bridge.messages import (
@@ -41,13 +47,19 @@ Headers = list[tuple[str, str | bytes | None]]
 
 
 class Event(NamedTuple):
-    """One record for Kafka. `value` None is a tombstone; `broadcast`: to every partition."""
+    """One record for Kafka. `value` None is a tombstone; `broadcast`: to every partition.
+
+    `table` (`schema.table`, empty for what is of no table), `seq` and `lsn` say whose it is.
+    """
 
     topic: str
     key: bytes | None
     value: bytes | None
     headers: Headers | None = None
     broadcast: bool = False
+    table: str = ""
+    seq: int = -1
+    lsn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +93,17 @@ class Envelope:
         self._tables: dict[int, tuple[Relation, _Table]] = {}
         self._counters: dict[str, _Counter] = {}
         self._touched: list[_Counter] = []
+        self._messages = 0
+        self.total = 0
+        """Events of the current transaction so far, tombstones left out."""
         self._head = ""
         self._tail = ""
 
-    def begin(self, stamp: Stamp) -> None:
-        """Prepare the parts that the events of the transaction `stamp` have in common."""
+    def begin(self, stamp: Stamp, counts: Mapping[str, int] | None = None) -> None:
+        """Prepare the parts that the events of the transaction `stamp` have in common.
+
+        `counts`: what `counts` said at the point where the transaction is resumed.
+        """
         time_us = stamp.commit_time_us
         self._stamp = stamp
         self._head = (
@@ -97,21 +115,36 @@ class Envelope:
         )
         now_us = stamp.encoded_us
         self._id = f"{stamp.xid}:{stamp.commit_lsn}"
-        for counter in self._touched:
-            counter.events = 0
-        self._touched.clear()
+        self._reset(counts or {})
         times = f'"ts_ms":{now_us // 1000},"ts_us":{now_us},"ts_ns":{now_us * 1000}'
         self._tail = f"{times}}}"
         self._order = f'"transaction":{{"id":"{self._id}","total_order":'
 
-    def boundary(self, event_count: int | None) -> list[Event]:
-        """The BEGIN event of the current transaction (None), or its END with the counts so far."""
+    def _reset(self, counts: Mapping[str, int]) -> None:
+        for counter in self._touched:
+            counter.events = 0
+        self._touched.clear()
+        self.total = sum(counts.values())
+        self._messages = counts.get("", 0)
+        for name, events in counts.items():
+            if name:
+                counter = self._counter(name)
+                counter.events = events
+                self._touched.append(counter)
+
+    def counts(self) -> dict[str, int]:
+        """Events of the current transaction by table; those of logical messages under ``""``."""
+        result = {counter.table: counter.events for counter in self._touched}
+        return result | {"": self._messages} if self._messages else result
+
+    def boundary(self, status: Literal["BEGIN", "END"]) -> list[Event]:
+        """The BEGIN of the current transaction, or its END with the counts so far."""
         if not self._metadata:
             return []
         stamp = self._stamp
-        status, counts = "BEGIN", "null"
-        if event_count is not None:
-            status = "END"
+        total, counts = "null", "null"
+        if status == "END":
+            total = str(self.total)
             counts = ",".join(
                 f'{{"data_collection":{counter.name},"event_count":{counter.events}}}'
                 for counter in self._touched
@@ -119,7 +152,7 @@ class Envelope:
             counts = f"[{counts}]"
         value = (
             f'{{"status":"{status}","id":"{self._id}","ts_ms":{stamp.commit_time_us // 1000},'
-            f'"commit_lsn":{stamp.commit_lsn},"event_count":{json_number(event_count)},'
+            f'"commit_lsn":{stamp.commit_lsn},"event_count":{total},'
             f'"data_collections":{counts}}}'
         )
         key = f'{{"id":"{self._id}"}}'
@@ -129,7 +162,7 @@ class Envelope:
         """The event of an insert."""
         table = self._table(change.relation)
         value = self._value(table, "null", table.row(change.new), "c", lsn, seq)
-        return [Event(table.topic, table.key(change.new), value)]
+        return [Event(table.topic, table.key(change.new), value, None, False, table.name, seq, lsn)]
 
     def update(self, change: Update, lsn: int, seq: int) -> list[Event]:
         """The event of an update, or the three of one that changes the key."""
@@ -145,25 +178,30 @@ class Envelope:
             ]
         after = table.row(new)
         key = table.key(new)
+        topic, name = table.topic, table.name
         if old is not None and (old_key := table.key(old)) != key:
+            headers: Headers = [(NEW_KEY_HEADER, key or b"")]
             removed = self._value(table, table.row(old), "null", "d", lsn, seq)
-            added = self._value(table, "null", after, "c", lsn, seq + 1)
-            events = [Event(table.topic, old_key, removed, [(NEW_KEY_HEADER, key or b"")])]
+            events = [Event(topic, old_key, removed, headers, False, name, seq, lsn)]
             if self._tombstones and old_key is not None:
-                events.append(Event(table.topic, old_key, None))
-            events.append(Event(table.topic, key, added, [(OLD_KEY_HEADER, old_key or b"")]))
+                events.append(Event(topic, old_key, None, None, False, name, seq, lsn))
+            headers = [(OLD_KEY_HEADER, old_key or b"")]
+            added = self._value(table, "null", after, "c", lsn, seq + 1)
+            events.append(Event(topic, key, added, headers, False, name, seq + 1, lsn))
             return events
         before = table.row(old) if old is not None else "null"
-        return [Event(table.topic, key, self._value(table, before, after, "u", lsn, seq))]
+        value = self._value(table, before, after, "u", lsn, seq)
+        return [Event(topic, key, value, None, False, name, seq, lsn)]
 
     def delete(self, change: Delete, lsn: int, seq: int) -> list[Event]:
         """The event of a delete and its tombstone."""
         table = self._table(change.relation)
+        topic, name = table.topic, table.name
         key = table.key(change.old)
         value = self._value(table, table.row(change.old), "null", "d", lsn, seq)
-        events = [Event(table.topic, key, value)]
+        events = [Event(topic, key, value, None, False, name, seq, lsn)]
         if self._tombstones and key is not None:
-            events.append(Event(table.topic, key, None))
+            events.append(Event(topic, key, None, None, False, name, seq, lsn))
         return events
 
     def truncate(self, change: Truncate, lsn: int, seq: int) -> list[Event]:
@@ -172,19 +210,21 @@ class Envelope:
         for number, relation in enumerate(change.relations, seq):
             table = self._table(relation)
             value = self._value(table, "null", "null", "t", lsn, number)
-            events.append(Event(table.topic, None, value, None, broadcast=True))
+            events.append(Event(table.topic, None, value, None, True, table.name, number, lsn))
         return events
 
     def message(self, change: Message, seq: int) -> list[Event]:
         """The event of a logical message."""
+        self.total += 1
+        self._messages += 1
         content = base64.b64encode(change.content).decode("ascii")
         value = (
             f'{{"op":"m","message":{{"prefix":{quoted(change.prefix)},"content":"{content}"}},'
             f'{self._head}{change.lsn}\\"]","schema":"","table":"","lsn":{change.lsn},"seq":{seq}}},'
             f'"transaction":null,{self._tail}'
-        )
-        key = f'{{"prefix":{quoted(change.prefix)}}}'
-        return [Event(message_topic(self._name), key.encode(), value.encode())]
+        ).encode()
+        key = f'{{"prefix":{quoted(change.prefix)}}}'.encode()
+        return [Event(message_topic(self._name), key, value, None, False, "", seq, change.lsn)]
 
     def topic(self, relation: Relation) -> str:
         """The topic of a relation."""
@@ -193,11 +233,13 @@ class Envelope:
     def _table(self, relation: Relation) -> "_Table":
         known = self._tables.get(relation.oid)
         if known is None or known[0] is not relation:
-            name = quoted(f"{relation.schema}.{relation.table}")
-            counter = self._counters.setdefault(name, _Counter(name))
+            counter = self._counter(f"{relation.schema}.{relation.table}")
             known = (relation, _Table(self._name, relation, counter))
             self._tables[relation.oid] = known
         return known[1]
+
+    def _counter(self, table: str) -> "_Counter":
+        return self._counters.setdefault(table, _Counter(table, quoted(table)))
 
     def _value(
         self, table: "_Table", before: str, after: str, op: str, lsn: int, seq: int
@@ -206,8 +248,9 @@ class Envelope:
         if not counter.events:
             self._touched.append(counter)
         counter.events += 1
+        self.total += 1
         order = (
-            f'{self._order}{seq + 1},"data_collection_order":{counter.events}}}'
+            f'{self._order}{self.total},"data_collection_order":{counter.events}}}'
             if self._metadata
             else '"transaction":null'
         )
@@ -221,6 +264,7 @@ class Envelope:
 class _Counter:
     """A table's events in the current transaction, however often it is described; `name`: JSON."""
 
+    table: str
     name: str
     events: int = 0
 
@@ -230,6 +274,7 @@ class _Table:
 
     def __init__(self, prefix: str, relation: Relation, counter: _Counter) -> None:
         self.counter = counter
+        self.name = counter.table
         self.topic = table_topic(prefix, relation.schema, relation.table)
         self.names = f'"schema":{quoted(relation.schema)},"table":{quoted(relation.table)},'
         self._columns: list[tuple[str, Encode, str]] = [
@@ -280,8 +325,3 @@ def _unavailable(type_oid: int) -> str:
     if type_oid == _BYTEA_OID:
         return quoted(base64.b64encode(UNAVAILABLE.encode()).decode("ascii"))
     return _UNAVAILABLE_JSON
-
-
-def json_number(number: int | None) -> str:
-    """A number or null."""
-    return "null" if number is None else str(number)

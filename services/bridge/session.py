@@ -11,6 +11,7 @@ progress record, exactly as after a crash.
 """
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as StillRunning
 from typing import Final
@@ -64,6 +65,7 @@ class Session:
         self._spool: Spool | None = None
         self._portion_bytes = 0
         self._events = 0
+        self._counts: Mapping[str, int] = {}
         self._commit_due = 0.0
         self._feedback_due = 0.0
         self._heartbeat_due = 0.0
@@ -105,7 +107,10 @@ class Session:
             tombstones=self._bridge.tombstones,
             transaction_metadata=self._bridge.transaction_metadata,
         )
-        self._assembler = Assembler(envelope, start, self._bridge.transaction_bytes_max)
+        self._counts = record.counts
+        self._assembler = Assembler(
+            envelope, start, self._bridge.transaction_bytes_max, record.counts
+        )
         self._relations = Relations(self._kafka.topic_prefix, topics, primary, topics.shapes())
         spool = self._spool = Spool(
             self._bridge.spool_folder / f"slotbridge-{self._kafka.topic_prefix}-{slot}.spool",
@@ -193,6 +198,7 @@ class Session:
             commit_lsn=position.commit_lsn,
             end_lsn=position.end_lsn,
             seq=position.seq,
+            counts=dict(self._counts) if position.seq else {},
             ts_ms=time.time_ns() // 1_000_000,
         )
 
@@ -241,6 +247,8 @@ class Session:
             self._producer.send(portion.events)
         self._events += len(portion.events)
         self._portion_bytes += portion.bytes
+        if portion.counts is not None:
+            self._counts = portion.counts
         self._ledger.publish(portion.position)
         if portion.position.seq or self._portion_bytes >= self._bridge.commit_bytes_max:
             self._commit()

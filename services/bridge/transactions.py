@@ -11,6 +11,7 @@ ones; one larger than `transaction_bytes_max` leaves in several portions, number
     inside     Commit              outside    portion (complete)
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from schemas.events import HEARTBEAT_PREFIX
@@ -38,21 +39,34 @@ EVENT_OVERHEAD_BYTES = 200
 class Portion(NamedTuple):
     """Events that go into one Kafka transaction together, and the position after them.
 
-    `position.seq` > 0: the source transaction goes on. `dropped`: events that Kafka has already.
+    `position.seq` > 0: the source transaction goes on, and has had `counts` events by table so far.
+    `dropped`: numbers of events that Kafka has already. `stamp`: the source transaction.
     """
 
     events: list[Event]
     position: Position
     bytes: int
     dropped: int
+    stamp: Stamp | None = None
+    counts: Mapping[str, int] | None = None
 
 
 class Assembler:
-    """The state machine above, for one connection that resumed at `start`."""
+    """The state machine above, for one connection that resumed at `start`.
 
-    def __init__(self, envelope: Envelope, start: Position, transaction_bytes_max: int) -> None:
+    `counts`: where `start` is in the middle of a transaction, its events so far, by table.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        start: Position,
+        transaction_bytes_max: int,
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
         self._envelope = envelope
         self._start = start
+        self._start_counts = counts
         self._bytes_max = transaction_bytes_max
         self._last = Position(start.commit_lsn, start.end_lsn, 0)
         self._begin: Begin | None = None
@@ -114,20 +128,28 @@ class Assembler:
         self._begin = begin
         self._seq = 0
         self._skip_below = 0
+        counts = None
         if begin.commit_lsn < self._start.end_lsn:
             self._skip_below = 2**63
         elif begin.commit_lsn == self._start.commit_lsn:
             self._skip_below = self._start.seq
+            counts = self._start_counts
         self._announced = self._skip_below > 0
-        self._envelope.begin(
-            Stamp(begin.xid, begin.commit_lsn, begin.commit_time_us, self._last.commit_lsn, now_us)
+        self._stamp = Stamp(
+            begin.xid, begin.commit_lsn, begin.commit_time_us, self._last.commit_lsn, now_us
         )
+        self._envelope.begin(self._stamp, counts)
 
     def _change(self, change: Insert | Update | Delete | Truncate, lsn: int) -> Portion | None:
         if self._begin is None:
             raise _misplaced("a change outside a transaction", lsn)
+        number = self._seq
+        self._seq += numbers(change)
+        if number < self._skip_below:
+            self._dropped += self._seq - number
+            return None
         try:
-            self._hold(self._encoded(change, lsn))
+            self._hold(self._encoded(change, lsn, number))
         except ValueError as error:
             relation = change.relations[0] if isinstance(change, Truncate) else change.relation
             raise DecodeError(
@@ -139,21 +161,28 @@ class Assembler:
             ) from error
         return self._part() if self._bytes > self._bytes_max else None
 
-    def _encoded(self, change: Insert | Update | Delete | Truncate, lsn: int) -> list[Event]:
+    def _encoded(
+        self, change: Insert | Update | Delete | Truncate, lsn: int, number: int
+    ) -> list[Event]:
         if isinstance(change, Insert):
-            return self._envelope.insert(change, lsn, self._seq)
+            return self._envelope.insert(change, lsn, number)
         if isinstance(change, Update):
-            return self._envelope.update(change, lsn, self._seq)
+            return self._envelope.update(change, lsn, number)
         if isinstance(change, Delete):
-            return self._envelope.delete(change, lsn, self._seq)
-        return self._envelope.truncate(change, lsn, self._seq)
+            return self._envelope.delete(change, lsn, number)
+        return self._envelope.truncate(change, lsn, number)
 
     def _message(self, message: Message, lsn: int, now_us: int) -> Portion | None:
         if message.transactional:
             if self._begin is None:
                 raise _misplaced("a transactional message outside a transaction", lsn)
-            if message.prefix != HEARTBEAT_PREFIX:
-                self._hold(self._envelope.message(message, self._seq))
+            if message.prefix == HEARTBEAT_PREFIX:
+                return None
+            self._seq += 1
+            if self._seq <= self._skip_below:
+                self._dropped += 1
+                return None
+            self._hold(self._envelope.message(message, self._seq - 1))
             return self._part() if self._bytes > self._bytes_max else None
         if message.prefix == HEARTBEAT_PREFIX or message.lsn <= self._start.end_lsn:
             return None
@@ -161,36 +190,29 @@ class Assembler:
             raise _misplaced("a non-transactional message inside a transaction", lsn)
         # Its LSN is the end of its record, where a commit record may begin: one less is its own.
         own_lsn = message.lsn - 1
-        self._envelope.begin(Stamp(0, own_lsn, now_us, self._last.commit_lsn, now_us))
+        stamp = Stamp(0, own_lsn, now_us, self._last.commit_lsn, now_us)
+        self._envelope.begin(stamp)
         events = self._envelope.message(message, 0)
         self._last = Position(own_lsn, message.lsn, 0)
-        return Portion(events, self._reached(self._last), _size(events), 0)
+        return Portion(events, self._reached(self._last), _size(events), 0, stamp)
 
     def _hold(self, events: list[Event]) -> None:
-        """Number the events of one change and keep those that Kafka lacks."""
-        for event in events:
-            if event.value is not None:
-                number = self._seq
-                self._seq += 1
-            else:
-                number = self._seq - 1
-            if number < self._skip_below:
-                self._dropped += 1
-                continue
-            self._events.append(event)
-            self._bytes += EVENT_OVERHEAD_BYTES + len(event.value or b"") + len(event.key or b"")
+        self._events += events
+        self._bytes += _size(events)
 
     def _part(self) -> Portion:
         assert self._begin is not None
         position = Position(self._begin.commit_lsn, self._last.end_lsn, self._seq)
-        return self._release(self._announcement(), [], position)
+        return self._release(self._announcement(), [], position)._replace(
+            counts=self._envelope.counts()
+        )
 
     def _announcement(self) -> list[Event]:
-        """BEGIN, unless the transaction has it already."""
-        if self._announced or not self._seq:
+        """BEGIN, unless the transaction has it already or has no events."""
+        if self._announced or not self._envelope.total:
             return []
         self._announced = True
-        return self._envelope.boundary(None)
+        return self._envelope.boundary("BEGIN")
 
     def _close(self, commit: Commit, lsn: int) -> Portion | None:
         if self._begin is None or commit.commit_lsn != self._begin.commit_lsn:
@@ -200,16 +222,24 @@ class Assembler:
             self._dropped = 0
             return None
         self._last = Position(commit.commit_lsn, commit.end_lsn, 0)
-        end = self._envelope.boundary(self._seq) if self._seq else []
-        return self._release(self._announcement(), end, self._reached(self._last))
+        before = self._announcement()
+        end = self._envelope.boundary("END") if self._announced else []
+        return self._release(before, end, self._reached(self._last))
 
     def _release(self, before: list[Event], after: list[Event], position: Position) -> Portion:
         events = [*before, *self._events, *after] if before or after else self._events
-        portion = Portion(events, position, self._bytes, self._dropped)
+        portion = Portion(events, position, self._bytes, self._dropped, self._stamp)
         self._events = []
         self._bytes = 0
         self._dropped = 0
         return portion
+
+
+def numbers(change: Insert | Update | Delete | Truncate) -> int:
+    """How many numbers (seq) a change takes: as many as it may become events under any settings."""
+    if isinstance(change, Update):
+        return 1 if change.old is None else 2
+    return len(change.relations) if isinstance(change, Truncate) else 1
 
 
 def _size(events: list[Event]) -> int:

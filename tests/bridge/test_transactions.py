@@ -1,7 +1,8 @@
 """Portions come out whole, in commit order, once, whatever the point of resumption."""
 
+import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -43,9 +44,11 @@ NOW_US = 1_700_000_000_000_000
 START = Position(0, 100, 0)
 
 
-def assembler(start: Position = START, bytes_max: int = 10**9) -> Assembler:
+def assembler(
+    start: Position = START, bytes_max: int = 10**9, counts: Mapping[str, int] | None = None
+) -> Assembler:
     envelope = Envelope("bank", "db", 3, tombstones=True, transaction_metadata=True)
-    return Assembler(envelope, start, bytes_max)
+    return Assembler(envelope, start, bytes_max, counts)
 
 
 def transaction(commit_lsn: int, *changes: AnyMessage) -> list[AnyMessage]:
@@ -215,15 +218,13 @@ def test_a_message_out_of_place_is_an_error(messages: list[AnyMessage]) -> None:
 
 
 def identities(found: Iterable[Portion]) -> list[tuple[int, int, str]]:
-    return [
-        (e.source.commit_lsn, e.source.seq, e.op)
+    events = [
+        json.loads(event.value)
         for portion in found
-        for e in (
-            parsed(event)
-            for event in portion.events
-            if event.value is not None and event.topic != "bank.transaction"
-        )
+        for event in portion.events
+        if event.value is not None and event.topic != "bank.transaction"
     ]
+    return [(e["source"]["commit_lsn"], e["source"]["seq"], e["op"]) for e in events]
 
 
 def boundaries(found: Iterable[Portion]) -> list[TransactionEvent]:
@@ -240,8 +241,10 @@ changes = st.lists(
         [
             Insert(TABLE, row(1)),
             Update(TABLE, "K", row(1, None), row(2)),
+            Update(TABLE, "O", row(1), row(1, b"y")),
             Delete(TABLE, "K", row(2, None)),
             Truncate((TABLE, KEYLESS), False, False),
+            Message(True, 195, "m", b"x"),
         ]
     ),
     max_size=8,
@@ -256,15 +259,18 @@ def test_resumed_anywhere_nothing_is_lost_and_nothing_repeated(
     whole = portions(assembler(bytes_max=bytes_max), stream)
     raw = raw_portions(assembler(bytes_max=bytes_max), stream)
     cut = data.draw(st.integers(0, len(whole)))
-    start = whole[cut - 1].position if cut else START
-    again = portions(assembler(start, bytes_max), stream)
+    start, counts = (whole[cut - 1].position, whole[cut - 1].counts) if cut else (START, None)
+    again = portions(assembler(start, bytes_max, counts), stream)
     assert identities(whole[:cut]) + identities(again) == identities(whole)
     ends = [p.position.end_lsn for p in whole]
     assert ends == sorted(ends)
-    resumed = boundaries(raw[:cut]) + boundaries(raw_portions(assembler(start, bytes_max), stream))
+    later = raw_portions(assembler(start, bytes_max, counts), stream)
+    resumed = boundaries(raw[:cut]) + boundaries(later)
     assert resumed == boundaries(raw)
-    counts = Counter(commit_lsn for commit_lsn, _seq, _op in identities(whole))
-    assert [b.status for b in resumed] == ["BEGIN", "END"] * len(counts)
+    truth = Counter(commit_lsn for commit_lsn, _seq, _op in identities(whole))
+    assert [b.status for b in resumed] == ["BEGIN", "END"] * len(truth)
     for end in resumed[1::2]:
-        assert end.event_count == counts[end.commit_lsn]
-        assert end.event_count == sum(c.event_count for c in end.data_collections or ())
+        assert end.event_count == truth[end.commit_lsn]
+        messages = sum(e[0] == end.commit_lsn and e[2] == "m" for e in identities(whole))
+        rows = sum(c.event_count for c in end.data_collections or ())
+        assert end.event_count == rows + messages
