@@ -1,4 +1,4 @@
-"""The jars of Kafka and of the Spark consumers, pinned by coordinate and SHA-256 in `jars.lock`.
+"""The jars of Kafka, Spark and Debezium, pinned by coordinate and SHA-256 in `jars.lock`.
 
     [kafka]                                                group
     "org.apache.kafka:kafka_2.13:4.3.0" = "sha256 in hex"  every jar of it, dependencies included
@@ -48,6 +48,18 @@ class Wanted:
 
 WANTED = {
     "kafka": Wanted(("org.apache.kafka:kafka_2.13:4.3.0", "org.slf4j:slf4j-simple:1.7.36")),
+    # Connect's Jetty is 12.0: jgo would take parts of it from 12.1, which do not fit.
+    "debezium": Wanted(
+        (
+            "io.debezium:debezium-connector-postgres:3.7.0.Final",
+            "org.apache.kafka:connect-runtime:4.3.1",
+            "org.apache.kafka:connect-json:4.3.1",
+            "org.eclipse.jetty.ee10:jetty-ee10-servlet:12.0.34",
+            "org.eclipse.jetty:jetty-security:12.0.34",
+            "org.eclipse.jetty:jetty-session:12.0.34",
+            "org.slf4j:slf4j-simple:1.7.36",
+        )
+    ),
     # Everything excluded is among pyspark's own jars. The token provider exists as 4.0.0 only.
     "spark": Wanted(
         (
@@ -94,7 +106,7 @@ class LockedJar:
 
 
 def resolve(group: str, *, cache: Path | None = None) -> list[Path]:
-    """Return the verified jars of `group` ("kafka" or "spark"), downloading what is missing.
+    """Return the verified jars of `group` (a key of WANTED), downloading what is missing.
 
     Raises SetupError when a jar can't be had or its checksum differs from the lock's, and
     Retryable when another process holds the cache for too long.
@@ -131,7 +143,7 @@ def read_lock(path: Path, group: str) -> list[LockedJar]:
         raise SetupError(
             f"{path.name} has no readable group `{group}`",
             operation="read locked jars",
-            hint="choose kafka or spark; restore the file from version control",
+            hint="choose kafka, spark or debezium; restore the file from version control",
             exit_code=ExitCode.PROGRAM_MISSING,
         ) from error
 
@@ -236,12 +248,12 @@ def _closure(maven: "MavenContext", wanted: Wanted) -> list[tuple[str, "Artifact
     return sorted(jars.items())
 
 
-app = typer.Typer(add_completion=False, help="Fetch the pinned jars of Kafka and Spark.")
+app = typer.Typer(add_completion=False, help="Fetch the pinned jars of Kafka, Spark and Debezium.")
 
 
 @app.command()
 def main(
-    group: Annotated[str, typer.Argument(help="kafka, spark, or `lock` to pin anew")],
+    group: Annotated[str, typer.Argument(help="kafka, spark, debezium, or `lock` to pin anew")],
     separator: Annotated[str, typer.Option(help="between paths; Spark wants a comma")] = ":",
 ) -> None:
     """Print the class path of a group on one line."""
