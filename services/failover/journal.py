@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.lsn import format_lsn
-from services.failover.effects import Step
+from services.failover.effects.step import Step
 from services.failover.view import View
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from services.failover.conditions import Condition
-from services.failover.plan import Plan
+from services.failover.plan.wish import Plan
 from services.failover.readiness import Readiness
 from services.failover.runner import Performed, Result
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from schemas.errors import ExitCode, Retryable
 from services.failover import steps
 from services.failover.cluster import Cluster
-from services.failover.effects import Action, Step
+from services.failover.effects.step import OF_SUBSCRIBERS, Action, Step
 from services.failover.journal import Journal
-from services.failover.plan import Plan, Wish, plan_failover
+from services.failover.plan.failover import plan_failover
+from services.failover.plan.wish import Plan, Wish
 from services.failover.readiness import Readiness
 from services.failover.verdicts import Left
 
@@ -121,7 +122,7 @@ def run(
 
 def _lost_subscriber(step: Step, error: Retryable) -> bool:
     """The step failed since a subscriber stopped answering: it will be left for another run."""
-    of_subscriber = step.action in (Action.DISABLE, Action.REPOINT, Action.ENABLE)
+    of_subscriber = step.action in OF_SUBSCRIBERS
     return of_subscriber and error.exit_code is ExitCode.SERVER_UNREACHABLE
 
 

@@ -4,9 +4,8 @@ import time
 from collections.abc import Callable
 
 from schemas.errors import ExitCode, Retryable, SetupError
-from services.failover import effects
 from services.failover.cluster import Cluster
-from services.failover.effects import Action, Step
+from services.failover.effects.step import Action, Step
 from services.failover.links import Link, Unreachable
 from services.failover.view import View
 from services.slots import Connection, read_received, read_replication
@@ -37,7 +36,7 @@ def perform(step: Step, cluster: Cluster, deadline_s: float) -> View:
             subject=step.server,
             hint="run this command again; it goes on where it stopped",
         ) from error
-    while not effects.done(step, view := cluster.observe()):
+    while not step.holds(view := cluster.observe()):
         if time.monotonic() > deadline:
             raise _late(step, deadline_s)
         time.sleep(POLL_S)

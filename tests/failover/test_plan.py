@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
-from services.failover.effects import Action, after, done
-from services.failover.plan import Plan, Wish, plan_failover
+from services.failover.effects.step import Action
+from services.failover.plan.failover import plan_failover
+from services.failover.plan.wish import Plan, Wish
 from services.failover.readiness import judge_all
 from services.failover.view import Reach, View
 from tests.failover.views import (
@@ -49,14 +50,14 @@ def test_plans_resumed_from_every_interrupted_prefix_reach_the_goal(view: View, 
     if whole is None:
         return
     for step in (None, *whole.steps):
-        view = view if step is None else after(step, view)
+        view = view if step is None else step.effect(view)
         here = view
         for _ in range(50):
             plan = plan_failover(here, wish)
             if not plan.steps:
                 break
-            here = after(plan.steps[0], here)
-            assert done(plan.steps[0], here)
+            here = plan.steps[0].effect(here)
+            assert plan.steps[0].holds(here)
         assert not plan.steps
         assert plan.new_primary == whole.new_primary
         assert here.primary is not None
@@ -86,7 +87,7 @@ def test_subscriptions_are_disabled_before_the_promotion(view: View, wish: Wish)
     for step in plan.steps:
         if step.action is Action.PROMOTE:
             break
-        view = after(step, view)
+        view = step.effect(view)
     new = view.node(plan.new_primary)
     for where, found in view.ours():
         fed_by_old = found.enabled and not found.conninfo.leads_to(new.endpoints)
@@ -105,7 +106,7 @@ def test_an_old_primary_that_comes_back_before_the_promotion_stops_it(
             back = node("a", state(slot("s1", synced=False), standby=False))
             revived = replace(view, nodes=(back, *view.nodes[1:]))
             assert refusal(revived, wish).exit_code is ExitCode.SPLIT_BRAIN
-        view = after(step, view)
+        view = step.effect(view)
 
 
 def test_the_steps_are_in_order_and_show_no_password() -> None:

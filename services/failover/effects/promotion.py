@@ -1,0 +1,101 @@
+"""The steps that make a standby the primary, and prove that its consumers have come. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.failover import statements
+from services.failover.effects.step import Action, Step, active, with_state
+from services.failover.standby_lists import listed
+
+if TYPE_CHECKING:
+    from services.failover.view import Node, NodeState, View
+
+
+def reset(node: Node, setting: str, items: tuple[str, ...]) -> Step:
+    """Take the names of what is not there out of a setting, so that nothing waits for it."""
+    sql = statements.alter_system(setting, items)
+    return Step(
+        Action.RESET,
+        node.name,
+        setting,
+        node.name,
+        f"set {setting} to '{', '.join(items)}' on {node.name}",
+        "it names standbys that are not there",
+        "commits and decoding wait only for standbys that are there",
+        lambda view: with_state(view, node.name, lambda s: with_setting(s, setting, items)),
+        lambda view: listed(_setting(view, node, setting)) == items,
+        sql,
+        sql,
+    )
+
+
+def promote(node: Node) -> Step:
+    """Make the standby the primary."""
+    return Step(
+        Action.PROMOTE,
+        node.name,
+        "",
+        node.name,
+        f"promote {node.name}",
+        "no node is writable; it has replayed all the WAL it received",
+        "it is writable",
+        lambda view: with_state(view, node.name, _promoted),
+        lambda view: view.node(node.name).writable,
+        (statements.PROMOTE,),
+        (statements.PROMOTE,),
+    )
+
+
+def flow(node: Node, slots: tuple[str, ...]) -> Step:
+    """Wait until every subscription's worker is connected to the new primary."""
+    return Step(
+        Action.FLOW,
+        node.name,
+        ",".join(slots),
+        node.name,
+        f"wait for the subscriptions' workers at {node.name}: {', '.join(slots)}",
+        "they are enabled",
+        "each slot has its walsender",
+        lambda view: with_state(view, node.name, lambda state: _flowing(state, slots)),
+        lambda view: all(active(view.node(node.name), slot) for slot in slots),
+    )
+
+
+def with_setting(state: NodeState, setting: str, items: tuple[str, ...]) -> NodeState:
+    """The state with another value of a list setting."""
+    value = replace(state.settings[setting], value=", ".join(items))
+    return replace(state, settings={**state.settings, setting: value})
+
+
+def _setting(view: View, node: Node, name: str) -> str:
+    state = view.node(node.name).state
+    return state.setting(name) if state is not None else ""
+
+
+def _promoted(state: NodeState) -> NodeState:
+    """A standby's promotion: temporary slots are dropped, and a timeline begins where it was."""
+    received = state.replication.received_lsn
+    return replace(
+        state,
+        server=replace(state.server, in_recovery=False, timeline=state.server.timeline + 1),
+        replication=replace(
+            state.replication,
+            received_lsn=None,
+            written_lsn=received,
+            receiver_streaming=False,
+            slotsync_worker=False,
+        ),
+        slots=tuple(slot for slot in state.slots if not slot.temporary),
+        switch_lsn=received,
+    )
+
+
+def _flowing(state: NodeState, fed: tuple[str, ...]) -> NodeState:
+    return replace(
+        state,
+        slots=tuple(
+            replace(slot, active_pid=1) if slot.slot_name in fed else slot for slot in state.slots
+        ),
+    )

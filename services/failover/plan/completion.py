@@ -1,0 +1,127 @@
+"""What is left to do once a node is the new primary, whoever promoted it. Pure.
+
+on               step     before it                              after it (by observing)
+the new primary  reset    a setting names standbys not there     it names none of them
+each subscriber  disable  enabled, fed by the old primary        disabled, marked so
+each subscriber  repoint  disabled; the new primary is writable  its conninfo leads there
+each subscriber  enable   repointed, marked, its slot usable     enabled, the mark gone
+the new primary  flow     enabled                                each slot has its walsender
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.failover.effects import promotion, subscriptions
+from services.failover.effects.step import active
+from services.failover.plan.rules import moves, require_privileges
+from services.failover.plan.wish import Plan, Wish
+from services.failover.readiness import judge_promoted
+from services.failover.standby_lists import commits_can_go_on, listed, slots_that_exist
+from services.failover.verdicts import Left, fault_of, unreachable
+
+if TYPE_CHECKING:
+    from services.failover.effects.step import Step
+    from services.failover.view import Node, Subscriber, Subscription, View
+
+
+def complete(view: View, node: Node, wish: Wish) -> Plan:
+    """What is left to do once `node` is the new primary."""
+    assert node.state is not None
+    stale = resets(node)
+    require_privileges(node, resets=bool(stale), promotion=False)
+    steps: list[Step] = list(stale)
+    left = [*unreachable(view), *_settings_out_of_reach(node)]
+    notes: list[str] = []
+    waiting: set[str] = set()
+    for subscriber, subscription in view.ours():
+        if not subscriber.usable:
+            continue
+        fault = _fault(subscriber, subscription, node)
+        accepted = fault is not None and fault.slot in wish.accept_loss_of
+        if fault is not None and accepted:
+            notes.append(f"loss accepted: {fault.line}")
+        elif fault is not None:
+            left.append(fault)
+        may_go_on = fault is None or (accepted and fault.skippable)
+        steps += _moves_of(subscriber, subscription, node, may_go_on=may_go_on)
+        feeds = may_go_on and (subscription.enabled or subscription.marked)
+        if feeds and subscription.slot_name and not active(node, subscription.slot_name):
+            waiting.add(subscription.slot_name)
+        if not subscription.enabled and not subscription.marked:
+            notes.append(f"{subscriber.name}/{subscription.name} was disabled before, it stays so")
+    if waiting:
+        steps.append(promotion.flow(node, tuple(sorted(waiting))))
+    return Plan(
+        new_primary=node.name,
+        why=f"{node.name} is the primary already, on timeline {node.state.server.timeline}",
+        steps=tuple(steps),
+        slots=judge_promoted(view, node),
+        left=tuple(left),
+        notes=tuple(notes),
+    )
+
+
+def _fault(subscriber: Subscriber, subscription: Subscription, node: Node) -> Left | None:
+    """Why the subscription can't go on; None also for one that an operator keeps disabled."""
+    elsewhere = moves(subscription, node)
+    if not (elsewhere or subscription.marked or subscription.enabled):
+        return None
+    return fault_of(subscriber, subscription, node, positions=elsewhere or subscription.marked)
+
+
+def _moves_of(
+    subscriber: Subscriber, subscription: Subscription, node: Node, *, may_go_on: bool
+) -> list[Step]:
+    """What this subscription still needs; one that may not go on ends repointed and disabled."""
+    elsewhere = moves(subscription, node)
+    steps = []
+    if elsewhere and subscription.enabled:
+        steps.append(subscriptions.disable(subscriber, subscription, node))
+    if elsewhere:
+        steps.append(subscriptions.repoint(subscriber, subscription, node))
+    if may_go_on and (subscription.marked or (elsewhere and subscription.enabled)):
+        steps.append(subscriptions.enable(subscriber, subscription, node))
+    return steps
+
+
+def resets(node: Node) -> tuple[Step, ...]:
+    """The settings that would make commits or decoding wait for standbys that are not there."""
+    return tuple(
+        promotion.reset(node, setting, items)
+        for setting, items in _stale(node)
+        if not _on_command_line(node, setting)
+    )
+
+
+def _settings_out_of_reach(node: Node) -> list[Left]:
+    return [
+        Left(
+            node.name,
+            f"{setting} names standbys that are not there, and comes from the command line",
+            f"restart {node.name} without it, or commits or decoding wait for ever",
+        )
+        for setting, _ in _stale(node)
+        if _on_command_line(node, setting)
+    ]
+
+
+def _stale(node: Node) -> list[tuple[str, tuple[str, ...]]]:
+    """(setting, the names that may stay) for each setting that names too much."""
+    state = node.state
+    assert state is not None
+    found = []
+    named = state.setting("synchronized_standby_slots")
+    kept = slots_that_exist(named, state.slots)
+    if kept != listed(named):
+        found.append(("synchronized_standby_slots", kept))
+    if not commits_can_go_on(
+        state.setting("synchronous_standby_names"), state.replication.followers
+    ):
+        found.append(("synchronous_standby_names", ()))
+    return found
+
+
+def _on_command_line(node: Node, setting: str) -> bool:
+    assert node.state is not None
+    return node.state.settings[setting].source == "command line"

@@ -1,0 +1,116 @@
+"""What no plan may do, and what refuses one: rules that every plan is checked against. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schemas.errors import ExitCode, OperatorNeeded, SetupError, SlotbridgeError
+from services.failover.effects.step import Action
+from services.failover.plan.wish import OPERATION, Plan, Wish
+from services.failover.readiness import Readiness, judge_all
+from services.failover.view import Reach
+
+if TYPE_CHECKING:
+    from services.failover.effects.step import Step
+    from services.failover.view import Node, Subscription, View
+
+
+def require_one_system(view: View) -> None:
+    """Raise OperatorNeeded (WRONG_DATABASE) if the nodes are not all of one cluster."""
+    found: dict[str, list[str]] = {}
+    for node in view.nodes:
+        if node.state is not None:
+            found.setdefault(node.state.server.system_identifier, []).append(node.name)
+    if len(found) > 1:
+        listing = "; ".join(f"{', '.join(names)}: {system}" for system, names in found.items())
+        raise OperatorNeeded(
+            f"the nodes belong to different clusters: system identifiers {listing}",
+            operation="compare nodes",
+            hint="correct failover.nodes: every node must be a copy of the same primary",
+            exit_code=ExitCode.WRONG_DATABASE,
+        )
+
+
+def check_invariants(plan: Plan, view: View, wish: Wish) -> None:
+    """Walk the plan in thought; raise SlotbridgeError (BUG) if a step would be dangerous there."""
+    for step in plan.steps:
+        broken = _broken_rule(step, view, wish)
+        if broken:
+            raise SlotbridgeError(f"planned {step.text} although {broken}", operation=OPERATION)
+        view = step.effect(view)
+
+
+def _broken_rule(step: Step, view: View, wish: Wish) -> str:
+    """The rule that the step would break in this view, or ""."""
+    node = view.node(step.node)
+    if step.action is Action.PROMOTE:
+        if view.writable:
+            return f"{view.writable[0].name} is writable"
+        lost = {slot.slot for slot in judge_all(view, node) if not slot.ready}
+        if lost - wish.accept_loss_of:
+            return f"slots are not ready: {', '.join(sorted(lost - wish.accept_loss_of))}"
+        fed = [s.name for where, s in view.ours() if where.usable and s.enabled and moves(s, node)]
+        return f"subscriptions are enabled: {', '.join(fed)}" if fed else ""
+    if step.action in (Action.REPOINT, Action.ENABLE):
+        subscription = view.subscription(step.server, step.subject)
+        if subscription is None or subscription.enabled:
+            return "the subscription is not there or enabled"
+        if view.primary is not node:
+            return f"{node.name} is not the primary"
+        if step.action is Action.ENABLE and not subscription.conninfo.leads_to(node.endpoints):
+            return "it still leads elsewhere"
+    return ""
+
+
+def require_nobody_hidden(view: View) -> None:
+    for node in view.nodes:
+        if node.reach is Reach.CLOSED:
+            raise OperatorNeeded(
+                f"{node.name} listens on its port but does not let us in, so it may be writing: "
+                f"{node.detail}",
+                operation=OPERATION,
+                subject=node.name,
+                hint="stop it, or correct its conninfo in failover.nodes",
+                exit_code=ExitCode.SPLIT_BRAIN,
+            )
+
+
+def require_ready(verdicts: tuple[Readiness, ...], wish: Wish) -> None:
+    lost = [slot for slot in verdicts if not slot.ready and slot.slot not in wish.accept_loss_of]
+    if lost:
+        detail = "; ".join(f"{slot.slot}: {slot.reasons[0]}" for slot in lost)
+        accept = " ".join(f"--accept-loss-of {slot.slot}" for slot in lost)
+        raise OperatorNeeded(
+            f"{len(lost)} of {len(verdicts)} slots would be lost: {detail}",
+            operation=OPERATION,
+            subject=lost[0].standby,
+            hint=f"repair it ({lost[0].reasons[0].remedy}), or accept the loss: {accept}",
+            exit_code=ExitCode.NOT_READY,
+        )
+
+
+def require_privileges(node: Node, *, resets: bool, promotion: bool) -> None:
+    assert node.state is not None
+    rights = node.state.replication
+    if promotion and not rights.may_promote:
+        raise _missing(node, "GRANT EXECUTE ON FUNCTION pg_promote(boolean, integer) TO …")
+    if resets and not rights.may_configure:
+        raise _missing(
+            node,
+            "GRANT ALTER SYSTEM ON PARAMETER synchronized_standby_slots, synchronous_standby_names "
+            "TO …; GRANT EXECUTE ON FUNCTION pg_reload_conf() TO …",
+        )
+
+
+def _missing(node: Node, grant: str) -> SetupError:
+    return SetupError(
+        f"our role lacks a privilege on {node.name}",
+        operation=OPERATION,
+        subject=node.name,
+        hint=f"connect as a superuser, or {grant}",
+        exit_code=ExitCode.PRIVILEGE_MISSING,
+    )
+
+
+def moves(subscription: Subscription, node: Node) -> bool:
+    return not subscription.conninfo.leads_to(node.endpoints)
