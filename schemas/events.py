@@ -138,11 +138,19 @@ class SchemaKey(_Contract):
 
 
 class SchemaEvent(_Contract):
-    """A table as all its events from `commit_lsn` on have it; `before` is null the first time."""
+    """A table as its events from (`commit_lsn`, `seq`) on have it; `before` is null the first time.
+
+    Another `oid` under the same name is another table: what was under that name before is renamed
+    or dropped. The same `oid` under another name is the same table, renamed.
+    """
 
     schema_: str = Field(alias="schema")
     table: str
+    oid: int
+    """pg_class.oid."""
     commit_lsn: int
+    seq: int
+    """The number of the first event that has this shape, in the transaction of `commit_lsn`."""
     ts_ms: int
     replica_identity: Literal["default", "nothing", "full", "index"]
     before: list[Column] | None

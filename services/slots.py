@@ -4,6 +4,7 @@ Source: PostgreSQL documentation 53.20 pg_replication_slots, 9.28.6 Replication 
 Functions, 54.4 Streaming Replication Protocol.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString, cast
 
@@ -28,6 +29,19 @@ class Server:
     wal_level: str
     synchronized_standby_slots: str
     wal_sender_timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryKey:
+    """A table's primary key as it is now, `columns` empty where there is none; xids of 32 bits.
+
+    `made_by` has made its index, `table_made_by` the table, `next_xid` is not yet given out.
+    """
+
+    columns: Sequence[str]
+    made_by: int
+    table_made_by: int
+    next_xid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +168,32 @@ def create_publication(connection: Connection, publication: str, tables: tuple[s
     connection.execute(statement)
 
 
-def primary_key(connection: Connection, relation_oid: int) -> tuple[str, ...]:
-    """The primary key's columns of a table as it is now, empty where it has none."""
-    rows = connection.execute(
-        """
-        SELECT a.attname::text
-          FROM pg_index i
-          JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
-         WHERE i.indrelid = %s::oid AND i.indisprimary
-        """,
-        [relation_oid],
-    ).fetchall()
-    return tuple(row[0] for row in rows)
+def primary_key(connection: Connection, relation_oid: int) -> PrimaryKey | None:
+    """The primary key of a table as it is now, None when there is no such table.
+
+    pg_attribute's rows of `ctid` and of an index's column are written once, with the relation.
+    """
+    with connection.cursor(row_factory=class_row(PrimaryKey)) as cursor:
+        cursor.execute(
+            """
+            SELECT coalesce(k.columns, '{}') AS columns,
+                   coalesce(made.xmin::text::bigint, 0) AS made_by,
+                   born.xmin::text::bigint AS table_made_by,
+                   (pg_snapshot_xmax(pg_current_snapshot())::text::numeric %% 4294967296)::bigint
+                     AS next_xid
+              FROM pg_attribute born
+              LEFT JOIN pg_index i ON i.indrelid = born.attrelid AND i.indisprimary
+              LEFT JOIN pg_attribute made ON made.attrelid = i.indexrelid AND made.attnum = 1
+              LEFT JOIN LATERAL (
+                    SELECT array_agg(a.attname::text) AS columns
+                      FROM pg_attribute a
+                     WHERE a.attrelid = i.indrelid
+                       AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) k ON true
+             WHERE born.attrelid = %s::oid AND born.attname = 'ctid' AND born.attnum < 0
+            """,
+            [relation_oid],
+        )
+        return cursor.fetchone()
 
 
 def setting(connection: Connection, name: str) -> str:

@@ -20,7 +20,7 @@ from schemas.settings import SourceSettings
 from services import slots
 from services.bridge.connection import cut_off_after
 from services.bridge.refusals import connect_error, server_error
-from services.slots import Connection, Server, Slot
+from services.slots import Connection, PrimaryKey, Server, Slot
 
 logger = structlog.get_logger(__name__)
 
@@ -121,8 +121,8 @@ class Primary:
         with self._statement("read the origin"):
             return slots.origin_progress(self._connection, self.origin)
 
-    def primary_key(self, relation_oid: int) -> tuple[str, ...]:
-        """The columns of a table's primary key, empty where it has none."""
+    def primary_key(self, relation_oid: int) -> PrimaryKey | None:
+        """A table's primary key as it is now, None when the table is gone."""
         with self._statement("read the primary key"):
             return slots.primary_key(self._connection, relation_oid)
 

@@ -163,7 +163,9 @@ class Decoder:
             name, pos = _cstring(data, pos + 1)
             type_oid, typmod = _TYPE_AND_MODIFIER.unpack_from(data, pos)
             pos += 8
-            columns.append(RelationColumn(name, type_oid, typmod, bool(flags & 1)))
+            known = self.types.get(type_oid)
+            type_name = f"{known.schema}.{known.name}" if known is not None else ""
+            columns.append(RelationColumn(name, type_oid, typmod, bool(flags & 1), type_name))
         _finished(data, pos)
         relation = Relation(oid, schema or "pg_catalog", table, identity, tuple(columns))
         self.relations[oid] = relation

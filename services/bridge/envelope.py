@@ -18,7 +18,7 @@ The JSON text is put together from parts that are made once per relation and onc
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
 from typing import Final, Literal, NamedTuple
@@ -73,6 +73,22 @@ class Stamp:
     encoded_us: int
 
 
+class Described(NamedTuple):
+    """A relation with its key columns; the schema event that its first change calls for, if any.
+
+    `settled` False: the key is to be asked for again in the next transaction.
+    """
+
+    relation: Relation
+    shape: Event | None = None
+    settled: bool = True
+
+
+Describe = Callable[[Relation, Stamp, int], Described]
+"""Told of a relation, as the server has described it, before its first change: with the number
+(seq) that the change's event will have. What the server describes may be of no change at all."""
+
+
 class Envelope:
     """Encodes one connection's changes. `name` is the topic prefix, `database` the source's."""
 
@@ -81,6 +97,7 @@ class Envelope:
         name: str,
         database: str,
         timeline: int,
+        describe: Describe,
         *,
         tombstones: bool,
         transaction_metadata: bool,
@@ -88,6 +105,9 @@ class Envelope:
         self._name = name
         self._database = database
         self._timeline = timeline
+        self._describe = describe
+        self._shapes: list[Event] = []
+        self._unsettled: list[int] = []
         self._tombstones = tombstones
         self._metadata = transaction_metadata
         self._tables: dict[int, tuple[Relation, _Table]] = {}
@@ -116,6 +136,8 @@ class Envelope:
         now_us = stamp.encoded_us
         self._id = f"{stamp.xid}:{stamp.commit_lsn}"
         self._reset(counts or {})
+        while self._unsettled:
+            self._tables.pop(self._unsettled.pop(), None)
         times = f'"ts_ms":{now_us // 1000},"ts_us":{now_us},"ts_ns":{now_us * 1000}'
         self._tail = f"{times}}}"
         self._order = f'"transaction":{{"id":"{self._id}","total_order":'
@@ -136,6 +158,11 @@ class Envelope:
         """Events of the current transaction by table; those of logical messages under ``""``."""
         result = {counter.table: counter.events for counter in self._touched}
         return result | {"": self._messages} if self._messages else result
+
+    def take_shapes(self) -> list[Event]:
+        """The schema events that belong before the events that were made last."""
+        shapes, self._shapes = self._shapes, []
+        return shapes
 
     def boundary(self, status: Literal["BEGIN", "END"]) -> list[Event]:
         """The BEGIN of the current transaction, or its END with the counts so far."""
@@ -160,13 +187,13 @@ class Envelope:
 
     def insert(self, change: Insert, lsn: int, seq: int) -> list[Event]:
         """The event of an insert."""
-        table = self._table(change.relation)
+        table = self._table(change.relation, seq)
         value = self._value(table, "null", table.row(change.new), "c", lsn, seq)
         return [Event(table.topic, table.key(change.new), value, None, False, table.name, seq, lsn)]
 
     def update(self, change: Update, lsn: int, seq: int) -> list[Event]:
         """The event of an update, or the three of one that changes the key."""
-        table = self._table(change.relation)
+        table = self._table(change.relation, seq)
         new = change.new
         old = change.old
         if old is not None and change.old_kind == "O":
@@ -195,7 +222,7 @@ class Envelope:
 
     def delete(self, change: Delete, lsn: int, seq: int) -> list[Event]:
         """The event of a delete and its tombstone."""
-        table = self._table(change.relation)
+        table = self._table(change.relation, seq)
         topic, name = table.topic, table.name
         key = table.key(change.old)
         value = self._value(table, table.row(change.old), "null", "d", lsn, seq)
@@ -208,7 +235,7 @@ class Envelope:
         """One event for each emptied table, numbered from `seq`."""
         events = []
         for number, relation in enumerate(change.relations, seq):
-            table = self._table(relation)
+            table = self._table(relation, number)
             value = self._value(table, "null", "null", "t", lsn, number)
             events.append(Event(table.topic, None, value, None, True, table.name, number, lsn))
         return events
@@ -226,15 +253,16 @@ class Envelope:
         key = f'{{"prefix":{quoted(change.prefix)}}}'.encode()
         return [Event(message_topic(self._name), key, value, None, False, "", seq, change.lsn)]
 
-    def topic(self, relation: Relation) -> str:
-        """The topic of a relation."""
-        return self._table(relation).topic
-
-    def _table(self, relation: Relation) -> "_Table":
+    def _table(self, relation: Relation, seq: int) -> "_Table":
         known = self._tables.get(relation.oid)
         if known is None or known[0] is not relation:
+            described = self._describe(relation, self._stamp, seq)
+            if described.shape is not None:
+                self._shapes.append(described.shape)
+            if not described.settled:
+                self._unsettled.append(relation.oid)
             counter = self._counter(f"{relation.schema}.{relation.table}")
-            known = (relation, _Table(self._name, relation, counter))
+            known = (relation, _Table(self._name, described.relation, counter))
             self._tables[relation.oid] = known
         return known[1]
 

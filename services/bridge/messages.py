@@ -23,12 +23,16 @@ Row = list[Value]
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A column of a Relation message. `key`: part of the replica identity."""
+    """A column of a Relation message. `key`: part of the replica identity.
+
+    `type_name`: `schema.name` as a Type message has it, empty for built-in types.
+    """
 
     name: str
     type_oid: int
     typmod: int
     key: bool
+    type_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,21 @@
-"""What has to be done when the server describes a table: its key, its topic, its schema event.
+"""What has to be done before a table's first event: its key, its topic, its schema event.
 
-pgoutput flags the columns of the replica identity. Under REPLICA IDENTITY FULL these are all, and
-under NOTHING none, so that the primary key comes from the catalog then.
+Not when the server describes it: that may be for a change that is rolled back, or for a partition
+whose changes are published as its root's. pgoutput flags the columns of the replica identity; under
+REPLICA IDENTITY FULL these are all, and under NOTHING none: see services.bridge.keys.
 """
 
-import time
 from dataclasses import replace
 from typing import Final
-
-import structlog
 
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.events import SchemaEvent, table_topic
 from services.bridge.database import Primary
-from services.bridge.envelope import Event
-from services.bridge.messages import Relation, Type
+from services.bridge.envelope import Described, Stamp
+from services.bridge.keys import key_columns, settled
+from services.bridge.messages import Relation
 from services.bridge.shapes import Shapes
 from services.bridge.topics import Topics
-
-logger = structlog.get_logger(__name__)
 
 _IDENTITIES_WITHOUT_KEY: Final = ("f", "n")
 
@@ -38,15 +35,15 @@ class Relations:
         self._primary = primary
         self._shapes = Shapes(prefix, known)
         self._owners = {table_topic(prefix, *table): table for table in known}
-        self._pending: list[Event] = []
 
-    def describe(self, relation: Relation, types: dict[int, Type], commit_lsn: int) -> Relation:
-        """Make the topic and note the schema event; return `relation` with its key columns.
+    def describe(self, relation: Relation, stamp: Stamp, seq: int) -> Described:
+        """Make the topic of a relation; find its key columns and its schema event.
 
         Raises OperatorNeeded when another table has the same topic.
         """
+        certain = True
         if relation.replica_identity in _IDENTITIES_WITHOUT_KEY:
-            relation = self._with_primary_key(relation)
+            relation, certain = self._with_primary_key(relation, stamp.xid)
         table = (relation.schema, relation.table)
         topic = table_topic(self._prefix, *table)
         owner = self._owners.setdefault(topic, table)
@@ -55,23 +52,17 @@ class Relations:
                 f"{'.'.join(table)} would share its topic with {'.'.join(owner)}",
                 operation="describe a table",
                 subject=f"topic {topic}",
-                lsn=commit_lsn,
+                lsn=stamp.commit_lsn,
                 hint="characters that Kafka forbids become _: rename one of the tables, or leave "
                 "it out of the publication",
                 exit_code=ExitCode.RECORD_REFUSED,
             )
         self._topics.partitions(topic)
-        event = self._shapes.change(relation, types, commit_lsn, time.time_ns() // 1000)
-        if event is not None:
-            self._pending.append(event)
-        return relation
+        return Described(relation, self._shapes.change(relation, stamp, seq), certain)
 
-    def take_pending(self) -> list[Event]:
-        """The schema events that are to be published before the next rows."""
-        pending, self._pending = self._pending, []
-        return pending
-
-    def _with_primary_key(self, relation: Relation) -> Relation:
-        key = self._primary.primary_key(relation.oid)
+    def _with_primary_key(self, relation: Relation, xid: int) -> tuple[Relation, bool]:
+        found = self._primary.primary_key(relation.oid)
+        names = [column.name for column in relation.columns]
+        key = key_columns(names, xid, found, self._shapes.last_key(relation))
         columns = tuple(replace(column, key=column.name in key) for column in relation.columns)
-        return replace(relation, columns=columns)
+        return replace(relation, columns=columns), settled(xid, found)

@@ -27,7 +27,7 @@ from services.bridge.connection import Data, Keepalive, ReplicationConnection
 from services.bridge.database import Primary
 from services.bridge.decoder import Decoder
 from services.bridge.envelope import Envelope
-from services.bridge.messages import STREAM_MESSAGES, Begin, Relation
+from services.bridge.messages import STREAM_MESSAGES
 from services.bridge.producer import TransactionalProducer
 from services.bridge.progress import Ledger, Position, Witnesses, check_witnesses, position_of
 from services.bridge.relations import Relations
@@ -69,7 +69,6 @@ class Session:
         self._commit_due = 0.0
         self._feedback_due = 0.0
         self._heartbeat_due = 0.0
-        self._commit_lsn = 0
         self._now_us = 0
         self._heard = time.monotonic()
         self.beat = time.monotonic()
@@ -100,10 +99,13 @@ class Session:
         server = primary.server
         self._ledger = Ledger(start)
         self._decoder = Decoder()
+        prefix = self._kafka.topic_prefix
+        relations = Relations(prefix, topics, primary, topics.shapes())
         envelope = Envelope(
-            self._kafka.topic_prefix,
+            prefix,
             server.database,
             self._timeline,
+            relations.describe,
             tombstones=self._bridge.tombstones,
             transaction_metadata=self._bridge.transaction_metadata,
         )
@@ -111,13 +113,12 @@ class Session:
         self._assembler = Assembler(
             envelope, start, self._bridge.transaction_bytes_max, record.counts
         )
-        self._relations = Relations(self._kafka.topic_prefix, topics, primary, topics.shapes())
         spool = self._spool = Spool(
-            self._bridge.spool_folder / f"slotbridge-{self._kafka.topic_prefix}-{slot}.spool",
+            self._bridge.spool_folder / f"slotbridge-{prefix}-{slot}.spool",
             memory_bytes_max=self._bridge.spool_memory_bytes_max,
             bytes_max=self._bridge.spool_bytes_max,
         )
-        self._streams = Streams(spool, self._assembler, self._decoder, self._relations.describe)
+        self._streams = Streams(spool, self._assembler, self._decoder)
         connection.start(start.end_lsn, self._source.publication, streaming=self._streaming)
         metrics.TIMELINE.set(self._timeline)
         metrics.STREAMING.set(1)
@@ -214,11 +215,6 @@ class Session:
                 elif time.monotonic() >= self._feedback_due:
                     self._feedback()
             return
-        if isinstance(message, Begin):
-            self._commit_lsn = message.commit_lsn
-        elif isinstance(message, Relation):
-            described = self._relations.describe(message, self._decoder.types, self._commit_lsn)
-            self._decoder.relations[message.oid] = described
         part = self._assembler.feed(message, item.lsn, self._now_us)
         if part is not None:
             self._take(part)
@@ -243,7 +239,6 @@ class Session:
         if portion.dropped:
             metrics.DROPPED.inc(portion.dropped)
         if portion.events:
-            self._producer.send(self._relations.take_pending())
             self._producer.send(portion.events)
         self._events += len(portion.events)
         self._portion_bytes += portion.bytes

@@ -3,8 +3,8 @@
 from typing import Final, Literal
 
 from schemas.events import Column, SchemaEvent, SchemaKey, schema_topic
-from services.bridge.envelope import Event
-from services.bridge.messages import Relation, Type
+from services.bridge.envelope import Event, Stamp
+from services.bridge.messages import Relation, RelationColumn
 from services.bridge.pg_types import TYPE_NAMES
 
 Identity = Literal["default", "nothing", "full", "index"]
@@ -23,14 +23,19 @@ class Shapes:
         self._topic = schema_topic(prefix)
         self._known = dict(known)
 
-    def change(
-        self, relation: Relation, types: dict[int, Type], commit_lsn: int, now_us: int
-    ) -> Event | None:
-        """The schema event that `relation` calls for at `commit_lsn`, None when nothing changed."""
+    def last_key(self, relation: Relation) -> frozenset[str]:
+        """The key columns that this very table was last published with."""
+        last = self._known.get((relation.schema, relation.table))
+        if last is None or last.oid != relation.oid:
+            return frozenset()
+        return frozenset(column.name for column in last.after if column.key)
+
+    def change(self, relation: Relation, stamp: Stamp, seq: int) -> Event | None:
+        """The schema event that `relation` calls for at `seq`, None when nothing changed."""
         columns = [
             Column(
                 name=column.name,
-                type=_type_name(column.type_oid, types),
+                type=_type_name(column),
                 type_oid=column.type_oid,
                 typmod=column.typmod,
                 key=column.key,
@@ -40,13 +45,19 @@ class Shapes:
         identity = _IDENTITIES[relation.replica_identity]
         key = (relation.schema, relation.table)
         before = self._known.get(key)
-        if before and before.after == columns and before.replica_identity == identity:
+        if before and (before.oid, before.after, before.replica_identity) == (
+            relation.oid,
+            columns,
+            identity,
+        ):
             return None
         event = SchemaEvent(
             schema=relation.schema,
             table=relation.table,
-            commit_lsn=commit_lsn,
-            ts_ms=now_us // 1000,
+            oid=relation.oid,
+            commit_lsn=stamp.commit_lsn,
+            seq=seq,
+            ts_ms=stamp.encoded_us // 1000,
             replica_identity=identity,
             before=before.after if before else None,
             after=columns,
@@ -57,11 +68,10 @@ class Shapes:
             self._topic,
             name.model_dump_json(by_alias=True).encode(),
             event.model_dump_json(by_alias=True).encode(),
+            table=f"{relation.schema}.{relation.table}",
+            seq=seq,
         )
 
 
-def _type_name(oid: int, types: dict[int, Type]) -> str:
-    if oid in TYPE_NAMES:
-        return TYPE_NAMES[oid]
-    described = types.get(oid)
-    return f"{described.schema}.{described.name}" if described else f"oid:{oid}"
+def _type_name(column: RelationColumn) -> str:
+    return column.type_name or TYPE_NAMES.get(column.type_oid) or f"oid:{column.type_oid}"

@@ -12,7 +12,7 @@ Source: PostgreSQL documentation 49.9 "Streaming of Large Transactions for Logic
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final, Protocol
 
 from services.bridge.decoder import DecodeError, Decoder
@@ -21,12 +21,10 @@ from services.bridge.messages import (
     Begin,
     Commit,
     Frame,
-    Relation,
     StreamAbort,
     StreamCommit,
     StreamStart,
     StreamStop,
-    Type,
 )
 from services.bridge.transactions import Assembler, Portion
 
@@ -47,8 +45,7 @@ class FrameStore(Protocol):
 class Streams:
     """The state machine above, for one connection.
 
-    `describe` is told of every relation before its changes and returns it with its key columns; the
-    relations of a committed stream are those of later transactions too, so `decoder` gets them.
+    The relations of a committed stream are those of later transactions too, so `decoder` gets them.
     """
 
     def __init__(
@@ -56,12 +53,10 @@ class Streams:
         spool: FrameStore,
         assembler: Assembler,
         decoder: Decoder,
-        describe: Callable[[Relation, dict[int, Type], int], Relation],
     ) -> None:
         self._spool = spool
         self._assembler = assembler
         self._decoder = decoder
-        self._describe = describe
         self._block: int | None = None
         self._aborted: dict[int, set[int]] = {}
 
@@ -123,9 +118,6 @@ class Streams:
             if frame.subxid in aborted and frame.payload[0] not in _KINDS_OF_SHAPE:
                 continue
             message = decoder.decode(frame.payload, frame.lsn)
-            if isinstance(message, Relation):
-                described = self._describe(message, decoder.types, commit.commit_lsn)
-                decoder.relations[message.oid] = described
             portion = feed(message, frame.lsn, now_us)
             if portion is not None:
                 yield portion

@@ -149,7 +149,7 @@ class Assembler:
             self._dropped += self._seq - number
             return None
         try:
-            self._hold(self._encoded(change, lsn, number))
+            events = self._encoded(change, lsn, number)
         except ValueError as error:
             relation = change.relations[0] if isinstance(change, Truncate) else change.relation
             raise DecodeError(
@@ -159,6 +159,8 @@ class Assembler:
                 lsn=lsn,
                 hint="report this with the table's definition; the slot keeps the change",
             ) from error
+        self._hold(self._envelope.take_shapes())
+        self._hold(events)
         return self._part() if self._bytes > self._bytes_max else None
 
     def _encoded(

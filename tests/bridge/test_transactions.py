@@ -29,6 +29,7 @@ from services.bridge.messages import (
 )
 from services.bridge.progress import Position
 from services.bridge.transactions import Assembler, Portion
+from tests.bridge.wire import plainly
 
 TABLE = Relation(
     7,
@@ -47,7 +48,7 @@ START = Position(0, 100, 0)
 def assembler(
     start: Position = START, bytes_max: int = 10**9, counts: Mapping[str, int] | None = None
 ) -> Assembler:
-    envelope = Envelope("bank", "db", 3, tombstones=True, transaction_metadata=True)
+    envelope = Envelope("bank", "db", 3, plainly, tombstones=True, transaction_metadata=True)
     return Assembler(envelope, start, bytes_max, counts)
 
 

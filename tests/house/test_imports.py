@@ -27,6 +27,7 @@ PURE = (
     "services.bridge.decoder",
     "services.bridge.values",
     "services.bridge.envelope",
+    "services.bridge.keys",
     "services.bridge.transactions",
     "services.bridge.streams",
     "services.bridge.progress",

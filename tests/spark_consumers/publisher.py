@@ -46,7 +46,9 @@ class SourceTable:
         return SchemaEvent(
             schema=self.schema,
             table=self.name,
+            oid=0,
             commit_lsn=commit_lsn,
+            seq=0,
             ts_ms=0,
             replica_identity=self.identity,
             before=None,

@@ -1,0 +1,48 @@
+"""The key of a table whose replica identity is not its key (FULL, NOTHING). Pure.
+
+pgoutput does not say which columns are the primary key then, and the catalog says what it is today,
+which may be long after the change that is being decoded. What is certain:
+
+    the table is gone                  as last published: it had that key while it was published
+    the key's index is as old as the   the primary key of today; by the names last published when a
+    table or precedes the change       column was renamed since
+    otherwise (made meanwhile)         the primary key, if that is what was last published
+
+In every other case the table has no key: an event without one is right for every consumer, with its
+whole old row under FULL; one with the key of another time could make two rows one.
+"""
+
+from collections.abc import Collection
+from typing import Final
+
+from services.slots import PrimaryKey
+
+_XIDS: Final = 2**32
+
+
+def key_columns(
+    columns: Collection[str], xid: int, found: PrimaryKey | None, last: Collection[str]
+) -> frozenset[str]:
+    """The key of a table that has `columns` in the transaction `xid`; empty without a certain one.
+
+    `found`: the catalog's answer, None for a table that is gone; `last`: as last published.
+    """
+    if found is None:
+        key = frozenset(last)
+    elif settled(xid, found):
+        key = frozenset(found.columns)
+        if len(key) == len(last) and not key <= frozenset(columns):
+            key = frozenset(last)
+    else:
+        key = frozenset(found.columns) & frozenset(last)
+        if len(key) != len(found.columns):
+            key = frozenset()
+    return key if key <= frozenset(columns) else frozenset()
+
+
+def settled(xid: int, found: PrimaryKey | None) -> bool:
+    """Whether later transactions can't have another answer, unless the table is described anew."""
+    if found is None or not found.columns or found.made_by == found.table_made_by:
+        return True
+    # Made after `xid`: among the xids that were given out since. Transaction ids are circular.
+    return not 0 < (found.made_by - xid) % _XIDS < (found.next_xid - xid) % _XIDS
