@@ -39,6 +39,7 @@ class Bridge:
         self.conninfo = conninfo
         self.prefix = prefix
         self.slot = slot or SLOT_OF_TEST.format(prefix)
+        self.publication = f"p_{prefix}"
         self.kafka = kafka
         self.config = folder / f"{self.slot}-{os.urandom(3).hex()}.yaml"
         self.log = self.config.with_suffix(".log")
@@ -47,7 +48,7 @@ class Bridge:
             "source": {
                 "conninfo": conninfo,
                 "slot": self.slot,
-                "publication": f"p_{prefix}",
+                "publication": self.publication,
                 "tables": list(tables),
             },
             "kafka": {

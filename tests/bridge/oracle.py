@@ -1,0 +1,345 @@
+"""The tables as their events make them, compared with the tables as the database has them.
+
+`rebuild` reads all that is committed in Kafka and applies it in (commit_lsn, seq) order, as a
+consumer would who knows nothing but the topics: tables by oid, their names and columns from the
+schema topic. On the way it checks the contract of each event: announced once, numbered once, of the
+announced shape, with the announced key, counted by its transaction's END, deletes followed by
+tombstones. `assert_rebuilt` compares the result with what the publication has.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from schemas.events import (
+    UNAVAILABLE,
+    Envelope,
+    SchemaEvent,
+    TransactionEvent,
+    schema_topic,
+    table_topic,
+    transaction_topic,
+)
+from services.bridge.connection import SESSION_OPTIONS
+from services.bridge.envelope import NEW_KEY_HEADER, OLD_KEY_HEADER
+from services.bridge.values import encoder_for
+from tests.bridge.reading import Record, read_committed
+from tests.bridge.running import Bridge
+
+Values = dict[str, Any]
+Position = tuple[int, int]
+
+
+@dataclass
+class Table:
+    """A table's present rows: by key, and those without one."""
+
+    shape: SchemaEvent
+    keyed: dict[bytes, Values] = field(default_factory=dict)
+    keyless: list[Values] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[Values]:
+        """All rows; a column that is younger than a row's event, or its type, is absent from it."""
+        return [*self.keyed.values(), *self.keyless]
+
+    def reshape(self, shape: SchemaEvent) -> None:
+        """Go on with `shape`: forget what it does not have."""
+        old = {(c.name, c.type_oid, c.typmod) for c in self.shape.after}
+        kept = {c.name for c in shape.after if (c.name, c.type_oid, c.typmod) in old}
+        for row in self.rows:
+            for name in row.keys() - kept:
+                del row[name]
+        self.shape = shape
+
+    def put(self, key: bytes | None, row: Values) -> None:
+        """A new row."""
+        if key is None:
+            self.keyless.append(row)
+        else:
+            assert key not in self.keyed, f"{self.shape.table}: {key!r} is inserted twice"
+            self.keyed[key] = row
+
+    def take(self, key: bytes | None, before: Values | None) -> Values:
+        """Remove and return the row that an update or delete means."""
+        if key is not None and key in self.keyed:
+            row = self.keyed.pop(key)
+            if self.shape.replica_identity == "full":
+                assert before is not None
+                assert all(before[name] == row[name] for name in row), f"before of {key!r}"
+            return row
+        assert before is not None, f"{self.shape.table}: no row {key!r}"
+        for row in self.keyless:
+            if all(before[name] == row[name] for name in row):
+                self.keyless.remove(row)
+                return row
+        raise AssertionError(f"{self.shape.table}: no row {key!r} {before}")
+
+    def clear(self) -> None:
+        """Truncate."""
+        self.keyed.clear()
+        self.keyless.clear()
+
+
+@dataclass
+class Copy:
+    """Everything that the topics of a prefix make. `tables` by oid; `shapes` in commit order."""
+
+    tables: dict[int, Table]
+    shapes: list[SchemaEvent]
+    events: list[Envelope]
+
+    def table(self, name: str) -> Table:
+        """The table that is called `name` now."""
+        last = [shape for shape in self.shapes if shape.table == name][-1]
+        return self.tables[last.oid]
+
+    def columns(self, name: str) -> list[list[str]]:
+        """The columns of each shape that was announced for `name`."""
+        return [[c.name for c in shape.after] for shape in self.shapes if shape.table == name]
+
+    def of(self, name: str, *ops: str) -> list[Envelope]:
+        """A table's events in (commit_lsn, seq) order."""
+        return [e for e in self.events if e.source.table == name and (not ops or e.op in ops)]
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    position: Position
+    record: Record
+    event: Envelope
+
+
+def rebuild(servers: str, prefix: str) -> Copy:
+    """Apply all committed events. Raises AssertionError for what breaks the contract."""
+    shapes = _shapes(read_committed(servers, [schema_topic(prefix)]))
+    topics = {table_topic(prefix, shape.schema_, shape.table) for shape in shapes}
+    records = read_committed(servers, [*topics, transaction_topic(prefix)])
+    changes = [r for r in records if r.topic in topics]
+    events = _events(changes)
+    _check_tombstones(changes)
+    _check_counts((r for r in records if r.topic not in topics), events)
+    tables: dict[int, Table] = {}
+    owners: dict[tuple[str, str], int] = {}
+    moved: dict[Position, Values] = {}
+    upcoming = iter(shapes)
+    shape = next(upcoming, None)
+    for numbered in events:
+        while shape is not None and (shape.commit_lsn, shape.seq) <= numbered.position:
+            owners[shape.schema_, shape.table] = shape.oid
+            tables.setdefault(shape.oid, Table(shape)).reshape(shape)
+            shape = next(upcoming, None)
+        source = numbered.event.source
+        _apply(tables[owners[source.schema_, source.table]], numbered, moved)
+    assert shape is None, f"{shape} is announced for no event"
+    return Copy(tables, shapes, [numbered.event for numbered in events])
+
+
+def _shapes(records: Iterable[Record]) -> list[SchemaEvent]:
+    """The announced shapes in order; each must be new."""
+    found = [SchemaEvent.model_validate_json(r.value) for r in records if r.value is not None]
+    shapes = sorted(found, key=lambda shape: (shape.commit_lsn, shape.seq))
+    last: dict[tuple[str, str], SchemaEvent] = {}
+    for shape in shapes:
+        before = last.get((shape.schema_, shape.table))
+        assert shape.before == (before.after if before else None), f"{shape.table}: before"
+        if before is not None:
+            same = {"commit_lsn", "seq", "ts_ms", "before"}
+            assert before.model_dump(exclude=same) != shape.model_dump(exclude=same), (
+                f"{shape.table}: the same shape is announced twice"
+            )
+        last[shape.schema_, shape.table] = shape
+    return shapes
+
+
+def _events(records: Iterable[Record]) -> list[_Numbered]:
+    """Events in (commit_lsn, seq) order; a truncate, which every partition has, once."""
+    found: dict[Position, _Numbered] = {}
+    copies: set[tuple[Position, int]] = set()
+    for record in records:
+        if record.value is None:
+            continue
+        event = Envelope.model_validate_json(record.value)
+        position = (event.source.commit_lsn, event.source.seq)
+        place = record.partition if event.op == "t" else 0
+        assert (position, place) not in copies, f"{position} comes twice"
+        assert position not in found or event.op == "t", f"{position} is two events"
+        copies.add((position, place))
+        found[position] = _Numbered(position, record, event)
+    return [found[position] for position in sorted(found)]
+
+
+def _check_tombstones(records: Iterable[Record]) -> None:
+    """Right after each delete with a key, and nowhere else."""
+    partitions: dict[tuple[str, int], list[Record]] = defaultdict(list)
+    for record in records:
+        partitions[record.topic, record.partition].append(record)
+    for content in partitions.values():
+        awaited: bytes | None = None
+        for record in content:
+            if awaited is not None or record.value is None:
+                assert (record.key, record.value) == (awaited, None), f"tombstone of {awaited!r}"
+                awaited = None
+            elif json.loads(record.value)["op"] == "d":
+                awaited = record.key
+        assert awaited is None, f"no tombstone of {awaited!r}"
+
+
+def _check_counts(records: Iterable[Record], events: Iterable[_Numbered]) -> None:
+    """Every transaction has one BEGIN and one END, which counts its events of each table."""
+    counted: dict[str, Counter[str]] = defaultdict(Counter)
+    for numbered in events:
+        order, source = numbered.event.transaction, numbered.event.source
+        assert order is not None
+        counts = counted[order.id]
+        counts[f"{source.schema_}.{source.table}"] += 1
+        assert order.data_collection_order == counts[f"{source.schema_}.{source.table}"]
+    found: dict[str, list[TransactionEvent]] = defaultdict(list)
+    for record in records:
+        assert record.value is not None
+        boundary = TransactionEvent.model_validate_json(record.value)
+        found[boundary.id].append(boundary)
+    assert counted.keys() <= found.keys()
+    for name, boundaries in found.items():
+        assert [b.status for b in boundaries] == ["BEGIN", "END"], f"transaction {name}"
+        collections = boundaries[1].data_collections or []
+        ends = {c.data_collection: c.event_count for c in collections}
+        assert ends == counted[name], f"transaction {name}"
+
+
+def _apply(table: Table, numbered: _Numbered, moved: dict[Position, Values]) -> None:
+    event, record = numbered.event, numbered.record
+    names = [column.name for column in table.shape.after]
+    for row in (event.before, event.after):
+        assert row is None or list(row) == names, f"{event.source}: not the announced columns"
+    _check_key(table, record, event)
+    commit_lsn, seq = numbered.position
+    if event.op == "t":
+        table.clear()
+        return
+    old: Values = {}
+    if event.op in ("u", "d"):
+        old = table.take(record.key, event.before)
+    if NEW_KEY_HEADER in record.headers:
+        moved[commit_lsn, seq + 1] = old
+    if event.after is not None:
+        old = moved.pop((commit_lsn, seq), old)
+        assert bool(old) == (event.op == "u" or OLD_KEY_HEADER in record.headers)
+        table.put(
+            record.key,
+            {
+                name: old.get(name, value) if is_placeholder(value) else value
+                for name, value in event.after.items()
+            },
+        )
+
+
+def _check_key(table: Table, record: Record, event: Envelope) -> None:
+    names = [column.name for column in table.shape.after if column.key]
+    row = event.after if event.after is not None else event.before
+    expected = {name: row[name] for name in names} if row and names else None
+    assert expected == (json.loads(record.key) if record.key is not None else None)
+
+
+def is_placeholder(value: Any) -> bool:
+    """Whether an event lacks this value, as an update did not change it."""
+    return isinstance(value, str) and value == UNAVAILABLE
+
+
+def assert_rebuilt(
+    bridge: Bridge, *, unknown: int = 0, where: Mapping[str, str] | None = None
+) -> Copy:
+    """What Kafka makes of each published table is what the database has.
+
+    `unknown`: how many values no event has told, as their columns are younger than their rows.
+    `where`: table -> SQL condition, for rows that were written while they were not published.
+    """
+    copy = rebuild(bridge.kafka.bootstrap_servers, bridge.prefix)
+    untold = 0
+    with psycopg.connect(bridge.conninfo, options=SESSION_OPTIONS) as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        for oid, name, query in _queries(connection, bridge, where or {}):
+            rebuilt = copy.tables[oid].rows if oid in copy.tables else []
+            untold += _compare(name, _rows(connection, query), rebuilt)
+    assert untold == unknown, f"{untold} values were never told"
+    return copy
+
+
+def _queries(
+    connection: psycopg.Connection[Any], bridge: Bridge, where: Mapping[str, str]
+) -> list[tuple[int, str, sql.Composed]]:
+    """(oid, table, query) of what the publication has now."""
+    tables = connection.execute(
+        """
+        SELECT c.oid, c.relname, n.nspname, p.attnames::text[], p.rowfilter, c.relkind = 'r'
+          FROM pg_publication_tables p
+          JOIN pg_namespace n ON n.nspname = p.schemaname
+          JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
+         WHERE p.pubname = %s
+        """,
+        [bridge.publication],
+    ).fetchall()
+    return [
+        (
+            oid,
+            table,
+            sql.SQL("SELECT {} FROM {} {} WHERE ({}) AND ({})").format(
+                sql.SQL(", ").join(map(sql.Identifier, columns)),
+                sql.SQL("ONLY" if plain else ""),
+                sql.Identifier(schema, table),
+                sql.SQL(condition or "true"),
+                sql.SQL(where.get(table, "true")),
+            ),
+        )
+        for oid, table, schema, columns, condition, plain in tables
+    ]
+
+
+def _rows(connection: psycopg.Connection[Any], query: sql.Composed) -> list[Values]:
+    """Rows in the events' JSON forms, from the server's text forms."""
+    cursor = connection.execute(query)
+    result = cursor.pgresult
+    assert result is not None and cursor.description is not None
+    columns = [
+        (number, column.name, encoder_for(column.type_code))
+        for number, column in enumerate(cursor.description)
+    ]
+    return [
+        {
+            name: None
+            if (value := result.get_value(row, number)) is None
+            else json.loads(encode(value))
+            for number, name, encode in columns
+        }
+        for row in range(result.ntuples)
+    ]
+
+
+def _compare(name: str, truth: list[Values], rebuilt: list[Values]) -> int:
+    """How many values of `rebuilt` are not known. Raises AssertionError for any difference."""
+    left = Counter(_canonical(row) for row in truth)
+    partial = []
+    for row in rebuilt:
+        text = _canonical(row)
+        if left[text] > 0:
+            left[text] -= 1
+        else:
+            partial.append(row)
+    rest = [json.loads(text) for text in left.elements()]
+    unknown = 0
+    for row in partial:
+        match = next((r for r in rest if all(r[name] == row[name] for name in row)), None)
+        assert match is not None, f"{name}: {row} is not in the database, which has {rest[:5]}"
+        rest.remove(match)
+        unknown += len(match) - len(row)
+    assert not rest, f"{name}: {len(rest)} rows are not in Kafka: {rest[:5]}"
+    return unknown
+
+
+def _canonical(row: Values) -> str:
+    return json.dumps(row, sort_keys=True)
