@@ -203,3 +203,14 @@ def transaction_topic(prefix: str) -> str:
 def schema_topic(prefix: str) -> str:
     """The compacted topic of table shapes."""
     return f"{prefix}.schema"
+
+
+def dead_topic(prefix: str) -> str:
+    """The topic of records that Kafka refused."""
+    return f"{prefix}.dead"
+
+
+def own_topics(prefix: str) -> frozenset[str]:
+    """The topics of a prefix that are no table's."""
+    names = ("progress", "prepared", "message", "transaction", "schema", "dead")
+    return frozenset(f"{prefix}.{name}" for name in names)

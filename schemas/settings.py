@@ -3,6 +3,7 @@
     source:    the PostgreSQL pair, slot, publication          slotbridge, slottables verify
     kafka:     brokers and topic names                         slotbridge, slottables
     bridge:    group commit, limits, deadlines                 slotbridge
+    shaping:   what is published, how, to which topics         slotbridge, slottables
     failover:  nodes, subscribers, deadlines                   slotfailover
     tables:    catalog, warehouse, trigger                     slottables
 
@@ -13,7 +14,7 @@ sections it needs and `require` names the one that is missing.
 import difflib
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import (
@@ -28,6 +29,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from schemas.errors import SettingsError
+from schemas.shaping import ShapingSettings
 
 _SLOT_NAME = r"^[a-z0-9_]{1,40}$"
 _TOPIC_NAME = r"^[A-Za-z0-9._-]{1,100}$"
@@ -46,6 +48,8 @@ class SourceSettings(_Section):
     publication: str = Field("slotbridge", min_length=1, max_length=63)
     tables: tuple[str, ...] = ()
     """`schema.table` each; empty publishes every table."""
+    origin: Literal["any", "none"] = "any"
+    """`none`: without transactions that logical replication brought from elsewhere."""
     connect_timeout_s: int = Field(5, ge=2, le=300)
 
     @field_validator("tables")
@@ -147,6 +151,7 @@ class Settings(BaseSettings):
     source: SourceSettings | None = None
     kafka: KafkaSettings | None = None
     bridge: BridgeSettings = BridgeSettings()
+    shaping: ShapingSettings = ShapingSettings()
     failover: FailoverSettings | None = None
     tables: TablesSettings | None = None
 

@@ -168,6 +168,18 @@ def create_publication(connection: Connection, publication: str, tables: tuple[s
     connection.execute(statement)
 
 
+def published_columns(
+    connection: Connection, publication: str
+) -> dict[tuple[str, str], tuple[str, ...]]:
+    """(schema, table) -> its published columns, of every table in the publication."""
+    rows = connection.execute(
+        "SELECT schemaname::text, tablename::text, attnames::text[] FROM pg_publication_tables"
+        " WHERE pubname = %s",
+        [publication],
+    ).fetchall()
+    return {(schema, table): tuple(columns) for schema, table, columns in rows}
+
+
 def primary_key(connection: Connection, relation_oid: int) -> PrimaryKey | None:
     """The primary key of a table as it is now, None when there is no such table.
 

@@ -36,7 +36,7 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
         source = require(settings.source, "source")
         kafka = require(settings.kafka, "kafka")
         stop = stop_on_signals()
-        runner = Runner(source, kafka, settings.bridge, stop)
+        runner = Runner(source, kafka, settings.bridge, settings.shaping, stop)
         if settings.bridge.http_port is not None:
             probes = Probes(
                 settings.bridge.http_host,

@@ -123,13 +123,13 @@ class ReplicationConnection:
                 points[int(fields[0])] = parse_lsn(fields[1].strip())
         return points
 
-    def start(self, lsn: int, publication: str, *, streaming: bool) -> None:
+    def start(self, lsn: int, publication: str, *, streaming: bool, origin: str) -> None:
         """START_REPLICATION from `lsn`. Raises Retryable (SLOT_IN_USE) while another has it."""
         name = publication.replace('"', '""').replace("'", "''")
         self._execute(
             f"START_REPLICATION SLOT {self._slot} LOGICAL {format_lsn(lsn)} "
             f"(proto_version '4', publication_names '\"{name}\"', messages 'true', "
-            f"streaming '{'on' if streaming else 'off'}')",
+            f"streaming '{'on' if streaming else 'off'}', origin '{origin}')",
             pq.ExecStatus.COPY_BOTH,
         )
         self._conn.nonblocking = 1

@@ -126,6 +126,11 @@ class Primary:
         with self._statement("read the primary key"):
             return slots.primary_key(self._connection, relation_oid)
 
+    def published(self) -> dict[tuple[str, str], tuple[str, ...]]:
+        """(schema, table) -> the columns of every table that the publication has now."""
+        with self._statement("read the publication"):
+            return slots.published_columns(self._connection, self._settings.publication)
+
     def move_origin(self, lsn: int) -> None:
         """Record `lsn` in the origin, with the heartbeat message, in one small transaction.
 

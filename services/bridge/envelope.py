@@ -9,6 +9,7 @@
                                  a copy in every partition
     logical message              m                                  1
     begin, end                   BEGIN, END: transaction topic      none
+    what settings leave out      none                               as above
 
 Numbers depend on the change alone, never on settings: resuming in the middle of a transaction by
 its numbers is right also after the settings have changed. `total_order` and the counts of END are
@@ -23,9 +24,9 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
 from typing import Final, Literal, NamedTuple
 
-from schemas.events import UNAVAILABLE, message_topic, table_topic, transaction_topic
+from schemas.errors import BadInput, ExitCode
+from schemas.events import message_topic, transaction_topic
 from services.bridge.messages import (
-    UNCHANGED,
     Delete,
     Insert,
     Message,
@@ -35,11 +36,11 @@ from services.bridge.messages import (
     Unchanged,
     Update,
 )
-from services.bridge.values import Encode, encoder_for
+from services.bridge.rows import Counter, Table
+from services.bridge.shaping.outbox import Outbox
+from services.bridge.shaping.tables import Plan
 
 VERSION: Final = "0.1.0"
-_UNAVAILABLE_JSON: Final = quoted(UNAVAILABLE)
-_BYTEA_OID: Final = 17
 NEW_KEY_HEADER: Final = "__debezium.newkey"
 OLD_KEY_HEADER: Final = "__debezium.oldkey"
 
@@ -74,12 +75,12 @@ class Stamp:
 
 
 class Described(NamedTuple):
-    """A relation with its key columns; the schema event that its first change calls for, if any.
+    """How a relation is published; the schema event that its first change calls for, if any.
 
     `settled` False: the key is to be asked for again in the next transaction.
     """
 
-    relation: Relation
+    plan: Plan
     shape: Event | None = None
     settled: bool = True
 
@@ -110,9 +111,9 @@ class Envelope:
         self._unsettled: list[int] = []
         self._tombstones = tombstones
         self._metadata = transaction_metadata
-        self._tables: dict[int, tuple[Relation, _Table]] = {}
-        self._counters: dict[str, _Counter] = {}
-        self._touched: list[_Counter] = []
+        self._tables: dict[int, tuple[Relation, Table]] = {}
+        self._counters: dict[str, Counter] = {}
+        self._touched: list[Counter] = []
         self._messages = 0
         self.total = 0
         """Events of the current transaction so far, tombstones left out."""
@@ -186,14 +187,22 @@ class Envelope:
         return [Event(transaction_topic(self._name), key.encode(), value.encode())]
 
     def insert(self, change: Insert, lsn: int, seq: int) -> list[Event]:
-        """The event of an insert."""
+        """The event of an insert; of an outbox's row, the message that it is."""
         table = self._table(change.relation, seq)
+        if "c" in table.skipped:
+            return []
+        if table.outbox is not None:
+            return self._outbox_message(table, table.outbox, change.new, lsn, seq)
         value = self._value(table, "null", table.row(change.new), "c", lsn, seq)
         return [Event(table.topic, table.key(change.new), value, None, False, table.name, seq, lsn)]
 
     def update(self, change: Update, lsn: int, seq: int) -> list[Event]:
         """The event of an update, or the three of one that changes the key."""
         table = self._table(change.relation, seq)
+        if "u" in table.skipped:
+            return []
+        if table.outbox is not None:
+            raise _updated_outbox(table.name, lsn)
         new = change.new
         old = change.old
         if old is not None and change.old_kind == "O":
@@ -223,6 +232,8 @@ class Envelope:
     def delete(self, change: Delete, lsn: int, seq: int) -> list[Event]:
         """The event of a delete and its tombstone."""
         table = self._table(change.relation, seq)
+        if "d" in table.skipped or table.outbox is not None:
+            return []
         topic, name = table.topic, table.name
         key = table.key(change.old)
         value = self._value(table, table.row(change.old), "null", "d", lsn, seq)
@@ -236,6 +247,8 @@ class Envelope:
         events = []
         for number, relation in enumerate(change.relations, seq):
             table = self._table(relation, number)
+            if "t" in table.skipped or table.outbox is not None:
+                continue
             value = self._value(table, "null", "null", "t", lsn, number)
             events.append(Event(table.topic, None, value, None, True, table.name, number, lsn))
         return events
@@ -253,7 +266,14 @@ class Envelope:
         key = f'{{"prefix":{quoted(change.prefix)}}}'.encode()
         return [Event(message_topic(self._name), key, value, None, False, "", seq, change.lsn)]
 
-    def _table(self, relation: Relation, seq: int) -> "_Table":
+    def _outbox_message(
+        self, table: Table, outbox: Outbox, row: Row, lsn: int, seq: int
+    ) -> list[Event]:
+        self._count(table.counter)
+        topic, key, value, headers = outbox.message(row, self._stamp.commit_lsn, seq)
+        return [Event(topic, key, value, headers, False, table.name, seq, lsn)]
+
+    def _table(self, relation: Relation, seq: int) -> Table:
         known = self._tables.get(relation.oid)
         if known is None or known[0] is not relation:
             described = self._describe(relation, self._stamp, seq)
@@ -262,21 +282,16 @@ class Envelope:
             if not described.settled:
                 self._unsettled.append(relation.oid)
             counter = self._counter(f"{relation.schema}.{relation.table}")
-            known = (relation, _Table(self._name, described.relation, counter))
+            known = (relation, Table(described.plan, counter))
             self._tables[relation.oid] = known
         return known[1]
 
-    def _counter(self, table: str) -> "_Counter":
-        return self._counters.setdefault(table, _Counter(table, quoted(table)))
+    def _counter(self, table: str) -> Counter:
+        return self._counters.setdefault(table, Counter(table, quoted(table)))
 
-    def _value(
-        self, table: "_Table", before: str, after: str, op: str, lsn: int, seq: int
-    ) -> bytes:
+    def _value(self, table: Table, before: str, after: str, op: str, lsn: int, seq: int) -> bytes:
         counter = table.counter
-        if not counter.events:
-            self._touched.append(counter)
-        counter.events += 1
-        self.total += 1
+        self._count(counter)
         order = (
             f'{self._order}{self.total},"data_collection_order":{counter.events}}}'
             if self._metadata
@@ -287,69 +302,19 @@ class Envelope:
             f'{table.names}"lsn":{lsn},"seq":{seq}}},{order},{self._tail}'
         ).encode()
 
-
-@dataclass(slots=True)
-class _Counter:
-    """A table's events in the current transaction, however often it is described; `name`: JSON."""
-
-    table: str
-    name: str
-    events: int = 0
+    def _count(self, counter: Counter) -> None:
+        if not counter.events:
+            self._touched.append(counter)
+        counter.events += 1
+        self.total += 1
 
 
-class _Table:
-    """The encoders of one relation's rows and keys."""
-
-    def __init__(self, prefix: str, relation: Relation, counter: _Counter) -> None:
-        self.counter = counter
-        self.name = counter.table
-        self.topic = table_topic(prefix, relation.schema, relation.table)
-        self.names = f'"schema":{quoted(relation.schema)},"table":{quoted(relation.table)},'
-        self._columns: list[tuple[str, Encode, str]] = [
-            (f"{quoted(column.name)}:", encoder_for(column.type_oid), _unavailable(column.type_oid))
-            for column in relation.columns
-        ]
-        self._key = [
-            (index, f"{quoted(column.name)}:", encoder_for(column.type_oid))
-            for index, column in enumerate(relation.columns)
-            if column.key
-        ]
-
-    def row(self, row: Row) -> str:
-        """`{"column":value,…}`; a value that the WAL lacks is the placeholder."""
-        return (
-            "{"
-            + ",".join(
-                [
-                    name
-                    + (
-                        "null"
-                        if value is None
-                        else unavailable
-                        if value is UNCHANGED
-                        else encode(value)  # type: ignore[arg-type]
-                    )
-                    for (name, encode, unavailable), value in zip(self._columns, row, strict=True)
-                ]
-            )
-            + "}"
-        )
-
-    def key(self, row: Row) -> bytes | None:
-        """The key columns as JSON, None for a table without a key."""
-        if not self._key:
-            return None
-        parts = []
-        for index, name, encode in self._key:
-            value = row[index]
-            if isinstance(value, Unchanged):
-                parts.append(name + _UNAVAILABLE_JSON)
-            else:
-                parts.append(name + ("null" if value is None else encode(value)))
-        return ("{" + ",".join(parts) + "}").encode()
-
-
-def _unavailable(type_oid: int) -> str:
-    if type_oid == _BYTEA_OID:
-        return quoted(base64.b64encode(UNAVAILABLE.encode()).decode("ascii"))
-    return _UNAVAILABLE_JSON
+def _updated_outbox(table: str, lsn: int) -> BadInput:
+    return BadInput(
+        "a row of the outbox was updated; its message is published already",
+        operation="encode an event",
+        subject=table,
+        lsn=lsn,
+        hint=f"insert another row instead; to pass this by: shaping.skip: {{{table}: [u]}}",
+        exit_code=ExitCode.RECORD_REFUSED,
+    )

@@ -48,6 +48,7 @@ class TransactionalProducer:
                 "enable.idempotence": True,
             },
         )
+        self._ready: set[str] = set()
         self.open = False
         """Whether a transaction is open."""
 
@@ -65,6 +66,9 @@ class TransactionalProducer:
         """
         self._begin()
         for event in events:
+            if event.topic not in self._ready:
+                self._topics.partitions(event.topic)
+                self._ready.add(event.topic)
             if event.broadcast:
                 for partition in range(self._topics.partitions(event.topic)):
                     self._produce(event, partition)

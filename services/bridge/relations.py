@@ -8,13 +8,14 @@ REPLICA IDENTITY FULL these are all, and under NOTHING none: see services.bridge
 from dataclasses import replace
 from typing import Final
 
-from schemas.errors import ExitCode, OperatorNeeded
-from schemas.events import SchemaEvent, table_topic
+from schemas.errors import ExitCode, OperatorNeeded, SettingsError
+from schemas.events import SchemaEvent
 from services.bridge.database import Primary
 from services.bridge.envelope import Described, Stamp
 from services.bridge.keys import key_columns, settled
 from services.bridge.messages import Relation
 from services.bridge.shapes import Shapes
+from services.bridge.shaping.tables import Plan, Shaping
 from services.bridge.topics import Topics
 
 _IDENTITIES_WITHOUT_KEY: Final = ("f", "n")
@@ -29,36 +30,54 @@ class Relations:
         topics: Topics,
         primary: Primary,
         known: dict[tuple[str, str], SchemaEvent],
+        shaping: Shaping,
     ) -> None:
-        self._prefix = prefix
         self._topics = topics
         self._primary = primary
+        self._shaping = shaping
         self._shapes = Shapes(prefix, known)
-        self._owners = {table_topic(prefix, *table): table for table in known}
+        self._owners: dict[str, tuple[tuple[str, str], bool]] = {}
+        for table in known:
+            if shaping.publishes(*table):
+                topic = shaping.naming.table(*table)
+                self._owners.setdefault(topic.name, (table, topic.routed))
 
     def describe(self, relation: Relation, stamp: Stamp, seq: int) -> Described:
-        """Make the topic of a relation; find its key columns and its schema event.
+        """Make the topic of a relation; find its plan, with its key, and its schema event.
 
-        Raises OperatorNeeded when another table has the same topic.
+        Raises OperatorNeeded when another table has the same topic, SettingsError for a table that
+        can't be published as configured.
         """
         certain = True
-        if relation.replica_identity in _IDENTITIES_WITHOUT_KEY:
-            relation, certain = self._with_primary_key(relation, stamp.xid)
-        table = (relation.schema, relation.table)
-        topic = table_topic(self._prefix, *table)
-        owner = self._owners.setdefault(topic, table)
-        if owner != table:
+        try:
+            if self._shaping.key(relation.schema, relation.table):
+                relation = self._shaping.with_key(relation)
+            elif relation.replica_identity in _IDENTITIES_WITHOUT_KEY:
+                relation, certain = self._with_primary_key(relation, stamp.xid)
+            plan = self._shaping.plan(relation)
+        except SettingsError as error:
+            error.lsn = stamp.commit_lsn
+            raise
+        if not plan.published:
+            return Described(plan, None, certain)
+        self._own(plan, stamp)
+        self._topics.partitions(plan.topic.name)
+        return Described(plan, self._shapes.change(plan.relation, stamp, seq), certain)
+
+    def _own(self, plan: Plan, stamp: Stamp) -> None:
+        table = (plan.relation.schema, plan.relation.table)
+        topic, routed = plan.topic
+        owner, shared = self._owners.setdefault(topic, (table, routed))
+        if owner != table and not (shared and routed):
             raise OperatorNeeded(
                 f"{'.'.join(table)} would share its topic with {'.'.join(owner)}",
                 operation="describe a table",
                 subject=f"topic {topic}",
                 lsn=stamp.commit_lsn,
-                hint="characters that Kafka forbids become _: rename one of the tables, or leave "
-                "it out of the publication",
+                hint="characters that Kafka forbids become _: rename one of the tables, leave it "
+                "out, or give both one route (shaping.routes)",
                 exit_code=ExitCode.RECORD_REFUSED,
             )
-        self._topics.partitions(topic)
-        return Described(relation, self._shapes.change(relation, stamp, seq), certain)
 
     def _with_primary_key(self, relation: Relation, xid: int) -> tuple[Relation, bool]:
         found = self._primary.primary_key(relation.oid)

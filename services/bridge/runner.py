@@ -7,6 +7,7 @@ import tenacity
 
 from schemas.errors import ExitCode, Retryable
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
+from schemas.shaping import ShapingSettings
 from services.bridge import metrics
 from services.bridge.session import Session
 from services.bridge.spool import SpoolFull
@@ -22,11 +23,17 @@ class Runner:
     """Runs the bridge. `healthy` and `ready` answer the probes from another thread."""
 
     def __init__(
-        self, source: SourceSettings, kafka: KafkaSettings, bridge: BridgeSettings, stop: Stop
+        self,
+        source: SourceSettings,
+        kafka: KafkaSettings,
+        bridge: BridgeSettings,
+        shaping: ShapingSettings,
+        stop: Stop,
     ) -> None:
         self._source = source
         self._kafka = kafka
         self._bridge = bridge
+        self._shaping = shaping
         self._stop = stop
         self._session: Session | None = None
         self._opening_since = time.monotonic()
@@ -86,7 +93,9 @@ class Runner:
             raise
 
     def _open(self) -> Session:
-        session = Session(self._source, self._kafka, self._bridge, streaming=self._streaming)
+        session = Session(
+            self._source, self._kafka, self._bridge, self._shaping, streaming=self._streaming
+        )
         try:
             session.open()
         except BaseException:

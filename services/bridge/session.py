@@ -22,6 +22,7 @@ from schemas.errors import Retryable
 from schemas.events import ProgressRecord
 from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
+from schemas.shaping import ShapingSettings
 from services.bridge import metrics
 from services.bridge.connection import Data, Keepalive, ReplicationConnection
 from services.bridge.database import Primary
@@ -31,6 +32,7 @@ from services.bridge.messages import STREAM_MESSAGES
 from services.bridge.producer import TransactionalProducer
 from services.bridge.progress import Ledger, Position, Witnesses, check_witnesses, position_of
 from services.bridge.relations import Relations
+from services.bridge.shaping.tables import Shaping
 from services.bridge.spool import Spool
 from services.bridge.streams import Streams
 from services.bridge.topics import Topics
@@ -51,6 +53,7 @@ class Session:
         source: SourceSettings,
         kafka: KafkaSettings,
         bridge: BridgeSettings,
+        shaping: ShapingSettings,
         *,
         streaming: bool,
     ) -> None:
@@ -58,6 +61,7 @@ class Session:
         self._source = source
         self._kafka = kafka
         self._bridge = bridge
+        self._shaping = shaping
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-commit")
         self._primary: Primary | None = None
         self._producer: TransactionalProducer | None = None
@@ -100,7 +104,9 @@ class Session:
         self._ledger = Ledger(start)
         self._decoder = Decoder()
         prefix = self._kafka.topic_prefix
-        relations = Relations(prefix, topics, primary, topics.shapes())
+        shaping = Shaping(self._shaping, prefix)
+        self._warn_of_unmatched(shaping, primary)
+        relations = Relations(prefix, topics, primary, topics.shapes(), shaping)
         envelope = Envelope(
             prefix,
             server.database,
@@ -119,7 +125,12 @@ class Session:
             bytes_max=self._bridge.spool_bytes_max,
         )
         self._streams = Streams(spool, self._assembler, self._decoder)
-        connection.start(start.end_lsn, self._source.publication, streaming=self._streaming)
+        connection.start(
+            start.end_lsn,
+            self._source.publication,
+            streaming=self._streaming,
+            origin=self._source.origin,
+        )
         metrics.TIMELINE.set(self._timeline)
         metrics.STREAMING.set(1)
         logger.info(
@@ -179,6 +190,12 @@ class Session:
         )
         check_witnesses(seen, self._source.slot)
         return timeline
+
+    def _warn_of_unmatched(self, shaping: Shaping, primary: Primary) -> None:
+        if self._shaping == ShapingSettings():
+            return
+        for pattern in shaping.unmatched(primary.published()):
+            logger.warning("shaping matches nothing that is published", pattern=pattern)
 
     def _begin(self, primary: Primary, producer: TransactionalProducer) -> ProgressRecord:
         """The very first start: make the slot, and put its position into Kafka and the origin."""

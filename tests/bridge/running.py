@@ -34,6 +34,9 @@ class Bridge:
         *,
         slot: str = "",
         tables: tuple[str, ...] = (),
+        origin: str = "any",
+        shaping: dict[str, Any] | None = None,
+        options: dict[str, Any] | None = None,
         **bridge: Any,
     ) -> None:
         self.conninfo = conninfo
@@ -50,12 +53,15 @@ class Bridge:
                 "slot": self.slot,
                 "publication": self.publication,
                 "tables": list(tables),
+                "origin": origin,
             },
             "kafka": {
                 "bootstrap_servers": kafka.bootstrap_servers,
                 "topic_prefix": prefix,
                 "partitions": 2,
+                "options": options or {},
             },
+            "shaping": shaping or {},
             "bridge": {"heartbeat_interval_ms": 200, "commit_interval_ms": 20, **bridge},
         }
         self.config.write_text(yaml.safe_dump(document), encoding="utf-8")
@@ -145,6 +151,11 @@ class Bridge:
         for _partition, _key, value in committed(self.kafka.bootstrap_servers, topic):
             if value is not None:
                 yield json.loads(value)
+
+    def records(self, topic: str) -> list[tuple[bytes | None, bytes | None]]:
+        """(key, value) of the committed records of a topic, named without its prefix."""
+        found = committed(self.kafka.bootstrap_servers, f"{self.prefix}.{topic}")
+        return [(key, value) for _partition, key, value in found]
 
     def topics(self) -> set[str]:
         """The topics of the broker."""

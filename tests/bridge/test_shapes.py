@@ -16,6 +16,7 @@ from services.bridge.progress import Position
 from services.bridge.shapes import Shapes
 from services.bridge.transactions import Assembler
 from services.slots import PrimaryKey
+from tests.bridge.wire import as_it_is
 
 NOW_US = 1_700_000_000_000_000
 XIDS = 2**32
@@ -102,7 +103,7 @@ def _transaction(
     shapes = Shapes("bank", known)
 
     def describe(relation: Relation, stamp: Stamp, seq: int) -> Described:
-        return Described(relation, shapes.change(relation, stamp, seq))
+        return Described(as_it_is(relation), shapes.change(relation, stamp, seq))
 
     envelope = Envelope("bank", "db", 3, describe, tombstones=True, transaction_metadata=True)
     machine = Assembler(envelope, start, bytes_max)
@@ -131,7 +132,7 @@ def test_an_uncertain_key_is_asked_for_again_in_the_next_transaction() -> None:
 
     def describe(relation: Relation, stamp: Stamp, _seq: int) -> Described:
         asked.append(stamp.commit_lsn)
-        return Described(relation, None, settled=stamp.commit_lsn >= 400)
+        return Described(as_it_is(relation), None, settled=stamp.commit_lsn >= 400)
 
     envelope = Envelope("bank", "db", 3, describe, tombstones=True, transaction_metadata=True)
     machine = Assembler(envelope, Position(0, 100, 0), 10**6)

@@ -5,6 +5,7 @@ Source: src/backend/replication/logical/proto.c.
 
 import struct
 
+from schemas.shaping import ShapingSettings
 from services.bridge.decoder import POSTGRES_EPOCH_US
 from services.bridge.envelope import Described, Stamp
 from services.bridge.messages import (
@@ -31,6 +32,7 @@ from services.bridge.messages import (
     Type,
     Update,
 )
+from services.bridge.shaping.tables import Plan, Shaping
 
 
 def encode(message: AnyMessage, streamed_xid: int | None = None) -> bytes:
@@ -128,5 +130,10 @@ def _row(row: Row) -> bytes:
 
 
 def plainly(relation: Relation, _stamp: Stamp, _seq: int) -> Described:
-    """What an Envelope is told where topics, keys and schema events don't matter."""
-    return Described(relation)
+    """What an Envelope is told where settings, keys and schema events don't matter."""
+    return Described(as_it_is(relation))
+
+
+def as_it_is(relation: Relation) -> Plan:
+    """Published whole, to the default topic of the prefix `bank`."""
+    return Shaping(ShapingSettings(), "bank").plan(relation)

@@ -23,6 +23,8 @@ ALLOWED = {
 }
 PURE = (
     "schemas.lsn",
+    "schemas.naming",
+    "schemas.shaping",
     "services.bridge.messages",
     "services.bridge.decoder",
     "services.bridge.values",
@@ -31,7 +33,11 @@ PURE = (
     "services.bridge.transactions",
     "services.bridge.streams",
     "services.bridge.progress",
+    "services.bridge.rows",
     "services.bridge.shapes",
+    "services.bridge.shaping.masks",
+    "services.bridge.shaping.outbox",
+    "services.bridge.shaping.tables",
     "services.failover.address",
     "services.failover.conditions",
     "services.failover.effects",

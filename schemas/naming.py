@@ -1,0 +1,94 @@
+"""A table's topic, by the settings: the one function that bridge and consumers share. Pure."""
+
+import re
+import string
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from schemas.errors import SettingsError
+from schemas.events import legal_topic, own_topics
+from schemas.shaping import ShapingSettings
+
+_ANY: Final = "[A-Za-z0-9._-]+"
+
+
+class TableTopic(NamedTuple):
+    """`routed`: by a route, so that other tables of that route may have the same."""
+
+    name: str
+    routed: bool
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+
+
+def column_matches(pattern: str, column: str) -> bool:
+    """Whether a name fits a pattern with `*`."""
+    return _compiled(pattern).fullmatch(column) is not None
+
+
+def table_matches(pattern: str, schema: str, table: str) -> bool:
+    """Whether a table fits `schema.table` with `*`; the first dot parts the two."""
+    of_schema, _, of_table = pattern.partition(".")
+    return column_matches(of_schema, schema) and column_matches(of_table, table)
+
+
+class Naming:
+    """The topics of tables under `prefix`."""
+
+    def __init__(self, prefix: str, shaping: ShapingSettings) -> None:
+        self._prefix = prefix
+        self._template = shaping.topic
+        self._routes = [(re.compile(route.tables), route.topic) for route in shaping.routes]
+        self._outbox = shaping.outbox.topic if shaping.outbox else ""
+        self._own = own_topics(prefix)
+
+    def table(self, schema: str, table: str) -> TableTopic:
+        """The topic of a table. Raises SettingsError when it is one of the bridge's own."""
+        fields = {"prefix": self._prefix, "schema": schema, "table": table}
+        found = TableTopic(legal_topic(self._template.format_map(fields)), False)
+        for pattern, template in self._routes:
+            match = pattern.fullmatch(f"{schema}.{table}")
+            if match is not None:
+                named = {name: value or "" for name, value in match.groupdict().items()}
+                found = TableTopic(legal_topic(template.format_map(named | fields)), True)
+                break
+        if self._taken(found.name):
+            raise SettingsError(
+                f"the topic of {schema}.{table} would be {found.name}, which the bridge uses for "
+                "other things",
+                operation="name a topic",
+                hint="correct shaping.topic, shaping.routes or shaping.outbox.topic",
+            )
+        return found
+
+    def outbox(self, aggregate_type: str) -> str:
+        """The topic of an outbox's rows of this type; empty when it is one of the bridge's own."""
+        fields = {"prefix": self._prefix, "type": aggregate_type}
+        name = legal_topic(self._outbox.format_map(fields))
+        return "" if name in self._own else name
+
+    def _taken(self, topic: str) -> bool:
+        if topic in self._own:
+            return True
+        return bool(self._outbox and re.fullmatch(_expression(self._outbox, self._prefix), topic))
+
+    def pattern(self) -> str:
+        """A regular expression (Python's and Java's) of all topics that a table could have."""
+        templates = [self._template, *(template for _, template in self._routes)]
+        names = "|".join(_expression(template, self._prefix) for template in templates)
+        others = [*map(re.escape, sorted(self._own))]
+        if self._outbox:
+            others.append(_expression(self._outbox, self._prefix))
+        return f"(?!(?:{'|'.join(others)})$)(?:{names})"
+
+
+def _expression(template: str, prefix: str) -> str:
+    parts = []
+    for literal, field, _, _ in string.Formatter().parse(template):
+        parts.append(re.escape(literal))
+        if field is not None:
+            parts.append(re.escape(prefix) if field == "prefix" else _ANY)
+    return "".join(parts)

@@ -1,0 +1,153 @@
+"""The settings of the section `shaping`: which changes are published, how, and where to.
+
+A table pattern is `schema.table`, a column pattern a name; in both `*` stands for any characters.
+The first dot parts schema and table. Templates are names of topics with `{prefix}`, `{schema}` and
+`{table}` in them.
+"""
+
+import re
+import string
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+Operation = Literal["c", "u", "d", "t"]
+DEFAULT_TEMPLATE = "{prefix}.{schema}.{table}"
+_LITERAL = re.compile(r"[A-Za-z0-9._-]*")
+_SALT_CHARACTERS_MIN = 16
+
+
+def _table_pattern(pattern: str) -> str:
+    schema, _, table = pattern.partition(".")
+    if not schema or not table:
+        raise ValueError(f"{pattern!r} is not of the form schema.table (* for any characters)")
+    return pattern
+
+
+def template_fields(template: str) -> set[str]:
+    """The `{fields}` of a template. Raises ValueError for what could not be a topic's name."""
+    fields = set()
+    for literal, field, specification, conversion in string.Formatter().parse(template):
+        if not _LITERAL.fullmatch(literal):
+            raise ValueError(f"{template!r}: a topic has only letters, digits, `.`, `_` and `-`")
+        if specification or conversion or field == "":
+            raise ValueError(f"{template!r}: write {{name}}, without more")
+        if field is not None:
+            fields.add(field)
+    return fields
+
+
+TablePattern = Annotated[str, AfterValidator(_table_pattern)]
+ColumnPattern = Annotated[str, Field(min_length=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ColumnSettings(_Part):
+    """Which columns of a table are published; `include` empty: all that `exclude` does not name."""
+
+    include: tuple[ColumnPattern, ...] = ()
+    exclude: tuple[ColumnPattern, ...] = ()
+
+
+class MaskSettings(_Part):
+    """What takes a column's place; NULL stays NULL. The published type becomes text."""
+
+    text: str | None = Field(None, max_length=1000)
+    """This text."""
+    hash: Literal["sha256"] | None = None
+    """HMAC-SHA256 of the value's text form, keyed with `shaping.salt`, in hexadecimal."""
+    truncate: int | None = Field(None, ge=0, le=2**20)
+    """The first so many characters of the value's text form."""
+
+    @model_validator(mode="after")
+    def _one(self) -> "MaskSettings":
+        if sum(x is not None for x in (self.text, self.hash, self.truncate)) != 1:
+            raise ValueError("give one of text, hash, truncate")
+        return self
+
+
+class RouteSettings(_Part):
+    """Tables of a topic, which they may share.
+
+    `tables`: a regular expression for the whole of `schema.table`; its named groups are fields of
+    the template `topic`.
+    """
+
+    tables: str
+    topic: str
+
+    @model_validator(mode="after")
+    def _valid(self) -> "RouteSettings":
+        try:
+            groups = set(re.compile(self.tables).groupindex)
+        except re.error as error:
+            raise ValueError(f"{self.tables!r} is no regular expression: {error}") from None
+        unknown = template_fields(self.topic) - {"prefix", "schema", "table"} - groups
+        if unknown:
+            raise ValueError(f"{self.topic!r}: {{{min(unknown)}}} is neither a field nor a group")
+        return self
+
+
+class OutboxSettings(_Part):
+    """An outbox table: each inserted row is a message of its own, not a change event."""
+
+    table: TablePattern
+    topic: str = "{prefix}.outbox.{type}"
+    """`{type}`: the row's aggregate type."""
+    id: str = "id"
+    """The column that becomes the header `id`."""
+    aggregate_type: str = "aggregatetype"
+    aggregate_id: str = "aggregateid"
+    """The column that becomes the key."""
+    type: str = "type"
+    """The column that becomes the header `type`."""
+    payload: str = "payload"
+
+    @model_validator(mode="after")
+    def _valid(self) -> "OutboxSettings":
+        unknown = template_fields(self.topic) - {"prefix", "type"}
+        if unknown:
+            raise ValueError(
+                f"{self.topic!r}: {{{min(unknown)}}} is neither {{prefix}} nor {{type}}"
+            )
+        return self
+
+
+class ShapingSettings(_Part):
+    """Which changes are published, how, and where to; the default publishes everything."""
+
+    include: tuple[TablePattern, ...] = ()
+    """Tables; empty: all of the publication."""
+    exclude: tuple[TablePattern, ...] = ()
+    columns: dict[TablePattern, ColumnSettings] = {}
+    masks: dict[TablePattern, dict[ColumnPattern, MaskSettings]] = {}
+    salt: SecretStr = SecretStr("")
+    """The secret of `hash`."""
+    keys: dict[TablePattern, tuple[str, ...]] = {}
+    """The columns of a table's message key, instead of its primary key."""
+    skip: dict[TablePattern, tuple[Operation, ...]] = {}
+    """Operations that are not published: c insert, u update, d delete, t truncate."""
+    topic: str = DEFAULT_TEMPLATE
+    routes: tuple[RouteSettings, ...] = ()
+    """The first that matches names the topic; `topic` names that of all other tables."""
+    outbox: OutboxSettings | None = None
+
+    @model_validator(mode="after")
+    def _valid(self) -> "ShapingSettings":
+        fields = template_fields(self.topic)
+        if not {"table"} <= fields <= {"prefix", "schema", "table"}:
+            raise ValueError("topic: needs {table}, and may have {prefix} and {schema}")
+        hashes = any(mask.hash for masks in self.masks.values() for mask in masks.values())
+        if hashes and len(self.salt.get_secret_value()) < _SALT_CHARACTERS_MIN:
+            raise ValueError(f"hash needs a secret `salt` of {_SALT_CHARACTERS_MIN} characters")
+        if not all(self.keys.values()):
+            raise ValueError("keys: name at least one column for each table")
+        return self
+
+    @property
+    def default_topics(self) -> bool:
+        """Whether every table has the topic `<prefix>.<schema>.<table>`."""
+        return self.topic == DEFAULT_TEMPLATE and not self.routes
