@@ -11,6 +11,7 @@ from schemas.shaping import ShapingSettings
 from services.bridge import metrics
 from services.bridge.session import Session
 from services.bridge.spool import SpoolFull
+from services.bridge.streams import MessageUnclear
 from services.process import Stop
 
 logger = structlog.get_logger(__name__)
@@ -62,7 +63,7 @@ class Runner:
             except Retryable as error:
                 if error.exit_code is ExitCode.FENCED:
                     raise
-                if isinstance(error, SpoolFull):
+                if isinstance(error, SpoolFull | MessageUnclear):
                     self._streaming = False
                 logger.warning("session lost, starting anew", reason=str(error))
                 metrics.RECONNECTS.inc()

@@ -8,6 +8,10 @@
     Stream Commit   outside   Begin, the changes that were not rolled back, Commit -> Assembler
 
 Blocks of several transactions interleave; commits come in commit order, between blocks.
+
+Of logical messages pgoutput tells the top-level xid alone (pgoutput.c, pgoutput_message): whether
+one belongs to a subtransaction that is rolled back can't be known here. The server knows when it
+does not stream, so that MessageUnclear ends the session and the next one goes on without streaming.
 Source: PostgreSQL documentation 49.9 "Streaming of Large Transactions for Logical Decoding".
 """
 
@@ -15,6 +19,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, Protocol
 
+from schemas.errors import Retryable
 from services.bridge.decoder import DecodeError, Decoder
 from services.bridge.messages import (
     AnyMessage,
@@ -31,7 +36,12 @@ from services.bridge.transactions import Assembler, Portion
 _KINDS_WITH_XID: Final = frozenset(b"RYIUDTM")
 _KINDS_OF_SHAPE: Final = frozenset(b"RY")
 _XID = struct.Struct("!I")
+_TRANSACTIONAL_AT: Final = 1 + _XID.size
 _BREATH_FRAMES: Final = 5_000
+
+
+class MessageUnclear(Retryable):
+    """A message may have been rolled back: go on without streaming, so that the server decides."""
 
 
 class FrameStore(Protocol):
@@ -59,6 +69,7 @@ class Streams:
         self._decoder = decoder
         self._block: int | None = None
         self._aborted: dict[int, set[int]] = {}
+        self._with_messages: set[int] = set()
 
     def holds(self, payload: bytes) -> bool:
         """Whether `payload` belongs to the open block and is to be given to `hold`."""
@@ -76,6 +87,8 @@ class Streams:
             return
         if payload[0] not in _KINDS_WITH_XID or len(payload) < 1 + _XID.size:
             raise _misplaced(f"message {payload[:1]!r} in a streamed block", lsn)
+        if payload[:1] == b"M" and payload[_TRANSACTIONAL_AT : _TRANSACTIONAL_AT + 1] == b"\1":
+            self._with_messages.add(self._block)
         self._spool.append(self._block, Frame(_XID.unpack_from(payload, 1)[0], lsn, payload))
 
     def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Iterator[Portion | None]:
@@ -89,7 +102,7 @@ class Streams:
             case StreamStop() if self._block is not None:
                 self._block = None
             case StreamAbort(xid, subxid) if self._block is None:
-                self._abort(xid, subxid)
+                self._abort(xid, subxid, lsn)
             case StreamCommit() if self._block is None and message.xid in self._aborted:
                 yield from self._commit(message, lsn, now_us)
             case _:
@@ -101,9 +114,17 @@ class Streams:
         self._block = xid
         self._aborted.setdefault(xid, set())
 
-    def _abort(self, xid: int, subxid: int) -> None:
+    def _abort(self, xid: int, subxid: int, lsn: int) -> None:
         if subxid == xid:
             self._forget(xid)
+        elif xid in self._with_messages:
+            raise MessageUnclear(
+                "a logical message may be of a subtransaction that was rolled back",
+                operation="assemble streams",
+                subject=f"xid {xid}",
+                lsn=lsn,
+                hint="the bridge goes on with streaming off",
+            )
         elif xid in self._aborted:
             self._aborted[xid].add(subxid)
 
@@ -131,6 +152,7 @@ class Streams:
 
     def _forget(self, xid: int) -> None:
         self._aborted.pop(xid, None)
+        self._with_messages.discard(xid)
         self._spool.drop(xid)
 
 

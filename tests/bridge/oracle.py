@@ -289,7 +289,7 @@ def _queries(
             oid,
             table,
             sql.SQL("SELECT {} FROM {} {} WHERE ({}) AND ({})").format(
-                sql.SQL(", ").join(map(sql.Identifier, columns)),
+                sql.SQL(", ").join(map(sql.Identifier, columns or ())),
                 sql.SQL("ONLY" if plain else ""),
                 sql.Identifier(schema, table),
                 sql.SQL(condition or "true"),

@@ -19,6 +19,7 @@ from services.bridge.messages import (
     Commit,
     Frame,
     Insert,
+    Message,
     Relation,
     RelationColumn,
     StreamAbort,
@@ -28,7 +29,7 @@ from services.bridge.messages import (
 )
 from services.bridge.progress import Position
 from services.bridge.spool import Spool, SpoolFull
-from services.bridge.streams import Streams
+from services.bridge.streams import MessageUnclear, Streams
 from services.bridge.transactions import Assembler, Portion
 from tests.bridge.wire import encode, plainly
 
@@ -154,6 +155,22 @@ def streams(folder: Path) -> Iterator[Streams]:
     spool = Spool(folder, memory_bytes_max=10**6, bytes_max=10**9)
     yield Streams(spool, assembler(), Decoder())
     spool.close()
+
+
+def test_a_message_that_may_be_rolled_back_is_left_to_the_server(streams: Streams) -> None:
+    """pgoutput tells the top-level xid of messages only; others, and other aborts, are harmless."""
+    blocks = {1: [Message(True, 5, "app", b"x")], 2: [Message(False, 5, "app", b"x")], 3: []}
+    for xid, messages in blocks.items():
+        list(streams.feed(StreamStart(xid, True), 1, NOW_US))
+        for message in messages:
+            streams.hold(encode(message, xid), 1)
+        list(streams.feed(StreamStop(), 1, NOW_US))
+    for xid in (2, 3):
+        list(streams.feed(StreamAbort(xid, xid + 100), 1, NOW_US))
+    with pytest.raises(MessageUnclear):
+        list(streams.feed(StreamAbort(1, 101), 1, NOW_US))
+    list(streams.feed(StreamAbort(1, 1), 1, NOW_US))
+    assert streams.open_xids == {2, 3}
 
 
 @pytest.mark.parametrize(
