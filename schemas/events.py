@@ -163,6 +163,8 @@ class ProgressRecord(_Contract):
     `end_lsn` is the resume point: just after the last transaction that is there whole. With
     `seq` > 0 also what has a number below `seq` of the transaction that commits at `commit_lsn` is:
     `counts` events by table (`schema.table`, of logical messages under ``""``).
+    `ahead_lsn`, where it is beyond `end_lsn`: how far the slot may be confirmed before the next
+    record, over WAL that has no events (only while commits wait for the bridge).
     """
 
     slot: str
@@ -173,6 +175,7 @@ class ProgressRecord(_Contract):
     seq: int
     ts_ms: int
     counts: dict[str, int] = {}
+    ahead_lsn: int = 0
 
 
 def table_topic(prefix: str, schema: str, table: str) -> str:

@@ -87,7 +87,8 @@ class BridgeSettings(_Section):
     spool_memory_bytes_max: int = Field(16 * 2**20, ge=0, le=2**32)
     spool_bytes_max: int = Field(16 * 2**30, ge=2**20)
     """On disk, compressed. Past it the bridge goes on without streaming: the server spills."""
-    transaction_timeout_ms: Milliseconds = 60_000
+    transaction_timeout_ms: Milliseconds = 120_000
+    """How long Kafka may stand still before the session ends and everything since is read again."""
     heartbeat_interval_ms: Milliseconds = 2_000
     """How often the replication origin is moved and an idle slot is advanced."""
     connect_deadline_ms: Milliseconds = 120_000

@@ -136,6 +136,16 @@ def origin_exists(connection: Connection, origin: str) -> bool:
     return bool(row and row[0])
 
 
+def is_synchronous_standby(connection: Connection, application_name: str) -> bool:
+    """Whether commits wait, or may come to wait, for the walsender of that name."""
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM pg_stat_replication"
+        " WHERE application_name = %s AND sync_state <> 'async')",
+        [application_name],
+    ).fetchone()
+    return bool(row and row[0])
+
+
 def create_origin(connection: Connection, origin: str) -> None:
     """Create the replication origin; it travels to standbys in the WAL."""
     connection.execute("SELECT pg_replication_origin_create(%s)", [origin])

@@ -65,6 +65,11 @@ def _shut_down(own: socket.socket) -> None:
         own.shutdown(socket.SHUT_RDWR)
 
 
+def walsender_name(slot: str) -> str:
+    """The application_name of the walsender, for synchronous_standby_names."""
+    return f"slotbridge_{slot}"
+
+
 class Data(NamedTuple):
     """One pgoutput message, its place in the WAL, and how far the server has read."""
 
@@ -94,7 +99,7 @@ class ReplicationConnection:
             replication="database",
             options=options,
             client_encoding="UTF8",
-            application_name=f"slotbridge_{slot}",
+            application_name=walsender_name(slot),
         )
         self._conn = pq.PGconn.connect(text.encode())
         if self._conn.status != pq.ConnStatus.OK:

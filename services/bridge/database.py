@@ -18,7 +18,7 @@ from schemas.events import HEARTBEAT_PREFIX
 from schemas.lsn import format_lsn
 from schemas.settings import SourceSettings
 from services import slots
-from services.bridge.connection import cut_off_after
+from services.bridge.connection import cut_off_after, walsender_name
 from services.bridge.refusals import connect_error, server_error
 from services.slots import Connection, PrimaryKey, Server, Slot
 
@@ -27,8 +27,10 @@ logger = structlog.get_logger(__name__)
 MINIMUM_VERSION = 170000
 MINIMUM_WAL_LEVEL = "logical"
 _PROBE_DEADLINE_S = 10.0
+# Its own commits don't wait for standbys: a synchronous one, it would wait for its own feedback.
 _PROBE_OPTIONS = (
-    "-c statement_timeout=15s -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
+    "-c synchronous_commit=local -c statement_timeout=15s"
+    " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
     " -c tcp_keepalives_count=3 -c tcp_user_timeout=20s -c idle_in_transaction_session_timeout=30s"
 )
 
@@ -132,17 +134,19 @@ class Primary:
             return slots.published_columns(self._connection, self._settings.publication)
 
     def move_origin(self, lsn: int) -> None:
-        """Record `lsn` in the origin, with the heartbeat message, in one small transaction.
-
-        The commit does not wait for standbys: were the bridge itself a synchronous one, it would
-        wait for its own feedback.
-        """
+        """Record `lsn` in the origin, with the heartbeat message, in one small transaction."""
         with self._statement("move the origin"), self._connection.transaction():
-            self._connection.execute("SET LOCAL synchronous_commit = local")
             self._connection.execute(
                 "SELECT pg_replication_origin_xact_setup(%s::pg_lsn, clock_timestamp()),"
                 " pg_logical_emit_message(true, %s, %s)",
                 [format_lsn(lsn), HEARTBEAT_PREFIX, self._settings.slot],
+            )
+
+    def commits_wait(self) -> bool:
+        """Whether the server lists the bridge's walsender in synchronous_standby_names."""
+        with self._statement("read the state of replication"):
+            return slots.is_synchronous_standby(
+                self._connection, walsender_name(self._settings.slot)
             )
 
     def _ensure_publication(self) -> None:

@@ -1,10 +1,14 @@
 """What Kafka has, and whether every witness agrees. Pure.
 
-    received >= published >= durable >= origin, flushed      (positions in the WAL, bytes)
+    received >= published >= durable >= origin      (positions in the WAL, bytes)
+                published >= flushed
 
 received   the server has sent it         durable   a Kafka transaction with it has committed
 published  it is in the open Kafka        origin    the replication origin says so in the database
            transaction                    flushed   the slot has been told
+
+flushed stays behind durable, except while commits wait for the bridge (synchronous_standby_names):
+then it follows WAL without events as far as the last record in Kafka has announced, `ahead_lsn`.
 """
 
 from dataclasses import dataclass
@@ -33,6 +37,7 @@ class Ledger:
         self.durable = start
         self.origin = 0
         self.flushed = 0
+        self.ahead = 0
 
     def receive(self, lsn: int) -> None:
         """The server has sent everything up to `lsn`."""
@@ -44,14 +49,20 @@ class Ledger:
         self.receive(position.end_lsn)
         self.published = position
 
-    def commit(self) -> None:
-        """The open Kafka transaction has committed."""
+    def commit(self, ahead: int = 0) -> None:
+        """The open Kafka transaction has committed; its record allows to follow up to `ahead`."""
         assert self.published.end_lsn >= self.durable.end_lsn
         self.durable = self.published
+        self.ahead = ahead
 
-    def report(self) -> int:
-        """The LSN that the slot may be told; never past what Kafka has."""
-        self.flushed = max(self.flushed, self.durable.end_lsn)
+    def report(self, *, follow: bool = False) -> int:
+        """The LSN that the slot may be told; never past what Kafka has.
+
+        With `follow`, the caller says that what was published since has no events: the slot may
+        then be told of it too, as far as the record in Kafka allows.
+        """
+        followed = min(self.published.end_lsn, self.ahead) if follow else 0
+        self.flushed = max(self.flushed, self.durable.end_lsn, followed)
         return self.flushed
 
     def mark_origin(self) -> int:
@@ -176,7 +187,7 @@ def _check_slot(found: Slot, record: ProgressRecord, slot: str) -> None:
     if found.invalidation_reason is not None:
         raise _invalidated(found, slot)
     confirmed = found.confirmed_flush_lsn
-    if confirmed is not None and confirmed > record.end_lsn:
+    if confirmed is not None and confirmed > max(record.end_lsn, record.ahead_lsn):
         raise _disagreement(
             f"the slot is confirmed up to {format_lsn(confirmed)}, Kafka has "
             f"{format_lsn(record.end_lsn)}: the changes between can't be decoded again",

@@ -1,6 +1,8 @@
 """Sessions one after another until a stop is asked for: every recovery is a new session."""
 
+import random
 import time
+from collections.abc import Callable
 
 import structlog
 import tenacity
@@ -9,6 +11,7 @@ from schemas.errors import ExitCode, Retryable
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge import metrics
+from services.bridge.progress import Position
 from services.bridge.session import Session
 from services.bridge.spool import SpoolFull
 from services.bridge.streams import MessageUnclear
@@ -17,7 +20,26 @@ from services.process import Stop
 logger = structlog.get_logger(__name__)
 
 HEALTHY_WITHIN_S = 90.0
-PAUSE_AFTER_LOSS_S = 0.2
+PAUSE_MIN_S = 0.2
+PAUSE_MAX_S = 10.0
+
+
+class Backoff:
+    """The pause after a session: doubled while none gets further than those before it. Pure."""
+
+    def __init__(self, jitter: Callable[[float, float], float] = random.uniform) -> None:
+        self._jitter = jitter
+        self._reached: Position | None = None
+        self._in_vain = 0
+
+    def pause_s(self, reached: Position) -> float:
+        """Seconds to wait after a session in whose time Kafka had `reached`."""
+        if self._reached is None or reached > self._reached:
+            self._reached = reached
+            self._in_vain = 0
+        longest = min(PAUSE_MAX_S, PAUSE_MIN_S * 2 ** min(self._in_vain, 30))
+        self._in_vain += 1
+        return self._jitter(longest / 2, longest)
 
 
 class Runner:
@@ -53,10 +75,12 @@ class Runner:
 
     def run(self) -> None:
         """Stream until the stop is set. Raises what no new session can mend."""
+        backoff = Backoff()
         while not self._stop.is_set():
             session = self._open_with_retries()
             if session is None:
                 return
+            pause_s = 0.0
             try:
                 self._session = session
                 session.stream(self._stop)
@@ -65,13 +89,16 @@ class Runner:
                     raise
                 if isinstance(error, SpoolFull | MessageUnclear):
                     self._streaming = False
-                logger.warning("session lost, starting anew", reason=str(error))
+                pause_s = backoff.pause_s(session.durable)
+                logger.warning(
+                    "session lost, starting anew", reason=str(error), pause_s=round(pause_s, 1)
+                )
                 metrics.RECONNECTS.inc()
-                self._stop.wait(PAUSE_AFTER_LOSS_S)
             finally:
                 self._session = None
                 self._opening_since = time.monotonic()
                 session.close()
+            self._stop.wait(pause_s)
 
     def _open_with_retries(self) -> Session | None:
         """A streaming session, None when the stop came first. Raises the last error at the end."""

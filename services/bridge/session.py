@@ -28,6 +28,7 @@ from services.bridge.connection import Data, Keepalive, ReplicationConnection
 from services.bridge.database import Primary
 from services.bridge.decoder import Decoder
 from services.bridge.envelope import Envelope
+from services.bridge.feedback import Feedback
 from services.bridge.messages import STREAM_MESSAGES
 from services.bridge.producer import TransactionalProducer
 from services.bridge.progress import Ledger, Position, Witnesses, check_witnesses, position_of
@@ -42,7 +43,8 @@ from services.process import Stop
 logger = structlog.get_logger(__name__)
 
 WAIT_MAX_S: Final = 0.2
-FEEDBACK_INTERVAL_S: Final = 1.0
+AHEAD_BYTES: Final = 16 * 2**20
+"""How much WAL without events the slot may be confirmed ahead of Kafka's record."""
 
 
 class Session:
@@ -71,12 +73,23 @@ class Session:
         self._events = 0
         self._counts: Mapping[str, int] = {}
         self._commit_due = 0.0
-        self._feedback_due = 0.0
+        self._feedback = Feedback(
+            wal_sender_timeout_ms=bridge.wal_sender_timeout_ms, subject=f"slot {source.slot}"
+        )
+        self._commits_wait = False
         self._heartbeat_due = 0.0
         self._now_us = 0
-        self._heard = time.monotonic()
-        self.beat = time.monotonic()
+        self._turned = time.monotonic()
+
+    @property
+    def beat(self) -> float:
         """When the loop last turned (time.monotonic), for the liveness probe."""
+        return max(self._turned, self._feedback.beat)
+
+    @property
+    def durable(self) -> Position:
+        """What Kafka has."""
+        return self._ledger.durable
 
     def open(self) -> None:
         """Connect, compare the witnesses and start streaming. Raises SlotbridgeError."""
@@ -84,10 +97,12 @@ class Session:
             self._source, sql_deadline_ms=self._bridge.sql_deadline_ms
         )
         primary.prepare()
-        topics = self._topics = Topics(self._kafka)
+        topics = self._topics = Topics(self._kafka, while_waiting=self._feedback.while_waiting)
         topics.prepare()
         slot = self._source.slot
-        producer = self._producer = TransactionalProducer(self._kafka, self._bridge, topics, slot)
+        producer = self._producer = TransactionalProducer(
+            self._kafka, self._bridge, topics, slot, while_waiting=self._feedback.while_waiting
+        )
         producer.begin_session()
         record = topics.last_progress(slot)
         connection = self._connection = ReplicationConnection(
@@ -131,6 +146,7 @@ class Session:
             streaming=self._streaming,
             origin=self._source.origin,
         )
+        self._feedback.connect(connection, self._ledger)
         metrics.TIMELINE.set(self._timeline)
         metrics.STREAMING.set(1)
         logger.info(
@@ -145,11 +161,12 @@ class Session:
         """Stream until `stop` is set, then finish the open Kafka transaction and confirm."""
         assert self._connection is not None
         while not stop.is_set():
-            now = self.beat = time.monotonic()
+            now = self._turned = time.monotonic()
             self._connection.wait(min(WAIT_MAX_S, self._next_deadline() - now))
             self._now_us = time.time_ns() // 1000
+            arrived = time.monotonic()
             for item in self._connection.read():
-                self._heard = now
+                self._feedback.heard(arrived)
                 if isinstance(item, Data):
                     self._data(item)
                 else:
@@ -160,6 +177,8 @@ class Session:
     def close(self) -> None:
         """Drop everything; what Kafka has not committed comes again in the next session."""
         metrics.STREAMING.set(0)
+        if self._producer is not None:
+            self._producer.cancel()
         self._pool.shutdown(wait=True)
         if self._producer is not None:
             self._producer.abandon()
@@ -218,6 +237,7 @@ class Session:
             seq=position.seq,
             counts=dict(self._counts) if position.seq else {},
             ts_ms=time.time_ns() // 1_000_000,
+            ahead_lsn=position.end_lsn + AHEAD_BYTES if self._commits_wait else 0,
         )
 
     def _data(self, item: Data) -> None:
@@ -229,8 +249,8 @@ class Session:
             for portion in self._streams.feed(message, item.lsn, self._now_us):
                 if portion is not None:
                     self._take(portion)
-                elif time.monotonic() >= self._feedback_due:
-                    self._feedback()
+                elif time.monotonic() >= self._feedback.due:
+                    self._report()
             return
         part = self._assembler.feed(message, item.lsn, self._now_us)
         if part is not None:
@@ -241,16 +261,19 @@ class Session:
         portion = self._assembler.advance(item.wal_end)
         if portion is not None:
             self._take(portion)
+        assert self._producer is not None
         if item.reply:
-            self._feedback_due = 0.0
+            self._feedback.due = 0.0
             if self._ledger.outstanding:
                 self._commit_due = 0.0
+        elif self._commits_wait:
+            self._feedback.tell_news(follow=not self._producer.open)
 
     def _take(self, portion: Portion) -> None:
         """Put a portion into the open Kafka transaction; part of a large one closes it at once."""
         assert self._producer is not None
-        if not self._ledger.outstanding:
-            self._commit_due = time.monotonic() + self._bridge.commit_interval_ms / 1000
+        due = time.monotonic() + self._commit_delay_s(portion)
+        self._commit_due = min(self._commit_due, due) if self._ledger.outstanding else due
         if not portion.position.seq:
             metrics.TRANSACTIONS.inc()
         if portion.dropped:
@@ -265,15 +288,23 @@ class Session:
         if portion.position.seq or self._portion_bytes >= self._bridge.commit_bytes_max:
             self._commit()
 
+    def _commit_delay_s(self, portion: Portion) -> float:
+        """How long the portion may wait for others; not at all where commits wait for it."""
+        if not self._commits_wait:
+            return self._bridge.commit_interval_ms / 1000
+        if portion.events or portion.position.end_lsn > self._ledger.ahead:
+            return 0.0
+        return self._bridge.heartbeat_interval_ms / 1000
+
     def _next_deadline(self) -> float:
-        due = min(self._feedback_due, self._heartbeat_due)
+        due = min(self._feedback.due, self._heartbeat_due)
         return min(due, self._commit_due) if self._ledger.outstanding else due
 
     def _perform_due(self, now: float) -> None:
+        if now >= self._feedback.due:
+            self._report()
         if self._ledger.outstanding and now >= self._commit_due:
             self._commit()
-        if now >= self._feedback_due:
-            self._feedback()
         if now >= self._heartbeat_due:
             self._heartbeat()
 
@@ -288,41 +319,27 @@ class Session:
         future: Future[None] = self._pool.submit(self._producer.commit, record)
         while True:
             try:
-                future.result(FEEDBACK_INTERVAL_S)
+                future.result(self._feedback.interval_s)
                 break
             except StillRunning:
-                self._heard = time.monotonic()
-                self._feedback()
-        self._ledger.commit()
-        self._heard = time.monotonic()  # we did not listen meanwhile
+                self._feedback.while_waiting()
+        self._ledger.commit(record.ahead_lsn)
+        self._feedback.heard(time.monotonic())  # we did not listen meanwhile
         metrics.COMMIT_SECONDS.observe(time.monotonic() - started)
         metrics.EVENTS.inc(self._events)
         metrics.EVENT_BYTES.inc(self._portion_bytes)
         metrics.DURABLE_LSN.set(self._ledger.durable.end_lsn)
         self._events = 0
         self._portion_bytes = 0
-        self._feedback()
+        self._report()
 
-    def _feedback(self) -> None:
-        assert self._connection is not None
-        self.beat = time.monotonic()
-        silence_s = self.beat - self._heard
-        timeout_s = self._bridge.wal_sender_timeout_ms / 1000
-        if silence_s > timeout_s:
-            raise Retryable(
-                f"the server has been silent for {silence_s:.0f} s",
-                operation="stream",
-                subject=f"slot {self._source.slot}",
-                hint="the bridge reconnects by itself",
-            )
-        self._connection.feedback(
-            self._ledger.received, self._ledger.report(), ask=silence_s > timeout_s / 3
-        )
-        self._feedback_due = self.beat + FEEDBACK_INTERVAL_S
-        metrics.RECEIVED_LSN.set(self._ledger.received)
+    def _report(self) -> None:
+        assert self._producer is not None
+        self._feedback.send(follow=not self._producer.open)
 
     def _heartbeat(self) -> None:
         assert self._primary is not None
+        self._commits_wait = self._primary.commits_wait()
         lsn = self._ledger.mark_origin()
         self._primary.move_origin(lsn)
         metrics.ORIGIN_LSN.set(lsn)
@@ -330,8 +347,9 @@ class Session:
 
     def _finish(self) -> None:
         """A clean stop: commit what is whole, confirm it, and leave the origin where Kafka is."""
-        if self._ledger.outstanding:
+        self._commits_wait = False
+        if self._ledger.outstanding or self._ledger.ahead:
             self._commit()
         self._heartbeat()
-        self._feedback()
+        self._report()
         logger.info("stopped", lsn=format_lsn(self._ledger.durable.end_lsn))

@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -32,6 +33,7 @@ from schemas.settings import KafkaSettings
 logger = structlog.get_logger(__name__)
 
 REQUEST_TIMEOUT_S: Final = 10.0
+_ATTEMPT_S: Final = 0.5
 READ_DEADLINE_S: Final = 90.0
 _TAIL_RECORDS: Final = 200
 Record = tuple[int, bytes | str | None, bytes | None]
@@ -141,8 +143,11 @@ def kafka_error(error: KafkaException, operation: str, subject: str) -> Slotbrid
 class Topics:
     """Knows the topics of the prefix and their partition counts; makes the missing ones."""
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    def __init__(
+        self, settings: KafkaSettings, *, while_waiting: Callable[[], None] = lambda: None
+    ) -> None:
         self._settings = settings
+        self._while_waiting = while_waiting
         self._admin = make_client(AdminClient, client_options(settings))
         self._partitions: dict[str, int] = {}
 
@@ -178,10 +183,11 @@ class Topics:
         with _Reader(self._settings, topic) as reader:
             low, end = reader.bounds()
             start = end
+            deadline = time.monotonic() + READ_DEADLINE_S
             while start > low:
                 stop, start = start, max(low, start - _TAIL_RECORDS)
                 last = None
-                for offset, key, value in reader.between(start, stop):
+                for offset, key, value in reader.between(start, stop, deadline):
                     if key == slot.encode() and value is not None:
                         last = (offset, value)
                 if last is not None:
@@ -193,7 +199,9 @@ class Topics:
         topic = schema_topic(self._prefix)
         result = {}
         with _Reader(self._settings, topic) as reader:
-            for offset, _key, value in reader.between(*reader.bounds()):
+            low, end = reader.bounds()
+            deadline = time.monotonic() + READ_DEADLINE_S
+            for offset, _key, value in reader.between(low, end, deadline):
                 if value is not None:
                     event = _parse(SchemaEvent, topic, offset, value)
                     result[event.schema_, event.table] = event
@@ -204,12 +212,17 @@ class Topics:
         return self._settings.topic_prefix
 
     def _refresh(self) -> None:
-        try:
-            metadata = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S)
-        except KafkaException as error:
-            raise kafka_error(
-                error, "connect to Kafka", self._settings.bootstrap_servers
-            ) from error
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        while True:
+            try:
+                metadata = self._admin.list_topics(timeout=_ATTEMPT_S)
+                break
+            except KafkaException as error:
+                if time.monotonic() > deadline or not error.args[0].retriable():
+                    raise kafka_error(
+                        error, "connect to Kafka", self._settings.bootstrap_servers
+                    ) from error
+                self._while_waiting()
         self._partitions = {
             name: len(topic.partitions)
             for name, topic in metadata.topics.items()
@@ -227,7 +240,10 @@ class Topics:
         )
         future = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[name]
         try:
-            future.result(REQUEST_TIMEOUT_S + 5)
+            while not future.done():
+                wait([future], _ATTEMPT_S)
+                self._while_waiting()
+            future.result()
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise kafka_error(error, "create the topic", name) from error
@@ -288,15 +304,15 @@ class _Reader:
         finally:
             asking.close()
 
-    def between(self, start: int, stop: int) -> Iterator[Record]:
+    def between(self, start: int, stop: int, deadline: float) -> Iterator[Record]:
         """Yield the committed records in [start, stop) as (offset, key, value).
 
-        An open transaction of another producer hides what follows it: wait until it has ended.
+        An open transaction of another producer hides what follows it: wait until it has ended, or
+        raise Retryable at `deadline` (time.monotonic).
         """
         if start >= stop:
             return
         self._consumer.assign([TopicPartition(self._topic, 0, start)])
-        deadline = time.monotonic() + READ_DEADLINE_S
         while time.monotonic() < deadline:
             message = self._consumer.poll(1.0)
             if message is None:

@@ -17,8 +17,8 @@ def new_bridge(tmp_path: Path, kafka: Broker, topic_prefix: str) -> Iterator[New
     """`new_bridge(conninfo, **settings)`: a bridge that is not started yet."""
     made: list[Bridge] = []
 
-    def make(conninfo: str, *, prefix: str = "", **settings: Any) -> Bridge:
-        made.append(Bridge(tmp_path, conninfo, kafka, prefix or topic_prefix, **settings))
+    def make(conninfo: str, *, prefix: str = "", broker: Broker = kafka, **settings: Any) -> Bridge:
+        made.append(Bridge(tmp_path, conninfo, broker, prefix or topic_prefix, **settings))
         return made[-1]
 
     yield make

@@ -136,3 +136,42 @@ def test_the_ledger_never_passes_what_kafka_has(actions: list[str]) -> None:
             assert ledger.mark_origin() <= ledger.durable.end_lsn
         assert ledger.received >= ledger.published.end_lsn >= ledger.durable.end_lsn
         assert ledger.durable.end_lsn >= max(ledger.flushed, ledger.origin)
+
+
+def test_the_slot_may_be_ahead_of_the_record_as_far_as_that_announces() -> None:
+    announced = record(ahead_lsn=2500)
+    for confirmed in (2000, 2001, 2500):
+        ahead = replace(SLOT, confirmed_flush_lsn=confirmed)
+        check_witnesses(replace(AGREED, record=announced, slot=ahead), "s")
+    beyond = replace(SLOT, confirmed_flush_lsn=2501)
+    with pytest.raises(OperatorNeeded, match="can't be decoded again"):
+        check_witnesses(replace(AGREED, record=announced, slot=beyond), "s")
+
+
+lsns = st.integers(0, 100)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("publish"), lsns),
+            st.tuples(st.just("commit"), lsns),
+            st.tuples(st.just("report"), lsns),
+        )
+    )
+)
+def test_what_is_followed_was_read_and_announced(steps: list[tuple[str, int]]) -> None:
+    ledger = Ledger(Position(0, 0, 0))
+    reported = 0
+    announced = 0
+    for step, lsn in steps:
+        if step == "publish":
+            ledger.publish(Position(0, max(lsn, ledger.published.end_lsn), 0))
+        elif step == "commit":
+            announced = max(announced, ledger.published.end_lsn + lsn)
+            ledger.commit(ledger.published.end_lsn + lsn)
+        else:
+            told = ledger.report(follow=bool(lsn % 2))
+            assert reported <= told <= ledger.published.end_lsn
+            assert told <= max(ledger.durable.end_lsn, announced)
+            reported = told

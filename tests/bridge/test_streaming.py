@@ -183,7 +183,7 @@ def test_the_key_is_the_primary_key_under_every_replica_identity(
     servers = bridge.kafka.bootstrap_servers
     assert {key for _, key, _ in committed(servers, f"{topic}.nothing")} == {b'{"id":1}'}
     assert {key for _, key, _ in committed(servers, f"{topic}.keyless")} == {None}
-    assert [e["op"] for e in bridge.events("keyless")] == ["c", "u"]
+    assert sorted(e["op"] for e in bridge.events("keyless")) == ["c", "u"]
     assert sorted(e["op"] for e in bridge.events("fully")) == ["c", "c", "d", "u"]
     updates = [e for e in bridge.events("fully") if e["op"] == "u"]
     assert updates[0]["before"] == {"id": 1, "note": "a"}

@@ -1,0 +1,207 @@
+"""The conversation with the walsender: answers in time, commits that wait, long silences.
+
+Source: "Communication of logical replication" (PostgreSQL 15): empty transactions are skipped, and
+where commits wait for the receiver a keepalive takes their place.
+"""
+
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from schemas.lsn import parse_lsn
+from services.local.kafka import KafkaBroker
+from services.local.processes import Processes
+from services.local.users import server_user
+from tests.bridge.conftest import NewBridge
+from tests.bridge.running import Bridge
+from tests.conftest import NewPair
+from tests.providers.databases import Connection
+from tests.providers.interface import Provider, Server, Trio
+from tests.providers.waiting import eventually
+
+SLOWED_MAX = 2.0
+PAIRS = 3
+PAIRS_MAX = 15
+"""Where other work keeps the processors busy, every hand-over between processes waits for them."""
+STALL_S = 10.0
+
+
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[KafkaBroker]:
+    """A broker to be stopped in the middle of its work."""
+    with Processes(tmp_path, server_user()) as processes:
+        broker = KafkaBroker(tmp_path / "kafka", processes=processes)
+        broker.start()
+        yield broker
+
+
+def set_synchronous(connection: Connection, bridge: Bridge, *, on: bool) -> None:
+    """Let commits wait for the bridge, or for nobody; returns when the server does so."""
+    names = f'"slotbridge_{bridge.slot}"' if on else ""
+    connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'".encode())
+    connection.execute("SELECT pg_reload_conf()")
+    query = "SELECT sync_state FROM pg_stat_replication WHERE application_name = %s"
+
+    def done() -> bool:
+        row = connection.execute(query, [f"slotbridge_{bridge.slot}"]).fetchone()
+        return row is not None and row[0] == ("sync" if on else "async")
+
+    eventually(done, what=f"the bridge is {'' if on else 'not '}a synchronous standby")
+
+
+def latency_ms(server: Server, conninfo: str, transactions: int) -> float:
+    """The mean of pgbench's transactions, one client."""
+    done = server.run_tool("pgbench", ["-n", "-c", "1", "-t", str(transactions), conninfo])
+    found = re.search(r"latency average = ([0-9.]+) ms", done.stdout)
+    assert found, done.stdout
+    return float(found[1])
+
+
+def prepared(trio: Trio) -> str:
+    conninfo = trio.primary.conninfo(trio.dbname)
+    trio.primary.run_tool("pgbench", ["-i", "-q", "-I", "dtgp", conninfo])
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE published (id int PRIMARY KEY)")
+    return conninfo
+
+
+def test_commits_that_wait_for_the_bridge_are_released_at_once_when_filtered(
+    new_pair: NewPair, new_bridge: NewBridge
+) -> None:
+    trio = new_pair(synchronous=False)
+    conninfo = prepared(trio)
+    bridge = new_bridge(conninfo, tables=("public.published",), heartbeat_interval_ms=1000)
+    bridge.start().streaming()
+    alone: list[float] = []
+    waiting: list[float] = []
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        while len(alone) < PAIRS or (len(alone) < PAIRS_MAX and _slowed(alone, waiting)):
+            set_synchronous(connection, bridge, on=False)
+            alone.append(latency_ms(trio.primary, conninfo, 300))
+            set_synchronous(connection, bridge, on=True)
+            eventually(lambda: _announced(bridge), what="the bridge knows that commits wait")
+            waiting.append(latency_ms(trio.primary, conninfo, 300))
+        connection.execute("INSERT INTO published VALUES (1)")
+        assert [event["after"]["id"] for event in bridge.events("published")] == [1]
+        set_synchronous(connection, bridge, on=False)
+        assert bridge.stop() == 0, bridge.output
+    assert not _slowed(alone, waiting), (alone, waiting)
+    assert bridge.progress()[-1].ahead_lsn == 0, "a stopped bridge is never behind its slot"
+
+
+def _slowed(alone: list[float], waiting: list[float]) -> bool:
+    return statistics.median(waiting) > SLOWED_MAX * statistics.median(alone)
+
+
+def _announced(bridge: Bridge) -> bool:
+    last = bridge.progress()[-1]
+    return last.ahead_lsn > last.end_lsn
+
+
+def test_killed_while_the_slot_is_ahead_of_the_record(
+    new_pair: NewPair, new_bridge: NewBridge
+) -> None:
+    trio = new_pair(synchronous=False)
+    conninfo = prepared(trio)
+    bridge = new_bridge(conninfo, tables=("public.published",), heartbeat_interval_ms=3000)
+    bridge.start().streaming()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        set_synchronous(connection, bridge, on=True)
+        eventually(lambda: _announced(bridge), what="the bridge knows that commits wait")
+        connection.execute("INSERT INTO published VALUES (1)")
+
+        def ahead() -> bool:
+            connection.execute("UPDATE pgbench_branches SET bbalance = bbalance + 1")
+            return _confirmed(connection, bridge) > bridge.progress()[-1].end_lsn
+
+        eventually(ahead, what="the slot is ahead of the record")
+        bridge.kill()
+        record, confirmed = bridge.progress()[-1], _confirmed(connection, bridge)
+        assert record.end_lsn < confirmed <= record.ahead_lsn
+        bridge.start().streaming()
+        connection.execute("INSERT INTO published VALUES (2)")
+        assert {event["after"]["id"] for event in bridge.events("published")} == {1, 2}
+        set_synchronous(connection, bridge, on=False)
+        assert bridge.stop() == 0, bridge.output
+    bridge.assert_kafka_equals(conninfo, "published")
+
+
+def _confirmed(connection: Connection, bridge: Bridge) -> int:
+    row = connection.execute(
+        "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
+        [bridge.slot],
+    ).fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
+
+
+def walsender(connection: Connection, bridge: Bridge) -> int:
+    """The pid of the process that streams to the bridge."""
+    query = "SELECT pid FROM pg_stat_replication WHERE application_name = %s"
+    name = f"slotbridge_{bridge.slot}"
+    row = eventually(
+        lambda: connection.execute(query, [name]).fetchone(), what="the bridge is connected"
+    )
+    assert row is not None
+    return int(row[0])
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_long_filtered_transaction_outlasts_a_short_time_out(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge, streaming: bool
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE published (id int PRIMARY KEY)")
+        connection.execute("CREATE TABLE other (id int)")
+        bridge = new_bridge(
+            conninfo,
+            tables=("public.published",),
+            wal_sender_timeout_ms=2000,
+            streaming=streaming,
+        )
+        bridge.start().streaming()
+        before = walsender(connection, bridge)
+        connection.execute("INSERT INTO other SELECT generate_series(1, 500000)")
+        bridge.caught_up()
+        assert walsender(connection, bridge) == before, bridge.output
+        assert bridge.stop() == 0, bridge.output
+
+
+def test_while_kafka_stands_still_the_server_is_answered(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge, own_kafka: KafkaBroker
+) -> None:
+    """Changes go on meanwhile, more than the producer's queue takes."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+        bridge = new_bridge(conninfo, broker=own_kafka, wal_sender_timeout_ms=3000)
+        bridge.start().streaming()
+        connection.execute("INSERT INTO t VALUES (0, '')")
+        bridge.caught_up()
+        before = walsender(connection, bridge)
+        own_kafka.pause()
+        try:
+            since = time.monotonic()
+            for start in (1, 30_001, 60_001):
+                connection.execute(
+                    "INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(%s::int, %s) g",
+                    [start, start + 29_999],
+                )
+            eventually(
+                lambda: time.monotonic() - since > STALL_S,
+                what="a long stall",
+                timeout_s=2 * STALL_S,
+            )
+            assert walsender(connection, bridge) == before, bridge.output
+        finally:
+            own_kafka.resume()
+        bridge.caught_up()
+        assert walsender(connection, bridge) == before, bridge.output
+        assert bridge.stop() == 0, bridge.output
+    bridge.assert_kafka_equals(conninfo, "t")
