@@ -193,6 +193,7 @@ def published_columns(
 def primary_key(connection: Connection, relation_oid: int) -> PrimaryKey | None:
     """The primary key of a table as it is now, None when there is no such table.
 
+    One that is DEFERRABLE is none: two rows may have it at a time, within a transaction.
     pg_attribute's rows of `ctid` and of an index's column are written once, with the relation.
     """
     with connection.cursor(row_factory=class_row(PrimaryKey)) as cursor:
@@ -205,6 +206,7 @@ def primary_key(connection: Connection, relation_oid: int) -> PrimaryKey | None:
                      AS next_xid
               FROM pg_attribute born
               LEFT JOIN pg_index i ON i.indrelid = born.attrelid AND i.indisprimary
+                                  AND i.indimmediate
               LEFT JOIN pg_attribute made ON made.attrelid = i.indexrelid AND made.attnum = 1
               LEFT JOIN LATERAL (
                     SELECT array_agg(a.attname::text) AS columns

@@ -208,6 +208,8 @@ class Envelope:
         if old is not None and change.old_kind == "O":
             new = [o if isinstance(n, Unchanged) else n for n, o in zip(new, old, strict=True)]
         elif old is not None:
+            if table.lacks_key(old):
+                raise _without_key(table.name, lsn)
             new = [
                 o if isinstance(n, Unchanged) and o is not None else n
                 for n, o in zip(new, old, strict=True)
@@ -234,6 +236,8 @@ class Envelope:
         table = self._table(change.relation, seq)
         if "d" in table.skipped or table.outbox is not None:
             return []
+        if change.old_kind == "K" and table.lacks_key(change.old):
+            raise _without_key(table.name, lsn)
         topic, name = table.topic, table.name
         key = table.key(change.old)
         value = self._value(table, table.row(change.old), "null", "d", lsn, seq)
@@ -317,4 +321,15 @@ def _updated_outbox(table: str, lsn: int) -> BadInput:
         lsn=lsn,
         hint=f"insert another row instead; to pass this by: shaping.skip: {{{table}: [u]}}",
         exit_code=ExitCode.RECORD_REFUSED,
+    )
+
+
+def _without_key(table: str, lsn: int) -> BadInput:
+    return BadInput(
+        "an update or delete does not tell the old row's key",
+        operation="encode an event",
+        subject=table,
+        lsn=lsn,
+        hint="give each partition the replica identity of the root that it is published as, or "
+        "REPLICA IDENTITY FULL; to pass its changes by: shaping.exclude",
     )

@@ -74,6 +74,10 @@ class Table:
             + "}"
         )
 
+    def lacks_key(self, row: Row) -> bool:
+        """Whether an old row that has but its identity does not have this key."""
+        return any(row[place] is None for place, _, _ in self._key)
+
     def key(self, row: Row) -> bytes | None:
         """The key columns as JSON, None for a table without a key."""
         if not self._key:
