@@ -26,6 +26,7 @@ class ExitCode(IntEnum):
     KAFKA_UNREACHABLE = 12
     DEADLINE = 13
     FENCED = 14
+    LOCKED = 15
     PRIVILEGE_MISSING = 20
     WAL_LEVEL = 21
     SERVER_VERSION = 22

@@ -110,6 +110,33 @@ class BridgeSettings(_Section):
         return self
 
 
+class MachineSettings(_Section):
+    """Commands that act on a node's machine; run here, without a shell, until the step's deadline.
+
+    In them {node}, {host}, {port} are the node's, {primary}, {primary_host}, {primary_port} the new
+    primary's, {slot} is the node's physical slot there, {role} is `primary` or `standby`.
+    """
+
+    stop: str = ""
+    """Stops the server in order; by default `pg_ctl stop -m fast` in data_folder."""
+    start: str = ""
+    """By default `pg_ctl start` in data_folder."""
+    fence: str = ""
+    """Makes sure that it can't write (STONITH, cloud API); by default pg_ctl stop -m immediate."""
+    rejoin: str = ""
+    """Makes it a streaming standby of {primary}; by default done in data_folder (pg_rewind)."""
+    label: str = ""
+    """Tells the outside of its {role}, as `kubectl label --overwrite pod {node} role={role}`."""
+    data_folder: Path | None = None
+    """Where the node's data is on this machine; without it there are no defaults."""
+    bin_folder: Path | None = None
+    """Where pg_ctl, pg_rewind and pg_basebackup are; unset: on the PATH."""
+    server_options: tuple[str, ...] = ()
+    """For the server's command line at `pg_ctl start`: ["-c", "port=5433"]."""
+    os_user: str = ""
+    """Whom those programs run as; empty: as ourselves. Only root can choose another."""
+
+
 class FailoverSettings(_Section):
     """The nodes of the pair, the subscriber databases, and how long a step may take."""
 
@@ -119,10 +146,18 @@ class FailoverSettings(_Section):
     """name -> `host=… port=…` by which subscribers reach it, where that differs from `nodes`."""
     subscribers: dict[str, SecretStr] = {}
     """name -> conninfo of every database that holds subscriptions to the pair."""
+    machines: dict[str, MachineSettings] = {}
+    """name of a node -> how it is stopped, started, fenced, rejoined, labelled."""
+    synchronous_standbys: int = Field(0, ge=0, le=16)
+    """How many standbys a commit waits for, set anew once one has rejoined; 0: left as it is."""
+    lag_bytes_max: int = Field(16 * 2**20, ge=2**16)
+    """A switchover fences writes only once standby and consumers are nearer than this."""
     step_deadline_ms: Milliseconds = 60_000
     connect_timeout_s: int = Field(3, ge=2, le=60)
     journal: Path | None = None
     """A JSON-lines file of the steps performed."""
+    journal_database: str = Field("postgres", min_length=1, max_length=63)
+    """The database on the primary that has the same as a table; also where the lock is."""
 
 
 class TablesSettings(_Section):

@@ -243,6 +243,8 @@ class Replication:
     may_promote: bool
     may_configure: bool
     """ALTER SYSTEM of the two settings that name standbys, and pg_reload_conf()."""
+    may_fence: bool = True
+    """Our role is a superuser: it may end other sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +297,8 @@ def read_replication(connection: Connection) -> Replication:
                has_function_privilege('pg_promote(boolean, integer)', 'EXECUTE'),
                has_function_privilege('pg_reload_conf()', 'EXECUTE')
                AND has_parameter_privilege('synchronized_standby_slots', 'ALTER SYSTEM')
-               AND has_parameter_privilege('synchronous_standby_names', 'ALTER SYSTEM')
+               AND has_parameter_privilege('synchronous_standby_names', 'ALTER SYSTEM'),
+               (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
         """
     ).fetchone()
     assert row is not None
@@ -326,6 +329,31 @@ def read_received(connection: Connection) -> int | None:
         " WHERE pg_is_in_recovery()"
     ).fetchone()
     return int(row[0]) if row is not None and row[0] is not None else None
+
+
+_STRANGERS: LiteralString = """
+      FROM pg_stat_activity a
+     WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+       AND application_name NOT IN ('slotbridge', 'slotfailover')
+       AND application_name NOT LIKE '%slotsync worker'
+       AND NOT EXISTS (SELECT FROM pg_stat_replication r
+                        WHERE r.application_name = a.application_name AND a.application_name <> '')
+       AND backend_start <= pg_conf_load_time()
+"""
+
+
+def sessions_before_reload(connection: Connection) -> int:
+    """How many client sessions began before the settings were last read: they may be writing.
+
+    Not counted: our own, the bridge's, and those of standbys (slot synchronization).
+    """
+    row = connection.execute("SELECT count(*)" + _STRANGERS).fetchone()
+    return int(row[0]) if row else 0
+
+
+def end_sessions_before_reload(connection: Connection) -> None:
+    """Terminate what `sessions_before_reload` counts."""
+    connection.execute("SELECT pg_terminate_backend(pid)" + _STRANGERS)
 
 
 def read_settings(connection: Connection, names: list[str]) -> dict[str, SettingValue]:

@@ -4,6 +4,8 @@ Consumers are read before the standbys' WAL positions: read the other way round,
 would look as if consumers were ahead of the standby.
 """
 
+import contextlib
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
@@ -17,7 +19,8 @@ from services import slots
 from services.failover.address import SECRETS, Address, Conninfo, Endpoint
 from services.failover.conditions import SETTINGS
 from services.failover.links import Link, Unreachable, parse_conninfo
-from services.failover.view import Node, NodeState, Reach, Subscriber, Subscription, View
+from services.failover.machine import machine_of
+from services.failover.view import FENCE, Node, NodeState, Reach, Subscriber, Subscription, View
 from services.slots import Connection, SubscriptionRow
 
 _VERSION_MIN = 170000
@@ -27,13 +30,8 @@ class Cluster:
     """All servers of the settings; `bridge_slot` where the settings name one."""
 
     def __init__(self, settings: FailoverSettings, *, bridge_slot: str | None = None) -> None:
-        unknown = set(settings.advertised) - set(settings.nodes)
-        if unknown:
-            raise SettingsError(
-                f"failover.advertised names {', '.join(sorted(unknown))}, which is no node",
-                operation="read settings",
-                hint="use the names of failover.nodes",
-            )
+        _require_nodes("advertised", settings.advertised, settings)
+        _require_nodes("machines", settings.machines, settings)
         self._timeout_s = settings.connect_timeout_s
         self._deadline_s = settings.step_deadline_ms / 1000
         self.nodes = {n: self._link(n, c.get_secret_value()) for n, c in settings.nodes.items()}
@@ -43,6 +41,10 @@ class Cluster:
         self._places = {
             name: _place(link.conninfo, settings.advertised.get(name, ""), name)
             for name, link in self.nodes.items()
+        }
+        self.machines = {
+            name: machine_of(name, given, self.nodes[name].conninfo.address)
+            for name, given in settings.machines.items()
         }
         self._bridge_slot = bridge_slot
         self._systems: dict[str, str] = {}
@@ -70,23 +72,39 @@ class Cluster:
         view = self._with_systems(view)
         return replace(view, nodes=tuple(self._pool.map(self._with_received, view.nodes)))
 
+    @contextlib.contextmanager
+    def in_database(self, name: str, dbname: str) -> Iterator[Link]:
+        """A link of its own to a node's database."""
+        conninfo = self.nodes[name].conninfo
+        pairs = (*((k, v) for k, v in conninfo.pairs if k != "dbname"), ("dbname", dbname))
+        link = self._link(name, Conninfo(pairs).text)
+        try:
+            yield link
+        finally:
+            link.close()
+
+    def address(self, name: str) -> Address:
+        """Where others reach a node."""
+        return self._places[name][0]
+
     def _link(self, name: str, conninfo: str) -> Link:
         return Link(name, conninfo, connect_timeout_s=self._timeout_s, deadline_s=self._deadline_s)
 
     def _observe_node(self, name: str) -> Node:
         address, endpoints = self._places[name]
+        machine = self.machines.get(name)
         try:
             state = self.nodes[name].ask(lambda connection: self._state(connection, name))
         except Unreachable as error:
-            return Node(name, address, endpoints, error.reach, error.detail, None)
-        return Node(name, address, endpoints, Reach.ANSWERS, "", state)
+            return Node(name, address, endpoints, error.reach, error.detail, None, machine)
+        return Node(name, address, endpoints, Reach.ANSWERS, "", state, machine)
 
     def _state(self, connection: Connection, name: str) -> NodeState:
         server = slots.read_server(connection)
         _require_version(server.version, name)
         replication = slots.read_replication(connection)
         history = None if server.in_recovery else slots.read_history(connection, server.timeline)
-        settings = slots.read_settings(connection, [*SETTINGS, "primary_conninfo"])
+        settings = slots.read_settings(connection, [*SETTINGS, "primary_conninfo", FENCE])
         upstream = settings.pop("primary_conninfo", None)
         return NodeState(
             server=server,
@@ -96,6 +114,7 @@ class Cluster:
             origins=_origins(connection) if self._bridge_slot else {},
             upstream=_without_secrets(upstream.value, name) if upstream else None,
             switch_lsn=_switch(history),
+            early_sessions=slots.sessions_before_reload(connection),
         )
 
     def _observe_subscriber(self, name: str) -> Subscriber:
@@ -146,6 +165,16 @@ class Cluster:
             finally:
                 link.close()
         return self._systems[key]
+
+
+def _require_nodes(key: str, names: Iterable[str], settings: FailoverSettings) -> None:
+    unknown = set(names) - set(settings.nodes)
+    if unknown:
+        raise SettingsError(
+            f"failover.{key} names {', '.join(sorted(unknown))}, which is no node",
+            operation="read settings",
+            hint="use the names of failover.nodes",
+        )
 
 
 def _place(conninfo: Conninfo, advertised: str, name: str) -> tuple[Address, frozenset[Endpoint]]:

@@ -1,7 +1,7 @@
-"""The command `slotfailover`: check, failover. Exit codes as in schemas.errors.
+"""The command `slotfailover`: check, and the orders. Exit codes as in schemas.errors.
 
 check      0 all slots are ready, 1 some are not
-failover   0 done, 1 something is left for another run, 13 34 35 … refused or broken off
+the others 0 done, 1 something is left for another run, 13 15 34 35 … refused or broken off
 """
 
 import typer
@@ -22,7 +22,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(orders.failover)
+for order in (
+    orders.plan,
+    orders.switchover,
+    orders.failover,
+    orders.resume,
+    orders.repoint,
+    orders.rejoin,
+    orders.history,
+):
+    app.command()(order)
 
 
 def main() -> None:

@@ -1,48 +1,159 @@
-"""The audit journal: one JSON line a step performed. It is written, and never read by the program.
+"""The audit journal: one entry a step, in a file of JSON lines and in a table on the primary.
 
-{"at": …Z, "by": "user@host pid", "step": …, "server": …, "sql": […], "seen": {…}, "seconds": …}
+{"run": …, "number": …, "at": …Z, "by": "user@host pid", "command": …, "step": …, "server": …,
+ "sql": […], "outcome": …, "seen": {…}, "seconds": …, "intent": {…}}
+
+A run opens with the step `begin`, which carries the intent, and closes with `end`. The table
+`slotfailover.journal` travels to the standbys; while no node takes writes its entries wait. It is
+not kept in a database that publishes all its tables, whose subscribers would fail on it.
 """
 
 import getpass
 import json
 import os
 import socket
+import uuid
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from schemas.errors import SlotbridgeError
 from schemas.lsn import format_lsn
+from services.failover.cluster import Cluster
 from services.failover.effects.step import Step
+from services.failover.links import Unreachable
 from services.failover.view import View
+from services.slots import Connection
+
+BEGIN, END, DONE = "begin", "end", "done"
+_TABLE = """
+    CREATE SCHEMA IF NOT EXISTS slotfailover;
+    CREATE TABLE IF NOT EXISTS slotfailover.journal (
+        run text, number int, at timestamptz, by text, command text, step text, server text,
+        sql jsonb, outcome text, seen jsonb, seconds float8, intent jsonb,
+        PRIMARY KEY (run, number))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the journal. Secrets are masked already."""
+
+    run: str
+    number: int
+    at: str
+    by: str
+    command: str
+    step: str
+    server: str = ""
+    sql: list[str] = field(default_factory=list)
+    outcome: str = ""
+    seen: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    intent: dict[str, Any] = field(default_factory=dict)
 
 
 class Journal:
-    """Appends to `path`; None: keeps nothing. A line that can't be written stops no failover:
-    `problem` tells then.
+    """Appends to `path` (None: no file) and to the table in `database`. What can't be written stops
+    no failover: `problems` tells then.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, cluster: Cluster, database: str, command: str) -> None:
         self._path = path
-        self.problem = ""
+        self._cluster = cluster
+        self._database = database
+        self._command = command
+        self._run = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
+        self._number = 0
+        self._waiting: list[Entry] = []
+        self.problems: list[str] = []
+
+    def begin(self, view: View, intent: dict[str, Any]) -> None:
+        """Record what is wanted."""
+        self._add(view, step=BEGIN, intent=intent, outcome="")
 
     def write(self, step: Step, view: View, seconds: float, outcome: str) -> None:
-        """Record a step and what was seen after it. Secrets are masked already."""
+        """Record a step and what was seen after it."""
+        self._add(
+            view,
+            step=step.text,
+            server=step.server,
+            sql=list(step.shown),
+            outcome=outcome,
+            seconds=round(seconds, 3),
+        )
+
+    def end(self, view: View, outcome: str, seconds: float) -> None:
+        """Record how it ended; DONE where nothing is left."""
+        self._add(view, step=END, outcome=outcome, seconds=round(seconds, 3))
+
+    def _add(self, view: View, **values: Any) -> None:
+        self._number += 1
+        entry = Entry(
+            run=self._run,
+            number=self._number,
+            at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            by=f"{_user()}@{socket.gethostname()} {os.getpid()}",
+            command=self._command,
+            seen=_seen(view),
+            **values,
+        )
+        self._to_file(entry)
+        self._waiting.append(entry)
+        if view.primary is not None and view.primary.writable:
+            self._to_table(view.primary.name)
+
+    def _to_file(self, entry: Entry) -> None:
         if self._path is None:
             return
-        entry = {
-            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "by": f"{_user()}@{socket.gethostname()} {os.getpid()}",
-            "step": step.text,
-            "server": step.server,
-            "sql": list(step.shown),
-            "outcome": outcome,
-            "seen": _seen(view),
-            "seconds": round(seconds, 3),
-        }
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+                file.write(json.dumps(asdict(entry), ensure_ascii=False) + "\n")
         except OSError as error:
-            self.problem = f"the journal {self._path} can't be written: {error.strerror}"
+            self._problem(f"the journal {self._path} can't be written: {error.strerror}")
+
+    def _to_table(self, primary: str) -> None:
+        try:
+            with self._cluster.in_database(primary, self._database) as link:
+                link.ask(lambda connection: _insert(connection, self._waiting))
+            self._waiting.clear()
+        except _Published:
+            self._problem(
+                f"no journal is kept in {self._database}, as it publishes all its tables: choose "
+                "another failover.journal_database"
+            )
+        except Unreachable as error:
+            self._problem(f"the journal in {self._database} can't be written: {error.detail}")
+        except SlotbridgeError as error:
+            self._problem(f"the journal in {self._database} can't be written: {error.message}")
+
+    def _problem(self, text: str) -> None:
+        if text not in self.problems:
+            self.problems.append(text)
+
+
+class _Published(Exception):
+    """The database publishes all its tables."""
+
+
+def _insert(connection: Connection, entries: list[Entry]) -> None:
+    """Add the entries, without waiting for standbys: the primary may have none at the moment."""
+    row = connection.execute("SELECT FROM pg_publication WHERE puballtables").fetchone()
+    if row is not None:
+        raise _Published
+    with connection.transaction():
+        connection.execute("SET LOCAL synchronous_commit = local")
+        found = connection.execute("SELECT to_regclass('slotfailover.journal')").fetchone()
+        if found is None or found[0] is None:
+            connection.execute(_TABLE)
+        documents = [json.dumps(asdict(entry)) for entry in entries]
+        connection.execute(
+            "INSERT INTO slotfailover.journal SELECT e.*"
+            " FROM unnest(%s::jsonb[]) d, jsonb_populate_record(NULL::slotfailover.journal, d) e"
+            " ON CONFLICT DO NOTHING",
+            [documents],
+        )
 
 
 def _seen(view: View) -> dict[str, str]:
@@ -52,9 +163,10 @@ def _seen(view: View) -> dict[str, str]:
         if node.state is None:
             seen[node.name] = f"{node.reach}: {node.detail}"
             continue
-        role = "primary" if node.writable else "standby"
+        role = "fenced primary" if node.fenced else "primary" if node.leading else "standby"
         timeline = node.state.server.timeline
-        seen[node.name] = f"{role}, timeline {timeline}, at {format_lsn(node.received)}"
+        position = node.received or node.state.replication.written_lsn or 0
+        seen[node.name] = f"{role}, timeline {timeline}, at {format_lsn(position)}"
     for subscriber in view.subscribers:
         if not subscriber.usable:
             seen[subscriber.name] = f"{subscriber.reach}: {subscriber.detail}"

@@ -1,80 +1,264 @@
-"""The commands that change something."""
+"""The commands that change something, and those that show what they would do or have done.
 
+All but `plan`, `history` and --dry-run hold the lock, confirm unless --yes, and keep the journal.
+"""
+
+import signal
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from schemas.errors import ExitCode, SettingsError
+from schemas.settings import FailoverSettings
 from services.failover import report
 from services.failover.cluster import Cluster
+from services.failover.history import read_history, unfinished
 from services.failover.journal import Journal
+from services.failover.lock import locked
 from services.failover.options import Config, Json, settings_of
 from services.failover.plan.failover import plan_failover
+from services.failover.plan.rejoin import plan_rejoin, plan_repoint
+from services.failover.plan.resume import Intent, Planner, choose
+from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.failover.plan.wish import Plan, Wish
-from services.failover.runner import run
+from services.failover.runner import Result, Run
+from services.failover.view import View
 from services.process import exit_codes
+
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before beginning.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print each step and its exact SQL; change nothing.")
+]
+Accept = Annotated[
+    list[str] | None,
+    typer.Option(metavar="SLOT", help="Go on although this slot is not ready. Repeatable."),
+]
+To = Annotated[str, typer.Option("--to", metavar="NODE", help="The standby to promote.")]
+Chosen = tuple[Planner, Wish]
+Choose = Callable[[Cluster, View, Wish], Chosen]
 
 
 def failover(
     config: Config,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before beginning.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print each step and its exact SQL; change nothing.")
-    ] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
-    accept_loss_of: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SLOT", help="Go on although this slot is not ready. Repeatable."),
-    ] = None,
+    accept_loss_of: Accept = None,
+    to: To = "",
+    fence: Annotated[
+        bool, typer.Option("--fence", help="Fence a primary that is or may be alive, first.")
+    ] = False,
 ) -> None:
     """The primary is dead: promote its standby and let the subscriptions go on from there."""
-    started = time.monotonic()
-    with exit_codes(as_json=as_json):
-        settings, bridge_slot = settings_of(config)
-        wish = Wish(frozenset(accept_loss_of or ()))
-        narration = report.on_stderr()
-        with Cluster(settings, bridge_slot=bridge_slot) as cluster:
-            plan = plan_failover(cluster.observe(), wish)
-            if dry_run:
-                _show(plan, as_json=as_json)
-                raise SystemExit(int(ExitCode.OK))
-            _confirm(plan, narration, yes=yes)
-            result = run(
-                cluster,
-                plan,
-                wish,
-                deadline_s=settings.step_deadline_ms / 1000,
-                journal=Journal(settings.journal),
-                narrate=lambda done: report.print_performed(narration, done),
-                started=started,
-            )
-        if as_json:
-            report.print_json(result.as_json())
-        report.print_result(narration if as_json else report.on_stdout(), result)
-        raise SystemExit(int(result.exit_code))
+
+    def choose_it(_cluster: Cluster, _view: View, wish: Wish) -> Chosen:
+        given = frozenset(accept_loss_of or ())
+        return plan_failover, replace(wish, accept_loss_of=given, target=to, fence=fence)
+
+    _Order("failover", config, yes, dry_run, as_json).give(choose_it)
 
 
-def _show(plan: Plan, *, as_json: bool) -> None:
-    if as_json:
-        report.print_json(report.plan_as_json(plan))
-    else:
-        report.print_plan(report.on_stdout(), plan)
+def switchover(
+    config: Config,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    accept_loss_of: Accept = None,
+    to: To = "",
+    no_rejoin: Annotated[
+        bool, typer.Option("--no-rejoin", help="Leave the old primary as it is at the end.")
+    ] = False,
+) -> None:
+    """The primary is alive: hand over to a standby without losing anything."""
 
-
-def _confirm(plan: Plan, console: Console, *, yes: bool) -> None:
-    """Narrate what is about to be done; ask unless told not to."""
-    if yes or not plan.steps:
-        console.print(f"{plan.new_primary}: {plan.why}")
-        return
-    if not sys.stdin.isatty():
-        raise SettingsError(
-            "a failover must be confirmed, and there is no terminal to ask on",
-            operation="fail over",
-            hint="pass --yes, or --dry-run to see the steps first",
+    def choose_it(_cluster: Cluster, view: View, wish: Wish) -> Chosen:
+        old = {node.name for node in view.nodes if node.leading and not no_rejoin}
+        given = frozenset(accept_loss_of or ())
+        return plan_switchover, replace(
+            wish, accept_loss_of=given, target=to, rejoin=frozenset(old - {to})
         )
-    report.print_plan(console, plan)
-    if not typer.confirm(f"Make {plan.new_primary} the primary?", err=True):
-        raise SystemExit(int(ExitCode.ANSWER_IS_NO))
+
+    _Order("switchover", config, yes, dry_run, as_json).give(choose_it, undo=True)
+
+
+def resume(
+    config: Config,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="Take it back, while nothing is promoted.")
+    ] = False,
+) -> None:
+    """Go on with what was broken off, from what is observed and from the journal."""
+    order = _Order("resume", config, yes, dry_run, as_json)
+
+    def choose_it(cluster: Cluster, view: View, wish: Wish) -> Chosen:
+        if rollback:
+            return plan_rollback, wish
+        settings = order.settings
+        entries = read_history(cluster, view, settings.journal, settings.journal_database)
+        begun = unfinished(entries)
+        intent = Intent.of(begun.command, begun.intent) if begun is not None else None
+        return choose(view, wish, intent)
+
+    order.give(choose_it)
+
+
+def repoint(
+    config: Config, yes: Yes = False, dry_run: DryRun = False, as_json: Json = False
+) -> None:
+    """Someone else promoted a standby: move the subscriptions, verify them and the bridge."""
+    _Order("repoint", config, yes, dry_run, as_json).give(lambda _c, _v, wish: (plan_repoint, wish))
+
+
+def rejoin(
+    config: Config,
+    node: Annotated[str, typer.Argument(help="The node that is to be a standby again.")],
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Make an old primary a standby of the new one: rewound or copied anew, its slots ready."""
+
+    def choose_it(_cluster: Cluster, view: View, wish: Wish) -> Chosen:
+        return plan_rejoin, replace(wish, rejoin=frozenset({node}))
+
+    _Order("rejoin", config, yes, dry_run, as_json).give(choose_it)
+
+
+def plan(
+    config: Config,
+    as_json: Json = False,
+    accept_loss_of: Accept = None,
+    to: To = "",
+) -> None:
+    """Print what a switchover would do now, or a failover where no primary answers."""
+
+    def choose_it(_cluster: Cluster, view: View, wish: Wish) -> Chosen:
+        given = replace(wish, accept_loss_of=frozenset(accept_loss_of or ()), target=to)
+        alive = view.primary
+        if alive is None:
+            return plan_failover, given
+        return plan_switchover, replace(given, rejoin=frozenset({alive.name} - {to}))
+
+    _Order("plan", config, True, True, as_json).give(choose_it)
+
+
+def history(
+    config: Config,
+    as_json: Json = False,
+    count: Annotated[int, typer.Option("--last", help="How many runs.")] = 10,
+) -> None:
+    """Print who did what and when, from the journals that can be read."""
+    with exit_codes(as_json=as_json):
+        settings, _ = settings_of(config)
+        with Cluster(settings) as cluster:
+            view = cluster.observe()
+            entries = read_history(cluster, view, settings.journal, settings.journal_database)
+        runs = list(dict.fromkeys(entry.run for entry in entries))[-count:]
+        chosen = [entry for entry in entries if entry.run in runs]
+        if as_json:
+            report.print_json(report.history_as_json(chosen))
+        else:
+            report.print_history(report.on_stdout(), chosen)
+
+
+class _Order:
+    """What the commands have in common."""
+
+    def __init__(self, command: str, config: Path, yes: bool, dry_run: bool, as_json: bool) -> None:
+        self._command = command
+        self._config = config
+        self._yes = yes
+        self._dry_run = dry_run
+        self._as_json = as_json
+        self.settings: FailoverSettings
+
+    def give(self, choose_it: Choose, *, undo: bool = False) -> None:
+        """Observe, plan, confirm, and carry it out. Raises SystemExit with the exit code."""
+        started = time.monotonic()
+        with exit_codes(as_json=self._as_json):
+            self.settings, bridge_slot = settings_of(self._config)
+            with Cluster(self.settings, bridge_slot=bridge_slot) as cluster:
+                view = cluster.observe()
+                if self._dry_run:
+                    planner, wish = choose_it(cluster, view, self._wish())
+                    self._show(planner(view, wish))
+                    raise SystemExit(int(ExitCode.OK))
+                database, path = self.settings.journal_database, self.settings.journal
+                with locked(cluster, view, database, path), _sigterm_interrupts():
+                    result = self._carry_out(cluster, choose_it, started, undo=undo)
+            if self._as_json:
+                report.print_json(result.as_json())
+            narration = report.on_stderr()
+            report.print_result(narration if self._as_json else report.on_stdout(), result)
+            raise SystemExit(int(result.exit_code))
+
+    def _carry_out(
+        self, cluster: Cluster, choose_it: Choose, started: float, *, undo: bool
+    ) -> Result:
+        narration = report.on_stderr()
+        view = cluster.observe()
+        planner, wish = choose_it(cluster, view, self._wish())
+        plan = planner(view, wish)
+        self._confirm(plan, narration)
+        wish = replace(wish, target=wish.target or plan.new_primary)
+        settings = self.settings
+        run = Run(
+            cluster,
+            Journal(settings.journal, cluster, settings.journal_database, self._command),
+            settings.step_deadline_ms / 1000,
+            narrate=lambda done: report.print_performed(narration, done),
+            tell=lambda text: report.print_progress(narration, text),
+            started=started,
+        )
+        return run.carry_out(cluster.observe() if not self._yes else view, wish, planner, undo=undo)
+
+    def _wish(self) -> Wish:
+        return Wish(
+            lag_bytes_max=self.settings.lag_bytes_max,
+            synchronous_standbys=self.settings.synchronous_standbys,
+        )
+
+    def _show(self, plan: Plan) -> None:
+        if self._as_json:
+            report.print_json(report.plan_as_json(plan))
+        else:
+            report.print_plan(report.on_stdout(), plan)
+
+    def _confirm(self, plan: Plan, console: Console) -> None:
+        """Narrate what is about to be done; ask unless told not to."""
+        if self._yes or not plan.steps:
+            console.print(f"{plan.new_primary}: {plan.why}")
+            return
+        if not sys.stdin.isatty():
+            raise SettingsError(
+                f"a {self._command} must be confirmed, and there is no terminal to ask on",
+                operation=self._command,
+                hint="pass --yes, or --dry-run to see the steps first",
+            )
+        report.print_plan(console, plan)
+        if not typer.confirm(f"{self._command}: {len(plan.steps)} steps. Go on?", err=True):
+            raise SystemExit(int(ExitCode.ANSWER_IS_NO))
+
+
+class _sigterm_interrupts:
+    """SIGTERM is taken as Ctrl-C, so that what can be taken back is."""
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGTERM, _interrupt)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -3,11 +3,13 @@
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.text import Text
 
 from services.failover.conditions import Condition
+from services.failover.journal import BEGIN, END, Entry
 from services.failover.plan.wish import Plan
 from services.failover.readiness import Readiness
 from services.failover.runner import Performed, Result
@@ -64,6 +66,28 @@ def print_plan(console: Console, plan: Plan) -> None:
 def print_performed(console: Console, done: Performed) -> None:
     """A step that was performed, and how long it took."""
     console.print(Text(f"{done.seconds:7.3f} s  {done.step.text}: {done.detail}"))
+
+
+def print_progress(console: Console, text: str) -> None:
+    """How far the step is that takes its time."""
+    console.print(Text(f"           … {text}", style="dim"))
+
+
+def print_history(console: Console, entries: Iterable[Entry]) -> None:
+    """A line for each run, and one for each of its steps."""
+    for entry in entries:
+        if entry.step == BEGIN:
+            wanted = ", ".join(f"{k} {v}" for k, v in entry.intent.items() if v)
+            console.print(Text(f"{entry.at}  {entry.command} by {entry.by}: {wanted}", "bold"))
+        elif entry.step == END:
+            console.print(Text(f"    {entry.seconds:7.3f} s  in all: {entry.outcome}"))
+        else:
+            console.print(Text(f"    {entry.seconds:7.3f} s  {entry.step}: {entry.outcome}"))
+
+
+def history_as_json(entries: Iterable[Entry]) -> dict[str, object]:
+    """The journal's entries, oldest first."""
+    return {"entries": [asdict(entry) for entry in entries]}
 
 
 def print_result(console: Console, result: Result) -> None:

@@ -1,23 +1,26 @@
 """Observe, plan, perform the first step, and again, until nothing is left to do.
 
-Each round plans anew from what is observed, so a command that was killed at any step is resumed by
-running it again, and a server that comes or goes meanwhile is reckoned with.
+Each round plans anew from what is observed, so a command that was killed at any step is resumed,
+and a server that comes or goes meanwhile is reckoned with. A switchover that fails before its
+promotion is taken back.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from schemas.errors import ExitCode, Retryable
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from services.failover import steps
 from services.failover.cluster import Cluster
-from services.failover.effects.step import OF_SUBSCRIBERS, Action, Step
-from services.failover.journal import Journal
-from services.failover.plan.failover import plan_failover
-from services.failover.plan.wish import Plan, Wish
+from services.failover.effects.step import AFTERWARDS, OF_SUBSCRIBERS, Action, Step
+from services.failover.journal import DONE, Journal
+from services.failover.plan.resume import Planner, intent_of
+from services.failover.plan.switchover import plan_rollback
+from services.failover.plan.wish import Plan, Wish, learned
 from services.failover.readiness import Readiness
 from services.failover.verdicts import Left
+from services.failover.view import View
 
 _ATTEMPTS_MAX = 5
 
@@ -33,7 +36,7 @@ class Performed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a failover has done, and what is left to do."""
+    """What a run has done, and what is left to do."""
 
     new_primary: str
     performed: tuple[Performed, ...]
@@ -64,71 +67,145 @@ class Result:
         }
 
 
-def run(
-    cluster: Cluster,
-    plan: Plan,
-    wish: Wish,
-    *,
-    deadline_s: float,
-    journal: Journal,
-    narrate: Callable[[Performed], None],
-    started: float,
-) -> Result:
-    """Carry out `plan`, planning anew after each step; `narrate` is told of each step done.
+@dataclass(slots=True)
+class Run:
+    """One command's run. `narrate` is told of each step done, `tell` of a step's progress.
 
     `started` is when the command began (time.monotonic), for the seconds of the result.
-
-    Raises what plan_failover and steps.perform raise. A subscriber that is lost on the way is left
-    for another run, as is a subscription whose worker does not connect in time.
     """
-    performed: list[Performed] = []
-    late: tuple[Left, ...] = ()
-    notes = plan.notes
-    attempts: Counter[str] = Counter()
-    while plan.steps and not late:
-        step = plan.steps[0]
-        attempts[step.text] += 1
-        begun = time.monotonic()
+
+    cluster: Cluster
+    journal: Journal
+    deadline_s: float
+    narrate: Callable[[Performed], None]
+    tell: Callable[[str], None]
+    started: float
+    performed: list[Performed] = field(default_factory=list)
+    late: list[Left] = field(default_factory=list)
+    attempts: Counter[str] = field(default_factory=Counter)
+
+    def carry_out(self, view: View, wish: Wish, planner: Planner, *, undo: bool = False) -> Result:
+        """Plan and perform until nothing is left; with `undo`, a failure before the promotion is
+        taken back.
+
+        Raises what the planner and steps.perform raise, with the state of things in the hint. What
+        fails once writes are taken again, and a subscriber that is lost, are left for another run.
+        """
+        plan = planner(view, wish)
+        self.journal.begin(view, intent_of(wish))
         try:
-            view = steps.perform(step, cluster, deadline_s)
-            outcome = step.after
-        except Retryable as error:
-            view = cluster.observe()
-            outcome = str(error)
-            if step.action is Action.FLOW:
-                late = (_not_connected(step, deadline_s),)
-            elif not _lost_subscriber(step, error) or attempts[step.text] >= _ATTEMPTS_MAX:
-                journal.write(step, view, time.monotonic() - begun, outcome)
-                raise
+            plan, view = self._loop(plan, view, wish, planner)
+        except (SlotbridgeError, KeyboardInterrupt) as error:
+            raise self._broken_off(error, wish, undo=undo) from error
+        left = (*plan.left, *self.late)
+        seconds = time.monotonic() - self.started
+        outcome = "; ".join(item.line for item in left) or DONE
+        self.journal.end(view, outcome, seconds)
+        notes = (*plan.notes, *self.journal.problems)
+        return Result(plan.new_primary, tuple(self.performed), plan.slots, left, notes, seconds)
+
+    def _loop(self, plan: Plan, view: View, wish: Wish, planner: Planner) -> tuple[Plan, View]:
+        notes = plan.notes
+        while plan.steps:
+            step = plan.steps[0]
+            try:
+                view = self._perform(step)
+            except SlotbridgeError as error:
+                view = self.cluster.observe()
+                if step.action in AFTERWARDS:
+                    self.late.append(_not_done(step, error))
+                    wish = replace(wish, past=wish.past | {step.key})
+                elif not self._lost_subscriber(step, error):
+                    raise
+            else:
+                wish = learned(wish, step, view)
+            plan = planner(view, wish)
+            notes += tuple(note for note in plan.notes if note not in notes)
+        return replace(plan, notes=notes), view
+
+    def _perform(self, step: Step) -> View:
+        """Perform one step, narrated and recorded, whatever comes of it."""
+        begun = time.monotonic()
+        self.attempts[step.key] += 1
+        try:
+            view = steps.perform(step, self.cluster, self.deadline_s, self.tell)
+        except SlotbridgeError as error:
+            self._note(step, self.cluster.observe(), begun, str(error))
+            raise
+        self._note(step, view, begun, step.after)
+        return view
+
+    def _note(self, step: Step, view: View, begun: float, outcome: str) -> None:
         seconds = time.monotonic() - begun
-        performed.append(Performed(step, seconds, outcome))
-        narrate(performed[-1])
-        journal.write(step, view, seconds, outcome)
-        if step.action is Action.PROMOTE:
-            wish = replace(wish, promoted=step.node)
-        plan = plan_failover(view, wish)
-        notes += tuple(note for note in plan.notes if note not in notes)
-    if journal.problem:
-        notes += (journal.problem,)
-    return Result(
-        plan.new_primary,
-        tuple(performed),
-        plan.slots,
-        (*plan.left, *late),
-        notes,
-        time.monotonic() - started,
-    )
+        self.performed.append(Performed(step, seconds, outcome))
+        self.narrate(self.performed[-1])
+        self.journal.write(step, view, seconds, outcome)
+
+    def _lost_subscriber(self, step: Step, error: SlotbridgeError) -> bool:
+        """The step failed since a subscriber stopped answering: it is left for another run."""
+        lost = error.exit_code is ExitCode.SERVER_UNREACHABLE and step.action in OF_SUBSCRIBERS
+        return lost and self.attempts[step.key] < _ATTEMPTS_MAX
+
+    def _broken_off(
+        self, error: SlotbridgeError | KeyboardInterrupt, wish: Wish, *, undo: bool
+    ) -> SlotbridgeError:
+        """The error with what was done about it, and how things stand now."""
+        promoted = any(done.step.action is Action.PROMOTE for done in self.performed)
+        about = ""
+        if undo and not promoted and self.performed:
+            about = self._take_back(wish)
+        view = self.cluster.observe()
+        standing = "; ".join(f"{name} is {what}" for name, what in standing_of(view).items())
+        cause = error if isinstance(error, SlotbridgeError) else _interrupted()
+        self.journal.end(view, f"{cause}{about}", time.monotonic() - self.started)
+        kind = type(cause)
+        return kind(
+            cause.message + about,
+            operation=cause.operation,
+            subject=cause.subject,
+            lsn=cause.lsn,
+            hint=f"{cause.hint}. Now {standing}".removeprefix(". "),
+            exit_code=cause.exit_code,
+        )
+
+    def _take_back(self, wish: Wish) -> str:
+        """Let the old primary go on; says what came of it."""
+        try:
+            while (plan := plan_rollback(self.cluster.observe(), wish)).steps:
+                self._perform(plan.steps[0])
+        except SlotbridgeError as error:
+            return f"; and it could not be taken back ({error.message})"
+        return f"; it was taken back, {plan.new_primary} goes on"
 
 
-def _lost_subscriber(step: Step, error: Retryable) -> bool:
-    """The step failed since a subscriber stopped answering: it will be left for another run."""
-    of_subscriber = step.action in OF_SUBSCRIBERS
-    return of_subscriber and error.exit_code is ExitCode.SERVER_UNREACHABLE
+def standing_of(view: View) -> dict[str, str]:
+    """How each node stands, in a word or two; and which subscriptions are disabled."""
+    found = {}
+    for node in view.nodes:
+        if node.state is None:
+            found[node.name] = "down" if node.reach == "refused" else f"{node.reach}"
+        else:
+            role = "the primary" if node.leading else "a standby"
+            found[node.name] = f"{role}, fenced" if node.fenced else role
+    found |= {f"{where.name}/{s.name}": "disabled" for where, s in view.ours() if s.marked}
+    return found
 
 
-def _not_connected(step: Step, deadline_s: float) -> Left:
-    return Left(
-        step.server,
-        f"no subscription's worker came to all of the slots {step.subject} in {deadline_s:.0f} s",
-        "read the subscribers' logs; the subscriptions are enabled and go on trying",
+def _not_done(step: Step, error: SlotbridgeError) -> Left:
+    hints = {
+        Action.FLOW: "read the subscribers' logs; the subscriptions are enabled and go on trying",
+        Action.BRIDGE: "see that it runs, and that source.conninfo names every node",
+        Action.REJOIN: f"mend it, then slotfailover rejoin {step.server}",
+        Action.READY: f"slotfailover check says why; then slotfailover rejoin {step.server}",
+    }
+    hint = hints.get(step.action) or error.hint or "go on with: slotfailover resume"
+    return Left(step.server, f"{step.text}: {error.message}", hint)
+
+
+def _interrupted() -> Retryable:
+    return Retryable(
+        "it was interrupted",
+        operation="run",
+        hint="go on with: slotfailover resume",
+        exit_code=ExitCode.DEADLINE,
     )

@@ -5,10 +5,16 @@ Source: PostgreSQL documentation 4.1 Lexical Structure, ALTER SUBSCRIPTION, ALTE
 """
 
 from services.failover.address import Conninfo
-from services.failover.view import MARK
+from services.failover.view import FENCE, MARK
 
 PROMOTE = "SELECT pg_promote(false)"
 RELOAD = "SELECT pg_reload_conf()"
+FENCED = (f"ALTER SYSTEM SET {FENCE} = on", RELOAD)
+UNFENCED = (f"ALTER SYSTEM RESET {FENCE}", RELOAD)
+MESSAGE_PREFIX = "slotfailover"
+"""The prefix of the marker messages; the bridge publishes them."""
+SNAPSHOT = "SELECT pg_log_standby_snapshot()"
+"""Lets a new slot's copy become persistent on a standby soon; else it may take 15 s."""
 
 
 def identifier(name: str) -> str:
@@ -51,6 +57,29 @@ def alter_system(setting: str, items: tuple[str, ...]) -> tuple[str, ...]:
     """Set a list setting on the server, and have the server read it."""
     value = ", ".join(literal(item) for item in items) or "''"
     return (f"ALTER SYSTEM SET {identifier(setting)} = {value}", RELOAD)
+
+
+def marker(text: str) -> tuple[str, ...]:
+    """A logical message of its own transaction; it needs no standby to be committed."""
+    return (
+        "SET LOCAL synchronous_commit = local",
+        f"SELECT pg_logical_emit_message(true, {literal(MESSAGE_PREFIX)}, {literal(text)})",
+    )
+
+
+def create_physical_slot(name: str) -> tuple[str, ...]:
+    """A slot that keeps WAL from now on."""
+    return (f"SELECT pg_create_physical_replication_slot({literal(name)}, true)",)
+
+
+def drop_slots(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Drop them, one by one."""
+    return tuple(f"SELECT pg_drop_replication_slot({literal(name)})" for name in names)
+
+
+def primary_conninfo(text: str) -> tuple[str, ...]:
+    """Where a standby streams from."""
+    return (f"ALTER SYSTEM SET primary_conninfo = {literal(text)}", RELOAD)
 
 
 def marked(comment: str) -> str:

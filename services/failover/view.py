@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from services.failover.address import Address, Conninfo, Endpoint
+    from services.failover.machine import Machine
     from services.slots import Replication, Server, SettingValue, Slot
 
 MARK = "[disabled by slotfailover]"
 """Stands in a subscription's comment while it is disabled for a failover, and only then."""
+
+
+FENCE = "default_transaction_read_only"
+"""The setting that fences a primary."""
 
 
 class Reach(StrEnum):
@@ -44,6 +49,13 @@ class NodeState:
     """primary_conninfo without its secrets; None where hidden from our role or unset."""
     switch_lsn: int | None
     """Promoted primary: where its timeline left the one before."""
+    early_sessions: int = 0
+    """Client sessions from before the settings were last read; a fence has ended them."""
+
+    @property
+    def fenced(self) -> bool:
+        """Ordinary transactions can't write."""
+        return self.setting(FENCE) == "on"
 
     def setting(self, name: str) -> str:
         """A setting's value, empty where it is not known."""
@@ -67,10 +79,22 @@ class Node:
     reach: Reach
     detail: str
     state: NodeState | None
+    machine: Machine | None = None
+    """The commands that act on its machine."""
 
     @property
     def writable(self) -> bool:
-        """It answers, and as a primary."""
+        """It answers, and as a primary that is not fenced."""
+        return self.leading and not self.fenced
+
+    @property
+    def fenced(self) -> bool:
+        """It answers, and as a primary that takes no writes."""
+        return self.leading and self.state is not None and self.state.fenced
+
+    @property
+    def leading(self) -> bool:
+        """It answers, and as a primary, fenced or not."""
         return self.state is not None and not self.state.server.in_recovery
 
     @property
@@ -136,13 +160,14 @@ class View:
 
     @property
     def writable(self) -> tuple[Node, ...]:
-        """The nodes that are primaries."""
+        """The nodes that are primaries and take writes."""
         return tuple(node for node in self.nodes if node.writable)
 
     @property
     def primary(self) -> Node | None:
-        """The primary, if there is exactly one."""
-        return self.writable[0] if len(self.writable) == 1 else None
+        """The primary, if there is exactly one; a fenced one only where no other is."""
+        found = self.writable or tuple(node for node in self.nodes if node.fenced)
+        return found[0] if len(found) == 1 else None
 
     @property
     def standbys(self) -> tuple[Node, ...]:

@@ -148,7 +148,8 @@ def test_two_writable_nodes_are_a_split_brain() -> None:
 def test_a_promoted_primary_that_feeds_every_other_node_has_nothing_to_take_over() -> None:
     new = node("b", state(slot("s1"), standby=False, timeline=2))
     view = View(
-        (node("a", state(slot("s1"))), new), (subscriber("sub", subscription("s1", at="b")),)
+        (node("a", state(slot("s1"), follows="b")), new),
+        (subscriber("sub", subscription("s1", at="b")),),
     )
     assert refusal(view).exit_code is ExitCode.SPLIT_BRAIN
 

@@ -5,7 +5,16 @@ from typing import Any
 from hypothesis import strategies as st
 
 from services.failover.address import Address, Conninfo
-from services.failover.view import MARK, Node, NodeState, Reach, Subscriber, Subscription, View
+from services.failover.view import (
+    FENCE,
+    MARK,
+    Node,
+    NodeState,
+    Reach,
+    Subscriber,
+    Subscription,
+    View,
+)
 from services.slots import Replication, Server, SettingValue, Slot
 
 RECEIVED = 1000
@@ -44,6 +53,10 @@ def state(
     may_promote: bool = True,
     may_configure: bool = True,
     switch_lsn: int | None = None,
+    fenced: bool = False,
+    early_sessions: int = 0,
+    follows: str = "a",
+    streams: bool = False,
 ) -> NodeState:
     """What a node says; a standby unless told otherwise."""
     return NodeState(
@@ -53,7 +66,7 @@ def state(
         replication=Replication(
             received_lsn=received if standby else None,
             written_lsn=None if standby else received,
-            receiver_streaming=False,
+            receiver_streaming=streams,
             replay_waits=True,
             slotsync_worker=standby,
             followers=(),
@@ -65,13 +78,15 @@ def state(
             "sync_replication_slots": SettingValue("on", source),
             "primary_slot_name": SettingValue("standby_1", source),
             "hot_standby_feedback": SettingValue("on", source),
+            FENCE: SettingValue("on" if fenced else "off", source),
             "synchronized_standby_slots": SettingValue(synchronized, source),
             "synchronous_standby_names": SettingValue(synchronous, source),
         },
         slots=slots,
         origins={},
-        upstream=Conninfo((("host", "db"), ("dbname", "postgres"))),
+        upstream=Conninfo((("host", "db"), ("port", PORTS[follows]), ("dbname", "postgres"))),
         switch_lsn=switch_lsn,
+        early_sessions=early_sessions,
     )
 
 

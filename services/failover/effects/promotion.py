@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,8 @@ def reset(node: Node, setting: str, items: tuple[str, ...]) -> Step:
     )
 
 
-def promote(node: Node) -> Step:
-    """Make the standby the primary."""
+def promote(node: Node, lsn: int | None = None) -> Step:
+    """Make the standby the primary; `lsn` is what it must have, where the old one could tell."""
     return Step(
         Action.PROMOTE,
         node.name,
@@ -45,6 +46,44 @@ def promote(node: Node) -> Step:
         lambda view: view.node(node.name).writable,
         (statements.PROMOTE,),
         (statements.PROMOTE,),
+        lsn=lsn,
+    )
+
+
+def label(node: Node, primary: Node) -> Step:
+    """Tell the outside (a load balancer, Kubernetes) of the node's role."""
+    assert node.machine is not None
+    role = "primary" if node is primary else "standby"
+    command = node.machine.command("label", role=role, **names_of(primary))
+    return Step(
+        Action.LABEL,
+        node.name,
+        role,
+        primary.name,
+        f"label {node.name} as {role}",
+        f"it is the {role}",
+        "the command ended with 0",
+        lambda view: view,
+        lambda view: True,
+        (shlex.join(command),),
+        command=command,
+    )
+
+
+def bridge(node: Node, slot: str) -> Step:
+    """Wait until the bridge has come to the new primary."""
+    return Step(
+        Action.BRIDGE,
+        node.name,
+        slot,
+        node.name,
+        f"wait for the bridge at {node.name}: slot {slot}",
+        f"{node.name} is writable",
+        "a marker message written there is in Kafka: its slot is active and confirmed past it",
+        lambda view: with_state(view, node.name, lambda state: _flowing(state, (slot,))),
+        lambda view: active(view.node(node.name), slot),
+        statements.marker(node.name),
+        slots=(slot,),
     )
 
 
@@ -57,10 +96,21 @@ def flow(node: Node, slots: tuple[str, ...]) -> Step:
         node.name,
         f"wait for the subscriptions' workers at {node.name}: {', '.join(slots)}",
         "they are enabled",
-        "each slot has its walsender",
+        "each slot has its walsender, and is confirmed past a marker message written there",
         lambda view: with_state(view, node.name, lambda state: _flowing(state, slots)),
         lambda view: all(active(view.node(node.name), slot) for slot in slots),
+        statements.marker(node.name),
+        slots=slots,
     )
+
+
+def names_of(primary: Node) -> dict[str, str]:
+    """What the placeholders of commands say of the new primary."""
+    return {
+        "primary": primary.name,
+        "primary_host": primary.address.host or primary.address.hostaddr,
+        "primary_port": primary.address.port,
+    }
 
 
 def with_setting(state: NodeState, setting: str, items: tuple[str, ...]) -> NodeState:

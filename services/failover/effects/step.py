@@ -14,21 +14,42 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from services.failover.machine import Command
     from services.failover.view import Node, NodeState, Subscription, View
 
 
 class Action(StrEnum):
     """What a step does."""
 
+    SETTLE = "settle"
+    FENCE = "fence"
+    MARK = "mark"
+    DRAIN = "drain"
     DISABLE = "disable"
-    REPOINT = "repoint"
-    ENABLE = "enable"
+    STOP = "stop"
+    SHOOT = "shoot"
     RESET = "reset"
     PROMOTE = "promote"
+    LABEL = "label"
+    REPOINT = "repoint"
+    ENABLE = "enable"
     FLOW = "flow"
+    BRIDGE = "bridge"
+    SLOT = "slot"
+    FOLLOW = "follow"
+    REJOIN = "rejoin"
+    CLEAN = "clean"
+    READY = "ready"
+    START = "start"
+    UNFENCE = "unfence"
 
 
 OF_SUBSCRIBERS = frozenset({Action.DISABLE, Action.REPOINT, Action.ENABLE})
+AFTERWARDS = frozenset(
+    {Action.LABEL, Action.FLOW, Action.BRIDGE, Action.SLOT, Action.FOLLOW, Action.REJOIN}
+    | {Action.CLEAN, Action.READY}
+)
+"""Writes are taken again before these, so that what fails of them is left, and the rest goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +70,24 @@ class Step:
     holds: Callable[[View], bool] = field(repr=False, compare=False)
     shown: tuple[str, ...] = ()
     sql: tuple[str, ...] = field(default=(), repr=False)
+    command: Command = ()
+    """What is run on the node's machine."""
+    lsn: int | None = None
+    """Promote: what the standby must have received before. Drain: what all must have."""
+    slots: tuple[str, ...] = ()
+    """The slots that are watched."""
+    progress: Callable[[View], str] = field(default=lambda _view: "", repr=False, compare=False)
+    """How far it is, for those who wait."""
+
+    @property
+    def key(self) -> str:
+        """Which step it is, whatever else it says now."""
+        return f"{self.action} {self.server} {self.subject}"
+
+
+def with_node(view: View, name: str, change: Callable[[Node], Node]) -> View:
+    """The view with another state of affairs at the node of that name."""
+    return replace(view, nodes=tuple(change(n) if n.name == name else n for n in view.nodes))
 
 
 def with_state(view: View, name: str, change: Callable[[NodeState], NodeState]) -> View:

@@ -10,28 +10,76 @@ the new primary  flow     enabled                                each slot has i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from services.failover.effects import promotion, subscriptions
 from services.failover.effects.step import active
 from services.failover.plan.rules import moves, require_privileges
-from services.failover.plan.wish import Plan, Wish
+from services.failover.plan.topology import attach_standbys
+from services.failover.plan.wish import Draft, Plan
 from services.failover.readiness import judge_promoted
 from services.failover.standby_lists import commits_can_go_on, listed, slots_that_exist
 from services.failover.verdicts import Left, fault_of, unreachable
 
 if TYPE_CHECKING:
     from services.failover.effects.step import Step
-    from services.failover.view import Node, Subscriber, Subscription, View
+    from services.failover.view import Node, Subscriber, Subscription
 
 
-def complete(view: View, node: Node, wish: Wish) -> Plan:
-    """What is left to do once `node` is the new primary."""
+def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
+    """Add what is left to do once the node of that name is the new primary.
+
+    Without `standbys` another manager looks after them: settings and standbys are left alone.
+    """
+    node = draft.view.node(name)
     assert node.state is not None
-    stale = resets(node)
+    stale = resets(node) if standbys else ()
     require_privileges(node, resets=bool(stale), promotion=False)
-    steps: list[Step] = list(stale)
-    left = [*unreachable(view), *_settings_out_of_reach(node)]
+    draft.add(*stale)
+    _label(draft, name, name)
+    left = [*unreachable(draft.view), *_settings_out_of_reach(node)]
+    notes = _subscriptions(draft, name, left)
+    if not standbys:
+        notes += [f"{setting} of {name} names standbys not there" for setting, _ in _stale(node)]
+        return _drawn(draft, name, left, notes)
+    rest = attach(draft, name)
+    return replace(rest, left=(*left, *rest.left), notes=(*notes, *rest.notes))
+
+
+def attach(draft: Draft, name: str) -> Plan:
+    """Add what is left to do for the standbys of the primary of that name."""
+    left = attach_standbys(draft, name)
+    for other in [found.name for found in draft.view.standbys if found.name in draft.wish.rejoin]:
+        _label(draft, other, name)
+    return _drawn(draft, name, left, [])
+
+
+def _drawn(draft: Draft, name: str, left: list[Left], notes: list[str]) -> Plan:
+    node = draft.view.node(name)
+    assert node.state is not None
+    return Plan(
+        new_primary=name,
+        why=f"it is the primary already, on timeline {node.state.server.timeline}",
+        steps=tuple(draft.steps),
+        slots=judge_promoted(draft.view, node),
+        left=tuple(left),
+        notes=tuple(notes),
+    )
+
+
+def _label(draft: Draft, name: str, primary: str) -> None:
+    """Tell the outside of a role that this run has given."""
+    node = draft.view.node(name)
+    labelled = node.machine is not None and node.machine.has("label")
+    if labelled and draft.wish.promoted == primary:
+        draft.add(promotion.label(node, draft.view.node(primary)))
+
+
+def _subscriptions(draft: Draft, name: str, left: list[Left]) -> list[str]:
+    """Move the subscriptions and the bridge; return notes, and add to `left`."""
+    view, wish = draft.view, draft.wish
+    node = view.node(name)
     notes: list[str] = []
     waiting: set[str] = set()
     for subscriber, subscription in view.ours():
@@ -44,22 +92,19 @@ def complete(view: View, node: Node, wish: Wish) -> Plan:
         elif fault is not None:
             left.append(fault)
         may_go_on = fault is None or (accepted and fault.skippable)
-        steps += _moves_of(subscriber, subscription, node, may_go_on=may_go_on)
+        draft.add(*_moves_of(subscriber, subscription, node, may_go_on=may_go_on))
         feeds = may_go_on and (subscription.enabled or subscription.marked)
         if feeds and subscription.slot_name and not active(node, subscription.slot_name):
             waiting.add(subscription.slot_name)
         if not subscription.enabled and not subscription.marked:
             notes.append(f"{subscriber.name}/{subscription.name} was disabled before, it stays so")
     if waiting:
-        steps.append(promotion.flow(node, tuple(sorted(waiting))))
-    return Plan(
-        new_primary=node.name,
-        why=f"{node.name} is the primary already, on timeline {node.state.server.timeline}",
-        steps=tuple(steps),
-        slots=judge_promoted(view, node),
-        left=tuple(left),
-        notes=tuple(notes),
-    )
+        draft.add(promotion.flow(node, tuple(sorted(waiting))))
+    bridge = view.bridge_slot
+    known = node.state.slot(bridge) if node.state is not None and bridge is not None else None
+    if bridge is not None and known is not None and not active(node, bridge):
+        draft.add(promotion.bridge(node, bridge))
+    return notes
 
 
 def _fault(subscriber: Subscriber, subscription: Subscription, node: Node) -> Left | None:

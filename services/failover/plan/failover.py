@@ -18,17 +18,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
-from services.failover.effects import promotion, subscriptions
+from services.failover.effects import fencing, promotion, subscriptions
+from services.failover.effects.topology import follows
 from services.failover.plan.completion import complete, resets
 from services.failover.plan.rules import (
     check_invariants,
     moves,
     require_nobody_hidden,
+    require_one_primary,
     require_one_system,
     require_privileges,
     require_ready,
 )
-from services.failover.plan.wish import OPERATION, Plan, Wish
+from services.failover.plan.wish import OPERATION, Draft, Plan, Wish
 from services.failover.readiness import candidate, judge_all
 from services.failover.view import Reach
 
@@ -44,40 +46,55 @@ def plan_failover(view: View, wish: Wish) -> Plan:
     answers; SetupError (PRIVILEGE_MISSING) before anything is changed.
     """
     require_one_system(view)
-    require_nobody_hidden(view)
-    plan = complete(view, _promoted(view, wish), wish) if view.writable else _promotion(view, wish)
+    draft = Draft(view, wish)
+    if wish.fence:
+        _fence(draft)
+    require_nobody_hidden(draft.view, draft.wish.shot)
+    if draft.view.writable:
+        plan = complete(draft, _promoted(draft.view, draft.wish).name)
+    else:
+        plan = _promotion(draft, view)
     check_invariants(plan, view, wish)
     return plan
 
 
+def _fence(draft: Draft) -> None:
+    """Plan that every primary but a promoted one can't write: by its machine, else by itself."""
+    view = draft.view
+    newest = max((n for n in view.writable), key=_timeline, default=None)
+    keeps = newest is not None and (newest.name == draft.wish.promoted or took_over(newest, view))
+    new = newest if keeps and newest is not None else _chosen(view, draft.wish)
+    for node in view.nodes:
+        if node is new or node.standby or node.fenced or node.name in draft.wish.shot:
+            continue
+        if node.machine is not None and node.machine.has("fence"):
+            if node.reach is not Reach.REFUSED:
+                draft.add(fencing.shoot(node, new))
+        elif node.writable:
+            draft.add(fencing.fence(node, new))
+
+
+def _timeline(node: Node) -> int:
+    return node.state.server.timeline if node.state is not None else 0
+
+
 def _promoted(view: View, wish: Wish) -> Node:
     """The one writable node, if it was promoted in place of a primary that is gone."""
-    names = ", ".join(
-        f"{node.name} (timeline {node.state.server.timeline})"
-        for node in view.writable
-        if node.state is not None
-    )
-    if len(view.writable) > 1:
-        raise OperatorNeeded(
-            f"several nodes are writable: {names}",
-            operation=OPERATION,
-            hint="stop the one with the older timeline at once, then run this command again",
-            exit_code=ExitCode.SPLIT_BRAIN,
-        )
+    require_one_primary(view, OPERATION)
     node = view.writable[0]
-    if node.name != wish.promoted and not _took_over(node, view):
+    if node.name != wish.promoted and not took_over(node, view):
         raise OperatorNeeded(
-            f"the primary {names} is alive and writable",
+            f"the primary {node.name} is alive and writable",
             operation=OPERATION,
             subject=node.name,
             hint=_hint_of_marked(view)
-            or "a failover is for a dead primary; stop it first if it must be replaced",
+            or "a failover is for a dead primary; slotfailover switchover replaces a living one",
             exit_code=ExitCode.SPLIT_BRAIN,
         )
     return node
 
 
-def _took_over(node: Node, view: View) -> bool:
+def took_over(node: Node, view: View) -> bool:
     """Whether this primary was a standby once, and something of a failover may be left to do.
 
     Its slots tell, as those of a promoted standby keep synced = t; or subscriptions that were
@@ -94,7 +111,7 @@ def _took_over(node: Node, view: View) -> bool:
     )
     others = [other for other in view.nodes if other is not node]
     settled = all(s.conninfo.leads_to(node.endpoints) for _, s in view.ours())
-    healthy = settled and bool(others) and all(other.standby for other in others)
+    healthy = settled and bool(others) and all(follows(other, node) for other in others)
     return promoted and not healthy
 
 
@@ -108,37 +125,37 @@ def _hint_of_marked(view: View) -> str:
     )
 
 
-def _promotion(view: View, wish: Wish) -> Plan:
+def _promotion(draft: Draft, before: View) -> Plan:
     """The whole way: no node is writable."""
-    chosen = candidate(view)
-    if chosen is None:
-        raise Retryable(
-            "no standby answers: "
-            + "; ".join(f"{node.name}: {node.detail}" for node in view.nodes),
-            operation=OPERATION,
-            hint="start a standby, or bring the old primary back",
-        )
+    view, wish = draft.view, draft.wish
+    chosen = _chosen(view, wish)
     verdicts = judge_all(view, chosen)
     require_ready(verdicts, wish)
     stale = resets(chosen)
     require_privileges(chosen, resets=bool(stale), promotion=True)
-    steps = [
-        subscriptions.disable(subscriber, subscription, chosen)
-        for subscriber, subscription in view.ours()
-        if subscriber.usable and subscription.enabled and moves(subscription, chosen)
-    ]
-    steps += [*stale, promotion.promote(chosen)]
-    ahead = view
-    for step in steps:
-        ahead = step.effect(ahead)
-    rest = complete(ahead, ahead.node(chosen.name), wish)
+    for subscriber, subscription in view.ours():
+        if subscriber.usable and subscription.enabled and moves(subscription, chosen):
+            draft.add(subscriptions.disable(subscriber, subscription, chosen))
+    draft.add(*stale, promotion.promote(chosen))
+    rest = complete(draft, chosen.name)
     return replace(
         rest,
-        why=_why(chosen, view),
-        steps=(*steps, *rest.steps),
+        why="it was chosen with --to" if wish.target else _why(chosen, view),
         slots=verdicts,
-        notes=(*_silent_nodes(view), *rest.notes),
+        notes=(*_silent_nodes(before, wish), *rest.notes),
     )
+
+
+def _chosen(view: View, wish: Wish) -> Node:
+    chosen = view.node(wish.target) if wish.target else candidate(view)
+    if chosen is None or not chosen.standby:
+        raise Retryable(
+            "no standby answers: "
+            + "; ".join(f"{node.name}: {node.detail}" for node in view.nodes if not node.standby),
+            operation=OPERATION,
+            hint="start a standby, or bring the old primary back",
+        )
+    return chosen
 
 
 def _why(chosen: Node, view: View) -> str:
@@ -149,9 +166,9 @@ def _why(chosen: Node, view: View) -> str:
     return f"{chosen.name} has the most WAL ({behind}), and its slots are ready or given up"
 
 
-def _silent_nodes(view: View) -> list[str]:
+def _silent_nodes(view: View, wish: Wish) -> list[str]:
     return [
         f"{node.name} did not answer ({node.detail}): make sure that it is off, not only cut off"
         for node in view.nodes
-        if node.reach is Reach.SILENT
+        if node.reach is Reach.SILENT and node.name not in wish.shot
     ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, SetupError, SlotbridgeError
 from services.failover.effects.step import Action
-from services.failover.plan.wish import OPERATION, Plan, Wish
+from services.failover.plan.wish import OPERATION, Plan, Wish, learned
 from services.failover.readiness import Readiness, judge_all
 from services.failover.view import Reach
 
@@ -31,6 +31,22 @@ def require_one_system(view: View) -> None:
         )
 
 
+def require_one_primary(view: View, operation: str) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) if several nodes take writes."""
+    if len(view.writable) > 1:
+        names = ", ".join(
+            f"{node.name} (timeline {node.state.server.timeline})"
+            for node in view.writable
+            if node.state is not None
+        )
+        raise OperatorNeeded(
+            f"several nodes are writable: {names}",
+            operation=operation,
+            hint="stop the one with the older timeline at once, then run this command again",
+            exit_code=ExitCode.SPLIT_BRAIN,
+        )
+
+
 def check_invariants(plan: Plan, view: View, wish: Wish) -> None:
     """Walk the plan in thought; raise SlotbridgeError (BUG) if a step would be dangerous there."""
     for step in plan.steps:
@@ -38,6 +54,7 @@ def check_invariants(plan: Plan, view: View, wish: Wish) -> None:
         if broken:
             raise SlotbridgeError(f"planned {step.text} although {broken}", operation=OPERATION)
         view = step.effect(view)
+        wish = learned(wish, step, view)
 
 
 def _broken_rule(step: Step, view: View, wish: Wish) -> str:
@@ -46,11 +63,17 @@ def _broken_rule(step: Step, view: View, wish: Wish) -> str:
     if step.action is Action.PROMOTE:
         if view.writable:
             return f"{view.writable[0].name} is writable"
+        if wish.final_lsn is not None and node.received < wish.final_lsn:
+            return f"{node.name} has not received the final LSN"
         lost = {slot.slot for slot in judge_all(view, node) if not slot.ready}
         if lost - wish.accept_loss_of:
             return f"slots are not ready: {', '.join(sorted(lost - wish.accept_loss_of))}"
         fed = [s.name for where, s in view.ours() if where.usable and s.enabled and moves(s, node)]
         return f"subscriptions are enabled: {', '.join(fed)}" if fed else ""
+    if step.action is Action.REJOIN and view.node(step.server).writable:
+        return f"{step.server} is writable"
+    if step.action is Action.STOP and view.node(step.server).writable:
+        return f"{step.server} takes writes"
     if step.action in (Action.REPOINT, Action.ENABLE):
         subscription = view.subscription(step.server, step.subject)
         if subscription is None or subscription.enabled:
@@ -62,15 +85,17 @@ def _broken_rule(step: Step, view: View, wish: Wish) -> str:
     return ""
 
 
-def require_nobody_hidden(view: View) -> None:
+def require_nobody_hidden(view: View, shot: frozenset[str] = frozenset()) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) if a node is up and does not let us in."""
     for node in view.nodes:
-        if node.reach is Reach.CLOSED:
+        if node.reach is Reach.CLOSED and node.name not in shot:
             raise OperatorNeeded(
                 f"{node.name} listens on its port but does not let us in, so it may be writing: "
                 f"{node.detail}",
                 operation=OPERATION,
                 subject=node.name,
-                hint="stop it, or correct its conninfo in failover.nodes",
+                hint="stop it, or correct its conninfo in failover.nodes; or add a `fence` command "
+                "to failover.machines, and pass --fence",
                 exit_code=ExitCode.SPLIT_BRAIN,
             )
 
@@ -93,16 +118,17 @@ def require_privileges(node: Node, *, resets: bool, promotion: bool) -> None:
     assert node.state is not None
     rights = node.state.replication
     if promotion and not rights.may_promote:
-        raise _missing(node, "GRANT EXECUTE ON FUNCTION pg_promote(boolean, integer) TO …")
+        raise missing_privilege(node, "GRANT EXECUTE ON FUNCTION pg_promote(boolean, integer) TO …")
     if resets and not rights.may_configure:
-        raise _missing(
+        raise missing_privilege(
             node,
             "GRANT ALTER SYSTEM ON PARAMETER synchronized_standby_slots, synchronous_standby_names "
             "TO …; GRANT EXECUTE ON FUNCTION pg_reload_conf() TO …",
         )
 
 
-def _missing(node: Node, grant: str) -> SetupError:
+def missing_privilege(node: Node, grant: str) -> SetupError:
+    """The error of a role that may not do what it must."""
     return SetupError(
         f"our role lacks a privilege on {node.name}",
         operation=OPERATION,

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from services.failover.effects.fencing import written
+from services.failover.effects.step import Action
 
 if TYPE_CHECKING:
     from services.failover.effects.step import Step
     from services.failover.readiness import Readiness
     from services.failover.verdicts import Left
+    from services.failover.view import View
 
 OPERATION = "fail over"
+_ONCE = frozenset({Action.SETTLE, Action.LABEL, Action.FLOW, Action.BRIDGE})
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the operator asked for."""
+    """What the operator asked for, and what this run has learned that can't be seen."""
 
     accept_loss_of: frozenset[str] = frozenset()
+    target: str = ""
+    """The standby that is to be the primary; "": the best."""
+    rejoin: frozenset[str] = frozenset()
+    """The nodes that are to be made standbys at the end."""
+    fence: bool = False
+    """A primary that is alive, or may be, is fenced instead of being a reason to refuse."""
+    lag_bytes_max: int = 16 * 2**20
+    synchronous_standbys: int = 0
     promoted: str = ""
     """The node that this run has promoted, once it has."""
+    final_lsn: int | None = None
+    """The last position of the fenced primary that can matter, once it is known."""
+    shot: frozenset[str] = frozenset()
+    """The nodes whose machine's command has made sure that they can't write."""
+    past: frozenset[str] = frozenset()
+    """Keys of steps not to be planned again: done without a trace, or given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +51,33 @@ class Plan:
     slots: tuple[Readiness, ...]
     left: tuple[Left, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+def learned(wish: Wish, step: Step, view: View) -> Wish:
+    """The wish after a step, once `view` shows it done."""
+    if step.action is Action.PROMOTE:
+        return replace(wish, promoted=step.node)
+    if step.action is Action.MARK:
+        return replace(wish, final_lsn=written(view, view.node(step.server)))
+    if step.action is Action.SHOOT:
+        return replace(wish, shot=wish.shot | {step.server})
+    if step.action in _ONCE:
+        return replace(wish, past=wish.past | {step.key})
+    return wish
+
+
+class Draft:
+    """Steps one after another, each in the view that the ones before lead to."""
+
+    def __init__(self, view: View, wish: Wish) -> None:
+        self.view = view
+        self.wish = wish
+        self.steps: list[Step] = []
+
+    def add(self, *steps: Step) -> None:
+        """Plan these, but for those that are past."""
+        for step in steps:
+            if step.key not in self.wish.past:
+                self.steps.append(step)
+                self.view = step.effect(self.view)
+                self.wish = learned(self.wish, step, self.view)

@@ -1,0 +1,225 @@
+"""The steps that take writes from the old primary without losing any, or give them back. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.failover import statements
+from services.failover.effects.promotion import names_of
+from services.failover.effects.step import Action, Step, with_node, with_state
+from services.failover.view import FENCE, Reach
+
+if TYPE_CHECKING:
+    from services.failover.view import Node, NodeState, View
+
+ENDED = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE … -- client sessions from before "
+    "the reload, but for the bridge's and the standbys'"
+)
+
+
+def settle(old: Node, new: Node, slots: tuple[str, ...], bytes_max: int) -> Step:
+    """Wait, while writes go on, until standby and consumers are near."""
+    return Step(
+        Action.SETTLE,
+        old.name,
+        ",".join(slots),
+        new.name,
+        f"wait until {', '.join((new.name, *slots))} are within {bytes_max >> 10} kB of {old.name}",
+        f"{old.name} is writable",
+        f"what is left to send to each is less than {bytes_max} bytes",
+        lambda view: caught_up(view, old, new, slots, written(view, old)),
+        lambda view: behind(view, old, new, slots, written(view, old) - bytes_max) == (),
+        slots=slots,
+        progress=lambda view: _told(behind(view, old, new, slots, written(view, old))),
+    )
+
+
+def fence(old: Node, new: Node) -> Step:
+    """Let no transaction write on the old primary any more."""
+    return Step(
+        Action.FENCE,
+        old.name,
+        "",
+        new.name,
+        f"fence writes on {old.name}",
+        "it is the primary; every slot is ready on the standby",
+        f"{FENCE} is on, and sessions from before are ended",
+        lambda view: with_state(view, old.name, lambda state: _fenced(state, "on")),
+        lambda view: view.node(old.name).fenced and early_sessions(view, old) == 0,
+        (*statements.FENCED, ENDED),
+        statements.FENCED,
+    )
+
+
+def mark(old: Node, new: Node) -> Step:
+    """Write a last message, and note the position after it: the final LSN."""
+    sql = statements.marker(f"the last of {old.name}")
+    return Step(
+        Action.MARK,
+        old.name,
+        "",
+        new.name,
+        f"write a marker message on {old.name}, and note the final LSN",
+        "it is fenced",
+        "the final LSN is known",
+        lambda view: view,
+        lambda view: view.node(old.name).fenced and early_sessions(view, old) == 0,
+        sql,
+        sql,
+    )
+
+
+def drain(old: Node, new: Node, slots: tuple[str, ...], lsn: int) -> Step:
+    """Wait until the standby and every connected consumer have the final LSN."""
+    return Step(
+        Action.DRAIN,
+        old.name,
+        ",".join(slots),
+        new.name,
+        f"wait until {', '.join((new.name, *slots))} have the final LSN",
+        f"{old.name} is fenced",
+        "the standby has received it, and each slot is confirmed past it",
+        lambda view: caught_up(view, old, new, slots, lsn),
+        lambda view: behind(view, old, new, slots, lsn) == (),
+        lsn=lsn,
+        slots=slots,
+        progress=lambda view: _told(behind(view, old, new, slots, lsn)),
+    )
+
+
+def stop(old: Node, new: Node) -> Step:
+    """Stop the fenced primary in order, so that it need not be rewound."""
+    assert old.machine is not None
+    command = old.machine.command("stop", role="standby", **names_of(new))
+    return _on_machine(
+        Action.STOP,
+        old,
+        new,
+        command,
+        f"stop {old.name}",
+        "it is fenced; standby and consumers have the final LSN",
+    )
+
+
+def shoot(old: Node, new: Node) -> Step:
+    """Make sure by its machine's command that a primary that may be alive can't write."""
+    assert old.machine is not None
+    command = old.machine.command("fence", role="standby", **names_of(new))
+    return _on_machine(
+        Action.SHOOT, old, new, command, f"fence the machine of {old.name}", "it may be writing"
+    )
+
+
+def start(old: Node) -> Step:
+    """Start a primary that was stopped for a switchover that does not go on."""
+    assert old.machine is not None
+    command = old.machine.command("start", role="primary", **names_of(old))
+    return Step(
+        Action.START,
+        old.name,
+        "",
+        old.name,
+        f"start {old.name}",
+        "no node is writable, and nothing was promoted",
+        "it answers as a primary",
+        lambda view: view,
+        lambda view: view.node(old.name).leading,
+        (shlex.join(command),),
+        command=command,
+    )
+
+
+def unfence(old: Node) -> Step:
+    """Let transactions write again."""
+    return Step(
+        Action.UNFENCE,
+        old.name,
+        "",
+        old.name,
+        f"let {old.name} take writes again",
+        "it is fenced, and no other node is a primary",
+        f"{FENCE} is as it was before",
+        lambda view: with_state(view, old.name, lambda state: _fenced(state, "off")),
+        lambda view: view.node(old.name).writable,
+        statements.UNFENCED,
+        statements.UNFENCED,
+    )
+
+
+def behind(
+    view: View, old: Node, new: Node, slots: tuple[str, ...], lsn: int
+) -> tuple[tuple[str, int], ...]:
+    """Who has not got `lsn` yet, and by how many bytes: the standby, and slots by name."""
+    state = view.node(old.name).state
+    found = {slot: state.slot(slot) if state is not None else None for slot in slots}
+    reached = {
+        new.name: view.node(new.name).received,
+        **{name: (slot.confirmed_flush_lsn or 0) if slot else 0 for name, slot in found.items()},
+    }
+    return tuple((name, lsn - position) for name, position in reached.items() if position < lsn)
+
+
+def _told(lags: tuple[tuple[str, int], ...]) -> str:
+    return ", ".join(f"{name} {size} bytes behind" for name, size in lags)
+
+
+def caught_up(view: View, old: Node, new: Node, slots: tuple[str, ...], lsn: int) -> View:
+    """The view in which standby and slots have `lsn`."""
+
+    def confirmed(state: NodeState) -> NodeState:
+        return replace(
+            state,
+            slots=tuple(
+                replace(slot, confirmed_flush_lsn=max(slot.confirmed_flush_lsn or 0, lsn))
+                if slot.slot_name in slots
+                else slot
+                for slot in state.slots
+            ),
+        )
+
+    def received(state: NodeState) -> NodeState:
+        reached = max(state.replication.received_lsn or 0, lsn)
+        return replace(state, replication=replace(state.replication, received_lsn=reached))
+
+    return with_state(with_state(view, old.name, confirmed), new.name, received)
+
+
+def written(view: View, node: Node) -> int:
+    """The WAL that a primary has flushed."""
+    state = view.node(node.name).state
+    return (state.replication.written_lsn or 0) if state is not None else 0
+
+
+def early_sessions(view: View, node: Node) -> int:
+    """Client sessions from before the fence."""
+    state = view.node(node.name).state
+    return state.early_sessions if state is not None else 0
+
+
+def _fenced(state: NodeState, value: str) -> NodeState:
+    settings = {**state.settings, FENCE: replace(state.settings[FENCE], value=value)}
+    return replace(state, settings=settings, early_sessions=0)
+
+
+def _on_machine(
+    action: Action, old: Node, new: Node, command: tuple[str, ...], text: str, before: str
+) -> Step:
+    def down(node: Node) -> Node:
+        return replace(node, reach=Reach.REFUSED, detail="stopped", state=None)
+
+    return Step(
+        action,
+        old.name,
+        "",
+        new.name,
+        text,
+        before,
+        "nothing listens there",
+        lambda view: with_node(view, old.name, down),
+        lambda view: view.node(old.name).reach in (Reach.REFUSED, Reach.SILENT),
+        (shlex.join(command),),
+        command=command,
+    )

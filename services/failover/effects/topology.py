@@ -1,0 +1,294 @@
+"""The steps that give the new primary its standbys, so that the next failover works too. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.failover import statements
+from services.failover.address import Conninfo
+from services.failover.effects.promotion import names_of, with_setting
+from services.failover.effects.step import Action, Step, with_node, with_state
+from services.failover.view import FENCE, Reach
+from services.slots import Slot
+
+if TYPE_CHECKING:
+    from services.failover.address import Address
+    from services.failover.view import Node, NodeState, View
+
+FALLBACK_DBNAME = "postgres"
+"""What slot synchronization connects to, where a standby's primary_conninfo never said."""
+
+
+def slot_of(node: Node) -> str:
+    """The physical slot by which a standby streams: its own, or one named after it."""
+    own = node.state.setting("primary_slot_name") if node.standby and node.state else ""
+    return own or "slotfailover_" + re.sub(r"[^a-z0-9_]", "_", node.name.lower())[:40]
+
+
+def upstream_of(primary: Address, given: Conninfo | None, slot: str) -> Conninfo:
+    """primary_conninfo of a standby of the server there: `given`, with its address and a dbname."""
+    moved = (given or Conninfo(())).at(primary)
+    if not moved.value("dbname"):
+        moved = Conninfo((*moved.pairs, ("dbname", FALLBACK_DBNAME)))
+    if not moved.value("application_name"):
+        moved = Conninfo((*moved.pairs, ("application_name", slot)))
+    return moved
+
+
+def slot(primary: Node, name: str) -> Step:
+    """Make the physical slot of a standby, so that its WAL is kept."""
+    sql = statements.create_physical_slot(name)
+    return Step(
+        Action.SLOT,
+        primary.name,
+        name,
+        primary.name,
+        f"create the physical slot {name} on {primary.name}",
+        "it is the primary, and has no such slot",
+        "it is there, and keeps WAL",
+        lambda view: with_state(view, primary.name, lambda s: _with_physical(s, name)),
+        lambda view: has_slot(view.node(primary.name), name),
+        sql,
+        sql,
+    )
+
+
+def follow(standby: Node, primary: Node) -> Step:
+    """Let another standby stream from the new primary."""
+    name = slot_of(standby)
+    given = standby.state.upstream if standby.state is not None else None
+    conninfo = upstream_of(primary.address, given, name)
+    return Step(
+        Action.FOLLOW,
+        standby.name,
+        name,
+        primary.name,
+        f"let {standby.name} stream from {primary.name}",
+        f"it is a standby, and has no WAL that {primary.name} never had",
+        f"it streams from {primary.name}",
+        lambda view: _attached(view, standby, primary, name),
+        lambda view: streams_from(view.node(standby.name), primary),
+        statements.primary_conninfo(conninfo.masked),
+    )
+
+
+def rejoin(old: Node, primary: Node) -> Step:
+    """Make an old primary, or a node that fell behind, a standby of the new primary."""
+    assert old.machine is not None
+    name = slot_of(old)
+    command: tuple[str, ...] = ()
+    if old.machine.has("rejoin"):
+        command = old.machine.command("rejoin", role="standby", slot=name, **names_of(primary))
+    return Step(
+        Action.REJOIN,
+        old.name,
+        name,
+        primary.name,
+        f"make {old.name} a standby of {primary.name}",
+        "it is down or fenced; its slot is there",
+        f"it streams from {primary.name}",
+        lambda view: _attached(view, old, primary, name),
+        lambda view: streams_from(view.node(old.name), primary),
+        (shlex.join(command),) if command else _by_hand(old, primary, name),
+        command=command,
+    )
+
+
+def clean(standby: Node, primary: Node, names: tuple[str, ...]) -> Step:
+    """Drop the slots that a former primary still has: one clash stops all synchronization."""
+    sql = statements.drop_slots(names)
+
+    def dropped(state: NodeState) -> NodeState:
+        return replace(state, slots=tuple(s for s in state.slots if s.slot_name not in names))
+
+    def gone(view: View) -> bool:
+        state = view.node(standby.name).state
+        left = [] if state is None else [s for s in state.slots if s.slot_name in names]
+        return state is not None and all(found.synced for found in left)
+
+    return Step(
+        Action.CLEAN,
+        standby.name,
+        ",".join(names),
+        primary.name,
+        f"drop the leftover slots of {standby.name}: {', '.join(names)}",
+        "it is a standby; the slots are its own, from when it was the primary",
+        "they are gone, or come from synchronization",
+        lambda view: with_state(view, standby.name, dropped),
+        gone,
+        sql,
+        sql,
+    )
+
+
+def await_standby(primary: Node, items: tuple[str, ...]) -> Step:
+    """Let decoding wait for the standbys again, so that no consumer gets ahead of them."""
+    setting = "synchronized_standby_slots"
+    return _set(primary, setting, ", ".join(items), items, "logical decoding waits for them")
+
+
+def await_commits(primary: Node, value: str) -> Step:
+    """Let commits wait for standbys again."""
+    return _set(primary, "synchronous_standby_names", value, (value,), "commits wait for them")
+
+
+def ready(standby: Node, primary: Node) -> Step:
+    """Wait until every failover slot of the new primary is usable on the standby."""
+    return Step(
+        Action.READY,
+        standby.name,
+        "",
+        primary.name,
+        f"wait until every slot is ready on {standby.name}",
+        f"it streams from {primary.name}, and has no slots in the way",
+        f"{standby.name} could take over",
+        lambda view: with_state(view, standby.name, lambda s: _synchronized(s, view, primary)),
+        lambda view: not _missing(view, standby, primary),
+        (f"{statements.SNAPSHOT} -- on {primary.name}", statements.RELOAD),
+        progress=lambda view: "not ready: " + ", ".join(_missing(view, standby, primary)),
+    )
+
+
+def unready(view: View, standby: Node, primary: Node) -> tuple[str, ...]:
+    """The failover slots of `primary` that `standby` has not ready."""
+    state = standby.state
+    if state is None:
+        return tuple(found.slot_name for found in failover_slots(primary))
+    copies = {copy.slot_name for copy in state.slots if copy.ready}
+    names = (found.slot_name for found in failover_slots(view.node(primary.name)))
+    return tuple(name for name in names if name not in copies)
+
+
+def _missing(view: View, standby: Node, primary: Node) -> tuple[str, ...]:
+    return unready(view, view.node(standby.name), view.node(primary.name))
+
+
+def failover_slots(node: Node) -> tuple[Slot, ...]:
+    """The slots of a primary that its standbys synchronize; invalid ones never become ready."""
+    found = node.state.slots if node.state is not None else ()
+    return tuple(
+        s for s in found if s.failover and not s.temporary and s.invalidation_reason is None
+    )
+
+
+def has_slot(node: Node, name: str) -> bool:
+    """Whether the node has a valid physical slot of that name."""
+    found = node.state.slot(name) if node.state is not None else None
+    return found is not None and found.slot_type == "physical" and found.invalidation_reason is None
+
+
+def follows(node: Node, primary: Node) -> bool:
+    """Whether a standby's primary_conninfo leads to the primary; yes where it is hidden."""
+    state = node.state
+    if state is None or not node.standby:
+        return False
+    return state.upstream is None or state.upstream.leads_to(primary.endpoints)
+
+
+def streams_from(node: Node, primary: Node) -> bool:
+    """Whether the node is a standby that gets WAL from the primary."""
+    state = node.state
+    return follows(node, primary) and state is not None and state.replication.receiver_streaming
+
+
+def application_name(node: Node) -> str:
+    """By which name the primary sees a standby, as far as its primary_conninfo tells."""
+    upstream = node.state.upstream if node.state is not None else None
+    return upstream.value("application_name") if upstream is not None else ""
+
+
+def _set(primary: Node, setting: str, value: str, items: tuple[str, ...], after: str) -> Step:
+    sql = statements.alter_system(setting, items)
+
+    def holds(view: View) -> bool:
+        state = view.node(primary.name).state
+        return state is not None and state.setting(setting) == value
+
+    return Step(
+        Action.RESET,
+        primary.name,
+        setting,
+        primary.name,
+        f"set {setting} to '{value}' on {primary.name}",
+        "the standbys it names stream",
+        after,
+        lambda view: with_state(view, primary.name, lambda s: with_setting(s, setting, items)),
+        holds,
+        sql,
+        sql,
+    )
+
+
+def _by_hand(old: Node, primary: Node, name: str) -> tuple[str, ...]:
+    """What `services.failover.rejoining` does, as far as it can be told before."""
+    machine = old.machine
+    assert machine is not None
+    given = primary.state.upstream if primary.state is not None else None
+    conninfo = upstream_of(primary.address, given, name)
+    program, data = machine.program, shlex.quote(str(machine.data_folder))
+    stop = (shlex.join(machine.command("stop")),) if machine.has("stop") else ()
+    return (
+        *stop,
+        f"{program('pg_rewind')} --target-pgdata={data} --source-server={conninfo.masked!r}"
+        f" || {program('pg_basebackup')} -D {data}",
+        f"postgresql.auto.conf: primary_conninfo = {conninfo.masked}",
+        f"postgresql.auto.conf: primary_slot_name = {name}; standby.signal",
+        shlex.join(machine.command("start")),
+    )
+
+
+def _with_physical(state: NodeState, name: str) -> NodeState:
+    added = Slot(
+        name, None, "physical", None, False, None, None, None, "reserved", False, False, False, None
+    )
+    others = tuple(found for found in state.slots if found.slot_name != name)
+    return replace(state, slots=(*others, added))
+
+
+def _attached(view: View, node: Node, primary: Node, name: str) -> View:
+    """The view in which `node` is a standby that streams from `primary` by the slot `name`."""
+    above = view.node(primary.name).state
+    assert above is not None
+    here = node.state or above
+    upstream = upstream_of(primary.address, here.upstream, name)
+    application = upstream.value("application_name")
+    reached = max(here.replication.received_lsn or 0, above.replication.written_lsn or 0)
+    settings = {
+        **here.settings,
+        "primary_slot_name": replace(here.settings["primary_slot_name"], value=name),
+        FENCE: replace(here.settings[FENCE], value="off"),
+    }
+    standby = replace(
+        here,
+        server=replace(here.server, in_recovery=True, timeline=above.server.timeline),
+        replication=replace(
+            here.replication, received_lsn=reached, written_lsn=None, receiver_streaming=True
+        ),
+        settings=settings,
+        slots=here.slots if node.state is not None else (),
+        upstream=upstream,
+        switch_lsn=None,
+        early_sessions=0,
+    )
+
+    def seen(state: NodeState) -> NodeState:
+        followers = (*state.replication.followers, application)
+        return replace(state, replication=replace(state.replication, followers=followers))
+
+    def answers(found: Node) -> Node:
+        return replace(found, reach=Reach.ANSWERS, detail="", state=standby)
+
+    return with_state(with_node(view, node.name, answers), primary.name, seen)
+
+
+def _synchronized(state: NodeState, view: View, primary: Node) -> NodeState:
+    copies = tuple(
+        replace(found, synced=True, active_pid=None)
+        for found in failover_slots(view.node(primary.name))
+    )
+    names = {copy.slot_name for copy in copies}
+    own = tuple(found for found in state.slots if found.slot_name not in names)
+    return replace(state, slots=(*own, *copies))

@@ -1,0 +1,75 @@
+"""What the journals say was done: the table of whichever node answers, and the file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import SlotbridgeError
+from services.failover.cluster import Cluster
+from services.failover.journal import BEGIN, DONE, END, Entry
+from services.failover.links import Unreachable
+from services.failover.view import View
+from services.slots import Connection
+
+_ENTRIES_MAX = 5000
+
+
+def read_history(cluster: Cluster, view: View, path: Path | None, database: str) -> list[Entry]:
+    """All entries that can be read, oldest first, each once."""
+    found: dict[tuple[str, int], Entry] = {}
+    for node in view.nodes:
+        if node.state is not None:
+            found |= {
+                (entry.run, entry.number): entry for entry in _table(cluster, node.name, database)
+            }
+    found |= {(entry.run, entry.number): entry for entry in _file(path)}
+    begun: dict[str, str] = {}
+    for entry in sorted(found.values(), key=lambda e: e.at):
+        begun.setdefault(entry.run, entry.at)
+    return sorted(found.values(), key=lambda e: (begun[e.run], e.run, e.number))
+
+
+def unfinished(entries: list[Entry]) -> Entry | None:
+    """The `begin` of the last run, if that run did not come to its end with nothing left."""
+    if not entries:
+        return None
+    run = [entry for entry in entries if entry.run == entries[-1].run]
+    ended = run[-1].step == END and run[-1].outcome == DONE
+    return run[0] if run[0].step == BEGIN and not ended else None
+
+
+def _table(cluster: Cluster, node: str, database: str) -> list[Entry]:
+    try:
+        with cluster.in_database(node, database) as link:
+            return [_entry(document) for document in link.ask(_select)]
+    except (Unreachable, SlotbridgeError):
+        return []  # another node or the file may have it
+
+
+def _select(connection: Connection) -> list[dict[str, Any]]:
+    row = connection.execute("SELECT to_regclass('slotfailover.journal')").fetchone()
+    if row is None or row[0] is None:
+        return []
+    rows = connection.execute(
+        "SELECT to_jsonb(j) || jsonb_build_object('at', to_char(at AT TIME ZONE 'UTC',"
+        ' \'YYYY-MM-DD"T"HH24:MI:SS.MS"+00:00"\'))'
+        " FROM slotfailover.journal j ORDER BY at DESC LIMIT %s",
+        [_ENTRIES_MAX],
+    ).fetchall()
+    return [document for (document,) in rows]
+
+
+def _file(path: Path | None) -> list[Entry]:
+    if path is None or not path.exists():
+        return []
+    entries = []
+    for line in path.read_text(encoding="utf-8").splitlines()[-_ENTRIES_MAX:]:
+        try:
+            entries.append(_entry(json.loads(line)))
+        except (ValueError, TypeError):
+            continue  # the last line of a killed writer, or an older form
+    return entries
+
+
+def _entry(document: dict[str, Any]) -> Entry:
+    return Entry(**document)

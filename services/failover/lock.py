@@ -1,0 +1,93 @@
+"""Keeps two commands that change something apart: on every node that answers, and on this machine.
+
+An advisory lock in `failover.journal_database` of each node, held by a connection of its own, and a
+lock on a file beside the journal. Both end with the process, however it ends.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from schemas.errors import ExitCode, Retryable
+from services.failover.cluster import Cluster
+from services.failover.links import Unreachable
+from services.failover.view import View
+from services.slots import Connection
+
+KEY = 0x510_7FA_110
+"""The advisory lock's number."""
+
+
+@contextlib.contextmanager
+def locked(cluster: Cluster, view: View, database: str, journal: Path | None) -> Iterator[None]:
+    """Hold the lock. Raises Retryable (LOCKED) that names the other command."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_file_lock(_lock_file(cluster, journal)))
+        for node in view.nodes:
+            if node.state is not None:
+                link = stack.enter_context(cluster.in_database(node.name, database))
+                try:
+                    holder = link.ask(_try)
+                except Unreachable:
+                    continue  # it went away: what it is needed for will tell
+                if holder:
+                    raise _taken(f"on {node.name}: {holder}")
+        yield
+
+
+def _try(connection: Connection) -> str:
+    """Take the lock; "" if it was free, else who has it."""
+    row = connection.execute("SELECT pg_try_advisory_lock(%s)", [KEY]).fetchone()
+    if row and row[0]:
+        return ""
+    holder = connection.execute(
+        """
+        SELECT format('%s from %s since %s', usename, coalesce(host(client_addr), 'there'),
+                      to_char(backend_start, 'HH24:MI:SS'))
+          FROM pg_locks JOIN pg_stat_activity USING (pid)
+         WHERE locktype = 'advisory' AND granted AND objsubid = 1
+           AND (classid::bigint << 32) + objid::bigint = %s
+        """,
+        [KEY],
+    ).fetchone()
+    return holder[0] if holder else "another session"
+
+
+def _lock_file(cluster: Cluster, journal: Path | None) -> Path:
+    if journal is not None:
+        return journal.with_name(journal.name + ".lock")
+    places = " ".join(f"{name} {cluster.address(name)}" for name in sorted(cluster.nodes))
+    digest = hashlib.sha256(places.encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"slotfailover-{os.getuid()}-{digest}.lock"
+
+
+@contextlib.contextmanager
+def _file_lock(path: Path) -> Iterator[None]:
+    try:
+        file = path.open("a+", encoding="utf-8")
+    except OSError:
+        yield  # the nodes' lock is there; a journal that can't be written is told of elsewhere
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise _taken(f"on this machine: process {file.read().strip() or '?'}") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _taken(who: str) -> Retryable:
+    return Retryable(
+        f"another slotfailover command is at work ({who})",
+        operation="take the lock",
+        hint="wait for it, or end it; its lock ends with it",
+        exit_code=ExitCode.LOCKED,
+    )

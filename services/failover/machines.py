@@ -1,0 +1,103 @@
+"""Commands run on nodes' machines: no shell, a deadline, and their last words in the error.
+
+What a command starts (a postmaster) lives on: it gets a session of its own, and none of our pipes.
+"""
+
+import contextlib
+import os
+import pwd
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
+from services.failover.machine import Command
+
+_LAST_BYTES = 4000
+
+
+def run_command(
+    command: Command,
+    *,
+    operation: str,
+    subject: str,
+    deadline_s: float,
+    os_user: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Run it to its end. Raises SetupError if it fails, Retryable (DEADLINE) if it does not end."""
+    entry = account(os_user)
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **(environment or {})},
+                cwd="/",
+                start_new_session=True,
+                user=entry.pw_uid if entry is not None else None,
+                group=entry.pw_gid if entry is not None else None,
+                extra_groups=[] if entry is not None else None,
+            )
+        except OSError as error:
+            raise SetupError(
+                f"can't run {command[0]}: {error.strerror}",
+                operation=operation,
+                subject=subject,
+                hint=f"correct failover.machines.{subject}",
+                exit_code=ExitCode.PROGRAM_MISSING,
+            ) from error
+        try:
+            status = process.wait(deadline_s)
+        except subprocess.TimeoutExpired as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise Retryable(
+                f"{command[0]} did not end within {deadline_s:.0f} s",
+                operation=operation,
+                subject=subject,
+                hint="see what it waits for, then go on: slotfailover resume",
+                exit_code=ExitCode.DEADLINE,
+            ) from error
+        if status != 0:
+            raise SetupError(
+                f"{command[0]} ended with {status}: {_last_words(output.fileno())}",
+                operation=operation,
+                subject=subject,
+                hint="mend it, then go on: slotfailover resume",
+            )
+
+
+def account(os_user: str) -> pwd.struct_passwd | None:
+    """Whom programs run as, None for ourselves. Raises SettingsError for an unknown user."""
+    if not os_user or os.geteuid() != 0:
+        return None
+    try:
+        return pwd.getpwnam(os_user)
+    except KeyError:
+        raise SettingsError(
+            f"there is no user {os_user} here",
+            operation="read settings",
+            subject="failover.machines",
+            hint="correct `os_user`",
+        ) from None
+
+
+def own(path: Path, os_user: str) -> None:
+    """Give a file to whom the programs run as."""
+    entry = account(os_user)
+    if entry is not None:
+        os.chown(path, entry.pw_uid, entry.pw_gid)
+
+
+def _last_words(descriptor: int) -> str:
+    size = os.fstat(descriptor).st_size
+    text = os.pread(descriptor, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if "error:" in line or line.startswith(("FATAL", "PANIC"))]
+    return (telling or lines or ["without a word"])[-1][:300]

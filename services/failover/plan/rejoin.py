@@ -1,0 +1,66 @@
+"""After someone else's promotion: `repoint`; an old primary a standby again: `rejoin`. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schemas.errors import ExitCode, OperatorNeeded, SettingsError
+from services.failover.plan.completion import attach, complete
+from services.failover.plan.rules import (
+    check_invariants,
+    require_nobody_hidden,
+    require_one_primary,
+    require_one_system,
+)
+from services.failover.plan.wish import Draft, Plan, Wish
+
+if TYPE_CHECKING:
+    from services.failover.view import Node, View
+
+
+def plan_repoint(view: View, wish: Wish) -> Plan:
+    """Subscriptions and bridge go on from the primary there is; its settings are not touched."""
+    primary = _primary(view, "repoint")
+    require_nobody_hidden(view)
+    plan = complete(Draft(view, wish), primary.name, standbys=False)
+    check_invariants(plan, view, wish)
+    return plan
+
+
+def plan_rejoin(view: View, wish: Wish) -> Plan:
+    """The nodes of `wish.rejoin` as standbys of the primary there is."""
+    known = {node.name for node in view.nodes}
+    strangers = sorted(wish.rejoin - known)
+    if strangers:
+        raise SettingsError(
+            f"{strangers[0]} is no node",
+            operation="rejoin",
+            hint=f"failover.nodes has {', '.join(sorted(known))}",
+        )
+    primary = _primary(view, "rejoin")
+    if primary.name in wish.rejoin:
+        raise OperatorNeeded(
+            f"{primary.name} is the primary",
+            operation="rejoin",
+            subject=primary.name,
+            hint="rejoin the node that is not; slotfailover switchover makes another the primary",
+            exit_code=ExitCode.SPLIT_BRAIN,
+        )
+    plan = attach(Draft(view, wish), primary.name)
+    check_invariants(plan, view, wish)
+    return plan
+
+
+def _primary(view: View, operation: str) -> Node:
+    require_one_system(view)
+    require_one_primary(view, operation)
+    if not view.writable:
+        raise OperatorNeeded(
+            "no node is a primary that takes writes",
+            operation=operation,
+            subject=", ".join(node.name for node in view.nodes),
+            hint="promote one first: slotfailover failover; or go on with what was broken off: "
+            "slotfailover resume",
+            exit_code=ExitCode.NOT_READY,
+        )
+    return view.writable[0]

@@ -1,0 +1,215 @@
+"""From a living primary to another, without losing anything; and back, before that. Pure.
+
+    on               step     before it (checked when planned)       after it (by observing)
+    the standby      reset    a setting names standbys not there     it names none of them
+    the old primary  settle   standby or consumers are far behind    they are near
+    the old primary  fence    writable; every slot is ready          no transaction writes
+    the old primary  mark     fenced                                 the final LSN is known
+    the old primary  drain    standby or a connected consumer lacks  they have it
+                              the final LSN
+    each subscriber  disable  enabled, fed by the old primary        disabled, marked so
+    the old primary  stop     fenced, drained; it has a command      nothing listens there
+    the standby      promote  no writable node; it has the final LSN it is writable
+    then             what plan.completion says
+
+Until `promote` all of it can be taken back: `plan_rollback`. Consumers are drained before they are
+disabled, as a disabled subscription would not get what is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError
+from services.failover.effects import fencing, promotion, subscriptions, topology
+from services.failover.effects.step import active
+from services.failover.plan.completion import complete, resets
+from services.failover.plan.failover import plan_failover
+from services.failover.plan.rules import (
+    check_invariants,
+    missing_privilege,
+    moves,
+    require_nobody_hidden,
+    require_one_primary,
+    require_one_system,
+    require_privileges,
+    require_ready,
+)
+from services.failover.plan.wish import Draft, Plan, Wish
+from services.failover.readiness import candidate, judge_all
+from services.failover.standby_lists import listed
+from services.failover.verdicts import unreachable
+from services.failover.view import Reach
+
+if TYPE_CHECKING:
+    from services.failover.view import Node, View
+
+OPERATION = "switch over"
+
+
+def plan_switchover(view: View, wish: Wish) -> Plan:
+    """The steps from `view` to `wish.target` (the best standby) as the primary.
+
+    Raises OperatorNeeded (SPLIT_BRAIN, NOT_READY, WRONG_DATABASE), SettingsError for a target that
+    is no standby, SetupError (PRIVILEGE_MISSING).
+    """
+    require_one_system(view)
+    require_nobody_hidden(view)
+    require_one_primary(view, OPERATION)
+    if view.writable and view.writable[0].name in (wish.promoted, wish.target):
+        plan = complete(Draft(view, wish), view.writable[0].name)
+    elif view.primary is None:
+        return plan_failover(view, wish)
+    else:
+        plan = _whole(view, wish, view.primary)
+    check_invariants(plan, view, wish)
+    return plan
+
+
+def plan_rollback(view: View, wish: Wish) -> Plan:
+    """The steps that let the old primary of an unfinished switchover go on. Raises as above."""
+    require_one_system(view)
+    require_one_primary(view, "roll back")
+    draft = Draft(view, wish)
+    old = view.primary or _stopped(view)
+    if not old.leading:
+        draft.add(fencing.start(old))
+        return Plan(old.name, f"{old.name} is started again", tuple(draft.steps), ())
+    if old.fenced:
+        draft.add(fencing.unfence(old))
+    for subscriber, subscription in view.ours():
+        back = subscription.marked and not moves(subscription, old)
+        if subscriber.usable and back:
+            draft.add(subscriptions.enable(subscriber, subscription, old))
+    return Plan(
+        old.name,
+        f"{old.name} was not replaced and goes on",
+        tuple(draft.steps),
+        (),
+        unreachable(view),
+    )
+
+
+def _whole(view: View, wish: Wish, old: Node) -> Plan:
+    new = _target(view, wish, old)
+    verdicts = judge_all(view, new)
+    _require_fit(view, wish, old, new)
+    stale = resets(new)
+    require_privileges(new, resets=bool(stale), promotion=True)
+    draft = Draft(view, wish)
+    draft.add(*stale)
+    slots = _connected(old)
+    ahead = fencing.written(view, old) - wish.lag_bytes_max
+    if old.writable and fencing.behind(view, old, new, slots, ahead):
+        draft.add(fencing.settle(old, new, slots, wish.lag_bytes_max))
+    if old.writable or fencing.early_sessions(view, old):
+        draft.add(fencing.fence(old, new))
+    if wish.final_lsn is None:
+        draft.add(fencing.mark(old, new))
+    final = draft.wish.final_lsn
+    assert final is not None
+    waits = wish.final_lsn is None or bool(fencing.behind(view, old, new, slots, final))
+    if waits:
+        draft.add(fencing.drain(old, new, slots, final))
+    for subscriber, subscription in view.ours():
+        if subscriber.usable and subscription.enabled and moves(subscription, new):
+            draft.add(subscriptions.disable(subscriber, subscription, new))
+    stops = old.machine is not None and old.machine.has("stop")
+    if stops:
+        draft.add(fencing.stop(old, new))
+    draft.add(promotion.promote(new, final))
+    rest = complete(draft, new.name)
+    return replace(
+        rest, why=f"{old.name} hands over to it", slots=verdicts,
+        notes=(*_notes(view, old, slots, stops=stops), *rest.notes),
+    )  # fmt: skip
+
+
+def _target(view: View, wish: Wish, old: Node) -> Node:
+    if wish.target and wish.target not in {node.name for node in view.nodes}:
+        raise SettingsError(
+            f"{wish.target} is no node",
+            operation=OPERATION,
+            hint=f"failover.nodes has {', '.join(node.name for node in view.nodes)}",
+        )
+    new = view.node(wish.target) if wish.target else candidate(view)
+    if new is None or not new.standby:
+        name = f"{new.name} is no standby that answers" if new else "no standby answers"
+        others = ", ".join(node.name for node in view.standbys) or "none"
+        raise Retryable(
+            f"{name} ({new.detail or 'it is the primary' if new else 'nothing to switch to'})",
+            operation=OPERATION,
+            subject=old.name,
+            hint=f"start a standby, or choose another with --to; standbys now: {others}",
+        )
+    return new
+
+
+def _require_fit(view: View, wish: Wish, old: Node, new: Node) -> None:
+    """Everything that would make it fail or lose something, while nothing is changed yet."""
+    assert old.state is not None and new.state is not None
+    require_ready(judge_all(view, new), wish)
+    if not old.state.replication.may_fence:
+        raise missing_privilege(old, "connect as a superuser, who may end sessions and fence")
+    problems = []
+    if not new.state.replication.receiver_streaming:
+        problems.append((f"{new.name} does not stream", f"read the log of {new.name}"))
+    elif not topology.follows(new, old):
+        problems.append((f"{new.name} streams from elsewhere", f"let it stream from {old.name}"))
+    for name in listed(old.state.setting("synchronized_standby_slots")):
+        slot = old.state.slot(name)
+        if slot is None or slot.active_pid is None:
+            problems.append(
+                (
+                    f"synchronized_standby_slots of {old.name} names {name}, which no standby uses:"
+                    " consumers can't get the last changes, and the primary could not stop",
+                    f"start that standby, or take {name} out of the setting",
+                )
+            )
+    if problems and old.writable:
+        raise OperatorNeeded(
+            problems[0][0],
+            operation=OPERATION,
+            subject=old.name,
+            hint=problems[0][1],
+            exit_code=ExitCode.NOT_READY,
+        )
+
+
+def _connected(old: Node) -> tuple[str, ...]:
+    """The failover slots whose consumers are connected: they will have the final LSN."""
+    return tuple(
+        slot.slot_name for slot in topology.failover_slots(old) if active(old, slot.slot_name)
+    )
+
+
+def _notes(view: View, old: Node, slots: tuple[str, ...], *, stops: bool) -> list[str]:
+    ours = {found.slot_name for _, found in view.ours() if found.marked}
+    found = [
+        f"the consumer of {slot.slot_name} is not connected: it gets the rest from the new primary"
+        for slot in topology.failover_slots(old)
+        if slot.slot_name not in (*slots, *ours)
+    ]
+    if not stops:
+        found.append(
+            f"{old.name} has no `stop` command (failover.machines.{old.name}): it stays fenced "
+            "until it rejoins; a client that asks for READ WRITE itself could still write there"
+        )
+    return found
+
+
+def _stopped(view: View) -> Node:
+    """The one node that is no standby: the primary that was stopped."""
+    found = [node for node in view.nodes if not node.standby]
+    if len(found) == 1 and found[0].reach is Reach.REFUSED:
+        machine = found[0].machine
+        if machine is not None and machine.has("start"):
+            return found[0]
+    raise OperatorNeeded(
+        "no primary answers, so there is nothing to roll back to",
+        operation="roll back",
+        subject=", ".join(node.name for node in found),
+        hint="start the old primary, or go on: slotfailover resume",
+        exit_code=ExitCode.NOT_READY,
+    )

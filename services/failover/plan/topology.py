@@ -1,0 +1,139 @@
+"""The standbys of a new primary: what each still needs, so that the next failover works. Pure.
+
+on               step     before it                              after it (by observing)
+the new primary  slot     a standby's physical slot is missing   it is there
+another standby  follow   it streams from elsewhere              it streams from the primary
+an old primary   rejoin   it is down or fenced, and wished for   it streams from the primary
+each standby     clean    slots from when it was the primary     they are gone
+the new primary  reset    a standby that streams is not waited   decoding and commits wait
+                          for                                    for it
+each standby     ready    a slot is not usable there             all are
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.failover.effects import topology as effects
+from services.failover.standby_lists import listed, slots_that_exist
+from services.failover.verdicts import Left
+
+if TYPE_CHECKING:
+    from services.failover.plan.wish import Draft
+    from services.failover.view import Node
+
+
+def attach_standbys(draft: Draft, primary: str) -> list[Left]:
+    """Plan what every other node needs as a standby of `primary`; return what can't be done."""
+    left: list[Left] = []
+    for name in [node.name for node in draft.view.nodes if node.name != primary]:
+        left += _attach(draft, name, primary)
+    for name in [node.name for node in draft.view.standbys]:
+        _clean(draft, name, primary)
+    _await(draft, primary)
+    for name in [node.name for node in draft.view.standbys]:
+        standby, above = draft.view.node(name), draft.view.node(primary)
+        attached = effects.streams_from(standby, above)
+        if attached and effects.unready(draft.view, standby, above):
+            draft.add(effects.ready(standby, above))
+    return left
+
+
+def _attach(draft: Draft, name: str, primary: str) -> list[Left]:
+    node, above = draft.view.node(name), draft.view.node(primary)
+    wished = name in draft.wish.rejoin
+    if effects.streams_from(node, above) or (node.standby and effects.follows(node, above)):
+        return []
+    diverged = node.standby and _diverged(node, above)
+    if node.standby and not diverged:
+        _slot(draft, name, primary)
+        draft.add(effects.follow(node, above))
+        return []
+    if not wished:
+        return _not_wished(node, primary, diverged=diverged)
+    if node.writable:
+        return []  # a split brain, which is refused elsewhere
+    if node.machine is None or not node.machine.may_rejoin:
+        return [
+            Left(
+                name,
+                f"it is no standby of {primary} yet, and failover.machines.{name} has neither "
+                "`rejoin` nor `data_folder`",
+                f"rebuild it from {primary} (pg_rewind or pg_basebackup), then slotfailover "
+                f"rejoin {name}",
+            )
+        ]
+    _slot(draft, name, primary)
+    draft.add(effects.rejoin(node, above))
+    return []
+
+
+def _not_wished(node: Node, primary: str, *, diverged: bool) -> list[Left]:
+    if node.fenced:
+        reason = "it is fenced and still runs, on the old timeline"
+    elif diverged:
+        reason = f"it has WAL that {primary} never had"
+    else:
+        return []
+    return [Left(node.name, reason, f"slotfailover rejoin {node.name}")]
+
+
+def _diverged(standby: Node, primary: Node) -> bool:
+    above, below = primary.state, standby.state
+    if above is None or below is None or above.switch_lsn is None:
+        return False
+    older = below.server.timeline < above.server.timeline
+    return older and standby.received > above.switch_lsn
+
+
+def _slot(draft: Draft, name: str, primary: str) -> None:
+    wanted = effects.slot_of(draft.view.node(name))
+    above = draft.view.node(primary)
+    if not effects.has_slot(above, wanted):
+        draft.add(effects.slot(above, wanted))
+
+
+def _clean(draft: Draft, name: str, primary: str) -> None:
+    standby, above = draft.view.node(name), draft.view.node(primary)
+    if not effects.streams_from(standby, above) or standby.state is None:
+        return
+    theirs = {slot.slot_name for slot in effects.failover_slots(above)}
+    physical = {effects.slot_of(node) for node in draft.view.nodes}
+    names = tuple(
+        slot.slot_name
+        for slot in standby.state.slots
+        if not slot.synced
+        and slot.active_pid is None
+        and not slot.temporary
+        and (
+            slot.slot_name in theirs
+            or (slot.slot_type == "logical" and slot.failover)
+            or (slot.slot_type == "physical" and slot.slot_name in physical)
+        )
+    )
+    if names:
+        draft.add(effects.clean(standby, above, names))
+
+
+def _await(draft: Draft, primary: str) -> None:
+    """Name the standbys that stream in the settings that wait for them; nobody is taken out."""
+    above = draft.view.node(primary)
+    assert above.state is not None
+    streaming = [node for node in draft.view.standbys if effects.streams_from(node, above)]
+    names = [slot for node in streaming if effects.has_slot(above, slot := effects.slot_of(node))]
+    setting = above.state.setting("synchronized_standby_slots")
+    kept = slots_that_exist(setting, above.state.slots)
+    wanted = (*kept, *(name for name in names if name not in kept))
+    if wanted != listed(setting):
+        draft.add(effects.await_standby(above, wanted))
+    count = draft.wish.synchronous_standbys
+    seen = {effects.application_name(node) for node in streaming} - {""}
+    if count and len(seen & set(above.state.replication.followers)) >= count:
+        value = _quorum(count, seen)
+        if above.state.setting("synchronous_standby_names") != value:
+            draft.add(effects.await_commits(draft.view.node(primary), value))
+
+
+def _quorum(count: int, names: set[str]) -> str:
+    quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in sorted(names))
+    return f"ANY {count} ({quoted})"
