@@ -20,6 +20,7 @@ from services.failover.address import SECRETS, Address, Conninfo, Endpoint
 from services.failover.conditions import SETTINGS
 from services.failover.links import Link, Unreachable, parse_conninfo
 from services.failover.machine import machine_of
+from services.failover.sessions import sessions_before_reload
 from services.failover.view import FENCE, Node, NodeState, Reach, Subscriber, Subscription, View
 from services.slots import Connection, SubscriptionRow
 
@@ -114,7 +115,7 @@ class Cluster:
             origins=_origins(connection) if self._bridge_slot else {},
             upstream=_without_secrets(upstream.value, name) if upstream else None,
             switch_lsn=_switch(history),
-            early_sessions=slots.sessions_before_reload(connection),
+            early_sessions=sessions_before_reload(connection),
         )
 
     def _observe_subscriber(self, name: str) -> Subscriber:
