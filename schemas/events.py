@@ -6,6 +6,7 @@
     <prefix>.transaction       {"id": …}               TransactionEvent, one partition
     <prefix>.schema            SchemaKey               SchemaEvent, compacted
     <prefix>.progress          the slot's name         ProgressRecord, compacted, one partition
+    <prefix>.prepared          PreparedKey             part 0: PreparedRecord; else bytes; compacted
 
 (commit_lsn, seq) identifies and orders every event of all topics. The bridge's encoder does not use
 these models, for speed; tests validate its output against them.
@@ -178,6 +179,33 @@ class ProgressRecord(_Contract):
     ahead_lsn: int = 0
 
 
+class PreparedKey(_Contract):
+    """The key of a part of a prepared transaction's staging."""
+
+    slot: str
+    gid: str
+    part: int
+
+
+class PreparedRecord(_Contract):
+    """A transaction that is prepared and not yet decided: part 0 of its staging.
+
+    Parts 1 to `parts` put together are zlib-compressed frames of pgoutput messages
+    (services/bridge/staging.py). A decision replaces all parts by tombstones. For the bridge alone.
+    """
+
+    slot: str
+    gid: str
+    xid: int
+    prepare_lsn: int
+    end_lsn: int
+    prepare_ts_ms: int
+    streamed: bool
+    """Whether the messages carry the xid of their subtransaction, as in streamed blocks."""
+    parts: int
+    changes: int
+
+
 def table_topic(prefix: str, schema: str, table: str) -> str:
     """The topic of a table; characters that Kafka forbids become `_`, as in Debezium."""
     return legal_topic(f"{prefix}.{schema}.{table}")
@@ -191,6 +219,11 @@ def legal_topic(name: str) -> str:
 def progress_topic(prefix: str) -> str:
     """The compacted topic of progress records."""
     return f"{prefix}.progress"
+
+
+def prepared_topic(prefix: str) -> str:
+    """The compacted topic where prepared transactions wait for their decision."""
+    return f"{prefix}.prepared"
 
 
 def message_topic(prefix: str) -> str:

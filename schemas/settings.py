@@ -50,6 +50,8 @@ class SourceSettings(_Section):
     """`schema.table` each; empty publishes every table."""
     origin: Literal["any", "none"] = "any"
     """`none`: without transactions that logical replication brought from elsewhere."""
+    two_phase: bool = False
+    """Decode at PREPARE, publish at COMMIT PREPARED (PostgreSQL 18). A slot stays two-phase."""
     connect_timeout_s: int = Field(5, ge=2, le=300)
 
     @field_validator("tables")

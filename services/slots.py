@@ -114,15 +114,14 @@ def read_slot(connection: Connection, slot: str) -> Slot | None:
         return cursor.execute(_SLOTS + " WHERE slot_name = %s", [slot]).fetchone()
 
 
-def create_failover_slot(connection: Connection, slot: str) -> int:
+def create_failover_slot(connection: Connection, slot: str, *, two_phase: bool = False) -> int:
     """Create a permanent pgoutput slot with failover on; return its confirmed_flush_lsn (bytes).
 
     The connection must be in autocommit: the function can't run in a transaction that has written.
     """
     row = connection.execute(
-        "SELECT lsn::text"
-        " FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, false, true)",
-        [slot],
+        "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, %s, true)",
+        [slot, two_phase],
     ).fetchone()
     assert row is not None
     return parse_lsn(row[0])

@@ -128,13 +128,19 @@ class ReplicationConnection:
                 points[int(fields[0])] = parse_lsn(fields[1].strip())
         return points
 
-    def start(self, lsn: int, publication: str, *, streaming: bool, origin: str) -> None:
-        """START_REPLICATION from `lsn`. Raises Retryable (SLOT_IN_USE) while another has it."""
+    def start(
+        self, lsn: int, publication: str, *, streaming: bool, origin: str, two_phase: bool
+    ) -> None:
+        """START_REPLICATION from `lsn`. Raises Retryable (SLOT_IN_USE) while another has it.
+
+        `two_phase` makes the slot decode at PREPARE for good, from `lsn` on, where it did not.
+        """
         name = publication.replace('"', '""').replace("'", "''")
         self._execute(
             f"START_REPLICATION SLOT {self._slot} LOGICAL {format_lsn(lsn)} "
             f"(proto_version '4', publication_names '\"{name}\"', messages 'true', "
-            f"streaming '{'on' if streaming else 'off'}', origin '{origin}')",
+            f"streaming '{'on' if streaming else 'off'}', origin '{origin}'"
+            + (", two_phase 'on')" if two_phase else ")"),
             pq.ExecStatus.COPY_BOTH,
         )
         self._conn.nonblocking = 1

@@ -25,6 +25,7 @@ from services.slots import Connection, PrimaryKey, Server, Slot
 logger = structlog.get_logger(__name__)
 
 MINIMUM_VERSION = 170000
+TWO_PHASE_VERSION = 180000
 MINIMUM_WAL_LEVEL = "logical"
 _PROBE_DEADLINE_S = 10.0
 # Its own commits don't wait for standbys: a synchronous one, it would wait for its own feedback.
@@ -68,7 +69,7 @@ class Primary:
         (SLOT_IN_USE) while another bridge owns the origin.
         """
         server = self.server
-        check_server(server)
+        check_server(server, two_phase=self._settings.two_phase)
         if not server.synchronized_standby_slots:
             logger.warning(
                 "synchronized_standby_slots is empty: after a failover Kafka may hold transactions "
@@ -104,6 +105,10 @@ class Primary:
                 subject=f"slot {self._settings.slot}",
                 hint="choose another source.slot; the bridge makes its own",
             )
+        if found.two_phase and not self._settings.two_phase:
+            logger.warning(
+                "the slot is two-phase: set source.two_phase to true", slot=self._settings.slot
+            )
         if not found.failover:
             logger.warning(
                 "the slot is not a failover slot and will not survive a promotion",
@@ -114,7 +119,9 @@ class Primary:
     def create_slot(self) -> int:
         """Create the failover slot; return the LSN from which it decodes."""
         with self._statement("create the slot"):
-            lsn = slots.create_failover_slot(self._connection, self._settings.slot)
+            lsn = slots.create_failover_slot(
+                self._connection, self._settings.slot, two_phase=self._settings.two_phase
+            )
         logger.info("created slot", slot=self._settings.slot, lsn=format_lsn(lsn))
         return lsn
 
@@ -180,13 +187,21 @@ class Primary:
         return server_error(error.sqlstate, " ".join(message.split()), operation, subject)
 
 
-def check_server(server: Server) -> None:
+def check_server(server: Server, *, two_phase: bool = False) -> None:
     """Raise SetupError (SERVER_VERSION, WAL_LEVEL) for a server that has no failover slots."""
     if server.version < MINIMUM_VERSION:
         raise SetupError(
             f"PostgreSQL {server.version // 10000} is too old",
             operation="check the server",
             hint="failover slots need PostgreSQL 17 or newer",
+            exit_code=ExitCode.SERVER_VERSION,
+        )
+    if two_phase and server.version < TWO_PHASE_VERSION:
+        raise SetupError(
+            f"PostgreSQL {server.version // 10000} can lose prepared transactions at a failover: "
+            "it does not copy a slot's two_phase_at to the standby",
+            operation="check the server",
+            hint="set source.two_phase to false, or use PostgreSQL 18",
             exit_code=ExitCode.SERVER_VERSION,
         )
     if server.wal_level != MINIMUM_WAL_LEVEL:

@@ -87,7 +87,8 @@ _NEW, _KEY, _OLD = b"N"[0], b"K"[0], b"O"[0]
 class Decoder:
     """Decodes one connection's messages; a new connection needs a new Decoder.
 
-    `relations` (oid -> Relation) and `types` (oid -> Type) hold what the server has described.
+    `relations` (oid -> Relation) and `types` (oid -> Type) hold what the server has described, and
+    `descriptions` ((message kind, oid) -> bytes) these messages as they are outside of blocks.
     The server describes relations anew within every streamed transaction: with `streamed`, a
     Decoder is for the blocks of one such transaction, whose messages carry their (sub)xid.
     """
@@ -96,6 +97,7 @@ class Decoder:
         self._body = 5 if streamed else 1
         self.relations: dict[int, Relation] = {}
         self.types: dict[int, Type] = {}
+        self.descriptions: dict[tuple[int, int], bytes] = {}
         self._parsers: dict[int, Callable[[bytes], AnyMessage]] = {
             b"B"[0]: _begin,
             b"C"[0]: _commit,
@@ -169,6 +171,7 @@ class Decoder:
         _finished(data, pos)
         relation = Relation(oid, schema or "pg_catalog", table, identity, tuple(columns))
         self.relations[oid] = relation
+        self.descriptions[data[0], oid] = self._plain(data)
         return relation
 
     def _type(self, data: bytes) -> Type:
@@ -177,6 +180,7 @@ class Decoder:
         name, pos = _cstring(data, pos)
         _finished(data, pos)
         self.types[oid] = result = Type(oid, schema or "pg_catalog", name)
+        self.descriptions[data[0], oid] = self._plain(data)
         return result
 
     def _insert(self, data: bytes) -> Insert:
@@ -220,6 +224,15 @@ class Decoder:
         pos += 4
         _finished(data, pos + length)
         return Message(bool(flags & 1), lsn, prefix, data[pos:])
+
+    def learn(self, other: "Decoder") -> None:
+        """Take over what `other` has been told, when the server takes it for told here too."""
+        self.relations.update(other.relations)
+        self.types.update(other.types)
+        self.descriptions.update(other.descriptions)
+
+    def _plain(self, data: bytes) -> bytes:
+        return data if self._body == 1 else data[:1] + data[self._body :]
 
     def _known(self, oid: int) -> Relation:
         relation = self.relations.get(oid)

@@ -225,3 +225,5 @@ AnyMessage = (
 )
 STREAM_MESSAGES: Final = (StreamStart, StreamStop, StreamCommit, StreamAbort)
 """What services.bridge.streams takes."""
+PREPARED_MESSAGES: Final = (BeginPrepare, Prepare, StreamPrepare, CommitPrepared, RollbackPrepared)
+"""What services.bridge.prepared takes."""

@@ -13,7 +13,7 @@ from schemas.shaping import ShapingSettings
 from services.bridge import metrics
 from services.bridge.progress import Position
 from services.bridge.session import Session
-from services.bridge.spool import SpoolFull
+from services.bridge.spool import SpoolFull, prepared_exceed_spool
 from services.bridge.streams import MessageUnclear
 from services.process import Stop
 
@@ -87,7 +87,9 @@ class Runner:
             except Retryable as error:
                 if error.exit_code is ExitCode.FENCED:
                     raise
-                if isinstance(error, SpoolFull | MessageUnclear):
+                if isinstance(error, SpoolFull):
+                    self._stop_streaming(error)
+                elif isinstance(error, MessageUnclear):
                     self._streaming = False
                 pause_s = backoff.pause_s(session.durable)
                 logger.warning(
@@ -99,6 +101,12 @@ class Runner:
                 self._opening_since = time.monotonic()
                 session.close()
             self._stop.wait(pause_s)
+
+    def _stop_streaming(self, error: SpoolFull) -> None:
+        """Let the server spill; without streaming, only prepared transactions fill the spool."""
+        if not self._streaming:
+            raise prepared_exceed_spool(error) from error
+        self._streaming = False
 
     def _open_with_retries(self) -> Session | None:
         """A streaming session, None when the stop came first. Raises the last error at the end."""

@@ -19,23 +19,22 @@ from typing import Final
 import structlog
 
 from schemas.errors import Retryable
-from schemas.events import ProgressRecord
+from schemas.events import PreparedRecord, ProgressRecord, prepared_topic
 from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge import metrics
 from services.bridge.connection import Data, Keepalive, ReplicationConnection
 from services.bridge.database import Primary
-from services.bridge.decoder import Decoder
 from services.bridge.envelope import Envelope
 from services.bridge.feedback import Feedback
-from services.bridge.messages import STREAM_MESSAGES
+from services.bridge.pipeline import Pipeline
 from services.bridge.producer import TransactionalProducer
 from services.bridge.progress import Ledger, Position, Witnesses, check_witnesses, position_of
 from services.bridge.relations import Relations
 from services.bridge.shaping.tables import Shaping
-from services.bridge.spool import Spool
-from services.bridge.streams import Streams
+from services.bridge.spool import Spool, SpoolFull, prepared_exceed_spool
+from services.bridge.staged import load_staged
 from services.bridge.topics import Topics
 from services.bridge.transactions import Assembler, Portion
 from services.process import Stop
@@ -69,6 +68,7 @@ class Session:
         self._producer: TransactionalProducer | None = None
         self._connection: ReplicationConnection | None = None
         self._spool: Spool | None = None
+        self._pipeline: Pipeline | None = None
         self._portion_bytes = 0
         self._events = 0
         self._counts: Mapping[str, int] = {}
@@ -115,36 +115,15 @@ class Session:
         if record is None:
             record = self._begin(primary, producer)
         start = position_of(record)
-        server = primary.server
         self._ledger = Ledger(start)
-        self._decoder = Decoder()
-        prefix = self._kafka.topic_prefix
-        shaping = Shaping(self._shaping, prefix)
-        self._warn_of_unmatched(shaping, primary)
-        relations = Relations(prefix, topics, primary, topics.shapes(), shaping)
-        envelope = Envelope(
-            prefix,
-            server.database,
-            self._timeline,
-            relations.describe,
-            tombstones=self._bridge.tombstones,
-            transaction_metadata=self._bridge.transaction_metadata,
-        )
         self._counts = record.counts
-        self._assembler = Assembler(
-            envelope, start, self._bridge.transaction_bytes_max, record.counts
-        )
-        spool = self._spool = Spool(
-            self._bridge.spool_folder / f"slotbridge-{prefix}-{slot}.spool",
-            memory_bytes_max=self._bridge.spool_memory_bytes_max,
-            bytes_max=self._bridge.spool_bytes_max,
-        )
-        self._streams = Streams(spool, self._assembler, self._decoder)
+        self._pipeline = self._build(primary, topics, start)
         connection.start(
             start.end_lsn,
             self._source.publication,
             streaming=self._streaming,
             origin=self._source.origin,
+            two_phase=self._source.two_phase,
         )
         self._feedback.connect(connection, self._ledger)
         metrics.TIMELINE.set(self._timeline)
@@ -154,12 +133,41 @@ class Session:
             slot=slot,
             lsn=format_lsn(start.end_lsn),
             timeline=self._timeline,
-            system_identifier=server.system_identifier,
+            system_identifier=primary.server.system_identifier,
+        )
+
+    def _build(self, primary: Primary, topics: Topics, start: Position) -> Pipeline:
+        """From pgoutput's bytes to portions, for what comes after `start`."""
+        prefix, slot = self._kafka.topic_prefix, self._source.slot
+        shaping = Shaping(self._shaping, prefix)
+        self._warn_of_unmatched(shaping, primary)
+        relations = Relations(prefix, topics, primary, topics.shapes(), shaping)
+        envelope = Envelope(
+            prefix,
+            primary.server.database,
+            self._timeline,
+            relations.describe,
+            tombstones=self._bridge.tombstones,
+            transaction_metadata=self._bridge.transaction_metadata,
+        )
+        spool = self._spool = Spool(
+            self._bridge.spool_folder / f"slotbridge-{prefix}-{slot}.spool",
+            memory_bytes_max=self._bridge.spool_memory_bytes_max,
+            bytes_max=self._bridge.spool_bytes_max,
+        )
+        return Pipeline(
+            spool,
+            Assembler(envelope, start, self._bridge.transaction_bytes_max, self._counts),
+            emit=self._take,
+            breathe=self._breathe,
+            prepared_topic=prepared_topic(prefix),
+            slot=slot,
+            staged=self._load_staged(topics, spool),
         )
 
     def stream(self, stop: Stop) -> None:
         """Stream until `stop` is set, then finish the open Kafka transaction and confirm."""
-        assert self._connection is not None
+        assert self._connection is not None and self._pipeline is not None
         while not stop.is_set():
             now = self._turned = time.monotonic()
             self._connection.wait(min(WAIT_MAX_S, self._next_deadline() - now))
@@ -168,7 +176,7 @@ class Session:
             for item in self._connection.read():
                 self._feedback.heard(arrived)
                 if isinstance(item, Data):
-                    self._data(item)
+                    self._pipeline.take(item.payload, item.lsn, self._now_us)
                 else:
                     self._keepalive(item)
             self._perform_due(time.monotonic())
@@ -179,6 +187,7 @@ class Session:
         metrics.STREAMING.set(0)
         if self._producer is not None:
             self._producer.cancel()
+        self._pipeline = None  # it refers to this session: without the cycle all is freed at once
         self._pool.shutdown(wait=True)
         if self._producer is not None:
             self._producer.abandon()
@@ -240,46 +249,53 @@ class Session:
             ahead_lsn=position.end_lsn + AHEAD_BYTES if self._commits_wait else 0,
         )
 
-    def _data(self, item: Data) -> None:
-        if self._streams.holds(item.payload):
-            self._streams.hold(item.payload, item.lsn)
-            return
-        message = self._decoder.decode(item.payload, item.lsn)
-        if isinstance(message, STREAM_MESSAGES):
-            for portion in self._streams.feed(message, item.lsn, self._now_us):
-                if portion is not None:
-                    self._take(portion)
-                elif time.monotonic() >= self._feedback.due:
-                    self._report()
-            return
-        part = self._assembler.feed(message, item.lsn, self._now_us)
-        if part is not None:
-            self._take(part)
+    def _load_staged(self, topics: Topics, spool: Spool) -> list[PreparedRecord]:
+        with topics.reader(prepared_topic(self._kafka.topic_prefix)) as reader:
+            try:
+                staged = load_staged(reader, self._source.slot, spool)
+            except SpoolFull as error:
+                raise prepared_exceed_spool(error) from error
+        if staged:
+            gids = ", ".join(sorted(record.gid for record in staged)[:5])
+            logger.info("prepared transactions wait", count=len(staged), gids=gids)
+        return staged
 
     def _keepalive(self, item: Keepalive) -> None:
+        assert self._pipeline is not None
         self._ledger.receive(item.wal_end)
-        portion = self._assembler.advance(item.wal_end)
-        if portion is not None:
-            self._take(portion)
+        self._pipeline.advance(item.wal_end)
         assert self._producer is not None
         if item.reply:
             self._feedback.due = 0.0
-            if self._ledger.outstanding:
+            if self._uncommitted:
                 self._commit_due = 0.0
         elif self._commits_wait:
             self._feedback.tell_news(follow=not self._producer.open)
+
+    def _breathe(self) -> None:
+        """Called now and then while a large transaction is put together."""
+        if time.monotonic() >= self._feedback.due:
+            self._report()
+
+    @property
+    def _uncommitted(self) -> bool:
+        """Whether Kafka lacks something that was published, or has a transaction open."""
+        assert self._producer is not None
+        return self._producer.open or self._ledger.outstanding
 
     def _take(self, portion: Portion) -> None:
         """Put a portion into the open Kafka transaction; part of a large one closes it at once."""
         assert self._producer is not None
         due = time.monotonic() + self._commit_delay_s(portion)
-        self._commit_due = min(self._commit_due, due) if self._ledger.outstanding else due
+        self._commit_due = min(self._commit_due, due) if self._uncommitted else due
         if not portion.position.seq:
             metrics.TRANSACTIONS.inc()
         if portion.dropped:
             metrics.DROPPED.inc(portion.dropped)
         if portion.events:
             self._producer.send(portion.events)
+        if portion.staging:
+            self._producer.send(portion.staging)
         self._events += len(portion.events)
         self._portion_bytes += portion.bytes
         if portion.counts is not None:
@@ -292,18 +308,18 @@ class Session:
         """How long the portion may wait for others; not at all where commits wait for it."""
         if not self._commits_wait:
             return self._bridge.commit_interval_ms / 1000
-        if portion.events or portion.position.end_lsn > self._ledger.ahead:
+        if portion.events or portion.staging or portion.position.end_lsn > self._ledger.ahead:
             return 0.0
         return self._bridge.heartbeat_interval_ms / 1000
 
     def _next_deadline(self) -> float:
         due = min(self._feedback.due, self._heartbeat_due)
-        return min(due, self._commit_due) if self._ledger.outstanding else due
+        return min(due, self._commit_due) if self._uncommitted else due
 
     def _perform_due(self, now: float) -> None:
         if now >= self._feedback.due:
             self._report()
-        if self._ledger.outstanding and now >= self._commit_due:
+        if self._uncommitted and now >= self._commit_due:
             self._commit()
         if now >= self._heartbeat_due:
             self._heartbeat()
@@ -348,7 +364,7 @@ class Session:
     def _finish(self) -> None:
         """A clean stop: commit what is whole, confirm it, and leave the origin where Kafka is."""
         self._commits_wait = False
-        if self._ledger.outstanding or self._ledger.ahead:
+        if self._uncommitted or self._ledger.ahead:
             self._commit()
         self._heartbeat()
         self._report()

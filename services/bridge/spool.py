@@ -1,9 +1,9 @@
-"""Changes of streamed transactions until their commit: in memory first, compressed on disk beyond.
+"""Changes of transactions until their commit: in memory first, compressed on disk beyond.
 
-    frame = subxid:u32 lsn:u64 length:u32 payload          one raw pgoutput message
-    file  = { length:u32 zlib(frames) }                    one file a top-level transaction
+    file = { length:u32 zlib(frames) }          one a transaction; see services.bridge.frames
 
-Owns its folder: whatever an earlier session left there is deleted, as the server sends it again.
+Owns its folder: whatever an earlier session left there is deleted, as the server sends it again
+(streamed transactions) or Kafka has it (prepared ones).
 """
 
 import errno
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Final
 
 from schemas.errors import ExitCode, Retryable, SetupError
+from services.bridge.frames import HEAD, pack_frame, unpack_frames
 from services.bridge.messages import Frame
 
-_FRAME = struct.Struct("!IQI")
 _CHUNK = struct.Struct("!I")
 _CHUNK_BYTES: Final = 512 * 1024
 _COMPRESSION: Final = 1
@@ -28,6 +28,17 @@ class SpoolFull(Retryable):
     """The spool has reached its bound: go on without streaming, so that the server spills."""
 
     exit_code = ExitCode.DISK_FULL
+
+
+def prepared_exceed_spool(error: SpoolFull) -> SetupError:
+    """What `error` means when the spool holds nothing but prepared transactions."""
+    return SetupError(
+        f"{error.message}: prepared transactions exceed it",
+        operation="spool a prepared transaction",
+        subject=error.subject,
+        hint="COMMIT or ROLLBACK PREPARED what waits, or raise bridge.spool_bytes_max",
+        exit_code=ExitCode.DISK_FULL,
+    )
 
 
 class Spool:
@@ -61,9 +72,8 @@ class Spool:
     def append(self, xid: int, frame: Frame) -> None:
         """Keep one frame. Raises SpoolFull past `bytes_max`, SetupError when the disk is full."""
         held = self._held.setdefault(xid, bytearray())
-        held += _FRAME.pack(frame.subxid, frame.lsn, len(frame.payload))
-        held += frame.payload
-        self._held_bytes += _FRAME.size + len(frame.payload)
+        held += pack_frame(frame)
+        self._held_bytes += HEAD.size + len(frame.payload)
         while self._held_bytes > self._memory_bytes_max:
             self._write(max(self._held, key=lambda other: len(self._held[other])))
 
@@ -73,10 +83,21 @@ class Spool:
             try:
                 with self._path(xid).open("rb") as file:
                     while head := file.read(_CHUNK.size):
-                        yield from _frames(zlib.decompress(file.read(_CHUNK.unpack(head)[0])))
+                        chunk = zlib.decompress(file.read(_CHUNK.unpack(head)[0]))
+                        for frame, _ in unpack_frames(chunk):
+                            yield frame
             except OSError as error:
                 raise _refused(error, self._folder) from error
-        yield from _frames(self._held.get(xid, b""))
+        for frame, _ in unpack_frames(self._held.get(xid, b"")):
+            yield frame
+
+    def rename(self, xid: int, new: int) -> None:
+        """Keep a transaction's frames under `new`, which has none."""
+        if xid in self._held:
+            self._held[new] = self._held.pop(xid)
+        if xid in self._on_disk:
+            self._on_disk[new] = self._on_disk.pop(xid)
+            self._path(xid).rename(self._path(new))
 
     def drop(self, xid: int) -> None:
         """Forget a transaction."""
@@ -142,19 +163,10 @@ def _chunks(frames: bytearray) -> Iterator[bytes]:
     """Cut at frame borders into pieces of about _CHUNK_BYTES."""
     start = pos = 0
     while pos < len(frames):
-        pos += _FRAME.size + _FRAME.unpack_from(frames, pos)[2]
+        pos += HEAD.size + HEAD.unpack_from(frames, pos)[2]
         if pos - start >= _CHUNK_BYTES or pos == len(frames):
             yield bytes(frames[start:pos])
             start = pos
-
-
-def _frames(data: bytes | bytearray) -> Iterator[Frame]:
-    pos = 0
-    while pos < len(data):
-        subxid, lsn, length = _FRAME.unpack_from(data, pos)
-        pos += _FRAME.size
-        yield Frame(subxid, lsn, bytes(data[pos : pos + length]))
-        pos += length
 
 
 def _refused(error: OSError, folder: Path) -> SetupError:

@@ -6,6 +6,7 @@
     Stream Stop     inside    outside
     Stream Abort    outside   of the whole: dropped; of a subtransaction: its changes are left out
     Stream Commit   outside   Begin, the changes that were not rolled back, Commit -> Assembler
+    Stream Prepare  outside   handed over to services.bridge.prepared (`release`)
 
 Blocks of several transactions interleave; commits come in commit order, between blocks.
 
@@ -23,21 +24,18 @@ from schemas.errors import Retryable
 from services.bridge.decoder import DecodeError, Decoder
 from services.bridge.messages import (
     AnyMessage,
-    Begin,
-    Commit,
     Frame,
     StreamAbort,
     StreamCommit,
     StreamStart,
     StreamStop,
 )
+from services.bridge.replay import Decision, replay, surviving
 from services.bridge.transactions import Assembler, Portion
 
 _KINDS_WITH_XID: Final = frozenset(b"RYIUDTM")
-_KINDS_OF_SHAPE: Final = frozenset(b"RY")
 _XID = struct.Struct("!I")
 _TRANSACTIONAL_AT: Final = 1 + _XID.size
-_BREATH_FRAMES: Final = 5_000
 
 
 class MessageUnclear(Retryable):
@@ -49,13 +47,14 @@ class FrameStore(Protocol):
 
     def append(self, xid: int, frame: Frame) -> None: ...
     def replay(self, xid: int) -> Iterator[Frame]: ...
+    def rename(self, xid: int, new: int) -> None: ...
     def drop(self, xid: int) -> None: ...
 
 
 class Streams:
     """The state machine above, for one connection.
 
-    The relations of a committed stream are those of later transactions too, so `decoder` gets them.
+    The relations of a committed stream are those of later transactions too: `decoder` learns them.
     """
 
     def __init__(
@@ -71,9 +70,10 @@ class Streams:
         self._aborted: dict[int, set[int]] = {}
         self._with_messages: set[int] = set()
 
-    def holds(self, payload: bytes) -> bool:
-        """Whether `payload` belongs to the open block and is to be given to `hold`."""
-        return self._block is not None and payload[:1] != b"E"
+    @property
+    def inside(self) -> bool:
+        """Whether a block is open: what comes belongs to it, up to its Stream Stop."""
+        return self._block is not None
 
     @property
     def open_xids(self) -> set[int]:
@@ -108,6 +108,16 @@ class Streams:
             case _:
                 raise _misplaced(type(message).__name__, lsn)
 
+    def release(self, xid: int, lsn: int) -> frozenset[int]:
+        """A Stream Prepare came at `lsn`: forget the transaction, but not its frames.
+
+        Returns its subtransactions that were rolled back.
+        """
+        if self._block is not None or xid not in self._aborted:
+            raise _misplaced("StreamPrepare", lsn)
+        self._with_messages.discard(xid)
+        return frozenset(self._aborted.pop(xid))
+
     def _start(self, xid: int, first: bool, lsn: int) -> None:
         if self._block is not None or first == (xid in self._aborted):
             raise _misplaced("StreamStart", lsn)
@@ -129,26 +139,19 @@ class Streams:
             self._aborted[xid].add(subxid)
 
     def _commit(self, commit: StreamCommit, lsn: int, now_us: int) -> Iterator[Portion | None]:
-        aborted = self._aborted[commit.xid]
         decoder = Decoder(streamed=True)
-        feed = self._assembler.feed
-        feed(Begin(commit.commit_lsn, commit.commit_time_us, commit.xid), lsn, now_us)
-        for number, frame in enumerate(self._spool.replay(commit.xid), 1):
-            if number % _BREATH_FRAMES == 0:
-                yield None
-            if frame.subxid in aborted and frame.payload[0] not in _KINDS_OF_SHAPE:
-                continue
-            message = decoder.decode(frame.payload, frame.lsn)
-            portion = feed(message, frame.lsn, now_us)
-            if portion is not None:
-                yield portion
-        end = Commit(commit.commit_lsn, commit.end_lsn, commit.commit_time_us)
-        last = feed(end, lsn, now_us)
+        last = yield from replay(
+            surviving(self._spool.replay(commit.xid), self._aborted[commit.xid]),
+            Decision(*commit),
+            decoder=decoder,
+            assembler=self._assembler,
+            lsn=lsn,
+            now_us=now_us,
+        )
+        self._decoder.learn(decoder)
+        self._forget(commit.xid)
         if last is not None:
             yield last
-        self._decoder.relations.update(decoder.relations)
-        self._decoder.types.update(decoder.types)
-        self._forget(commit.xid)
 
     def _forget(self, xid: int) -> None:
         self._aborted.pop(xid, None)

@@ -24,6 +24,7 @@ from schemas.events import (
     ProgressRecord,
     SchemaEvent,
     message_topic,
+    prepared_topic,
     progress_topic,
     schema_topic,
     transaction_topic,
@@ -156,6 +157,7 @@ class Topics:
         self._refresh()
         for name in (progress_topic(self._prefix), schema_topic(self._prefix)):
             self._ensure(name, partitions=1, compacted=True)
+        self._ensure(prepared_topic(self._prefix), partitions=1, compacted=True, short_lived=True)
         for name in (transaction_topic(self._prefix), message_topic(self._prefix)):
             self._ensure(name, partitions=1, compacted=False)
         if self._partitions[progress_topic(self._prefix)] != 1:
@@ -180,7 +182,7 @@ class Topics:
         Raises OperatorNeeded for a record that is none, Retryable when the end isn't reached.
         """
         topic = progress_topic(self._prefix)
-        with _Reader(self._settings, topic) as reader:
+        with TopicReader(self._settings, topic) as reader:
             low, end = reader.bounds()
             start = end
             deadline = time.monotonic() + READ_DEADLINE_S
@@ -198,7 +200,7 @@ class Topics:
         """(schema, table) -> the last published shape of each table."""
         topic = schema_topic(self._prefix)
         result = {}
-        with _Reader(self._settings, topic) as reader:
+        with TopicReader(self._settings, topic) as reader:
             low, end = reader.bounds()
             deadline = time.monotonic() + READ_DEADLINE_S
             for offset, _key, value in reader.between(low, end, deadline):
@@ -229,14 +231,20 @@ class Topics:
             if topic.error is None
         }
 
-    def _ensure(self, name: str, *, partitions: int, compacted: bool) -> None:
+    def reader(self, topic: str) -> "TopicReader":
+        """A reader of one of the one-partition topics; a context manager."""
+        return TopicReader(self._settings, topic)
+
+    def _ensure(
+        self, name: str, *, partitions: int, compacted: bool, short_lived: bool = False
+    ) -> None:
         if name in self._partitions:
             return
         topic = NewTopic(
             name,
             num_partitions=partitions,
             replication_factor=self._settings.replication_factor,
-            config={"cleanup.policy": "compact"} if compacted else {},
+            config=_config(compacted, short_lived),
         )
         future = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[name]
         try:
@@ -266,11 +274,24 @@ class Topics:
         )
 
 
-class _Reader:
+def _config(compacted: bool, short_lived: bool) -> dict[str, str]:
+    """`short_lived`: records soon replaced by tombstones; the topic is read whole at a start."""
+    config = {"cleanup.policy": "compact"} if compacted else {}
+    if short_lived:
+        config |= {
+            "segment.bytes": str(32 * 2**20),
+            "max.compaction.lag.ms": "600000",
+            "min.cleanable.dirty.ratio": "0.1",
+            "delete.retention.ms": "3600000",
+        }
+    return config
+
+
+class TopicReader:
     """Reads the committed records of a one-partition topic between two offsets."""
 
     def __init__(self, settings: KafkaSettings, topic: str) -> None:
-        self._topic = topic
+        self.topic = topic
         self._options = {
             **client_options(settings),
             "group.id": f"slotbridge-start-{uuid.uuid4()}",
@@ -282,7 +303,7 @@ class _Reader:
         }
         self._consumer = make_client(Consumer, self._options)
 
-    def __enter__(self) -> "_Reader":
+    def __enter__(self) -> "TopicReader":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -297,10 +318,10 @@ class _Reader:
         asking = make_client(Consumer, options)
         try:
             return asking.get_watermark_offsets(
-                TopicPartition(self._topic, 0), timeout=REQUEST_TIMEOUT_S
+                TopicPartition(self.topic, 0), timeout=REQUEST_TIMEOUT_S
             )
         except KafkaException as error:
-            raise kafka_error(error, "read the topic", self._topic) from error
+            raise kafka_error(error, "read the topic", self.topic) from error
         finally:
             asking.close()
 
@@ -312,7 +333,7 @@ class _Reader:
         """
         if start >= stop:
             return
-        self._consumer.assign([TopicPartition(self._topic, 0, start)])
+        self._consumer.assign([TopicPartition(self.topic, 0, start)])
         while time.monotonic() < deadline:
             message = self._consumer.poll(1.0)
             if message is None:
@@ -327,11 +348,11 @@ class _Reader:
                 if offset >= stop:
                     return
             elif not failure.retriable():
-                raise kafka_error(KafkaException(failure), "read the topic", self._topic)
+                raise kafka_error(KafkaException(failure), "read the topic", self.topic)
         raise Retryable(
             "its end was not reached: a transaction of another producer is open",
             operation="read the topic",
-            subject=self._topic,
+            subject=self.topic,
             exit_code=ExitCode.KAFKA_UNREACHABLE,
         )
 

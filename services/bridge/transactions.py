@@ -11,7 +11,7 @@ ones; one larger than `transaction_bytes_max` leaves in several portions, number
     inside     Commit              outside    portion (complete)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from schemas.events import HEARTBEAT_PREFIX
@@ -41,6 +41,7 @@ class Portion(NamedTuple):
 
     `position.seq` > 0: the source transaction goes on, and has had `counts` events by table so far.
     `dropped`: numbers of events that Kafka has already. `stamp`: the source transaction.
+    `staging`: records of prepared transactions.
     """
 
     events: list[Event]
@@ -49,6 +50,7 @@ class Portion(NamedTuple):
     dropped: int
     stamp: Stamp | None = None
     counts: Mapping[str, int] | None = None
+    staging: Sequence[Event] = ()
 
 
 class Assembler:
@@ -83,9 +85,9 @@ class Assembler:
         return self._begin is not None
 
     @property
-    def last(self) -> Position:
+    def position(self) -> Position:
         """The position after the last whole transaction."""
-        return self._last
+        return self._reached(self._last)
 
     def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Portion | None:
         """Take one message that came at WAL position `lsn`; `now_us` since 1970.
@@ -196,11 +198,11 @@ class Assembler:
         self._envelope.begin(stamp)
         events = self._envelope.message(message, 0)
         self._last = Position(own_lsn, message.lsn, 0)
-        return Portion(events, self._reached(self._last), _size(events), 0, stamp)
+        return Portion(events, self._reached(self._last), size_of(events), 0, stamp)
 
     def _hold(self, events: list[Event]) -> None:
         self._events += events
-        self._bytes += _size(events)
+        self._bytes += size_of(events)
 
     def _part(self) -> Portion:
         assert self._begin is not None
@@ -244,7 +246,8 @@ def numbers(change: Insert | Update | Delete | Truncate) -> int:
     return len(change.relations) if isinstance(change, Truncate) else 1
 
 
-def _size(events: list[Event]) -> int:
+def size_of(events: list[Event]) -> int:
+    """What holding these events costs, in bytes."""
     return sum(EVENT_OVERHEAD_BYTES + len(e.value or b"") + len(e.key or b"") for e in events)
 
 

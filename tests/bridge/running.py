@@ -37,6 +37,7 @@ class Bridge:
         origin: str = "any",
         shaping: dict[str, Any] | None = None,
         options: dict[str, Any] | None = None,
+        two_phase: bool = False,
         **bridge: Any,
     ) -> None:
         self.conninfo = conninfo
@@ -54,6 +55,7 @@ class Bridge:
                 "publication": self.publication,
                 "tables": list(tables),
                 "origin": origin,
+                "two_phase": two_phase,
             },
             "kafka": {
                 "bootstrap_servers": kafka.bootstrap_servers,

@@ -125,7 +125,7 @@ def test_streamed_is_as_not_streamed(
     expected: list[Portion] = []
     for message, payload in wire(schedule):
         if message is None:
-            assert streams.holds(payload)
+            assert streams.inside
             streams.hold(payload, 1)
             continue
         streamed += [p for p in streams.feed(message, 1, NOW_US) if p is not None]
