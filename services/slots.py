@@ -330,6 +330,13 @@ def read_received(connection: Connection) -> int | None:
     return int(row[0]) if row is not None and row[0] is not None else None
 
 
+def written_lsn(connection: Connection) -> int:
+    """The WAL that a primary has flushed (bytes)."""
+    row = connection.execute("SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 def read_settings(connection: Connection, names: list[str]) -> dict[str, SettingValue]:
     """The settings of these names; one that the server lacks or hides from this role is absent."""
     rows = connection.execute(

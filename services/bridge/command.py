@@ -50,6 +50,32 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
 
 
 @app.command()
+def status(
+    config: ConfigFile,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Show where the bridge, every host's slot and Kafka are, and what waits for COMMIT PREPARED.
+
+    Exit codes: 0 a bridge streams; 1 none does, or Kafka does not answer; 2 settings.
+    """
+    from rich.console import Console
+
+    from services.bridge.status import read_status
+    from services.bridge.status_report import print_status
+
+    configure_logging(json_lines=False)
+    with exit_codes():
+        settings = load_settings(config)
+        found = read_status(require(settings.source, "source"), require(settings.kafka, "kafka"))
+        if json:
+            typer.echo(json_module.dumps(found.as_json()))
+        else:
+            print_status(Console(highlight=False, soft_wrap=True), found)
+        if not found.streaming or found.kafka_problem is not None:
+            raise SystemExit(int(ExitCode.ANSWER_IS_NO))
+
+
+@app.command()
 def demo(
     folder: Annotated[
         Path, typer.Option(help="Where its servers keep their data; wiped at every start.")

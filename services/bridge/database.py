@@ -26,6 +26,7 @@ logger = structlog.get_logger(__name__)
 
 MINIMUM_VERSION = 170000
 TWO_PHASE_VERSION = 180000
+ORIGIN_PREFIX = "slotbridge_"
 MINIMUM_WAL_LEVEL = "logical"
 _PROBE_DEADLINE_S = 10.0
 # Its own commits don't wait for standbys: a synchronous one, it would wait for its own feedback.
@@ -51,7 +52,7 @@ class Primary:
     def __init__(self, settings: SourceSettings, *, sql_deadline_ms: int) -> None:
         self._settings = settings
         self._deadline_s = sql_deadline_ms / 1000
-        self.origin = f"slotbridge_{settings.slot}"
+        self.origin = ORIGIN_PREFIX + settings.slot
         chosen = _choose(_probe_all(settings))
         self.conninfo = chosen.conninfo
         self.server = chosen.server
@@ -215,12 +216,12 @@ def check_server(server: Server, *, two_phase: bool = False) -> None:
 
 def _probe_all(settings: SourceSettings) -> list[Candidate | SlotbridgeError]:
     """Try every host at once: one result each, in the order of the connection setting."""
-    hosts = _single_hosts(settings)
+    hosts = single_hosts(settings)
     with ThreadPoolExecutor(len(hosts), thread_name_prefix="probe") as pool:
         return list(pool.map(_probe, hosts))
 
 
-def _single_hosts(settings: SourceSettings) -> list[str]:
+def single_hosts(settings: SourceSettings) -> list[str]:
     """One conninfo per host. Raises SettingsError for a text that libpq does not take."""
     try:
         parameters = conninfo_to_dict(settings.conninfo.get_secret_value())

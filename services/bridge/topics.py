@@ -168,6 +168,11 @@ class Topics:
                 hint="use another kafka.topic_prefix",
             )
 
+    def there(self, topic: str) -> bool:
+        """Whether the broker has it; it is not made."""
+        self._refresh()
+        return topic in self._partitions
+
     def partitions(self, topic: str) -> int:
         """The number of partitions of `topic`, which is made when missing."""
         known = self._partitions.get(topic)

@@ -1,0 +1,74 @@
+"""`slotbridge status` on live servers: where everything is, and what waits for its decision."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from schemas.errors import ExitCode
+from tests.bridge.conftest import NewBridge
+from tests.bridge.running import Bridge
+from tests.bridge.test_failover import both
+from tests.bridge.test_two_phase import prepared
+from tests.conftest import NewPair
+from tests.providers.slots import await_ready
+
+
+def status(bridge: Bridge, *options: str) -> subprocess.CompletedProcess[str]:
+    program = str(Path(sys.executable).parent / "slotbridge")
+    command = [program, "status", "--config", str(bridge.config), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def as_json(bridge: Bridge, code: ExitCode = ExitCode.OK) -> dict[str, Any]:
+    done = status(bridge, "--json")
+    assert done.returncode == code, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_status_tells_slot_progress_readiness_and_prepared_transactions(
+    new_pair: NewPair, new_bridge: NewBridge
+) -> None:
+    trio = new_pair()
+    conninfo = trio.primary.conninfo(trio.dbname)
+    bridge = new_bridge(both(trio), two_phase=True)
+    before = status(bridge)
+    assert before.returncode == ExitCode.ANSWER_IS_NO
+    assert "no bridge streams" in before.stdout
+    assert "has no progress record" in before.stdout
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        bridge.start().streaming(conninfo)
+        await_ready(trio.primary, trio.standby, bridge.slot)
+        for gid in ("waits", "abandoned"):
+            with prepared(conninfo, gid) as one:
+                one.execute("INSERT INTO t SELECT generate_series(%s::int, %s)", _rows(gid))
+        bridge.caught_up(conninfo)
+        found = as_json(bridge)
+        assert found["streaming"]
+        assert found["progress"]["timeline"] == 1
+        assert [host["role"] for host in found["hosts"]] == ["primary", "standby"]
+        assert [host["ready"] for host in found["hosts"]] == [False, True]
+        assert {(w["gid"], w["changes"], w["in_database"]) for w in found["prepared"]} == {
+            ("waits", 5, True),
+            ("abandoned", 3, True),
+        }
+        assert bridge.stop() == 0, bridge.output
+        connection.execute("ROLLBACK PREPARED 'abandoned'")
+        stopped = status(bridge)
+        assert stopped.returncode == ExitCode.ANSWER_IS_NO
+        assert "no bridge streams" in stopped.stdout
+        assert "'waits': 5 changes" in stopped.stdout
+        assert "old, not prepared in the database" in stopped.stdout
+        assert "ready for a failover" in stopped.stdout
+        trio.standby.stop()
+        found = as_json(bridge, ExitCode.ANSWER_IS_NO)
+        assert "refused" in found["hosts"][1]["problem"]
+
+
+def _rows(gid: str) -> list[int]:
+    return [1, 5] if gid == "waits" else [11, 13]
