@@ -223,18 +223,20 @@ def _apply(table: Table, numbered: _Numbered, moved: dict[Position, Values]) -> 
     if event.op == "t":
         table.clear()
         return
-    old: Values = {}
+    old: Values | None = None
     if event.op in ("u", "d"):
         old = table.take(record.key, event.before)
     if NEW_KEY_HEADER in record.headers:
+        assert old is not None
         moved[commit_lsn, seq + 1] = old
     if event.after is not None:
         old = moved.pop((commit_lsn, seq), old)
-        assert bool(old) == (event.op == "u" or OLD_KEY_HEADER in record.headers)
+        assert (old is not None) == (event.op == "u" or OLD_KEY_HEADER in record.headers)
+        known = old or {}
         table.put(
             record.key,
             {
-                name: old.get(name, value) if is_placeholder(value) else value
+                name: known.get(name, value) if is_placeholder(value) else value
                 for name, value in event.after.items()
             },
         )

@@ -22,6 +22,11 @@ class Scene:
 
     connection: Connection
     bridge: Bridge
+    new_bridge: NewBridge
+
+    def configure(self, **settings: Any) -> None:
+        """A bridge with these settings, before the start."""
+        self.bridge = self.new_bridge(self.bridge.conninfo, **settings)
 
     def run(self, *statements: str) -> None:
         """Each statement in a transaction of its own."""
@@ -69,4 +74,4 @@ def scene(pair: Provider, fresh_database: str, new_bridge: NewBridge) -> Iterato
     """A Scene whose bridge is not started yet."""
     conninfo = pair.primary.conninfo(fresh_database, options=SMALL)
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        yield Scene(connection, new_bridge(conninfo))
+        yield Scene(connection, new_bridge(conninfo), new_bridge)

@@ -91,7 +91,7 @@ def test_005_encoding(pair: Provider, topic_prefix: str, new_bridge: NewBridge) 
     conninfo = pair.primary.conninfo(name, options=SMALL, client_encoding="UTF8")
     try:
         with psycopg.connect(conninfo, autocommit=True) as connection:
-            scene = Scene(connection, new_bridge(conninfo))
+            scene = Scene(connection, new_bridge(conninfo), new_bridge)
             scene.run('CREATE TABLE "größe" ("ärger" text PRIMARY KEY)')
             scene.start()
             scene.run("INSERT INTO \"größe\" VALUES ('Motörhead §')")
