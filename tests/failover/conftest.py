@@ -36,7 +36,7 @@ def local_trio(local_bed: Bed) -> Iterator[NewTrio]:
         def make(settings: Mapping[str, str | int] | None = None) -> Trio:
             pair, subscriber = stack.enter_context(local_bed.new_pair(settings=settings))
             for server in (pair.primary, pair.standby):
-                stack.callback(_end, server)
+                stack.callback(end, server)
             return Trio(pair.primary, pair.standby, subscriber, pair.dbname)
 
         yield make
@@ -56,6 +56,6 @@ def machines(trio: Trio, bed: Bed) -> dict[str, Any]:
     }
 
 
-def _end(server: PostgresServer) -> None:
+def end(server: PostgresServer) -> None:
     """Stop it, also where it was not the bed that started it last."""
     server.run_tool("pg_ctl", ["stop", "-D", server.data, "-m", "immediate"], check=False)

@@ -76,10 +76,11 @@ def _label(draft: Draft, name: str, primary: str) -> None:
         draft.add(promotion.label(node, draft.view.node(primary)))
 
 
-def _subscriptions(draft: Draft, name: str, left: list[Left]) -> list[str]:
+def _subscriptions(draft: Draft, primary: str, left: list[Left]) -> list[str]:
     """Move the subscriptions and the bridge; return notes, and add to `left`."""
     view, wish = draft.view, draft.wish
-    node = view.node(name)
+    node = view.node(primary)
+    fresh = wish.promoted == node.name  # verified then, even where they have come by themselves
     notes: list[str] = []
     waiting: set[str] = set()
     for subscriber, subscription in view.ours():
@@ -94,15 +95,16 @@ def _subscriptions(draft: Draft, name: str, left: list[Left]) -> list[str]:
         may_go_on = fault is None or (accepted and fault.skippable)
         draft.add(*_moves_of(subscriber, subscription, node, may_go_on=may_go_on))
         feeds = may_go_on and (subscription.enabled or subscription.marked)
-        if feeds and subscription.slot_name and not active(node, subscription.slot_name):
-            waiting.add(subscription.slot_name)
+        name = subscription.slot_name
+        if feeds and name and (fresh or not active(node, name)):
+            waiting.add(name)
         if not subscription.enabled and not subscription.marked:
             notes.append(f"{subscriber.name}/{subscription.name} was disabled before, it stays so")
     if waiting:
         draft.add(promotion.flow(node, tuple(sorted(waiting))))
     bridge = view.bridge_slot
     known = node.state.slot(bridge) if node.state is not None and bridge is not None else None
-    if bridge is not None and known is not None and not active(node, bridge):
+    if bridge is not None and known is not None and (fresh or not active(node, bridge)):
         draft.add(promotion.bridge(node, bridge))
     return notes
 

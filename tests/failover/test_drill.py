@@ -1,0 +1,38 @@
+"""Switchovers back and forth under pgbench, with a bridge and a subscriber: nothing is lost."""
+
+from pathlib import Path
+
+from services.local.bed import Bed
+from tests.bridge.running import Bridge
+from tests.failover.conftest import NewTrio
+from tests.failover.drill import Load, both, compare, drill_settings, prepare, script, switch_over
+from tests.failover.servers import slotfailover
+from tests.providers.interface import Broker
+
+ROUNDS = 2
+GAP_MAX_S = 15.0
+"""The promise is 3 s on a machine that does nothing else; docs/FAILOVER.md has the figures."""
+
+
+def test_switchovers_under_load_lose_nothing_and_repeat_nothing(
+    local_trio: NewTrio, local_bed: Bed, kafka: Broker, topic_prefix: str, tmp_path: Path
+) -> None:
+    trio = local_trio()
+    bridge = Bridge(tmp_path, both(trio), kafka, topic_prefix)
+    try:
+        prepare(trio, bridge)
+        config = drill_settings(tmp_path, trio, local_bed, bridge)
+        with Load(trio, script(local_bed.folder)).running() as load:
+            for _ in range(ROUNDS):
+                done = switch_over(config, load)
+                assert done.ran.code == 0, done.ran.err
+                assert done.gap_s < GAP_MAX_S
+                assert f"wait for the bridge at {done.ran.json['new_primary']}" in done.ran.err
+                ready = slotfailover("check", "--config", config)
+                assert ready.code == 0, ready.out
+        copies = compare(trio, trio.primary, bridge, load)
+        assert copies["transactions"] > 100
+        lost = {name: number for name, number in copies.items() if "lost" in name or "dup" in name}
+        assert not any(lost.values()), lost
+    finally:
+        bridge.end()
