@@ -61,6 +61,10 @@ class Slot:
     failover: bool
     synced: bool
     invalidation_reason: str | None
+    safe_wal_size: int | None = None
+    """Bytes that can be written before the slot may be lost; None without a limit."""
+    inactive_since: str | None = None
+    """UTC. Of a synchronized copy: when it was last synchronized."""
 
     @property
     def ready(self) -> bool:
@@ -72,7 +76,9 @@ _SLOTS: LiteralString = """
     SELECT slot_name::text, plugin::text, slot_type, database::text, temporary, active_pid,
            (restart_lsn - '0/0')::bigint AS restart_lsn,
            (confirmed_flush_lsn - '0/0')::bigint AS confirmed_flush_lsn,
-           wal_status, two_phase, failover, synced, invalidation_reason
+           wal_status, two_phase, failover, synced, invalidation_reason, safe_wal_size,
+           to_char(inactive_since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')
+           AS inactive_since
       FROM pg_replication_slots
 """
 
@@ -270,6 +276,8 @@ class SubscriptionRow:
     worker_pid: int | None
     sync_slots: tuple[str, ...]
     """Slots of initial table copies that still have to catch up (state `f`)."""
+    copying: tuple[tuple[str, str], ...]
+    """(table, srsubstate) of every initial copy that is not finished."""
 
 
 def read_replication(connection: Connection) -> Replication:
@@ -378,12 +386,17 @@ def read_subscriptions(connection: Connection) -> list[SubscriptionRow]:
                  WHERE subid = s.oid AND worker_type = 'apply' LIMIT 1),
                ARRAY(SELECT format('pg_%s_sync_%s_%s', r.srsubid, r.srrelid, c.system_identifier)
                        FROM pg_subscription_rel r, pg_control_system() c
-                      WHERE r.srsubid = s.oid AND r.srsubstate = 'f')
+                      WHERE r.srsubid = s.oid AND r.srsubstate = 'f'),
+               ARRAY(SELECT ARRAY[r.srrelid::regclass::text, r.srsubstate::text]
+                       FROM pg_subscription_rel r
+                      WHERE r.srsubid = s.oid AND r.srsubstate NOT IN ('r', 'f') ORDER BY 1)
           FROM pg_subscription s
           LEFT JOIN pg_replication_origin_status o ON o.external_id = 'pg_' || s.oid
          WHERE s.subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
          ORDER BY s.subname
         """
     ).fetchall()
-    found: list[list[Any]] = [[*row[:9], tuple(row[9])] for row in rows]
+    found: list[list[Any]] = [
+        [*row[:9], tuple(row[9]), tuple(tuple(pair) for pair in row[10])] for row in rows
+    ]
     return [SubscriptionRow(*values) for values in found]

@@ -59,6 +59,10 @@ class Conninfo:
         """The keyword's value, empty where it has none."""
         return dict(self.pairs).get(keyword, "")
 
+    def with_value(self, keyword: str, value: str) -> "Conninfo":
+        """The same connection string with that keyword set."""
+        return Conninfo((*(pair for pair in self.pairs if pair[0] != keyword), (keyword, value)))
+
     @property
     def text(self) -> str:
         """The connection string, with its secrets."""

@@ -17,12 +17,13 @@ from schemas.lsn import parse_lsn
 from schemas.settings import FailoverSettings
 from services import slots
 from services.failover.address import SECRETS, Address, Conninfo, Endpoint
-from services.failover.conditions import SETTINGS
+from services.failover.checks.registry import SETTINGS
 from services.failover.links import Link, Unreachable, parse_conninfo
 from services.failover.machine import machine_of
 from services.failover.sessions import sessions_before_reload
+from services.failover.surroundings import Surroundings, may_look, read_surroundings
 from services.failover.view import FENCE, Node, NodeState, Reach, Subscriber, Subscription, View
-from services.slots import Connection, SubscriptionRow
+from services.slots import Connection, SettingValue, SubscriptionRow
 
 _VERSION_MIN = 170000
 
@@ -88,6 +89,11 @@ class Cluster:
         """Where others reach a node."""
         return self._places[name][0]
 
+    def survey(self) -> View:
+        """As `observe`, with what only `check` asks. Raises SetupError where our role sees less."""
+        view = self.observe()
+        return replace(view, nodes=tuple(self._pool.map(self._with_surroundings, view.nodes)))
+
     def _link(self, name: str, conninfo: str) -> Link:
         return Link(name, conninfo, connect_timeout_s=self._timeout_s, deadline_s=self._deadline_s)
 
@@ -135,6 +141,19 @@ class Cluster:
         newer = replace(node.state.replication, received_lsn=received)
         return replace(node, state=replace(node.state, replication=newer)) if received else node
 
+    def _with_surroundings(self, node: Node) -> Node:
+        if node.state is None:
+            return node
+        try:
+            around, upstream = self.nodes[node.name].ask(lambda c: _look(c, node.name))
+        except Unreachable as error:
+            return replace(node, reach=error.reach, detail=error.detail, state=None)
+        settings = node.state.settings
+        if upstream is not None and around.upstream is not None:
+            masked = SettingValue(around.upstream.masked, upstream.source)
+            settings = {**settings, "primary_conninfo": masked}
+        return replace(node, state=replace(node.state, settings=settings, surroundings=around))
+
     def _with_systems(self, view: View) -> View:
         """Ask where subscriptions lead that lead to none of the known addresses."""
         known = {end for node in view.nodes for end in node.endpoints}
@@ -176,6 +195,24 @@ def _require_nodes(key: str, names: Iterable[str], settings: FailoverSettings) -
             operation="read settings",
             hint="use the names of failover.nodes",
         )
+
+
+def _look(connection: Connection, name: str) -> tuple[Surroundings, SettingValue | None]:
+    """The surroundings, and primary_conninfo where it is set."""
+    if not may_look(connection):
+        raise SetupError(
+            "our role may not see the settings and activity of others, so nothing can be judged",
+            operation="check",
+            subject=name,
+            hint=f"connect to {name} as a superuser, or GRANT pg_monitor to the role",
+            exit_code=ExitCode.PRIVILEGE_MISSING,
+        )
+    found = slots.read_settings(connection, ["primary_conninfo"]).get("primary_conninfo")
+    around = read_surroundings(connection)
+    if found is None or not found.value:
+        return around, None
+    upstream = parse_conninfo(found.value, subject=f"primary_conninfo of {name}")
+    return replace(around, upstream=upstream), found
 
 
 def _place(conninfo: Conninfo, advertised: str, name: str) -> tuple[Address, frozenset[Endpoint]]:
@@ -222,6 +259,8 @@ def _subscription(row: SubscriptionRow, subscriber: str) -> Subscription:
         remote_lsn=row.remote_lsn,
         sync_slots=row.sync_slots,
         foreign_system="",
+        worker=row.worker_pid is not None,
+        copying=row.copying,
     )
 
 

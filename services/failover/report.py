@@ -1,14 +1,20 @@
-"""What people read: one line a slot, one line a step; colour only on a terminal."""
+"""What people and plugins read: one line a slot, check or step; colour only on a terminal."""
 
+import contextlib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from itertools import groupby
+from typing import NoReturn
 
 from rich.console import Console
 from rich.text import Text
 
-from services.failover.conditions import Condition
+from schemas.errors import SlotbridgeError
+from services.failover.checks.model import Finding, Order, Severity
+from services.failover.checkup import NAGIOS, Checkup, nagios_of
+from services.failover.fixing import Fixes
 from services.failover.journal import BEGIN, END, Entry
 from services.failover.plan.wish import Plan
 from services.failover.readiness import Readiness
@@ -30,21 +36,57 @@ def print_json(report: dict[str, object]) -> None:
     sys.stdout.write(json.dumps(report, ensure_ascii=False) + "\n")
 
 
-def print_check(
-    console: Console, verdicts: Iterable[Readiness], found: Iterable[Condition], notes: list[str]
-) -> None:
-    """A line for each slot, with the reasons of one that is not ready; then what does not hold."""
-    for verdict in verdicts:
-        console.print(_slot_line(verdict))
-        for reason in verdict.reasons:
-            console.print(Text(f"    because {reason}"))
-            console.print(Text(f"    remedy: {reason.remedy}"))
-    for condition in found:
-        if not condition.holds:
-            line = Text.assemble(("WARNING   ", "yellow"), f"on {condition.server} it is not so ")
-            console.print(line.append(f"that {condition.name} ({condition.evidence})"))
-            console.print(Text(f"    remedy: {condition.remedy}"))
-    print_notes(console, notes)
+def print_check(console: Console, checkup: Checkup) -> None:
+    """A line for each slot and check, grouped; below a problem what it leads to and its remedy."""
+    for slot in checkup.slots:
+        console.print(_slot_line(slot).append(_positions(slot)))
+    for group, checks in groupby(
+        sorted(checkup.findings, key=lambda f: _groups(checkup).index(f.group)),
+        key=lambda finding: finding.group,
+    ):
+        console.print(Text(group, style="bold"))
+        for _, same in groupby(checks, key=lambda finding: finding.check):
+            _print_findings(console, list(same))
+    print_notes(console, checkup.notes)
+    console.print(Text(checkup.summary, style="bold"))
+
+
+@contextlib.contextmanager
+def as_plugin() -> Iterator[None]:
+    """Turn an error into a monitoring plugin's line and status (raises SystemExit)."""
+    try:
+        yield
+    except SlotbridgeError as error:
+        line, status = nagios_of(error)
+        sys.stdout.write(" ".join(line.split()) + "\n")
+        raise SystemExit(status) from None
+
+
+def print_nagios(checkup: Checkup) -> NoReturn:
+    """The plugin's line and status (raises SystemExit)."""
+    sys.stdout.write(" ".join(checkup.nagios.split()) + "\n")
+    raise SystemExit(NAGIOS[checkup.severity])
+
+
+def orders_as_json(orders: Iterable[Order]) -> list[dict[str, str]]:
+    """What was done, secrets masked."""
+    return [
+        {"server": order.server, "statement": statement}
+        for order in orders
+        for statement in order.shown
+    ]
+
+
+def print_fixes(console: Console, fixes: Fixes) -> None:
+    """What is about to be done, and what is not, and why."""
+    for finding in fixes.left:
+        console.print(Text.assemble(("NOT DONE  ", "yellow"), f"{finding.check}: {finding.what}"))
+        console.print(Text(f"    because {finding.remedy.by_hand}: {finding.remedy}"))
+    for order in fixes.orders:
+        for statement in order.shown:
+            console.print(Text.assemble(("TO DO     ", "cyan"), f"{order.server}: {statement}"))
+    if not fixes.orders:
+        console.print("nothing can be done by --fix")
 
 
 def print_plan(console: Console, plan: Plan) -> None:
@@ -123,6 +165,42 @@ def plan_as_json(plan: Plan) -> dict[str, object]:
         "left": [left.as_json() for left in plan.left],
         "notes": list(plan.notes),
     }
+
+
+def _groups(checkup: Checkup) -> list[str]:
+    """The groups, as they first come."""
+    return list(dict.fromkeys(finding.group for finding in checkup.findings))
+
+
+def _print_findings(console: Console, found: list[Finding]) -> None:
+    """One check: a line if all is well, else a line for each problem."""
+    problems = [finding for finding in found if not finding.ok]
+    if not problems:
+        evidence = "; ".join(filter(None, (finding.evidence for finding in found)))
+        line = Text.assemble(("  ok        ", "green"), f"{found[0].check:25} {found[0].what}")
+        console.print(line.append(f" ({evidence})" if evidence else "", style="dim"))
+    for finding in problems:
+        style = "bold red" if finding.severity is Severity.CRITICAL else "yellow"
+        line = Text.assemble((f"  {finding.severity.upper():9} ", style), f"{finding.check:25} ")
+        since = f" since {finding.since}" if finding.since else ""
+        console.print(line.append(f"{_about(finding)}{finding}{since}"))
+        console.print(Text(f"            at failover: {finding.consequence}"))
+        how = "check --fix does it" if finding.remedy.fixes else finding.remedy.by_hand
+        console.print(Text(f"            remedy: {finding.remedy} [{how}]"))
+
+
+def _about(finding: Finding) -> str:
+    return "" if not finding.subject or finding.subject in finding.what else f"{finding.subject}: "
+
+
+def _positions(slot: Readiness) -> str:
+    """How much more WAL the standby has than each consumer."""
+    if not slot.standby:
+        return ""
+    more = (f"{name} +{slot.received - lsn} bytes" for name, lsn in slot.consumers)
+    text = ", ".join(more)
+    since = f" since {slot.since}" if slot.since else ""
+    return since + (f" ({slot.standby} against {text})" if text else "")
 
 
 def _slot_line(verdict: Readiness) -> Text:

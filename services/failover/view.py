@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from services.failover.address import Address, Conninfo, Endpoint
     from services.failover.machine import Machine
+    from services.failover.surroundings import Surroundings
     from services.slots import Replication, Server, SettingValue, Slot
 
 MARK = "[disabled by slotfailover]"
@@ -51,6 +52,8 @@ class NodeState:
     """Promoted primary: where its timeline left the one before."""
     early_sessions: int = 0
     """Client sessions from before the settings were last read; a fence has ended them."""
+    surroundings: Surroundings | None = None
+    """Only in a survey, for `check`."""
 
     @property
     def fenced(self) -> bool:
@@ -126,6 +129,10 @@ class Subscription:
     sync_slots: tuple[str, ...]
     foreign_system: str
     """The system_identifier found where its conninfo leads, if that is none of ours."""
+    worker: bool = True
+    """Its apply worker runs."""
+    copying: tuple[tuple[str, str], ...] = ()
+    """(table, srsubstate) of every initial copy that is not finished."""
 
     @property
     def marked(self) -> bool:

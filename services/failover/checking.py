@@ -1,0 +1,68 @@
+"""The command `check`: it looks and judges; with --fix it repairs what a program may repair."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from schemas.errors import ExitCode, SettingsError
+from services.failover import report
+from services.failover.checks.model import Order
+from services.failover.checkup import check_up
+from services.failover.cluster import Cluster
+from services.failover.fixing import await_effect, fixes_of, perform
+from services.failover.options import Config, Json, settings_of
+from services.process import exit_codes
+
+
+def check(
+    config: Config,
+    as_json: Json = False,
+    nagios: Annotated[
+        bool, typer.Option("--nagios", help="Answer as a monitoring plugin: one line, exit 0 to 3.")
+    ] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Show the remedies, ask, perform those that are safe.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before --fix.")] = False,
+    standby: Annotated[
+        str, typer.Option(metavar="NODE", help="Judge this standby, not the one to promote.")
+    ] = "",
+) -> None:
+    """Say of every slot whether it would survive the loss of the primary now, or why not."""
+    with report.as_plugin() if nagios else exit_codes(as_json=as_json):
+        if nagios and (as_json or fix):
+            raise SettingsError("--nagios goes with neither --json nor --fix", operation="check")
+        settings, bridge_slot = settings_of(config)
+        with Cluster(settings, bridge_slot=bridge_slot) as cluster:
+            checkup = check_up(cluster.survey(), standby)
+            done: list[Order] = []
+            while fix and (fixes := fixes_of(checkup, done)).of:
+                narration = report.on_stderr()
+                report.print_fixes(narration, fixes)
+                if not fixes.orders:
+                    break
+                _confirm_fixes(yes=yes)
+                perform(cluster, fixes.orders)
+                done += fixes.orders
+                checkup = await_effect(cluster, standby, fixes, settings.step_deadline_ms / 1000)
+        if nagios:
+            report.print_nagios(checkup)
+        elif as_json:
+            report.print_json({**checkup.as_json(), "fixed": report.orders_as_json(done)})
+        else:
+            report.print_check(report.on_stdout(), checkup)
+        raise SystemExit(int(checkup.exit_code))
+
+
+def _confirm_fixes(*, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise SettingsError(
+            "the changes must be confirmed, and there is no terminal to ask on",
+            operation="check --fix",
+            hint="pass --yes to perform what is listed as TO DO",
+        )
+    if not typer.confirm("Do it?", err=True):
+        raise SystemExit(int(ExitCode.ANSWER_IS_NO))

@@ -1,0 +1,162 @@
+"""The consumers: subscriptions and the bridge, as far as a failover depends on them. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from schemas.lsn import format_lsn
+from services.failover.checks import remedies
+from services.failover.checks.facts import bridge_position
+from services.failover.checks.model import Seen, Severity, check
+from services.failover.statements import identifier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from services.failover.checks.facts import Facts
+
+GROUP = "consumers"
+
+
+@check(
+    "subscriber-answers",
+    group=GROUP,
+    title="every subscriber answers",
+    consequence="its subscriptions can't be disabled or repointed, and their positions are unknown",
+    severity=Severity.WARNING,
+)
+def subscriber_answers(facts: Facts) -> Iterator[Seen]:
+    for subscriber in facts.view.subscribers:
+        answer = "it is a standby" if subscriber.in_recovery else subscriber.detail
+        yield Seen(
+            subscriber.name,
+            f"{subscriber.name}: {subscriber.reach}" + (f", {answer}" if answer else ""),
+            ""
+            if subscriber.usable
+            else f"the subscriptions at {subscriber.name} can't be seen or changed",
+            remedies.manual(
+                "start it, or correct its conninfo in failover.subscribers",
+                because="a server must be started",
+            ),
+        )
+
+
+@check(
+    "subscription-enabled",
+    group=GROUP,
+    title="every subscription is enabled",
+    consequence="its slot is not advanced: WAL piles up, and a new slot's copy does not become "
+    "permanent",
+    severity=Severity.WARNING,
+)
+def subscription_enabled(facts: Facts) -> Iterator[Seen]:
+    for subscriber, subscription in facts.view.ours():
+        where = f"{subscriber.name}/{subscription.name}"
+        state = "t" if subscription.enabled else "f"
+        mark = ", disabled by slotfailover" if subscription.marked else ""
+        name = identifier(subscription.name)
+        yield Seen(
+            where,
+            f"{where}: subenabled = {state}{mark}",
+            "" if subscription.enabled else f"the subscription {where} is disabled",
+            remedies.run(
+                "run slotfailover failover again, it ends what was begun"
+                if subscription.marked
+                else "",
+                remedies.order(subscriber.name, f"ALTER SUBSCRIPTION {name} ENABLE"),
+                by_hand="somebody has disabled it for a reason",
+            ),
+        )
+
+
+@check(
+    "subscription-worker",
+    group=GROUP,
+    title="every enabled subscription has its worker",
+    consequence="its slot is not advanced: WAL piles up, and it has that much more to catch up",
+    severity=Severity.WARNING,
+)
+def subscription_worker(facts: Facts) -> Iterator[Seen]:
+    for subscriber, subscription in facts.view.ours():
+        if subscription.enabled and not subscription.worker and facts.above:
+            where = f"{subscriber.name}/{subscription.name}"
+            yield Seen(
+                where,
+                f"no pid in pg_stat_subscription for {where}",
+                f"no worker applies the subscription {where}",
+                remedies.manual(
+                    f"read the log of {subscriber.name}: it says what stops the worker",
+                    because="the log says why",
+                ),
+            )
+
+
+@check(
+    "initial-copy",
+    group=GROUP,
+    title="every table's initial copy is finished",
+    consequence="unless its slot was synchronized, the copy is begun again from the new primary",
+    severity=Severity.WARNING,
+)
+def initial_copy(facts: Facts) -> Iterator[Seen]:
+    for subscriber, subscription in facts.view.ours():
+        if subscription.copying:
+            where = f"{subscriber.name}/{subscription.name}"
+            states = ", ".join(f"{name} {state}" for name, state in subscription.copying)
+            yield Seen(
+                where,
+                f"pg_subscription_rel.srsubstate is not r or f: {states}",
+                f"{len(subscription.copying)} table(s) of {where} are still being copied",
+                remedies.manual("wait until it is finished", because="it takes its time"),
+            )
+
+
+@check(
+    "slot-shared",
+    group=GROUP,
+    title="no two subscriptions use one slot",
+    consequence="only one of them can be fed; what it gets, the other misses",
+)
+def slot_shared(facts: Facts) -> Iterator[Seen]:
+    users: dict[str, list[str]] = defaultdict(list)
+    for subscriber, subscription in facts.view.ours():
+        if subscription.slot_name:
+            users[subscription.slot_name].append(f"{subscriber.name}/{subscription.name}")
+    if facts.view.bridge_slot in users:
+        users[facts.view.bridge_slot].append("the bridge")
+    for slot, names in users.items():
+        if len(names) > 1:
+            yield Seen(
+                slot,
+                f"slot_name = {slot} of {', '.join(names)}",
+                f"{len(names)} consumers use the slot {slot}",
+                remedies.manual(
+                    "give each a slot of its own, and load all but one of them anew",
+                    because="each has missed a part",
+                ),
+            )
+
+
+@check(
+    "bridge-connected",
+    group=GROUP,
+    title="the bridge is connected to its slot",
+    consequence="its slot is not advanced: WAL piles up, and it has that much more to publish",
+    severity=Severity.WARNING,
+)
+def bridge_connected(facts: Facts) -> Iterator[Seen]:
+    name = facts.view.bridge_slot
+    slot = facts.upstream(name) if name is not None else None
+    for primary, _ in facts.above:
+        if slot is None:
+            continue
+        position = bridge_position(facts.view)
+        at = format_lsn(position) if position is not None else "unknown"
+        yield Seen(
+            slot.slot_name,
+            f"active_pid = {slot.active_pid or 'null'} on {primary.name}, its origin is at {at}",
+            "" if slot.active_pid else "the bridge is not connected to its slot",
+            remedies.manual("start slotbridge run", because="it is another program"),
+            since="" if slot.active_pid else slot.inactive_since or "",
+        )

@@ -1,0 +1,116 @@
+"""What is judged: the view, the standby it is judged for, and the slots that must survive. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.failover.view import Node, NodeState, View
+    from services.slots import Slot
+
+THE_BRIDGE = "the bridge"
+
+
+@dataclass(frozen=True, slots=True)
+class Required:
+    """A slot that must survive, and how far its consumers are (name -> position in bytes)."""
+
+    slot: str
+    consumers: tuple[tuple[str, int], ...] = ()
+    wanted_by: tuple[str, ...] = ()
+    """Subscriptions that have failover on, and the bridge; empty where only the pair knows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What checks are functions of."""
+
+    view: View
+    standby: Node | None
+    required: tuple[Required, ...]
+
+    @property
+    def above(self) -> tuple[tuple[Node, NodeState], ...]:
+        """The primary and what it says; empty where there is none beside the judged node."""
+        primary = self.view.primary
+        if primary is None or primary.state is None:
+            return ()
+        judged = self.standby is not None and self.standby.name == primary.name
+        return () if judged else ((primary, primary.state),)
+
+    @property
+    def below(self) -> tuple[tuple[Node, NodeState], ...]:
+        """The judged standby and what it says; empty where there is none."""
+        if self.standby is None or self.standby.state is None:
+            return ()
+        return ((self.standby, self.standby.state),)
+
+    @property
+    def both(self) -> tuple[tuple[Node, NodeState, Node, NodeState], ...]:
+        """Primary and standby; empty where either is missing."""
+        return tuple((*above, *below) for above in self.above for below in self.below)
+
+    def upstream(self, slot: str) -> Slot | None:
+        """The slot on the primary."""
+        return next((state.slot(slot) for _, state in self.above), None)
+
+    def copy(self, slot: str) -> Slot | None:
+        """The slot on the judged standby."""
+        return next((state.slot(slot) for _, state in self.below), None)
+
+
+def facts_of(view: View, standby: Node | None) -> Facts:
+    """The facts, with every slot that must survive."""
+    return Facts(view, standby, required_slots(view))
+
+
+def required_slots(view: View) -> tuple[Required, ...]:
+    """Every slot that must survive, by name.
+
+    With a primary: its permanent failover slots, those that failover subscriptions name, and the
+    bridge's. Without: what standbys have synchronized instead of the primary's.
+    """
+    wanted: dict[str, list[str]] = {name: [] for name in _slots_of_the_pair(view)}
+    consumers: dict[str, list[tuple[str, int]]] = {}
+    for subscriber, subscription in view.ours():
+        if not subscription.failover:
+            continue
+        label = f"{subscriber.name}/{subscription.name}"
+        for slot in filter(None, (subscription.slot_name, *subscription.sync_slots)):
+            wanted.setdefault(slot, []).append(label)
+            if subscription.remote_lsn is not None and slot == subscription.slot_name:
+                consumers.setdefault(slot, []).append((label, subscription.remote_lsn))
+    if view.bridge_slot is not None:
+        wanted.setdefault(view.bridge_slot, []).append(THE_BRIDGE)
+        position = bridge_position(view)
+        if position is not None:
+            consumers.setdefault(view.bridge_slot, []).append(("bridge", position))
+    return tuple(
+        Required(name, tuple(consumers.get(name, ())), tuple(wanted[name]))
+        for name in sorted(wanted)
+    )
+
+
+def bridge_position(view: View) -> int | None:
+    """How far the origin says that the bridge is, on whichever node it is furthest."""
+    origin = f"slotbridge_{view.bridge_slot}"
+    positions = [node.state.origins.get(origin) for node in view.nodes if node.state is not None]
+    return max((position for position in positions if position is not None), default=None)
+
+
+def _slots_of_the_pair(view: View) -> set[str]:
+    primary = view.primary
+    if primary is not None and primary.state is not None:
+        return {
+            slot.slot_name
+            for slot in primary.state.slots
+            if slot.failover and not slot.temporary and slot.slot_type == "logical"
+        }
+    return {
+        slot.slot_name
+        for node in view.standbys
+        if node.state is not None
+        for slot in node.state.slots
+        if slot.slot_type == "logical" and (slot.synced or slot.failover)
+    }

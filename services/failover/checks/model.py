@@ -1,0 +1,173 @@
+"""What a check is, what it sees, and what can be done about it. Pure.
+
+Check ── judge(Facts) ── Seen (evidence; what is wrong, or "")  ── Finding, for people and JSON
+                          └─ Remedy ── Order (server, statements)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from services.failover.checks.facts import Facts
+
+
+class Severity(StrEnum):
+    """What it means for a failover."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """It can take place, at a cost, or this may turn into worse."""
+    CRITICAL = "critical"
+    """Something would be lost or stand still, now or with the next slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Statements for one server, run one by one outside of transactions."""
+
+    server: str
+    shown: tuple[str, ...]
+    """With secrets masked."""
+    sql: tuple[str, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What to do: in words, in SQL where SQL can do it, and whether a program may do it alone."""
+
+    text: str = ""
+    orders: tuple[Order, ...] = ()
+    by_hand: str = ""
+    """Why `check --fix` leaves it to a person; "" where it performs the orders."""
+
+    @property
+    def fixes(self) -> bool:
+        """`check --fix` performs it."""
+        return bool(self.orders) and not self.by_hand
+
+    @property
+    def full(self) -> str:
+        """Words and SQL in one line."""
+        orders = (f"{order.server}: {'; '.join(order.shown)}" for order in self.orders)
+        return ": ".join(filter(None, (self.text, " | ".join(orders))))
+
+    def __str__(self) -> str:
+        return self.full
+
+    def as_json(self) -> dict[str, object]:
+        """For `--json`."""
+        return {
+            "text": self.text,
+            "sql": [
+                {"server": order.server, "statement": statement}
+                for order in self.orders
+                for statement in order.shown
+            ],
+            "fix": self.fixes,
+            "by_hand": self.by_hand or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a check saw of one server, slot or subscription."""
+
+    subject: str
+    evidence: str
+    what: str = ""
+    """What is wrong; "" where all is well."""
+    remedy: Remedy = Remedy()
+    severity: Severity | None = None
+    """Other than the check's own."""
+    since: str = ""
+    """Since when, where a catalog tells (UTC)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The judgement of one check on one subject."""
+
+    check: str
+    group: str
+    severity: Severity
+    subject: str
+    what: str
+    """What is wrong; what was asked for, where all is well."""
+    evidence: str
+    consequence: str
+    remedy: Remedy
+    since: str
+
+    @property
+    def ok(self) -> bool:
+        """All is well."""
+        return self.severity is Severity.OK
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.evidence})"
+
+    def as_json(self) -> dict[str, object]:
+        """For `--json`."""
+        return {
+            "check": self.check,
+            "group": self.group,
+            "severity": self.severity,
+            "subject": self.subject or None,
+            "what": self.what,
+            "evidence": self.evidence or None,
+            "consequence": self.consequence or None,
+            "remedy": None if self.ok else self.remedy.as_json(),
+            "since": self.since or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that must hold. `consequence` is what a failover does if it does not."""
+
+    name: str
+    group: str
+    title: str
+    consequence: str
+    severity: Severity
+    judge: Callable[[Facts], Iterable[Seen]]
+
+    def findings(self, facts: Facts) -> tuple[Finding, ...]:
+        """At least one: that all is well, where nothing was seen."""
+        found = tuple(map(self._finding, self.judge(facts)))
+        return found or (self._finding(Seen("", "")),)
+
+    def _finding(self, seen: Seen) -> Finding:
+        wrong = bool(seen.what)
+        return Finding(
+            check=self.name,
+            group=self.group,
+            severity=(seen.severity or self.severity) if wrong else Severity.OK,
+            subject=seen.subject,
+            what=seen.what or self.title,
+            evidence=seen.evidence,
+            consequence=self.consequence if wrong else "",
+            remedy=seen.remedy,
+            since=seen.since,
+        )
+
+
+def check(
+    name: str,
+    *,
+    group: str,
+    title: str,
+    consequence: str,
+    severity: Severity = Severity.CRITICAL,
+) -> Callable[[Callable[[Facts], Iterable[Seen]]], Check]:
+    """Make a function of the facts the check of that name (`checks.registry` lists them)."""
+
+    def made(judge: Callable[[Facts], Iterable[Seen]]) -> Check:
+        return Check(name, group, title, consequence, severity, judge)
+
+    return made

@@ -1,0 +1,83 @@
+"""The nodes themselves: who is primary, who answers, and whether other standbys are ready. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.failover.checks import remedies
+from services.failover.checks.model import Seen, Severity, check
+from services.failover.readiness import judge_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from services.failover.checks.facts import Facts
+
+GROUP = "nodes"
+
+
+@check(
+    "primary-answers",
+    group=GROUP,
+    title="a primary answers",
+    consequence="what only the primary knows is not judged; slotfailover failover makes the "
+    "standby the primary",
+    severity=Severity.WARNING,
+)
+def primary_answers(facts: Facts) -> Iterator[Seen]:
+    primary = facts.view.primary
+    if primary is not None and primary.state is not None:
+        timeline = primary.state.server.timeline
+        yield Seen(primary.name, f"{primary.name} is writable, on timeline {timeline}")
+    else:
+        yield Seen(
+            "",
+            "; ".join(f"{node.name}: {node.detail or 'a standby'}" for node in facts.view.nodes),
+            "no node answers as a primary",
+            remedies.manual(
+                "start it, or fail over: slotfailover failover", because="it is a decision"
+            ),
+        )
+
+
+@check(
+    "node-answers",
+    group=GROUP,
+    title="every node answers",
+    consequence="it can't take over, and what it does is not known",
+    severity=Severity.WARNING,
+)
+def node_answers(facts: Facts) -> Iterator[Seen]:
+    for node in facts.view.nodes:
+        yield Seen(
+            node.name,
+            f"{node.name}: {node.reach}" + (f", {node.detail}" if node.detail else ""),
+            "" if node.state is not None else f"{node.name} does not answer",
+            remedies.manual(
+                "start it, or correct its conninfo in failover.nodes",
+                because="a server must be started",
+            ),
+        )
+
+
+@check(
+    "other-standbys",
+    group=GROUP,
+    title="every other standby has all slots ready too",
+    consequence="a failover to it would lose those slots",
+    severity=Severity.WARNING,
+)
+def other_standbys(facts: Facts) -> Iterator[Seen]:
+    judged = facts.standby.name if facts.standby is not None else ""
+    for node in facts.view.standbys:
+        if node.name == judged:
+            continue
+        lost = [slot.slot for slot in judge_all(facts.view, node) if not slot.ready]
+        yield Seen(
+            node.name,
+            f"{node.name}: {len(lost)} of {len(facts.required)} slots not ready",
+            f"{node.name} does not have ready: {', '.join(lost)}" if lost else "",
+            remedies.manual(
+                f"slotfailover check --standby {node.name} says why", because="see there"
+            ),
+        )

@@ -1,0 +1,77 @@
+"""Every check by name, in the order in which to repair what they find. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.failover.checks import (
+    consumers,
+    pair,
+    retention,
+    slots,
+    standby,
+    standby_slots,
+    upstream,
+)
+
+if TYPE_CHECKING:
+    from services.failover.checks.facts import Facts
+    from services.failover.checks.model import Check, Finding
+
+CHECKS: tuple[Check, ...] = (
+    pair.primary_answers,
+    pair.node_answers,
+    standby.standby_answers,
+    upstream.cascading_standby,
+    standby.wal_level,
+    upstream.primary_slot_name,
+    upstream.primary_slot,
+    upstream.standby_streams,
+    standby.hot_standby_feedback,
+    upstream.primary_conninfo_dbname,
+    upstream.pg_hba,
+    standby.sync_replication_slots,
+    standby.failover_slots_extension,
+    standby.slot_capacity,
+    standby.replay,
+    standby.databases,
+    standby.slotsync_worker,
+    *slots.GATE,
+    retention.slot_wal,
+    retention.slot_reserves_wal,
+    retention.slot_without_failover,
+    retention.slot_two_phase,
+    standby_slots.standby_slot_listed,
+    standby_slots.listed_slot_missing,
+    standby_slots.listed_slot_logical,
+    standby_slots.listed_slot_invalidated,
+    standby_slots.listed_slot_inactive,
+    standby_slots.commits_wait,
+    standby_slots.standby_list_stale,
+    standby_slots.synchronous_names_stale,
+    consumers.subscriber_answers,
+    consumers.subscription_enabled,
+    consumers.subscription_worker,
+    consumers.initial_copy,
+    consumers.slot_shared,
+    consumers.bridge_connected,
+    pair.other_standbys,
+)
+
+SETTINGS = (
+    "wal_level",
+    "sync_replication_slots",
+    "primary_slot_name",
+    "hot_standby_feedback",
+    "synchronized_standby_slots",
+    "synchronous_standby_names",
+    "shared_preload_libraries",
+    "max_replication_slots",
+    "recovery_min_apply_delay",
+)
+"""What has to be read of every node."""
+
+
+def run_checks(facts: Facts) -> tuple[Finding, ...]:
+    """All findings, at least one of each check."""
+    return tuple(finding for check in CHECKS for finding in check.findings(facts))

@@ -1,0 +1,85 @@
+"""Remedies: the exact statements, and whether a program may run them by itself. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from services.failover import statements
+from services.failover.checks.model import Order, Remedy
+
+if TYPE_CHECKING:
+    from services.failover.address import Conninfo
+    from services.failover.view import Node
+
+SLOT_NAME_LENGTH_MAX = 63
+
+
+def order(server: str, *sql: str) -> Order:
+    """Statements without secrets."""
+    return Order(server, sql, sql)
+
+
+def run(text: str, *orders: Order, by_hand: str = "") -> Remedy:
+    """Statements on servers; `by_hand` says why a person has to run them."""
+    return Remedy(text, orders, by_hand)
+
+
+def manual(text: str, *, because: str = "no SQL can do it") -> Remedy:
+    """What no statement can do."""
+    return Remedy(text, (), because)
+
+
+def alter_system(node: Node, setting: str, *items: str, text: str = "") -> Remedy:
+    """Set it (a list setting: to these items) and reload."""
+    obstacle = _obstacle(node, setting)
+    if obstacle:
+        value = f"{setting} = '{', '.join(items)}'"
+        return manual(f"{text or 'set'} {value} on {node.name}", because=obstacle)
+    return run(text, order(node.name, *statements.alter_system(setting, items)))
+
+
+def alter_system_conninfo(node: Node, setting: str, conninfo: Conninfo) -> Remedy:
+    """Set a connection string, shown with its secrets masked, and reload."""
+    obstacle = _obstacle(node, setting)
+    if obstacle:
+        return manual(f"set {setting} on {node.name} to {conninfo.masked}", because=obstacle)
+    shown, real = (
+        statements.alter_system(setting, (text,)) for text in (conninfo.masked, conninfo.text)
+    )
+    return run("", Order(node.name, shown, real))
+
+
+def restart_with(node: Node, setting: str, value: str) -> Remedy:
+    """Set what only a restart puts into effect."""
+    obstacle = _obstacle(node, setting)
+    if obstacle:
+        return manual(f"set {setting} = {value} on {node.name}, and restart it", because=obstacle)
+    change = statements.alter_system(setting, (value,))[:1]
+    return run(
+        f"then restart {node.name}",
+        order(node.name, *change),
+        by_hand=f"{node.name} must be restarted",
+    )
+
+
+def create_physical_slot(slot: str) -> str:
+    """The statement that makes a physical slot which reserves WAL at once."""
+    return f"SELECT pg_create_physical_replication_slot({statements.literal(slot)}, true)"
+
+
+def drop_slot(slot: str) -> str:
+    """The statement that drops a slot."""
+    return f"SELECT pg_drop_replication_slot({statements.literal(slot)})"
+
+
+def physical_slot_name(node: Node) -> str:
+    """A name for the physical slot of a standby that has none."""
+    return re.sub(r"[^a-z0-9_]", "_", f"standby_{node.name.lower()}")[:SLOT_NAME_LENGTH_MAX]
+
+
+def _obstacle(node: Node, setting: str) -> str:
+    known = node.state.settings.get(setting) if node.state is not None else None
+    if known is not None and known.source == "command line":
+        return f"it comes from the command line of {node.name}, which ALTER SYSTEM can't override"
+    return ""

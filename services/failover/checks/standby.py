@@ -1,0 +1,218 @@
+"""What slot synchronization needs of the standby. Pure.
+
+Source: PostgreSQL documentation 47.2.3 Replication Slot Synchronization; slotsync.c.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.failover.checks import remedies
+from services.failover.checks.model import Seen, Severity, check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from services.failover.checks.facts import Facts
+    from services.failover.view import Node, NodeState
+
+GROUP = "standby"
+NO_NEW_COPIES = "a slot that is made or changed from now on is not on the standby, and is lost"
+EXTENSION = "pg_failover_slots"
+
+
+@check(
+    "standby-answers",
+    group=GROUP,
+    title="there is a standby to fail over to",
+    consequence="nothing can take over: no slot and no data would survive the primary",
+)
+def standby_answers(facts: Facts) -> Iterator[Seen]:
+    for standby, state in facts.below:
+        yield Seen(standby.name, f"it has WAL up to timeline {state.server.timeline}")
+    if not facts.below:
+        yield Seen(
+            "",
+            "no node answers as a standby",
+            "there is no standby to fail over to",
+            remedies.manual("start a standby and add it to failover.nodes"),
+        )
+
+
+@check(
+    "sync-replication-slots",
+    group=GROUP,
+    title="sync_replication_slots is on",
+    consequence=NO_NEW_COPIES,
+)
+def sync_replication_slots(facts: Facts) -> Iterator[Seen]:
+    for standby, state in facts.below:
+        yield _must_be_on(standby, state, "sync_replication_slots")
+
+
+@check(
+    "hot-standby-feedback",
+    group=GROUP,
+    title="hot_standby_feedback is on",
+    consequence="synchronization stops, and the primary removes catalog rows that the copies need: "
+    "they are invalidated (rows_removed)",
+)
+def hot_standby_feedback(facts: Facts) -> Iterator[Seen]:
+    for standby, state in facts.below:
+        yield _must_be_on(standby, state, "hot_standby_feedback")
+
+
+@check(
+    "slotsync-worker",
+    group=GROUP,
+    title="the slotsync worker runs",
+    consequence=NO_NEW_COPIES,
+)
+def slotsync_worker(facts: Facts) -> Iterator[Seen]:
+    """Only asked while a primary answers: without one the worker can't run."""
+    for _, _, standby, state in facts.both:
+        runs = state.replication.slotsync_worker
+        evidence = f"{'a' if runs else 'no'} slotsync worker in pg_stat_activity"
+        yield Seen(
+            standby.name,
+            evidence,
+            "" if runs else f"no slotsync worker runs on {standby.name}",
+            remedies.manual(
+                f"correct what the other checks of the standby name; if that is nothing, read the "
+                f"log of {standby.name}: its role may lack a password for an ordinary connection "
+                "(a .pgpass line for `replication` does not serve one)",
+                because="the cause must be repaired; the server starts the worker by itself",
+            ),
+        )
+
+
+@check(
+    "wal-level",
+    group=GROUP,
+    title="wal_level is logical on primary and standby",
+    consequence="no logical slot can be made or used; copies on the standby are invalidated "
+    "(wal_level_insufficient)",
+)
+def wal_level(facts: Facts) -> Iterator[Seen]:
+    for node, state in (*facts.above, *facts.below):
+        level = state.setting("wal_level")
+        yield Seen(
+            node.name,
+            f"{node.name}: wal_level = {level}",
+            "" if level == "logical" else f"wal_level is {level} on {node.name}",
+            remedies.restart_with(node, "wal_level", "logical"),
+        )
+
+
+@check(
+    "failover-slots-extension",
+    group=GROUP,
+    title="only one thing synchronizes slots",
+    consequence="two synchronizers drop and remake each other's copies",
+    severity=Severity.WARNING,
+)
+def failover_slots_extension(facts: Facts) -> Iterator[Seen]:
+    for standby, state in facts.below:
+        libraries = state.setting("shared_preload_libraries")
+        loaded = EXTENSION in libraries
+        native = state.setting("sync_replication_slots") == "on"
+        yield Seen(
+            standby.name,
+            f"shared_preload_libraries = '{libraries}'",
+            f"{EXTENSION} and sync_replication_slots are both on" if loaded and native else "",
+            remedies.manual(
+                f"take {EXTENSION} out of shared_preload_libraries on {standby.name}, and restart",
+                because=f"{standby.name} must be restarted",
+            ),
+        )
+
+
+@check(
+    "slot-capacity",
+    group=GROUP,
+    title="the standby has room for every slot",
+    consequence="the slots that do not fit are lost",
+)
+def slot_capacity(facts: Facts) -> Iterator[Seen]:
+    for standby, state in facts.below:
+        limit = int(state.setting("max_replication_slots") or 0)
+        if not limit:
+            continue
+        there = {slot.slot_name for slot in state.slots}
+        missing = [r.slot for r in facts.required if r.slot not in there and facts.above]
+        needed = len(there) + len(missing)
+        yield Seen(
+            standby.name,
+            f"max_replication_slots = {limit}, {len(there)} used, {len(missing)} missing",
+            f"{standby.name} has no room for {needed - limit} slot(s)" if needed > limit else "",
+            remedies.restart_with(standby, "max_replication_slots", str(2 * needed)),
+        )
+
+
+@check(
+    "databases",
+    group=GROUP,
+    title="the standby has the database of every slot",
+    consequence="synchronization stops at that slot, for all slots after it too",
+)
+def databases(facts: Facts) -> Iterator[Seen]:
+    for _, above, standby, below in facts.both:
+        if below.surroundings is None:
+            continue
+        here = below.surroundings.databases
+        for slot in above.slots:
+            if slot.failover and slot.database and slot.database not in here:
+                yield Seen(
+                    standby.name,
+                    f"no row {slot.database} in pg_database on {standby.name}, wanted by the slot "
+                    f"{slot.slot_name}",
+                    f"{standby.name} does not have the database {slot.database} yet",
+                    remedies.manual(
+                        f"let {standby.name} replay the WAL that it has received",
+                        because="replay does it",
+                    ),
+                )
+
+
+@check(
+    "replay",
+    group=GROUP,
+    title="the standby replays what it receives",
+    consequence="promotion waits for the replay of all that was received",
+    severity=Severity.WARNING,
+)
+def replay(facts: Facts) -> Iterator[Seen]:
+    for standby, state in facts.below:
+        delay = state.setting("recovery_min_apply_delay") or "0"
+        paused = state.surroundings.replay if state.surroundings is not None else ""
+        if paused not in ("", "not paused"):
+            yield Seen(
+                standby.name,
+                f"pg_get_wal_replay_pause_state() = {paused}",
+                f"replay is paused on {standby.name}",
+                remedies.run(
+                    "",
+                    remedies.order(standby.name, "SELECT pg_wal_replay_resume()"),
+                    by_hand="somebody has paused it for a reason",
+                ),
+            )
+        elif delay != "0":
+            yield Seen(
+                standby.name,
+                f"recovery_min_apply_delay = {delay} ms",
+                f"{standby.name} replays later on purpose",
+                remedies.manual(
+                    "fail over to another standby, or reset recovery_min_apply_delay",
+                    because="the delay was chosen",
+                ),
+            )
+
+
+def _must_be_on(standby: Node, state: NodeState, setting: str) -> Seen:
+    value = state.setting(setting)
+    return Seen(
+        standby.name,
+        f"{setting} = {value}",
+        "" if value == "on" else f"{setting} is {value} on {standby.name}",
+        remedies.alter_system(standby, setting, "on"),
+    )

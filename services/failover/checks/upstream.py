@@ -1,0 +1,212 @@
+"""What slot synchronization needs between the standby and its primary: slot, way, admission. Pure.
+
+Source: PostgreSQL documentation 47.2.3 Replication Slot Synchronization; slotsync.c.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.failover.checks import hba, remedies
+from services.failover.checks.model import Seen, check
+from services.failover.checks.standby import GROUP, NO_NEW_COPIES
+from services.failover.statements import RELOAD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from services.failover.checks.facts import Facts
+    from services.failover.checks.model import Remedy
+    from services.failover.view import Node, NodeState
+
+
+@check(
+    "primary-slot-name",
+    group=GROUP,
+    title="primary_slot_name is set",
+    consequence="synchronization stops, and the primary may remove WAL that the standby needs",
+)
+def primary_slot_name(facts: Facts) -> Iterator[Seen]:
+    for standby, state in facts.below:
+        name = state.setting("primary_slot_name")
+        yield Seen(
+            standby.name,
+            f"primary_slot_name = '{name}'",
+            "" if name else f"primary_slot_name is empty on {standby.name}",
+            _name_a_slot(facts, standby),
+        )
+
+
+def _name_a_slot(facts: Facts, standby: Node) -> Remedy:
+    wanted = remedies.physical_slot_name(standby)
+    setting = remedies.alter_system(standby, "primary_slot_name", wanted)
+    make = [
+        remedies.order(primary.name, remedies.create_physical_slot(wanted))
+        for primary, state in facts.above
+        if state.slot(wanted) is None
+    ]
+    text = "give the standby a physical slot of its own on the primary"
+    return remedies.run(text, *make, *setting.orders, by_hand=setting.by_hand)
+
+
+@check(
+    "primary-slot",
+    group=GROUP,
+    title="the standby's physical slot is on the primary",
+    consequence="the standby does not stream, so nothing newer can take over",
+)
+def primary_slot(facts: Facts) -> Iterator[Seen]:
+    for primary, above, standby, below in facts.both:
+        name = below.setting("primary_slot_name")
+        if not name:
+            continue
+        slot = above.slot(name)
+        if slot is None:
+            yield Seen(
+                primary.name,
+                f"primary_slot_name = '{name}' on {standby.name}, no such slot on {primary.name}",
+                f"{primary.name} has no slot {name}, through which {standby.name} wants to stream",
+                remedies.run("", remedies.order(primary.name, remedies.create_physical_slot(name))),
+            )
+        elif slot.slot_type != "physical":
+            yield Seen(
+                primary.name,
+                f"slot_type = {slot.slot_type} of {name}",
+                f"{name} is not a physical slot, and {standby.name} can't stream through it",
+                _name_a_slot(facts, standby),
+            )
+        else:
+            yield Seen(primary.name, f"'{name}', active_pid = {slot.active_pid}")
+
+
+@check(
+    "standby-streams",
+    group=GROUP,
+    title="the standby streams from the primary",
+    consequence="transactions that the standby does not have are lost, and its copies grow old",
+)
+def standby_streams(facts: Facts) -> Iterator[Seen]:
+    for primary, _, standby, state in facts.both:
+        streams = state.replication.receiver_streaming
+        yield Seen(
+            standby.name,
+            f"pg_stat_wal_receiver.status {'=' if streams else '<>'} streaming",
+            "" if streams else f"{standby.name} does not stream",
+            remedies.manual(
+                f"read the log of {standby.name}: its primary_conninfo must lead to {primary.name}",
+                because="the log says why",
+            ),
+        )
+
+
+@check(
+    "primary-conninfo-dbname",
+    group=GROUP,
+    title="primary_conninfo names a database for the slotsync worker",
+    consequence=NO_NEW_COPIES,
+)
+def primary_conninfo_dbname(facts: Facts) -> Iterator[Seen]:
+    for standby, state in facts.below:
+        upstream = state.upstream
+        dbname = upstream.value("dbname") if upstream else ""
+        there = _databases(facts)
+        if upstream is None:
+            wrong = f"{standby.name} has no primary_conninfo"
+        elif not dbname:
+            wrong = "primary_conninfo has no dbname (pg_basebackup -R writes none)"
+        elif there and dbname not in there:
+            wrong = f"the primary has no database {dbname}, to which the worker wants to connect"
+        else:
+            wrong = ""
+        yield Seen(standby.name, f"dbname = '{dbname}'", wrong, _with_dbname(facts, standby))
+
+
+def _with_dbname(facts: Facts, standby: Node) -> Remedy:
+    """The same connection string with a database that the primary has: postgres, if it has it."""
+    there = _databases(facts)
+    around = standby.state.surroundings if standby.state is not None else None
+    if around is None or around.upstream is None or not there:
+        return remedies.manual(
+            f"set primary_conninfo with dbname=… on {standby.name}",
+            because="the primary is not known",
+        )
+    dbname = "postgres" if "postgres" in there else min(there)
+    changed = around.upstream.with_value("dbname", dbname)
+    return remedies.alter_system_conninfo(standby, "primary_conninfo", changed)
+
+
+def _databases(facts: Facts) -> frozenset[str]:
+    for _, state in facts.above:
+        if state.surroundings is not None:
+            return state.surroundings.databases
+    return frozenset()
+
+
+@check(
+    "pg-hba",
+    group=GROUP,
+    title="pg_hba.conf of the primary lets the slotsync worker in",
+    consequence=NO_NEW_COPIES,
+)
+def pg_hba(facts: Facts) -> Iterator[Seen]:
+    """The worker comes as the walreceiver does, but with a database: same role, same address."""
+    for primary, above, standby, below in facts.both:
+        around = above.surroundings
+        dbname = below.upstream.value("dbname") if below.upstream else ""
+        slot = below.setting("primary_slot_name")
+        if around is None or around.hba is None or not dbname or not slot:
+            continue
+        for follower in (f for f in around.followers if f.slot == slot):
+            verdict = hba.verdict(
+                around.hba,
+                database=dbname,
+                user=follower.user,
+                address=follower.address,
+                encrypted=follower.encrypted,
+            )
+            where = f"from {follower.address}" if follower.address else "from a socket"
+            line = hba.line_for(dbname, follower.user, follower.address)
+            yield Seen(
+                primary.name,
+                f"role {follower.user} {where}, database {dbname}: {verdict}",
+                f"{primary.name} lets {standby.name} replicate, but not connect to {dbname}"
+                if verdict.refuses
+                else "",
+                remedies.run(
+                    f"in pg_hba.conf of {primary.name}, before any line that rejects it, add "
+                    f"`{line}`",
+                    remedies.order(primary.name, RELOAD),
+                    by_hand="pg_hba.conf is a file on the server",
+                ),
+            )
+
+
+@check(
+    "cascading-standby",
+    group=GROUP,
+    title="the standby is fed by the primary itself",
+    consequence="slots are never synchronized to a standby of a standby: all are lost with it",
+)
+def cascading_standby(facts: Facts) -> Iterator[Seen]:
+    for standby, state in facts.below:
+        feeder = _feeding_standby(facts, standby, state)
+        upstream = state.upstream.address if state.upstream else ""
+        yield Seen(
+            standby.name,
+            f"primary_conninfo leads to {upstream or 'an unknown place'}"
+            + (f", which is the standby {feeder.name}" if feeder else ""),
+            f"{standby.name} is a standby of the standby {feeder.name}" if feeder else "",
+            remedies.manual(
+                f"let primary_conninfo and primary_slot_name of {standby.name} lead to the primary",
+                because="which server feeds which is a decision",
+            ),
+        )
+
+
+def _feeding_standby(facts: Facts, standby: Node, state: NodeState) -> Node | None:
+    if state.upstream is None:
+        return None
+    for node in facts.view.standbys:
+        if node.name != standby.name and state.upstream.names(node.endpoints):
+            return node
+    return None

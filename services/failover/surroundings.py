@@ -1,0 +1,133 @@
+"""What only `check` asks of a node, beside what a failover needs: read once, not at every step.
+
+Source: PostgreSQL documentation 53.9 pg_hba_file_rules, 27.2.4 pg_stat_replication, 9.28.4 Recovery
+Control Functions.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from services.failover.address import Conninfo
+from services.slots import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class HbaRule:
+    """A line of pg_hba.conf as the server reads it now; `address` "" for type `local`."""
+
+    line: int
+    type: str
+    databases: tuple[str, ...]
+    users: tuple[str, ...]
+    address: str
+    netmask: str
+    method: str
+    broken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A standby that streams from the node; `address` "" on a Unix-domain socket."""
+
+    name: str
+    slot: str
+    user: str
+    address: str
+    encrypted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction with an xid that has not ended; `pid` 0 and a `gid` where it is prepared."""
+
+    pid: int
+    gid: str
+    since: str
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The rest of a node."""
+
+    databases: frozenset[str]
+    followers: tuple[Follower, ...]
+    hba: tuple[HbaRule, ...] | None
+    """In order; None where our role may not see them."""
+    oldest: OpenTransaction | None
+    """The oldest open transaction; None also on a standby."""
+    replay: str
+    """Standby: `not paused`, `pause requested`, `paused`; "" on a primary."""
+    upstream: Conninfo | None = None
+    """primary_conninfo, secrets and all."""
+
+
+def may_look(connection: Connection) -> bool:
+    """Whether our role sees settings and activity of others: else absent would look like off."""
+    row = connection.execute(
+        "SELECT pg_has_role('pg_read_all_settings', 'MEMBER')"
+        " AND pg_has_role('pg_read_all_stats', 'MEMBER')"
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def read_surroundings(connection: Connection) -> Surroundings:
+    """All of it (PostgreSQL 17 or newer)."""
+    row = connection.execute(
+        """
+        SELECT ARRAY(SELECT datname::text FROM pg_database WHERE datallowconn),
+               CASE WHEN pg_is_in_recovery() THEN pg_get_wal_replay_pause_state() ELSE '' END
+        """
+    ).fetchone()
+    assert row is not None
+    return Surroundings(
+        databases=frozenset(row[0]),
+        followers=_followers(connection),
+        hba=_hba(connection),
+        oldest=_oldest(connection),
+        replay=row[1],
+    )
+
+
+def _followers(connection: Connection) -> tuple[Follower, ...]:
+    rows = connection.execute(
+        """
+        SELECT r.application_name, s.slot_name::text, r.usename::text,
+               coalesce(host(r.client_addr), ''), coalesce(l.ssl, false)
+          FROM pg_stat_replication r
+          JOIN pg_replication_slots s ON s.active_pid = r.pid AND s.slot_type = 'physical'
+          LEFT JOIN pg_stat_ssl l ON l.pid = r.pid
+         ORDER BY s.slot_name
+        """
+    ).fetchall()
+    return tuple(Follower(*row) for row in rows)
+
+
+def _hba(connection: Connection) -> tuple[HbaRule, ...] | None:
+    may = connection.execute(
+        "SELECT has_function_privilege('pg_hba_file_rules()', 'EXECUTE')"
+    ).fetchone()
+    if not (may and may[0]):
+        return None
+    rows: list[tuple[Any, ...]] = connection.execute(
+        """
+        SELECT line_number, coalesce(type, ''), coalesce(database, '{}'), coalesce(user_name, '{}'),
+               coalesce(address, ''), coalesce(netmask, ''), coalesce(auth_method, ''),
+               error IS NOT NULL
+          FROM pg_hba_file_rules ORDER BY rule_number NULLS LAST, line_number
+        """
+    ).fetchall()
+    return tuple(HbaRule(row[0], row[1], tuple(row[2]), tuple(row[3]), *row[4:]) for row in rows)
+
+
+def _oldest(connection: Connection) -> OpenTransaction | None:
+    row = connection.execute(
+        """
+        SELECT pid, gid, to_char(since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') FROM (
+            SELECT pid, '' AS gid, xact_start AS since FROM pg_stat_activity
+             WHERE backend_xid IS NOT NULL AND xact_start IS NOT NULL
+             UNION ALL
+            SELECT 0, gid, prepared FROM pg_prepared_xacts
+        ) open WHERE NOT pg_is_in_recovery() ORDER BY since LIMIT 1
+        """
+    ).fetchone()
+    return OpenTransaction(*cast("tuple[int, str, str]", row)) if row is not None else None
