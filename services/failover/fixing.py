@@ -12,6 +12,8 @@ from services.failover.links import Unreachable
 from services.slots import Connection
 
 _POLL_S = 0.25
+_FOLLOWS_S = 15.0
+"""The server starts a slotsync worker at most every 10 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,15 @@ def perform(cluster: Cluster, orders: Iterable[Order]) -> None:
 
 
 def await_effect(cluster: Cluster, standby: str, fixes: Fixes, deadline_s: float) -> Checkup:
-    """Check until nothing of what was repaired is found any more, or the time is over."""
-    deadline = time.monotonic() + deadline_s
+    """Check until neither what was repaired nor what follows is found, or the time is over."""
+    begun = time.monotonic()
     while True:
         checkup = check_up(cluster.survey(), standby)
         found = {(finding.check, finding.subject) for finding in checkup.problems}
-        if not found & fixes.of or time.monotonic() > deadline:
+        follows = any(finding.remedy.follows for finding in checkup.problems)
+        waited_s = time.monotonic() - begun
+        if waited_s > deadline_s or not (found & fixes.of or (follows and waited_s < _FOLLOWS_S)):
             return checkup
+        for link in cluster.nodes.values():
+            link.close()  # a new connection wakes the postmaster, which else looks once a minute
         time.sleep(_POLL_S)

@@ -44,6 +44,8 @@ class Remedy:
     orders: tuple[Order, ...] = ()
     by_hand: str = ""
     """Why `check --fix` leaves it to a person; "" where it performs the orders."""
+    follows: bool = False
+    """It goes by itself, soon after its cause was repaired."""
 
     @property
     def fixes(self) -> bool:

@@ -30,6 +30,11 @@ def manual(text: str, *, because: str = "no SQL can do it") -> Remedy:
     return Remedy(text, (), because)
 
 
+def follow(text: str) -> Remedy:
+    """What ends by itself once the cause is repaired."""
+    return Remedy(text, (), "the cause must be repaired; this follows", follows=True)
+
+
 def alter_system(node: Node, setting: str, *items: str, text: str = "") -> Remedy:
     """Set it (a list setting: to these items) and reload."""
     obstacle = _obstacle(node, setting)

@@ -77,11 +77,10 @@ def slotsync_worker(facts: Facts) -> Iterator[Seen]:
             standby.name,
             evidence,
             "" if runs else f"no slotsync worker runs on {standby.name}",
-            remedies.manual(
+            remedies.follow(
                 f"correct what the other checks of the standby name; if that is nothing, read the "
                 f"log of {standby.name}: its role may lack a password for an ordinary connection "
-                "(a .pgpass line for `replication` does not serve one)",
-                because="the cause must be repaired; the server starts the worker by itself",
+                "(a .pgpass line for `replication` does not serve one)"
             ),
         )
 
@@ -167,10 +166,7 @@ def databases(facts: Facts) -> Iterator[Seen]:
                     f"no row {slot.database} in pg_database on {standby.name}, wanted by the slot "
                     f"{slot.slot_name}",
                     f"{standby.name} does not have the database {slot.database} yet",
-                    remedies.manual(
-                        f"let {standby.name} replay the WAL that it has received",
-                        because="replay does it",
-                    ),
+                    remedies.follow(f"let {standby.name} replay the WAL that it has received"),
                 )
 
 
@@ -178,7 +174,8 @@ def databases(facts: Facts) -> Iterator[Seen]:
     "replay",
     group=GROUP,
     title="the standby replays what it receives",
-    consequence="promotion waits for the replay of all that was received",
+    consequence="promotion waits for the replay of all that was received; until then slots are not "
+    "synchronized either, as copies are advanced through replayed WAL only",
     severity=Severity.WARNING,
 )
 def replay(facts: Facts) -> Iterator[Seen]:

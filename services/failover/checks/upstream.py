@@ -92,9 +92,8 @@ def standby_streams(facts: Facts) -> Iterator[Seen]:
             standby.name,
             f"pg_stat_wal_receiver.status {'=' if streams else '<>'} streaming",
             "" if streams else f"{standby.name} does not stream",
-            remedies.manual(
-                f"read the log of {standby.name}: its primary_conninfo must lead to {primary.name}",
-                because="the log says why",
+            remedies.follow(
+                f"read the log of {standby.name}: its primary_conninfo must lead to {primary.name}"
             ),
         )
 
