@@ -16,7 +16,7 @@ def drop(examiner: Examiner, name: str) -> None:
 
     def gone() -> bool:
         tell(examiner.trio.standby, "SELECT pg_reload_conf()")
-        return ask(examiner.trio.standby, copies) == 0
+        return bool(ask(examiner.trio.standby, copies) == 0)
 
     eventually(gone, what=f"the copy of {name} is gone", interval_s=0.1)
 
