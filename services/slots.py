@@ -260,26 +260,6 @@ class SettingValue:
     source: str
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class SubscriptionRow:
-    """A subscription of the connected database. `subconninfo` may hold a password: no repr."""
-
-    oid: int
-    subname: str
-    subenabled: bool
-    subconninfo: str
-    subslotname: str | None
-    subfailover: bool
-    comment: str | None
-    remote_lsn: int | None
-    """How far its origin `pg_<oid>` has come: the end of the last transaction applied."""
-    worker_pid: int | None
-    sync_slots: tuple[str, ...]
-    """Slots of initial table copies that still have to catch up (state `f`)."""
-    copying: tuple[tuple[str, str], ...]
-    """(table, srsubstate) of every initial copy that is not finished."""
-
-
 def read_replication(connection: Connection) -> Replication:
     """The standby side of a server (PostgreSQL 17 or newer).
 
@@ -360,43 +340,3 @@ def read_origins(connection: Connection) -> dict[str, int]:
         " WHERE external_id IS NOT NULL AND remote_lsn > '0/0'"
     ).fetchall()
     return {name: int(lsn) for name, lsn in rows}
-
-
-def may_read_subscriptions(connection: Connection) -> bool:
-    """Whether this role may see the connection strings of subscriptions, as superusers may."""
-    row = connection.execute(
-        "SELECT has_column_privilege('pg_subscription', 'subconninfo', 'SELECT')"
-        " AND has_function_privilege('pg_show_replication_origin_status()', 'EXECUTE')"
-    ).fetchone()
-    return bool(row and row[0])
-
-
-def read_subscriptions(connection: Connection) -> list[SubscriptionRow]:
-    """Every subscription of the connected database, by name (PostgreSQL 17 or newer).
-
-    Source: PostgreSQL documentation 52.54 pg_subscription, 29.3 Logical Replication Failover. The
-    role must be a superuser (see `may_read_subscriptions`).
-    """
-    rows = connection.execute(
-        """
-        SELECT s.oid::bigint, s.subname::text, s.subenabled, s.subconninfo, s.subslotname::text,
-               s.subfailover, obj_description(s.oid, 'pg_subscription'),
-               nullif((o.remote_lsn - '0/0')::bigint, 0),
-               (SELECT pid FROM pg_stat_subscription
-                 WHERE subid = s.oid AND worker_type = 'apply' LIMIT 1),
-               ARRAY(SELECT format('pg_%s_sync_%s_%s', r.srsubid, r.srrelid, c.system_identifier)
-                       FROM pg_subscription_rel r, pg_control_system() c
-                      WHERE r.srsubid = s.oid AND r.srsubstate = 'f'),
-               ARRAY(SELECT ARRAY[r.srrelid::regclass::text, r.srsubstate::text]
-                       FROM pg_subscription_rel r
-                      WHERE r.srsubid = s.oid AND r.srsubstate NOT IN ('r', 'f') ORDER BY 1)
-          FROM pg_subscription s
-          LEFT JOIN pg_replication_origin_status o ON o.external_id = 'pg_' || s.oid
-         WHERE s.subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
-         ORDER BY s.subname
-        """
-    ).fetchall()
-    found: list[list[Any]] = [
-        [*row[:9], tuple(row[9]), tuple(tuple(pair) for pair in row[10])] for row in rows
-    ]
-    return [SubscriptionRow(*values) for values in found]

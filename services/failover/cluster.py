@@ -21,9 +21,14 @@ from services.failover.checks.registry import SETTINGS
 from services.failover.links import Link, Unreachable, parse_conninfo
 from services.failover.machine import machine_of
 from services.failover.sessions import sessions_before_reload
+from services.failover.subscriptions import (
+    SubscriptionRow,
+    may_read_subscriptions,
+    read_subscriptions,
+)
 from services.failover.surroundings import Surroundings, may_look, read_surroundings
 from services.failover.view import FENCE, Node, NodeState, Reach, Subscriber, Subscription, View
-from services.slots import Connection, SettingValue, SubscriptionRow
+from services.slots import Connection, SettingValue
 
 _VERSION_MIN = 170000
 
@@ -235,7 +240,7 @@ def _place(conninfo: Conninfo, advertised: str, name: str) -> tuple[Address, fro
 def _subscriber(connection: Connection, name: str) -> Subscriber:
     server = slots.read_server(connection)
     _require_version(server.version, name)
-    if not slots.may_read_subscriptions(connection):
+    if not may_read_subscriptions(connection):
         raise SetupError(
             "our role may not see where subscriptions lead (pg_subscription.subconninfo)",
             operation="read subscriptions",
@@ -243,7 +248,7 @@ def _subscriber(connection: Connection, name: str) -> Subscriber:
             hint=f"connect to {name} as a superuser",
             exit_code=ExitCode.PRIVILEGE_MISSING,
         )
-    rows = slots.read_subscriptions(connection)
+    rows = read_subscriptions(connection)
     found = tuple(_subscription(row, name) for row in rows)
     return Subscriber(name, Reach.ANSWERS, "", server.in_recovery, found)
 
