@@ -18,8 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 UNAVAILABLE = "__debezium_unavailable_value"
 """Stands for a TOASTed value that an UPDATE did not change and the WAL does not hold."""
-INFINITY_MICROSECONDS = 9223372036825200000
-NEGATIVE_INFINITY_MICROSECONDS = -9223372036832400000
+INFINITY_MICROSECONDS = 2**63 - 1
+NEGATIVE_INFINITY_MICROSECONDS = -(2**63)
+"""What stands for a timestamp's ±infinity, also in nanoseconds; Debezium's, as those below."""
+INFINITY_MILLISECONDS = 9223372036825200000
+NEGATIVE_INFINITY_MILLISECONDS = -9223372036832400000
+DATE_INFINITY_DAYS = 2146033979
+DATE_NEGATIVE_INFINITY_DAYS = -2147472691
 HEARTBEAT_PREFIX = "slotbridge"
 """The prefix of the bridge's own logical messages, which are recognised and not published."""
 

@@ -74,7 +74,25 @@ class KafkaSettings(_Section):
     """Passed to librdkafka as they are (security.protocol, sasl.*, ssl.*, compression.type …)."""
 
 
-class BridgeSettings(_Section):
+class ValueSettings(_Section):
+    """The JSON forms of values (docs/DEBEZIUM.md): what Debezium's keys of like names choose."""
+
+    decimal_handling: Literal["string", "double", "precise"] = "string"
+    """numeric and money."""
+    time_precision: Literal[
+        "microseconds", "adaptive", "adaptive_time_microseconds", "nanoseconds", "isostring"
+    ] = "microseconds"
+    """date, time and timestamp; timestamptz and timetz are ISO 8601 in UTC in any case."""
+    interval_handling: Literal["text", "string", "numeric"] = "text"
+    """PostgreSQL's text, ISO 8601, or microseconds."""
+    binary_handling: Literal["base64", "base64-url-safe", "hex"] = "base64"
+    hstore_handling: Literal["text", "json", "map"] = "text"
+    """PostgreSQL's text, a JSON object in a string, or an object."""
+    structures: Literal["text", "json"] = "text"
+    """Bit strings, geometric types, sparsevec: PostgreSQL's text, or Debezium's objects."""
+
+
+class BridgeSettings(ValueSettings):
     """Limits and intervals of the bridge. Every wait has a deadline, every buffer a bound."""
 
     commit_interval_ms: Milliseconds = 100

@@ -9,9 +9,11 @@
     other numeric, money  "123.45", "NaN"                   string
     date                  days since 1970                   date
     timestamp             µs since 1970                     timestamp_ntz
-    timestamptz           "2026-01-31T12:00:00.5Z"          timestamp
+    timestamptz           "2026-01-31T12:00:00.500000Z"     timestamp
     time                  µs since midnight                 bigint
     bytea                 base64                            binary
+    arrays, vector        JSON array                        string: the array's JSON
+    domains               their base type's                 string: the form's text
     everything else       PostgreSQL's text                 string
 
 Pure: builds column expressions, touches no data. A value that does not fit its type is never NULL:
@@ -37,10 +39,10 @@ from schemas.events import (
 METADATA = ("_commit_lsn", "_seq")
 """The columns each Iceberg table has besides the source's: the position of a row's last change."""
 DECIMAL_DIGITS_MAX = 38
+_UNAVAILABLE_BYTES = base64.b64encode(UNAVAILABLE.encode()).decode()
 _UNAVAILABLE_FORMS = (
-    UNAVAILABLE,
-    base64.b64encode(UNAVAILABLE.encode()).decode(),
-    f'["{UNAVAILABLE}"]',
+    *(UNAVAILABLE, _UNAVAILABLE_BYTES),
+    *(f'["{UNAVAILABLE}"]', f'["{_UNAVAILABLE_BYTES}"]'),
 )
 _SIMPLE: dict[str, T.DataType] = {
     "bool": T.BooleanType(),

@@ -1,11 +1,6 @@
 """Reads source tables for comparison: their columns, and their rows as JSON lines in files.
 
-A row is one line `{"c0": "…", "c1": null}`: every value as text, so that nothing is rounded.
-
-    date                    days since 1970
-    time, timestamp(tz)     microseconds
-    bytea                   hex
-    everything else         what its type's output function gives, as pgoutput does
+A row is one line `{"c0": "…", "c1": null}` with the values of `spark_consumers.forms`.
 """
 
 import contextlib
@@ -18,12 +13,11 @@ import psycopg
 from psycopg import sql
 
 from schemas.errors import ExitCode, Retryable, SetupError
-from schemas.events import INFINITY_MICROSECONDS, NEGATIVE_INFINITY_MICROSECONDS
 from schemas.settings import SourceSettings
 from spark_consumers.columns import ColumnShape
+from spark_consumers.forms import Layer, value_sql
 
 FILE_BYTES_MAX: Final = 64 * 2**20
-_DAY_US: Final = 86_400_000_000
 # What the bridge's replication session has, so that text forms are the same.
 _SESSION: Final = (
     "SET DateStyle = 'ISO'; SET TimeZone = 'UTC'; SET IntervalStyle = 'postgres';"
@@ -42,6 +36,23 @@ _COLUMNS: Final = """
     JOIN pg_namespace n ON n.oid = t.typnamespace
     WHERE s.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
     ORDER BY a.attnum
+"""
+# What each column's type consists of, from the outside in: domains, arrays, then the base type.
+_LAYERS: Final = """
+    WITH RECURSIVE layer AS (
+        SELECT a.attname AS name, 1 AS depth, a.atttypid AS oid, a.atttypmod AS typmod
+        FROM pg_attribute a
+        JOIN pg_class c ON c.oid = a.attrelid
+        JOIN pg_namespace s ON s.oid = c.relnamespace
+        WHERE s.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
+        UNION ALL
+        SELECT l.name, l.depth + 1, CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.typelem END,
+               CASE WHEN t.typtype = 'd' AND l.typmod < 0 THEN t.typtypmod ELSE l.typmod END
+        FROM layer l JOIN pg_type t ON t.oid = l.oid
+        WHERE t.typtype = 'd' OR t.typelem <> 0 AND t.typname LIKE '\\_%%' AND t.typlen = -1
+    )
+    SELECT l.name, t.typname, t.typtype = 'd', t.typelem <> 0 AND t.typname LIKE '\\_%%', l.typmod
+    FROM layer l JOIN pg_type t ON t.oid = l.oid ORDER BY l.name, l.depth
 """
 
 
@@ -112,8 +123,11 @@ def export(
     folder: Path,
 ) -> None:
     """Write the rows of `table` (schema, name) to files in `folder`; memory stays bounded."""
+    layers = _layers(connection, table)
     values = sql.SQL(", ").join(
-        sql.SQL("{} AS {}").format(_text(column), sql.Identifier(f"c{number}"))
+        sql.SQL("{} AS {}").format(
+            value_sql(column.name, layers[column.name]), sql.Identifier(f"c{number}")
+        )
         for number, column in enumerate(columns)
     )
     where = sql.SQL("WHERE {}").format(sql.SQL(row_filter)) if row_filter else sql.SQL("")
@@ -129,6 +143,13 @@ def export(
             number += 1
 
 
+def _layers(connection: psycopg.Connection, table: tuple[str, str]) -> dict[str, list[Layer]]:
+    found: dict[str, list[Layer]] = {}
+    for name, *layer in connection.execute(_LAYERS, list(table)).fetchall():
+        found.setdefault(name, []).append(Layer(*layer))
+    return found
+
+
 def _write_file(lines: Iterator[bytes | bytearray | memoryview], path: Path) -> bool:
     """Write lines up to FILE_BYTES_MAX; whether there may be more."""
     size = 0
@@ -138,35 +159,3 @@ def _write_file(lines: Iterator[bytes | bytearray | memoryview], path: Path) -> 
             if size >= FILE_BYTES_MAX:
                 return True
     return False
-
-
-def _text(column: ColumnShape) -> sql.Composed:
-    """SQL that gives the column's value as text; NULL stays NULL."""
-    name = sql.Identifier(column.name)
-    if column.type in _EXPRESSIONS:
-        return sql.SQL(_EXPRESSIONS[column.type]).format(name=name)
-    # A cast to text would drop the blanks of a bpchar; format() calls the output function.
-    return sql.SQL("CASE WHEN {name} IS NOT NULL THEN format('%s', {name}) END").format(name=name)
-
-
-_MICROSECONDS: Final = "(extract(epoch FROM {name}) * 1000000)::bigint::text"
-_INSTANT: Final = (
-    "CASE {name}::text"
-    f" WHEN 'infinity' THEN '{INFINITY_MICROSECONDS}'"
-    f" WHEN '-infinity' THEN '{NEGATIVE_INFINITY_MICROSECONDS}'"
-    f" ELSE {_MICROSECONDS} END"
-)
-_EXPRESSIONS: Final = {
-    "bool": "{name}::text",
-    "date": (
-        "CASE {name}::text"
-        f" WHEN 'infinity' THEN '{INFINITY_MICROSECONDS // _DAY_US}'"
-        f" WHEN '-infinity' THEN '{NEGATIVE_INFINITY_MICROSECONDS // _DAY_US}'"
-        " ELSE ({name} - DATE '1970-01-01')::text END"
-    ),
-    "time": _MICROSECONDS,
-    "timestamp": _INSTANT,
-    "timestamptz": _INSTANT,
-    "timetz": "regexp_replace(({name} AT TIME ZONE 'UTC')::text, '\\+00$', 'Z')",
-    "bytea": "encode({name}, 'hex')",
-}

@@ -37,7 +37,7 @@ SESSION_OPTIONS: Final = (
     " -c bytea_output=hex -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
     " -c tcp_keepalives_count=3"
 )
-"""Text forms that services/bridge/values.py relies on, and a quick end for a half-open socket."""
+"""Text forms that services/bridge/values relies on, and a quick end for a half-open socket."""
 
 
 @contextlib.contextmanager

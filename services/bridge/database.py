@@ -5,7 +5,7 @@ One ordinary connection, held as long as the session lasts. Its replication orig
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,6 +20,8 @@ from schemas.settings import SourceSettings
 from services import slots
 from services.bridge.connection import cut_off_after, walsender_name
 from services.bridge.refusals import connect_error, server_error
+from services.bridge.type_catalog import money_digits, read_types
+from services.bridge.values.catalog import PgType
 from services.slots import Connection, PrimaryKey, Server, Slot
 
 logger = structlog.get_logger(__name__)
@@ -140,6 +142,16 @@ class Primary:
         """(schema, table) -> the columns of every table that the publication has now."""
         with self._statement("read the publication"):
             return slots.published_columns(self._connection, self._settings.publication)
+
+    def types(self, oids: Iterable[int]) -> list[PgType]:
+        """The types of `oids` and what those consist of; one that is gone by now is left out."""
+        with self._statement("read the types"):
+            return read_types(self._connection, oids)
+
+    def money_digits(self) -> int:
+        """How many digits money has after the decimal point in this database's locale."""
+        with self._statement("read the locale"):
+            return money_digits(self._connection)
 
     def move_origin(self, lsn: int) -> None:
         """Record `lsn` in the origin, with the heartbeat message, in one small transaction."""

@@ -39,6 +39,7 @@ from services.bridge.messages import (
 from services.bridge.rows import Counter, Table
 from services.bridge.shaping.outbox import Outbox
 from services.bridge.shaping.tables import Plan
+from services.bridge.values.encoders import Encoders
 
 VERSION: Final = "0.1.0"
 NEW_KEY_HEADER: Final = "__debezium.newkey"
@@ -102,7 +103,9 @@ class Envelope:
         *,
         tombstones: bool,
         transaction_metadata: bool,
+        encoders: Encoders | None = None,
     ) -> None:
+        self._encoders = encoders or Encoders()
         self._name = name
         self._database = database
         self._timeline = timeline
@@ -286,7 +289,7 @@ class Envelope:
             if not described.settled:
                 self._unsettled.append(relation.oid)
             counter = self._counter(f"{relation.schema}.{relation.table}")
-            known = (relation, Table(described.plan, counter))
+            known = (relation, Table(described.plan, counter, self._encoders))
             self._tables[relation.oid] = known
         return known[1]
 

@@ -8,6 +8,8 @@ REPLICA IDENTITY FULL these are all, and under NOTHING none: see services.bridge
 from dataclasses import replace
 from typing import Final
 
+import structlog
+
 from schemas.errors import ExitCode, OperatorNeeded, SettingsError
 from schemas.events import SchemaEvent
 from services.bridge.database import Primary
@@ -17,6 +19,9 @@ from services.bridge.messages import Relation
 from services.bridge.shapes import Shapes
 from services.bridge.shaping.tables import Plan, Shaping
 from services.bridge.topics import Topics
+from services.bridge.values.encoders import Encoders
+
+logger = structlog.get_logger(__name__)
 
 _IDENTITIES_WITHOUT_KEY: Final = ("f", "n")
 
@@ -31,7 +36,9 @@ class Relations:
         primary: Primary,
         known: dict[tuple[str, str], SchemaEvent],
         shaping: Shaping,
+        encoders: Encoders,
     ) -> None:
+        self._encoders = encoders
         self._topics = topics
         self._primary = primary
         self._shaping = shaping
@@ -62,6 +69,7 @@ class Relations:
             return Described(plan, None, certain)
         self._own(plan, stamp)
         self._topics.partitions(plan.topic.name)
+        self._learn_types(plan.relation)
         return Described(plan, self._shapes.change(plan.relation, stamp, seq), certain)
 
     def _own(self, plan: Plan, stamp: Stamp) -> None:
@@ -78,6 +86,21 @@ class Relations:
                 "out, or give both one route (shaping.routes)",
                 exit_code=ExitCode.RECORD_REFUSED,
             )
+
+    def _learn_types(self, relation: Relation) -> None:
+        """Look up the types that are new to the encoders; say which are text to us."""
+        unknown = self._encoders.unknown(column.type_oid for column in relation.columns)
+        if not unknown:
+            return
+        self._encoders.learn(unknown, self._primary.types(unknown))
+        for column in relation.columns:
+            if column.type_oid in unknown and not self._encoders.understood(column.type_oid):
+                unknown.discard(column.type_oid)
+                logger.warning(
+                    "values of a type without a form of its own are sent as PostgreSQL's text",
+                    type=column.type_name or "dropped since",
+                    oid=column.type_oid,
+                )
 
     def _with_primary_key(self, relation: Relation, xid: int) -> tuple[Relation, bool]:
         found = self._primary.primary_key(relation.oid)

@@ -37,6 +37,7 @@ from services.bridge.spool import Spool, SpoolFull, prepared_exceed_spool
 from services.bridge.staged import load_staged
 from services.bridge.topics import Topics
 from services.bridge.transactions import Assembler, Portion
+from services.bridge.values.encoders import Encoders
 from services.process import Stop
 
 logger = structlog.get_logger(__name__)
@@ -141,7 +142,8 @@ class Session:
         prefix, slot = self._kafka.topic_prefix, self._source.slot
         shaping = Shaping(self._shaping, prefix)
         self._warn_of_unmatched(shaping, primary)
-        relations = Relations(prefix, topics, primary, topics.shapes(), shaping)
+        encoders = Encoders(self._bridge, money_digits=primary.money_digits())
+        relations = Relations(prefix, topics, primary, topics.shapes(), shaping, encoders)
         envelope = Envelope(
             prefix,
             primary.server.database,
@@ -149,6 +151,7 @@ class Session:
             relations.describe,
             tombstones=self._bridge.tombstones,
             transaction_metadata=self._bridge.transaction_metadata,
+            encoders=encoders,
         )
         spool = self._spool = Spool(
             self._bridge.spool_folder / f"slotbridge-{prefix}-{slot}.spool",

@@ -28,7 +28,8 @@ from schemas.events import (
 )
 from services.bridge.connection import SESSION_OPTIONS
 from services.bridge.envelope import NEW_KEY_HEADER, OLD_KEY_HEADER
-from services.bridge.values import encoder_for
+from services.bridge.type_catalog import read_types
+from services.bridge.values.encoders import Encoders
 from tests.bridge.reading import Record, read_committed
 from tests.bridge.running import Bridge
 
@@ -308,8 +309,11 @@ def _rows(connection: psycopg.Connection[Any], query: sql.Composed) -> list[Valu
     cursor = connection.execute(query)
     result = cursor.pgresult
     assert result is not None and cursor.description is not None
+    encoders = Encoders()
+    unknown = encoders.unknown(column.type_code for column in cursor.description)
+    encoders.learn(unknown, read_types(connection, unknown))
     columns = [
-        (number, column.name, encoder_for(column.type_code))
+        (number, column.name, encoders.of(column.type_code, result.fmod(number)).encode)
         for number, column in enumerate(cursor.description)
     ]
     return [

@@ -27,7 +27,12 @@ PURE = (
     "schemas.shaping",
     "services.bridge.messages",
     "services.bridge.decoder",
-    "services.bridge.values",
+    "services.bridge.pg_types",
+    *(
+        f"services.bridge.values.{name}"
+        for name in ("arrays", "catalog", "decimals", "encoders", "geometry", "hstore")
+    ),
+    *(f"services.bridge.values.{name}" for name in ("intervals", "moments", "plain")),
     "services.bridge.envelope",
     "services.bridge.keys",
     "services.bridge.transactions",

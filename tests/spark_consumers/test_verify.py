@@ -23,6 +23,13 @@ TABLES = """
         padded char(8), short varchar(5), j json, jb jsonb, u uuid, ints int[], words text[],
         kind mood, number positive, r4 int4range, net inet
     );
+    CREATE DOMAIN stamps AS timestamptz(3)[];
+    CREATE DOMAIN instant AS timestamptz;
+    CREATE TABLE lists (
+        id int PRIMARY KEY, ints int8[], words text[], prices numeric(8, 2)[], reals float8[],
+        truths bool[], days date[], moments timestamp[], clocks time[], bytes bytea[],
+        kinds mood[], numbers positive[], at instant, stamps stamps, boxes box[], spans interval[]
+    );
     CREATE TABLE whole (id int PRIMARY KEY, note text, big text);
     ALTER TABLE whole REPLICA IDENTITY FULL;
     ALTER TABLE whole ALTER big SET STORAGE EXTERNAL;
@@ -46,6 +53,17 @@ ROWS = r"""
      '294246-12-31 23:59:59.999999', '4713-01-01 00:00:00 BC', '12345-06-07 08:09:10.123456+00',
      '24:00', '12:00-15:59:59', '-1 year', '\x5c', '__debezium', '   ', ' ', 'null', '"x"',
      'ffffffff-ffff-ffff-ffff-ffffffffffff', '{{1,2},{3,4}}', '{NULL}', NULL, NULL, NULL, NULL);
+    INSERT INTO lists VALUES
+    (1, '{1,NULL,-9223372036854775808}', E'{"a \\"b\\"\\\\",NULL,"",é💡,"NULL"}', '{1.50,NULL}',
+     '{0.1,NaN,-Infinity,1e-300,NULL,-0}', '{t,f,NULL}', '{2026-01-31,infinity,NULL}',
+     '{2026-01-31 12:00:00.5,-infinity}', '{24:00,10:20:30.000001}', E'{"\\\\x00ff",NULL}',
+     '{sad,NULL}', '{7}', '2026-01-31 12:00:00.5+02', '{2026-01-31 12:00:00.5+02,infinity}',
+     '{(3,4),(1,2);(5,6),(3,4)}', '{1 mon -2 days}'),
+    (2, '{}', '{{a,b},{c,"d e"}}', '{{{1},{2}},{{3},{4}}}', '{}', '{}', '{0044-03-15 BC}',
+     '{0044-03-15 12:00:00 BC}', '{}', '{}', '{{happy}}', '{}', '0044-03-15 12:00:00+00 BC',
+     '{12345-06-07 08:09:10.123+00,0001-12-31 00:00:00+00 BC}', '{}', '{}'),
+    (3, '[0:1][5:6]={{1,2},{3,4}}', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+     NULL, NULL, NULL, NULL);
     INSERT INTO types (id) VALUES (2);
     INSERT INTO types (id, t) SELECT 5, string_agg(md5(i::text), '') FROM generate_series(1, 400) i;
     UPDATE types SET small = 5 WHERE id = 5;
@@ -97,6 +115,7 @@ def test_equal_tables_and_planted_differences(
     assert counts == {
         "Odd one.T-1": 2,
         "public.emptied": 3,
+        "public.lists": 3,
         "public.log": 5,
         "public.types": 5,
         "public.whole": 5,
@@ -112,7 +131,10 @@ def test_equal_tables_and_planted_differences(
         connection.execute("INSERT INTO fresh VALUES (1)")
     found = verify_tables(pipeline.spark, pipeline.settings, examples_max=5)
     by_name = {comparison.table: comparison for comparison in found}
-    assert [comparison.table for comparison in found if comparison.equal] == ["public.whole"]
+    assert [comparison.table for comparison in found if comparison.equal] == [
+        "public.lists",
+        "public.whole",
+    ]
     assert differences(by_name["public.log"]) == (6, 5, 1, 0, 0)
     assert differences(by_name["public.emptied"]) == (4, 3, 2, 1, 1)
     assert differences(by_name["public.types"]) == (5, 5, 0, 0, 1)

@@ -4,7 +4,7 @@ import hmac
 from json.encoder import encode_basestring as quoted
 
 from schemas.shaping import MaskSettings
-from services.bridge.values import Encode
+from services.bridge.values.plain import Encode
 
 
 def mask(settings: MaskSettings, salt: str) -> Encode:

@@ -13,7 +13,7 @@ from schemas.shaping import MaskSettings, ShapingSettings
 from services.bridge.messages import Relation, RelationColumn
 from services.bridge.shaping.masks import mask
 from services.bridge.shaping.outbox import Outbox
-from services.bridge.values import Encode
+from services.bridge.values.plain import Encode
 
 TEXT_OID: Final = 25
 _ALL: Final = frozenset("cudt")

@@ -1,0 +1,1 @@
+"""A column's text form to JSON text: one module for each family of types, `encoders` chooses."""
