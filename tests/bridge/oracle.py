@@ -80,6 +80,10 @@ class Table:
             if all(before[name] == row[name] for name in row):
                 self.keyless.remove(row)
                 return row
+        for other, row in self.keyed.items():  # by the key of another time
+            if all(before[name] == row[name] for name in row):
+                del self.keyed[other]
+                return row
         raise AssertionError(f"{self.shape.table}: no row {key!r} {before}")
 
     def clear(self) -> None:

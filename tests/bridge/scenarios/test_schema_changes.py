@@ -237,6 +237,28 @@ def test_the_publication_changes_while_transactions_are_open(scene: Scene) -> No
     assert len(copy.of("early")) == 1
 
 
+def test_an_older_shape_that_is_committed_later_is_not_the_present_one(scene: Scene) -> None:
+    """A streamed transaction commits after its table was described anew outside of it.
+
+    Its rows were read before the publication changed; those after it have the present columns.
+    """
+    scene.run("CREATE TABLE a (id int PRIMARY KEY, b int, c int)", "CREATE TABLE filler (id int)")
+    scene.publish("FOR TABLE a, filler")
+    scene.start()
+    scene.run("INSERT INTO a VALUES (1, 1, 1)")
+    with scene.other() as one, scene.other() as two:
+        one.execute("INSERT INTO a SELECT g, g, g FROM generate_series(1001, 1300) g")
+        two.execute("INSERT INTO filler SELECT generate_series(1, 250)")
+        eventually(lambda: scene.streamed() == 1, what="all of the first one is streamed")
+        scene.alter("SET TABLE a (id, b), filler")
+        scene.run("INSERT INTO a VALUES (2, 2, 2)")
+        one.commit()
+        scene.run("INSERT INTO a VALUES (3, 3, 3)", "UPDATE a SET b = 7")
+        two.rollback()
+    copy = scene.finish()
+    assert copy.columns("a") == [["id", "b", "c"], ["id", "b"]] * 2
+
+
 NAMES = (
     "MiXed Case",
     "quo\"ted 'name'",
