@@ -92,6 +92,11 @@ class BenchBridge:
         return time.monotonic() - since
 
 
+def connect(bed: Bed) -> Connection:
+    """A connection to the bed's primary, in autocommit mode."""
+    return psycopg.connect(bed.primary.conninfo(bed.dbname), autocommit=True)
+
+
 def walsender(connection: Connection) -> int | None:
     """The pid of the process that streams to the bridge."""
     query = "SELECT pid FROM pg_stat_replication WHERE application_name = %s"
