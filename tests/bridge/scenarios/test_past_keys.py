@@ -77,13 +77,20 @@ def test_a_key_column_that_was_renamed_since(behind: Scene) -> None:
 
 
 def test_a_table_that_is_gone(behind: Scene) -> None:
+    """With its types: they are not in the catalog any more."""
+    behind.run("CREATE TYPE mood AS ENUM ('sad')", "CREATE DOMAIN amount AS int")
+    behind.run("ALTER TABLE nothing ADD m mood DEFAULT 'sad', ADD n amount[] DEFAULT '{7}'")
     behind.run(*BEFORE, "DROP TABLE t", "CREATE TABLE t (code text PRIMARY KEY, id int)")
     behind.run("INSERT INTO t VALUES ('a', 1)", "INSERT INTO nothing VALUES (2, 'b')")
-    behind.run("DROP TABLE nothing")
+    behind.run("DROP TABLE nothing", "DROP TYPE mood", "DROP DOMAIN amount")
     behind.start()
     copy = behind.finish()
     assert keys(copy, "t") == ["id", "code"]
-    assert keys(copy, "nothing") == ["id"]
+    assert keys(copy, "nothing") == ["id", "id"]
+    last = [shape for shape in copy.shapes if shape.table == "nothing"][-1]
+    assert [column.type for column in last.after[2:]] == ["public.mood", "public._amount"]
+    (event,) = [e for e in copy.of("nothing") if e.after and e.after["id"] == 2]
+    assert event.after == {"id": 2, "code": "b", "m": "sad", "n": "{7}"}
     topic = f"{behind.bridge.prefix}.public.nothing"
     records = read_committed(behind.bridge.kafka.bootstrap_servers, [topic])
     assert sorted(record.key or b"" for record in records) == [b'{"id":1}', b'{"id":2}']
