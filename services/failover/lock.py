@@ -46,7 +46,7 @@ def _try(connection: Connection) -> str:
         return ""
     holder = connection.execute(
         """
-        SELECT format('%s from %s since %s', usename, coalesce(host(client_addr), 'there'),
+        SELECT concat(usename, ' from ', coalesce(host(client_addr), 'there'), ' since ',
                       to_char(backend_start, 'HH24:MI:SS'))
           FROM pg_locks JOIN pg_stat_activity USING (pid)
          WHERE locktype = 'advisory' AND granted AND objsubid = 1

@@ -1,0 +1,192 @@
+"""A command that dies at any step is gone on with, from another journal too; one at a time."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.settings import FailoverSettings, load_settings
+from services.failover import steps
+from services.failover.cluster import Cluster
+from services.failover.effects.step import Action, Step
+from services.failover.lock import locked
+from services.failover.runner import Run
+from services.local.bed import Bed
+from tests.conftest import NewPair
+from tests.failover.conftest import NewTrio, machines
+from tests.failover.servers import (
+    ask,
+    await_equal,
+    configuration,
+    slotfailover,
+    slotfailover_process,
+    subscribe,
+    tell,
+    write,
+)
+from tests.providers.databases import connect
+from tests.providers.waiting import eventually
+
+DIES_IN_THE_FENCE = """
+import os, signal
+from services.failover import steps
+steps.end_sessions_before_reload = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+"""
+HOLDS_THE_LOCK = """
+import sys, time
+from pathlib import Path
+from services.failover.options import settings_of
+from services.failover.cluster import Cluster
+from services.failover.lock import locked
+settings, _ = settings_of(Path(sys.argv[1]))
+with Cluster(settings) as cluster, locked(cluster, cluster.observe(), "postgres", None):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+class Killed(BaseException):
+    """Ends a command at once, as SIGKILL does: nothing of ours handles it."""
+
+
+def dies_after(
+    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, place_of_step: int
+) -> set[str]:
+    """Let a command die whenever `place.name` has done its part for a step, once for each step."""
+    deaths: set[str] = set()
+    original: Callable[..., Any] = getattr(place, name)
+
+    def dying(*arguments: Any) -> Any:
+        answer = original(*arguments)
+        step: Step = arguments[place_of_step]
+        if step.key not in deaths:
+            deaths.add(step.key)
+            raise Killed
+        return answer
+
+    monkeypatch.setattr(place, name, dying)
+    return deaths
+
+
+def until_done(command: str, config: Path, again: Path) -> int:
+    """Run `command`, and `resume` with the settings `again` until it lives; return its code."""
+    arguments = (command, "--config", config, "--yes")
+    for _ in range(60):
+        try:
+            return slotfailover(*arguments).code
+        except Killed:
+            arguments = ("resume", "--config", again, "--yes")
+    raise AssertionError("it never came to an end")
+
+
+def test_a_switchover_that_dies_at_every_step_is_resumed_from_elsewhere(
+    local_trio: NewTrio, local_bed: Bed, tmp_path: Path
+) -> None:
+    trio = local_trio()
+    subscribe(trio, "s1")
+    given = machines(trio, local_bed)
+    config = configuration(tmp_path, trio, machines=given, synchronous_standbys=1)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    other = configuration(elsewhere, trio, machines=given, synchronous_standbys=1, journal=None)
+    new, old = trio.standby, trio.primary
+    for place, name, argument in ((steps, "_order", 0), (Run, "_note", 1)):
+        write(old, trio.dbname, 1 if new is trio.standby else 1001)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            deaths = dies_after(monkeypatch, place, name, argument)
+            assert until_done("switchover", config, other) == 0
+        happened = {death.partition(" ")[0] for death in deaths}
+        expected = {"fence", "mark", "disable", "stop", "promote", "repoint", "enable", "flow"}
+        assert happened >= expected | {"slot", "rejoin", "clean", "reset"}
+        assert not ask(new, "SELECT pg_is_in_recovery()")
+        assert ask(old, "SELECT pg_is_in_recovery()")
+        await_equal(trio, new)
+        assert slotfailover("check", "--config", config).code == 0
+        again = slotfailover("resume", "--config", other, "--yes", "--json")
+        assert (again.code, again.json["steps"]) == (0, [])
+        new, old = old, new
+    shown = slotfailover("history", "--config", other, "--json", "--last", "99").json["entries"]
+    assert {entry["command"] for entry in shown} == {"switchover", "resume"}
+    assert shown[0]["intent"]["target"] == "b"
+
+
+def test_killed_inside_the_fence_writes_stay_fenced_until_resumed_or_taken_back(
+    new_pair: NewPair, tmp_path: Path
+) -> None:
+    trio = new_pair()
+    subscribe(trio, "s1")
+    config = configuration(tmp_path, trio)
+    command = ("switchover", "--config", str(config), "--yes")
+    with connect(trio.primary) as session:
+        assert slotfailover_process(*command, before=DIES_IN_THE_FENCE).code == -9
+        assert session.execute("SHOW default_transaction_read_only").fetchone() == ("on",)
+    assert "fence" in slotfailover("resume", "--config", config, "--dry-run").out
+    back = slotfailover("resume", "--config", config, "--yes", "--rollback", "--json")
+    assert back.code == 0, back.err
+    assert [step["step"] for step in back.json["steps"]] == ["let a take writes again"]
+    write(trio.primary, trio.dbname, 1)
+    await_equal(trio, trio.primary)
+
+
+def test_a_consumer_that_does_not_drain_lets_the_switchover_be_taken_back(
+    new_pair: NewPair, tmp_path: Path
+) -> None:
+    """The subscriber waits for a lock: it has all the WAL, and can't confirm it."""
+    trio = new_pair()
+    subscribe(trio, "s1")
+    config = configuration(tmp_path, trio, step_deadline_ms=2500)
+    with connect(trio.subscriber, trio.dbname) as locker:
+        with locker.transaction():
+            locker.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+            write(trio.primary, trio.dbname, 1)
+            ran = slotfailover("switchover", "--config", config, "--yes")
+        assert ran.code == 13
+        assert "s1" in ran.err
+        assert "bytes behind" in ran.err
+        assert "it was taken back, a goes on" in ran.err
+        assert "Now a is the primary; b is a standby" in ran.err
+    write(trio.primary, trio.dbname, 101)
+    await_equal(trio, trio.primary)
+    last = slotfailover("history", "--config", config, "--json").json["entries"][-1]
+    assert "taken back" in last["outcome"]
+    nothing = slotfailover("resume", "--config", config, "--dry-run")
+    assert Action.UNFENCE not in nothing.out
+
+
+def test_two_commands_are_kept_apart_and_a_killed_one_is_not_waited_for(
+    new_pair: NewPair, tmp_path: Path
+) -> None:
+    trio = new_pair()
+    config = configuration(tmp_path, trio)
+    settings = load_settings(config).failover
+    assert isinstance(settings, FailoverSettings)
+    command = ("switchover", "--config", config, "--yes")
+    with Cluster(settings) as cluster:
+        view = cluster.observe()
+        with locked(cluster, view, "postgres", settings.journal):
+            here = slotfailover(*command)
+            assert here.code == 15
+            assert "on this machine: process" in here.err
+            elsewhere = configuration(tmp_path, trio, journal=str(tmp_path / "other"))
+            there = slotfailover("switchover", "--config", elsewhere, "--yes")
+            assert there.code == 15
+            assert "on a: postgres from 127.0.0.1" in there.err
+            assert slotfailover("plan", "--config", elsewhere).code == 0
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS_THE_LOCK, str(config)], stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert slotfailover(*command).code == 15
+        holder.kill()
+    held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+    eventually(lambda: ask(trio.primary, held) == 0, what="the lock has ended with its holder")
+    tell(
+        trio.primary, "ALTER SYSTEM SET synchronized_standby_slots = ''", "SELECT pg_reload_conf()"
+    )
+    ran = slotfailover(*command)
+    assert ran.code == 1, ran.err
+    assert "slotfailover rejoin a" in ran.out
