@@ -4,13 +4,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check lint types lock clean
+.PHONY: demo test torture check lint types lock clean
 
 demo: $(READY)
 	@$(BIN)/slotbridge demo $(DEMO_OPTIONS)
 
 test: $(READY)
 	@CONTAINERS=$(CONTAINERS) $(BIN)/python -m pytest $(PYTEST_OPTIONS)
+
+# make torture SEED=1 MINUTES=3: faults from seeds, every transaction accounted for (tests/torture)
+torture: $(READY)
+	@$(BIN)/python -m tests.torture --seed $(or $(SEED),1) --minutes $(or $(MINUTES),3) $(TORTURE_OPTIONS)
 
 check: $(READY) lint types
 

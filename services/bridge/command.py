@@ -10,6 +10,7 @@ import typer
 
 from schemas.errors import ExitCode, SettingsError
 from schemas.settings import load_settings, require
+from services.bridge import failpoints
 from services.bridge.runner import Runner
 from services.process import Probes, configure_logging, exit_codes, stop_on_signals
 
@@ -32,6 +33,7 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
     """
     configure_logging(json_lines=json)
     with exit_codes(), contextlib.ExitStack() as stack:
+        failpoints.arm()
         settings = load_settings(config)
         source = require(settings.source, "source")
         kafka = require(settings.kafka, "kafka")

@@ -27,6 +27,7 @@ from services.bridge import metrics
 from services.bridge.connection import Data, Keepalive, ReplicationConnection
 from services.bridge.database import Primary
 from services.bridge.envelope import Envelope
+from services.bridge.failpoints import reach
 from services.bridge.feedback import Feedback
 from services.bridge.pipeline import Pipeline
 from services.bridge.producer import TransactionalProducer
@@ -98,6 +99,7 @@ class Session:
             self._source, sql_deadline_ms=self._bridge.sql_deadline_ms
         )
         primary.prepare()
+        reach("owned")
         topics = self._topics = Topics(self._kafka, while_waiting=self._feedback.while_waiting)
         topics.prepare()
         slot = self._source.slot
@@ -105,6 +107,7 @@ class Session:
             self._kafka, self._bridge, topics, slot, while_waiting=self._feedback.while_waiting
         )
         producer.begin_session()
+        reach("fenced")
         record = topics.last_progress(slot)
         connection = self._connection = ReplicationConnection(
             primary.conninfo,
@@ -234,8 +237,10 @@ class Session:
         lsn = found.confirmed_flush_lsn if found is not None else None
         if lsn is None:
             lsn = primary.create_slot()
+            reach("slot created")
         record = self._record(Position(0, lsn, 0), primary)
         producer.commit(record)
+        reach("first record")
         primary.move_origin(lsn)
         return record
 
@@ -297,8 +302,10 @@ class Session:
             metrics.DROPPED.inc(portion.dropped)
         if portion.events:
             self._producer.send(portion.events)
+            reach("sent")
         if portion.staging:
             self._producer.send(portion.staging)
+            reach("staged")
         self._events += len(portion.events)
         self._portion_bytes += portion.bytes
         if portion.counts is not None:
@@ -335,6 +342,7 @@ class Session:
         assert self._producer is not None and self._primary is not None
         record = self._record(self._ledger.published, self._primary)
         started = time.monotonic()
+        reach("before kafka commit")
         future: Future[None] = self._pool.submit(self._producer.commit, record)
         while True:
             try:
@@ -342,6 +350,7 @@ class Session:
                 break
             except StillRunning:
                 self._feedback.while_waiting()
+        reach("after kafka commit")
         self._ledger.commit(record.ahead_lsn)
         self._feedback.heard(time.monotonic())  # we did not listen meanwhile
         metrics.COMMIT_SECONDS.observe(time.monotonic() - started)
@@ -354,13 +363,17 @@ class Session:
 
     def _report(self) -> None:
         assert self._producer is not None
+        reach("before feedback")
         self._feedback.send(follow=not self._producer.open)
+        reach("after feedback")
 
     def _heartbeat(self) -> None:
         assert self._primary is not None
         self._commits_wait = self._primary.commits_wait()
         lsn = self._ledger.mark_origin()
+        reach("before origin")
         self._primary.move_origin(lsn)
+        reach("after origin")
         metrics.ORIGIN_LSN.set(lsn)
         self._heartbeat_due = time.monotonic() + self._bridge.heartbeat_interval_ms / 1000
 

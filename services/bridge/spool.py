@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from schemas.errors import ExitCode, Retryable, SetupError
+from services.bridge.failpoints import reach
 from services.bridge.frames import HEAD, pack_frame, unpack_frames
 from services.bridge.messages import Frame
 
@@ -126,6 +127,7 @@ class Spool:
         except OSError as error:
             raise _refused(error, self._folder) from error
         self._on_disk[xid] = self._on_disk.get(xid, 0) + written
+        reach("spooled")
         if sum(self._on_disk.values()) > self._bytes_max:
             raise SpoolFull(
                 f"the spool holds more than {self._bytes_max} bytes",

@@ -1,0 +1,67 @@
+"""Places where a test may end or stop the process, to see what the next one makes of it.
+
+`SLOTBRIDGE_FAILPOINT=name:n` ends it by SIGKILL at the n-th passage; `name:n:stop` stops it by
+SIGSTOP. Unset, a passage costs one comparison. Not for production.
+"""
+
+import os
+import signal
+from typing import Final
+
+from schemas.errors import SettingsError
+
+VARIABLE: Final = "SLOTBRIDGE_FAILPOINT"
+FAILPOINTS: Final = (
+    "owned",  # the origin is ours, Kafka knows nothing yet
+    "fenced",  # init_transactions has returned
+    "slot created",  # at the very first start, without a progress record
+    "first record",  # with one, and the origin not moved
+    "sent",  # a portion is in the open Kafka transaction
+    "staged",  # so are records of a prepared transaction
+    "before kafka commit",
+    "after kafka commit",  # the slot and the origin know nothing of it
+    "before feedback",
+    "after feedback",
+    "before origin",
+    "after origin",
+    "spooled",  # a piece of a streamed transaction is on disk
+)
+
+
+class _Armed:
+    """The one failpoint of this process; an empty name is never reached."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.passages_left = 0
+        self.action = signal.SIGKILL
+
+
+_armed = _Armed()
+
+
+def arm() -> None:
+    """Read the environment. Raises SettingsError for what is no failpoint."""
+    text = os.environ.get(VARIABLE, "")
+    if not text:
+        return
+    name, _, rest = text.partition(":")
+    number, _, action = rest.partition(":")
+    if name not in FAILPOINTS or not number.isdigit() or action not in ("", "stop"):
+        raise SettingsError(
+            f"{VARIABLE}={text!r} is no failpoint",
+            operation="read settings",
+            hint=f"unset it; tests know {', '.join(FAILPOINTS)}",
+        )
+    _armed.name = name
+    _armed.passages_left = int(number)
+    _armed.action = signal.SIGSTOP if action else signal.SIGKILL
+
+
+def reach(name: str) -> None:
+    """The process is at this place."""
+    if name != _armed.name:
+        return
+    _armed.passages_left -= 1
+    if _armed.passages_left == 0:
+        os.kill(os.getpid(), _armed.action)

@@ -1,0 +1,186 @@
+"""The tables of the torture's workload, and the transactions that its clients run on them.
+
+Every transaction ends with its row in `ledger`, which says how many changes it has made to each
+table; what a savepoint rolls back has the tid `never`. Clients share accounts, `scratch` and
+`shape`, and have items of their own: client * 10^9 + n.
+"""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import psycopg
+
+Connection = psycopg.Connection[Any]
+
+ACCOUNTS: Final = 50
+NEVER: Final = "never"
+LARGE_ROWS: Final = 500
+SCHEMA: Final = """
+    CREATE TABLE ledger (tid text PRIMARY KEY, kind text, expected text);
+    CREATE TABLE account (id int PRIMARY KEY, balance bigint, tid text);
+    CREATE TABLE item (id bigint PRIMARY KEY, n int, tid text, payload text);
+    ALTER TABLE item ALTER COLUMN payload SET STORAGE EXTERNAL;
+    CREATE TABLE whole (id bigint PRIMARY KEY, tid text, payload text);
+    ALTER TABLE whole ALTER COLUMN payload SET STORAGE EXTERNAL;
+    ALTER TABLE whole REPLICA IDENTITY FULL;
+    CREATE TABLE scratch (id bigint PRIMARY KEY, tid text);
+    CREATE TABLE shape (id bigint PRIMARY KEY, tid text);
+"""
+
+
+def open_accounts(connection: Connection) -> None:
+    """The first transaction, once the slot is there: rows older than it are not in Kafka."""
+    with connection.transaction():
+        connection.execute(
+            "INSERT INTO account SELECT g, 0, 'start' FROM generate_series(1, %s) g", [ACCOUNTS]
+        )
+        expected = json.dumps({"account": ACCOUNTS, "ledger": 1})
+        connection.execute("INSERT INTO ledger VALUES ('start', 'start', %s)", [expected])
+
+
+class Work:
+    """One client's transactions: `next_id` numbers its items, `mine` are those that exist."""
+
+    def __init__(self, client: int, moments: random.Random) -> None:
+        self.client = client
+        self.random = moments
+        self.next_id = client * 10**9
+        self.mine: set[int] = set()
+        self.kinds: dict[str, tuple[int, Callable[[Connection, str], Counter[str]]]] = {
+            "transfer": (30, self._transfer),
+            "items": (25, self._items),
+            "toast": (10, self._toast),
+            "key": (6, self._key),
+            "savepoints": (10, self._savepoints),
+            "large": (3, self._large),
+            "truncate": (3, self._truncate),
+            "shape": (3, self._shape),
+            "message": (4, self._message),
+            "empty": (2, lambda _connection, _tid: Counter()),
+        }
+
+    def choose(self) -> str:
+        """The next transaction's kind."""
+        names = list(self.kinds)
+        return self.random.choices(names, [self.kinds[name][0] for name in names])[0]
+
+    def run(self, connection: Connection, kind: str, tid: str) -> None:
+        """Everything between BEGIN and COMMIT, with the ledger's row at the end."""
+        done = self.kinds[kind][1](connection, tid)
+        done["ledger"] += 1
+        connection.execute(
+            "INSERT INTO ledger VALUES (%s, %s, %s)", [tid, kind, json.dumps(dict(done))]
+        )
+
+    def settle(self, connection: Connection) -> None:
+        """Learn which items exist, after a transaction whose end was not certain."""
+        rows = connection.execute(
+            "SELECT id FROM item WHERE id BETWEEN %s AND %s",
+            [self.client * 10**9, (self.client + 1) * 10**9 - 1],
+        ).fetchall()
+        self.mine = {row[0] for row in rows}
+
+    def _new_ids(self, count: int) -> list[int]:
+        ids = list(range(self.next_id, self.next_id + count))
+        self.next_id += count
+        return ids
+
+    def _some(self, count: int) -> list[int]:
+        return self.random.sample(sorted(self.mine), min(count, len(self.mine)))
+
+    def _transfer(self, connection: Connection, tid: str) -> Counter[str]:
+        ids = sorted(self.random.sample(range(1, ACCOUNTS + 1), 2))
+        for number, account in enumerate(ids):
+            connection.execute(
+                "UPDATE account SET balance = balance + %s, tid = %s WHERE id = %s",
+                [10 - 20 * number, tid, account],
+            )
+        return Counter(account=2)
+
+    def _insert_items(self, connection: Connection, tid: str, count: int) -> list[int]:
+        ids = self._new_ids(count)
+        connection.execute(
+            "INSERT INTO item SELECT g, 0, %s, 'small' FROM generate_series(%s::bigint, %s) g",
+            [tid, ids[0], ids[-1]],
+        )
+        return ids
+
+    def _items(self, connection: Connection, tid: str) -> Counter[str]:
+        added = self._insert_items(connection, tid, self.random.randint(1, 20))
+        changed = self._some(5)
+        connection.execute("UPDATE item SET n = n + 1, tid = %s WHERE id = ANY(%s)", [tid, changed])
+        gone = [item for item in self._some(4) if item not in changed]
+        connection.execute("DELETE FROM item WHERE id = ANY(%s)", [gone])
+        self.mine = self.mine - set(gone) | set(added)
+        return Counter(item=len(added) + len(changed) + len(gone))
+
+    def _toast(self, connection: Connection, tid: str) -> Counter[str]:
+        """Large values, which the updates leave alone."""
+        first, second = self._new_ids(2)
+        text = "".join(self.random.choices("abcdefghij", k=3000))
+        connection.execute("INSERT INTO item VALUES (%s, 0, %s, %s)", [first, tid, text])
+        connection.execute("UPDATE item SET n = 1 WHERE id = %s", [first])
+        connection.execute("INSERT INTO whole VALUES (%s, %s, %s)", [second, tid, text])
+        connection.execute("UPDATE whole SET tid = %s || '+' WHERE id = %s", [tid, second])
+        self.mine.add(first)
+        return Counter(item=2, whole=2)
+
+    def _key(self, connection: Connection, tid: str) -> Counter[str]:
+        """A changed key is two events: d and c."""
+        old = self._some(2)
+        new = self._new_ids(len(old)) if old else []
+        for before, after in zip(old, new, strict=True):
+            connection.execute(
+                "UPDATE item SET id = %s, tid = %s WHERE id = %s", [after, tid, before]
+            )
+        self.mine = self.mine - set(old) | set(new)
+        return Counter(item=2 * len(old))
+
+    def _savepoints(self, connection: Connection, tid: str) -> Counter[str]:
+        kept = self._insert_items(connection, tid, 3)
+        connection.execute("SAVEPOINT a")
+        self._insert_items(connection, NEVER, self.random.randint(1, 5))
+        connection.execute("SAVEPOINT b")
+        self._insert_items(connection, NEVER, 2)
+        connection.execute("RELEASE b")
+        connection.execute("ROLLBACK TO a")
+        kept += self._insert_items(connection, tid, 2)
+        self.mine |= set(kept)
+        return Counter(item=5)
+
+    def _large(self, connection: Connection, tid: str) -> Counter[str]:
+        """Streamed while in progress, as logical_decoding_work_mem is 64kB."""
+        kept = self._insert_items(connection, tid, LARGE_ROWS)
+        connection.execute("SAVEPOINT a")
+        self._insert_items(connection, NEVER, LARGE_ROWS)
+        connection.execute("ROLLBACK TO a")
+        gone = kept[:-20]
+        connection.execute("DELETE FROM item WHERE id = ANY(%s)", [gone])
+        self.mine |= set(kept[-20:])
+        return Counter(item=len(kept) + len(gone))
+
+    def _truncate(self, connection: Connection, tid: str) -> Counter[str]:
+        connection.execute("TRUNCATE scratch")
+        ids = self._new_ids(3)
+        for item in ids:
+            connection.execute("INSERT INTO scratch VALUES (%s, %s)", [item, tid])
+        return Counter(scratch=1 + len(ids))
+
+    def _shape(self, connection: Connection, tid: str) -> Counter[str]:
+        """A column more or less, and a row of the new shape."""
+        column = f"c{self.random.randint(0, 3)}"
+        connection.execute(f"ALTER TABLE shape DROP COLUMN IF EXISTS {column}".encode())
+        if self.random.random() < 0.6:
+            kind = self.random.choice(["int DEFAULT 7", "text", "numeric(10,2)"])
+            connection.execute(f"ALTER TABLE shape ADD COLUMN {column} {kind}".encode())
+        connection.execute(
+            "INSERT INTO shape (id, tid) VALUES (%s, %s)", [self._new_ids(1)[0], tid]
+        )
+        return Counter(shape=1)
+
+    def _message(self, connection: Connection, tid: str) -> Counter[str]:
+        connection.execute("SELECT pg_logical_emit_message(true, 'torture', %s)", [tid])
+        return Counter()

@@ -1,0 +1,177 @@
+"""What Kafka has against what the database has and the clients know. Pure.
+
+    lost          in the database's ledger, not in Kafka
+    phantom       in Kafka, not in the ledger, or rolled back to a savepoint
+    duplicated    an event twice, or a ledger row in two transactions
+    torn          a transaction without all of its events, or in two Kafka transactions
+    disordered    events of a key, or transactions, not in commit order
+    missing       acknowledged to a client, not in the database
+    resurrected   refused or rolled back for a client, and in the database
+
+A Kafka transaction ends with a marker, which takes an offset of its own: a gap between the offsets
+of a source transaction's events in a partition is a border between two Kafka transactions.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tests.bridge.reading import Record
+from tests.torture.bank import NEVER
+
+
+class Finding(NamedTuple):
+    """One violation; `kind` as above."""
+
+    kind: str
+    what: str
+
+
+@dataclass
+class Truth:
+    """The surviving database and the clients.
+
+    `ledger`: tid -> table -> number of events. `parted`: commit_lsn of the transactions that were
+    larger than transaction_bytes_max.
+    """
+
+    ledger: Mapping[str, Mapping[str, int]]
+    outcomes: Mapping[str, str]
+    parted: Collection[int] = ()
+
+
+@dataclass
+class _Transaction:
+    """A source transaction as Kafka has it."""
+
+    tids: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    ends: list[Mapping[str, int]] = field(default_factory=list)
+    offsets: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+
+
+def check(records: Iterable[Record], transaction_topic: str, truth: Truth) -> list[Finding]:
+    """Every violation. `records`: all of the table topics and the transaction topic."""
+    content = list(records)
+    transactions: dict[int, _Transaction] = defaultdict(_Transaction)
+    findings: list[Finding] = []
+    places: dict[tuple[str, int], set[int]] = defaultdict(set)
+    seen: set[tuple[int, int, int]] = set()
+    for record in content:
+        places[record.topic, record.partition].add(record.offset)
+        if record.value is None:
+            continue
+        event = json.loads(record.value)
+        if record.topic == transaction_topic:
+            _boundary(event, transactions, findings)
+        else:
+            _event(record, event, transactions, seen, findings)
+    findings += _order(content, transaction_topic)
+    for commit_lsn, found in transactions.items():
+        findings += _whole(commit_lsn, found, truth)
+        if commit_lsn not in truth.parted:
+            findings += _undivided(commit_lsn, found, places)
+    findings += _accounted(transactions, truth)
+    return findings
+
+
+def _boundary(
+    event: dict[str, Any], transactions: dict[int, _Transaction], findings: list[Finding]
+) -> None:
+    if event["status"] != "END":
+        return
+    found = transactions[event["commit_lsn"]]
+    found.ends.append(
+        {
+            c["data_collection"].removeprefix("public."): c["event_count"]
+            for c in event["data_collections"]
+        }
+    )
+    if len(found.ends) > 1:
+        findings.append(Finding("duplicated", f"END of {event['id']}"))
+
+
+def _event(
+    record: Record,
+    event: dict[str, Any],
+    transactions: dict[int, _Transaction],
+    seen: set[tuple[int, int, int]],
+    findings: list[Finding],
+) -> None:
+    source, after = event["source"], event["after"] or {}
+    where = f"{record.topic}[{record.partition}]@{record.offset}"
+    found = transactions[source["commit_lsn"]]
+    found.offsets[record.topic, record.partition].append(record.offset)
+    copy = record.partition if event["op"] == "t" else -1
+    number = (source["commit_lsn"], source["seq"], copy)
+    if number in seen:
+        findings.append(Finding("duplicated", f"{where}: event {number}"))
+        return
+    seen.add(number)
+    if after.get("tid") == NEVER:
+        findings.append(Finding("phantom", f"{where}: rolled back to a savepoint"))
+    if event["op"] != "t" or copy == 0:
+        found.counts[source["table"]] += 1
+    if source["table"] == "ledger":
+        found.tids.append(after["tid"])
+
+
+def _order(records: Iterable[Record], transaction_topic: str) -> list[Finding]:
+    findings = []
+    last: dict[tuple[str, int, bytes | None], tuple[int, int]] = {}
+    for record in records:
+        if record.value is None:
+            continue
+        event = json.loads(record.value)
+        if record.topic == transaction_topic:
+            place: tuple[str, int, bytes | None] = (record.topic, 0, None)
+            position = (event["commit_lsn"], int(event["status"] == "END"))
+        else:
+            place = (record.topic, record.partition, record.key)
+            position = (event["source"]["commit_lsn"], event["source"]["seq"])
+        if place in last and position < last[place]:
+            findings.append(Finding("disordered", f"{record[:4]}: {position} < {last[place]}"))
+        last[place] = position
+    return findings
+
+
+def _whole(commit_lsn: int, found: _Transaction, truth: Truth) -> list[Finding]:
+    if len(found.tids) != 1 or len(found.ends) != 1:
+        return [Finding("torn", f"{commit_lsn}: ledger {found.tids}, {len(found.ends)} ENDs")]
+    expected = truth.ledger.get(found.tids[0])
+    findings = []
+    if expected is not None and Counter(expected) != found.counts:
+        what = f"{found.tids[0]}: {dict(found.counts)} instead of {dict(expected)}"
+        findings.append(Finding("torn", what))
+    if Counter(found.ends[0]) != found.counts:
+        what = f"{found.tids[0]}: END says {found.ends[0]}, found {dict(found.counts)}"
+        findings.append(Finding("torn", what))
+    return findings
+
+
+def _undivided(
+    commit_lsn: int, found: _Transaction, places: Mapping[tuple[str, int], set[int]]
+) -> list[Finding]:
+    findings = []
+    for place, offsets in found.offsets.items():
+        within = range(min(offsets), max(offsets) + 1)
+        gaps = [offset for offset in within if offset not in places[place]]
+        if gaps:
+            what = f"{found.tids}, {commit_lsn}: two Kafka transactions in {place} at {gaps[:3]}"
+            findings.append(Finding("torn", what))
+    return findings
+
+
+def _accounted(transactions: Mapping[int, _Transaction], truth: Truth) -> list[Finding]:
+    in_kafka = Counter(tid for found in transactions.values() for tid in found.tids)
+    findings = [Finding("duplicated", f"{tid} {n} times") for tid, n in in_kafka.items() if n > 1]
+    findings += [Finding("lost", tid) for tid in truth.ledger if tid not in in_kafka]
+    findings += [Finding("phantom", tid) for tid in in_kafka if tid not in truth.ledger]
+    for tid, outcome in truth.outcomes.items():
+        if outcome == "acknowledged" and tid not in truth.ledger:
+            findings.append(Finding("missing", tid))
+        if outcome in ("refused", "rolled back") and tid in truth.ledger:
+            findings.append(Finding("resurrected", tid))
+    return findings

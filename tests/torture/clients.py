@@ -1,0 +1,169 @@
+"""Clients under fire: each knows of every transaction whether its end was acknowledged.
+
+acknowledged   COMMIT (PREPARED) has returned
+unknown        the connection broke while it ran
+refused        an error came before
+rolled back    the client wanted it so
+"""
+
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+import psycopg
+
+from tests.torture.bank import Connection, Work
+
+_PREPARED_SHARE: Final = 0.15
+_ROLLED_BACK_SHARE: Final = 0.08
+_OPTIONS: Final = "-c lock_timeout=2s -c logical_decoding_work_mem=64kB -c statement_timeout=30s"
+
+
+@dataclass
+class Outcomes:
+    """tid -> its outcome, of all clients."""
+
+    found: dict[str, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, tid: str, outcome: str) -> None:
+        """The last word counts."""
+        with self._lock:
+            self.found[tid] = outcome
+
+    @property
+    def acknowledged(self) -> set[str]:
+        """The transactions that must survive."""
+        return {tid for tid, outcome in self.found.items() if outcome == "acknowledged"}
+
+    def counts(self) -> Counter[str]:
+        """How many of each."""
+        return Counter(self.found.values())
+
+
+class Client(threading.Thread):
+    """Runs transactions on whichever host is writable, until `end` is set."""
+
+    def __init__(
+        self, number: int, seed: int, conninfo: str, outcomes: Outcomes, pause_s: float
+    ) -> None:
+        super().__init__(name=f"client-{number}", daemon=True)
+        self._number = number
+        self._conninfo = conninfo
+        self._outcomes = outcomes
+        self._pause_s = pause_s
+        self._random = random.Random(f"{seed}-{number}")
+        self._work = Work(number, random.Random(f"{seed}-work-{number}"))
+        self._count = 0
+        self._open_gids: dict[str, bool] = {}
+        self.end = threading.Event()
+        self.problem: BaseException | None = None
+
+    def run(self) -> None:
+        """The thread's life; what is no server's failure ends it and is kept in `problem`."""
+        try:
+            while not self.end.is_set():
+                try:
+                    self._connected()
+                except (psycopg.OperationalError, psycopg.InterfaceError):
+                    self.end.wait(0.2)
+        except BaseException as problem:
+            self.problem = problem
+
+    def _connected(self) -> None:
+        with psycopg.connect(
+            self._conninfo,
+            autocommit=True,
+            options=_OPTIONS,
+            connect_timeout=3,
+            target_session_attrs="read-write",
+        ) as connection:
+            self._decide_what_is_open(connection)
+            self._work.settle(connection)
+            while not self.end.wait(self._random.random() * 2 * self._pause_s):
+                self._transaction(connection)
+
+    def _transaction(self, connection: Connection) -> None:
+        self._count += 1
+        tid = f"{self._number}-{self._count}"
+        kind = self._work.choose()
+        self._outcomes.note(tid, "refused")
+        connection.execute("BEGIN")
+        try:
+            self._work.run(connection, kind, tid)
+        except psycopg.OperationalError as error:
+            if connection.broken or error.sqlstate is None:
+                raise
+            connection.execute("ROLLBACK")
+            self._work.settle(connection)
+            return
+        except psycopg.Error:
+            connection.execute("ROLLBACK")
+            self._work.settle(connection)
+            return
+        chance = self._random.random()
+        if chance < _PREPARED_SHARE and kind != "shape":
+            self._prepare(connection, tid)
+        elif chance < _PREPARED_SHARE + _ROLLED_BACK_SHARE:
+            connection.execute("ROLLBACK")
+            self._outcomes.note(tid, "rolled back")
+            self._work.settle(connection)
+        else:
+            self._end(connection, tid, "COMMIT")
+
+    def _prepare(self, connection: Connection, tid: str) -> None:
+        commit = self._random.random() < 0.75
+        self._outcomes.note(tid, "unknown")
+        self._open_gids[tid] = commit
+        connection.execute(f"PREPARE TRANSACTION '{tid}'".encode())
+        if self._random.random() < 0.5:
+            self.end.wait(self._random.random())
+        self._decide(connection, tid)
+        self._work.settle(connection)
+
+    def _decide(self, connection: Connection, tid: str) -> None:
+        commit = self._open_gids[tid]
+        verb = "COMMIT" if commit else "ROLLBACK"
+        self._end(connection, tid, f"{verb} PREPARED '{tid}'")
+        del self._open_gids[tid]
+        if not commit:
+            self._outcomes.note(tid, "rolled back")
+
+    def _end(self, connection: Connection, tid: str, statement: str) -> None:
+        self._outcomes.note(tid, "unknown")
+        connection.execute(statement.encode())
+        self._outcomes.note(tid, "acknowledged")
+
+    def _decide_what_is_open(self, connection: Connection) -> None:
+        """Prepared before the connection broke: decide it now, where the server has it."""
+        rows = connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall()
+        there = {row[0] for row in rows}
+        for tid in list(self._open_gids):
+            if tid in there:
+                self._decide(connection, tid)
+            else:
+                del self._open_gids[tid]
+
+
+def stop_all(clients: list[Client], timeout_s: float) -> None:
+    """End them; each decides what it has prepared. Raises what one met that was no server's."""
+    for client in clients:
+        client.end.set()
+    deadline = time.monotonic() + timeout_s
+    for client in clients:
+        client.join(max(0.1, deadline - time.monotonic()))
+        if client.problem is not None:
+            raise client.problem
+
+
+def decide_leftovers(connection: Connection) -> int:
+    """Roll back what no client has decided; how many there were."""
+    rows = connection.execute(
+        "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+    ).fetchall()
+    for (gid,) in rows:
+        connection.execute(f"ROLLBACK PREPARED '{gid}'".encode())
+    return len(rows)

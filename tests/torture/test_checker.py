@@ -1,0 +1,122 @@
+"""The checker finds what is planted, each kind as itself, and nothing where nothing is."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.bridge.reading import Record
+from tests.torture.checker import Truth, check
+
+BOUNDARIES = "p.transaction"
+
+
+def event(commit_lsn: int, seq: int, table: str, tid: str, op: str = "c") -> bytes:
+    source = {"commit_lsn": commit_lsn, "seq": seq, "table": table}
+    after = {"id": seq, "tid": tid} if op != "t" else None
+    return json.dumps({"op": op, "after": after, "source": source}).encode()
+
+
+def end(commit_lsn: int, **counts: int) -> bytes:
+    collections = [
+        {"data_collection": f"public.{table}", "event_count": n} for table, n in counts.items()
+    ]
+    value = {"status": "END", "id": f"1:{commit_lsn}", "commit_lsn": commit_lsn}
+    return json.dumps(value | {"data_collections": collections}).encode()
+
+
+def topic(name: str, *values: tuple[int, bytes], partition: int = 0) -> list[Record]:
+    return [Record(f"p.{name}", partition, offset, b"k", value, {}) for offset, value in values]
+
+
+def good() -> tuple[list[Record], Truth]:
+    """Two transactions; markers are at offset 3 of item, 1 of ledger and of the boundaries."""
+    records = [
+        *topic("item", (0, event(10, 0, "item", "a")), (1, event(10, 1, "item", "a"))),
+        *topic("item", (3, event(20, 0, "item", "b"))),
+        *topic("scratch", (0, event(20, 1, "scratch", "b", "t"))),
+        *topic("scratch", (0, event(20, 1, "scratch", "b", "t")), partition=1),
+        *topic("ledger", (0, event(10, 2, "ledger", "a")), (2, event(20, 2, "ledger", "b"))),
+        *topic("transaction", (0, end(10, item=2, ledger=1))),
+        *topic("transaction", (2, end(20, item=1, scratch=1, ledger=1))),
+    ]
+    ledger = {"a": {"item": 2, "ledger": 1}, "b": {"item": 1, "scratch": 1, "ledger": 1}}
+    outcomes = {"a": "acknowledged", "b": "unknown", "c": "refused", "d": "rolled back"}
+    return records, Truth(ledger, outcomes)
+
+
+def kinds(records: list[Record], truth: Truth) -> set[str]:
+    return {finding.kind for finding in check(records, BOUNDARIES, truth)}
+
+
+def test_nothing_where_nothing_is() -> None:
+    assert kinds(*good()) == set()
+
+
+def test_a_lost_transaction() -> None:
+    records, truth = good()
+    left = [r for r in records if b'"commit_lsn": 20' not in (r.value or b"")]
+    assert kinds(left, truth) == {"lost"}
+
+
+def test_a_lost_event() -> None:
+    records, truth = good()
+    assert kinds(records[1:], truth) == {"torn"}
+
+
+def test_a_repeated_event() -> None:
+    records, truth = good()
+    again = replace_offset(records[2], 4)
+    assert kinds([*records, again], truth) == {"duplicated"}
+
+
+def test_a_repeated_transaction() -> None:
+    records, truth = good()
+    again = [
+        *topic("item", (5, event(30, 0, "item", "b"))),
+        *topic("scratch", (1, event(30, 1, "scratch", "b", "t"))),
+        *topic("ledger", (4, event(30, 2, "ledger", "b"))),
+        *topic("transaction", (4, end(30, item=1, scratch=1, ledger=1))),
+    ]
+    assert kinds(records + again, truth) == {"duplicated"}
+
+
+def test_an_order_that_is_not_the_commits() -> None:
+    records, truth = good()
+    swapped = [records[2], *records[:2], *records[3:]]
+    assert kinds(swapped, truth) == {"disordered"}
+    turned = [*records[:-2], records[-1], records[-2]]
+    assert kinds(turned, truth) == {"disordered"}
+
+
+def test_a_transaction_in_two_kafka_transactions() -> None:
+    records, truth = good()
+    records[1] = replace_offset(records[1], 2)
+    assert kinds(records, truth) == {"torn"}
+    assert kinds(records, replace(truth, parted={10})) == set()
+
+
+def test_what_was_rolled_back() -> None:
+    records, truth = good()
+    records[0] = records[0]._replace(value=event(10, 0, "item", "never"))
+    assert kinds(records, truth) == {"phantom"}
+
+
+@pytest.mark.parametrize(
+    ("ledger", "outcome", "kind"),
+    [
+        ({"b": {"item": 1, "scratch": 1, "ledger": 1}}, {}, "phantom"),
+        ({}, {"x": "acknowledged"}, "missing"),
+        ({}, {"a": "refused"}, "resurrected"),
+        ({}, {"a": "rolled back"}, "resurrected"),
+    ],
+)
+def test_the_database_and_the_clients(
+    ledger: dict[str, dict[str, int]], outcome: dict[str, str], kind: str
+) -> None:
+    records, truth = good()
+    assert kind in kinds(records, Truth(ledger or truth.ledger, {**truth.outcomes, **outcome}))
+
+
+def replace_offset(record: Record, offset: int) -> Record:
+    return record._replace(offset=offset)
