@@ -165,7 +165,7 @@ class Session:
             spool,
             Assembler(envelope, start, self._bridge.transaction_bytes_max, self._counts),
             emit=self._take,
-            breathe=self._breathe,
+            breathe=self._feedback.while_waiting,
             prepared_topic=prepared_topic(prefix),
             slot=slot,
             staged=self._load_staged(topics, spool),
@@ -178,13 +178,15 @@ class Session:
             now = self._turned = time.monotonic()
             self._connection.wait(min(WAIT_MAX_S, self._next_deadline() - now))
             self._now_us = time.time_ns() // 1000
-            arrived = time.monotonic()
+            spoken = False
             for item in self._connection.read():
-                self._feedback.heard(arrived)
+                spoken = True
                 if isinstance(item, Data):
                     self._pipeline.take(item.payload, item.lsn, self._now_us)
                 else:
                     self._keepalive(item)
+            if spoken:  # now, not before: nobody listened while that was worked on
+                self._feedback.heard(time.monotonic())
             self._perform_due(time.monotonic())
         self._finish()
 
@@ -279,11 +281,6 @@ class Session:
                 self._commit_due = 0.0
         elif self._commits_wait:
             self._feedback.tell_news(follow=not self._producer.open)
-
-    def _breathe(self) -> None:
-        """Called now and then while a large transaction is put together."""
-        if time.monotonic() >= self._feedback.due:
-            self._report()
 
     @property
     def _uncommitted(self) -> bool:

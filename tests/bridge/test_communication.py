@@ -4,6 +4,7 @@ Source: "Communication of logical replication" (PostgreSQL 15): empty transactio
 where commits wait for the receiver a keepalive takes their place.
 """
 
+import contextlib
 import re
 import statistics
 import time
@@ -168,6 +169,33 @@ def test_a_long_filtered_transaction_outlasts_a_short_time_out(
         bridge.start().streaming()
         before = walsender(connection, bridge)
         connection.execute("INSERT INTO other SELECT generate_series(1, 500000)")
+        bridge.caught_up()
+        assert walsender(connection, bridge) == before, bridge.output
+        assert bridge.stop() == 0, bridge.output
+
+
+def test_long_work_on_what_has_come_is_no_silence_of_the_server(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """Commits of large transactions pile up behind the first, and take longer than the time-out."""
+    conninfo = pair.primary.conninfo(fresh_database, options="-c logical_decoding_work_mem=64kB")
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(psycopg.connect(conninfo, autocommit=True))
+        connection.execute("CREATE TABLE t (id int)")
+        bridge = new_bridge(
+            conninfo,
+            wal_sender_timeout_ms=1500,
+            commit_interval_ms=5000,
+            commit_bytes_max=2**28,
+            transaction_bytes_max=2**28,
+        )
+        bridge.start().streaming()
+        before = walsender(connection, bridge)
+        writers = [stack.enter_context(psycopg.connect(conninfo)) for _ in range(6)]
+        for writer in writers:
+            writer.execute("INSERT INTO t SELECT generate_series(1, 25000)")
+        for writer in writers:
+            writer.commit()
         bridge.caught_up()
         assert walsender(connection, bridge) == before, bridge.output
         assert bridge.stop() == 0, bridge.output
