@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 
 import psycopg
+from pydantic import SecretStr
 
 from schemas.errors import ExitCode, SettingsError, SetupError
 from schemas.lsn import parse_lsn
@@ -18,7 +19,7 @@ from schemas.settings import FailoverSettings
 from services import slots
 from services.failover.address import SECRETS, Address, Conninfo, Endpoint
 from services.failover.checks.registry import SETTINGS
-from services.failover.links import Link, Unreachable, parse_conninfo
+from services.failover.links import Link, Unreachable, parse_conninfo, with_service
 from services.failover.machine import machine_of
 from services.failover.sessions import sessions_before_reload
 from services.failover.subscriptions import (
@@ -41,10 +42,8 @@ class Cluster:
         _require_nodes("machines", settings.machines, settings)
         self._timeout_s = settings.connect_timeout_s
         self._deadline_s = settings.step_deadline_ms / 1000
-        self.nodes = {n: self._link(n, c.get_secret_value()) for n, c in settings.nodes.items()}
-        self.subscribers = {
-            n: self._link(n, c.get_secret_value()) for n, c in settings.subscribers.items()
-        }
+        self.nodes = {n: self._configured(n, c) for n, c in settings.nodes.items()}
+        self.subscribers = {n: self._configured(n, c) for n, c in settings.subscribers.items()}
         self._places = {
             name: _place(link.conninfo, settings.advertised.get(name, ""), name)
             for name, link in self.nodes.items()
@@ -98,6 +97,9 @@ class Cluster:
         """As `observe`, with what only `check` asks. Raises SetupError where our role sees less."""
         view = self.observe()
         return replace(view, nodes=tuple(self._pool.map(self._with_surroundings, view.nodes)))
+
+    def _configured(self, name: str, conninfo: SecretStr) -> Link:
+        return self._link(name, with_service(conninfo.get_secret_value(), subject=name))
 
     def _link(self, name: str, conninfo: str) -> Link:
         return Link(name, conninfo, connect_timeout_s=self._timeout_s, deadline_s=self._deadline_s)

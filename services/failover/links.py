@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import PGconn
 
 from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
 from services.failover.address import Conninfo
@@ -180,6 +181,31 @@ def parse_conninfo(text: str, *, subject: str) -> Conninfo:
             subject=subject,
             hint="write it as in host=… port=… dbname=… user=…",
         ) from None
+
+
+def with_service(text: str, *, subject: str) -> str:
+    """The connection string with what its service file says, so that its host is known.
+
+    Raises SettingsError for a service that no file defines.
+    """
+    given = parse_conninfo(text, subject=subject)
+    if not given.value("service"):
+        return text
+    attempt = PGconn.connect_start(given.text.encode())  # the only way to have libpq read the file
+    try:
+        found = {o.keyword.decode(): o.val.decode() for o in attempt.info if o.val is not None}
+    finally:
+        attempt.finish()
+    if not found:
+        raise SettingsError(
+            f"no service file defines the service {given.value('service')}",
+            operation="read a conninfo",
+            subject=subject,
+            hint="define it in ~/.pg_service.conf, or name its file in PGSERVICEFILE",
+        )
+    places = ("host", "hostaddr", "port", "dbname", "user")
+    known = ((key, found[key]) for key in places if key in found and not given.value(key))
+    return Conninfo((*given.pairs, *known)).text
 
 
 def _knock_local(paths: list[str]) -> Reach:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
     from services.slots import Slot
 
 THE_BRIDGE = "the bridge"
+_TABLESYNC = re.compile(r"pg_\d+_sync_\d+_\d+")
+"""Slots of initial copies: needed only while a subscription says so, else the copy is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +108,21 @@ def _slots_of_the_pair(view: View) -> set[str]:
         return {
             slot.slot_name
             for slot in primary.state.slots
-            if slot.failover and not slot.temporary and slot.slot_type == "logical"
+            if slot.failover and not slot.temporary and _is_made(slot)
         }
     return {
         slot.slot_name
         for node in view.standbys
         if node.state is not None
         for slot in node.state.slots
-        if slot.slot_type == "logical" and (slot.synced or slot.failover)
+        if (slot.synced or slot.failover) and _is_made(slot)
     }
+
+
+def _is_made(slot: Slot) -> bool:
+    """A logical slot that is finished and not one of an initial copy."""
+    return (
+        slot.slot_type == "logical"
+        and (slot.confirmed_flush_lsn is not None or slot.invalidation_reason is not None)
+        and _TABLESYNC.fullmatch(slot.slot_name) is None
+    )

@@ -67,6 +67,7 @@ SETTINGS = (
     "synchronous_standby_names",
     "shared_preload_libraries",
     "max_replication_slots",
+    "max_slot_wal_keep_size",
     "recovery_min_apply_delay",
 )
 """What has to be read of every node."""

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from services.failover.checks.facts import Facts
-    from services.failover.view import Node
+    from services.failover.view import Node, NodeState
     from services.slots import Slot
 
-SAFE_WAL_BYTES_MIN = 64 * 2**20
-"""Four segments of the default size: closer than that the next checkpoint may end the slot."""
+SAFE_WAL_SHARE_MIN = 0.25
+"""Of max_slot_wal_keep_size: with less left, a burst of writes may end the slot."""
 TWO_PHASE_SAFE_VERSION = 180000
 
 
@@ -31,14 +31,17 @@ TWO_PHASE_SAFE_VERSION = 180000
 )
 def slot_wal(facts: Facts) -> Iterator[Seen]:
     """Slots that must survive, on both nodes, and the physical slots of standbys."""
-    for node, slot in _watched(facts):
-        near = slot.safe_wal_size is not None and slot.safe_wal_size < SAFE_WAL_BYTES_MIN
+    for node, state, slot in _watched(facts):
+        limit_mb = int(state.setting("max_slot_wal_keep_size") or -1)
+        enough = max(limit_mb, 0) * 2**20 * SAFE_WAL_SHARE_MIN
+        near = slot.safe_wal_size is not None and slot.safe_wal_size < enough
         if slot.invalidation_reason or not (near or slot.wal_status in ("extended", "unreserved")):
             continue
         grave = slot.wal_status == "unreserved"
         yield Seen(
             slot.slot_name,
-            f"wal_status = {slot.wal_status}, safe_wal_size = {slot.safe_wal_size} on {node.name}",
+            f"wal_status = {slot.wal_status}, safe_wal_size = {slot.safe_wal_size}, "
+            f"max_slot_wal_keep_size = {limit_mb} MB on {node.name}",
             f"{node.name} is about to lose its WAL" if near or grave else "it holds back much WAL",
             remedies.manual(
                 f"let its consumer catch up; meanwhile raise max_slot_wal_keep_size on {node.name}",
@@ -142,9 +145,9 @@ def slot_two_phase(facts: Facts) -> Iterator[Seen]:
                 )
 
 
-def _watched(facts: Facts) -> Iterator[tuple[Node, Slot]]:
+def _watched(facts: Facts) -> Iterator[tuple[Node, NodeState, Slot]]:
     required = {r.slot for r in facts.required}
     for node, state in (*facts.above, *facts.below):
         for slot in state.slots:
             if slot.slot_name in required or slot.slot_type == "physical":
-                yield node, slot
+                yield node, state, slot
