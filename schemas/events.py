@@ -5,6 +5,7 @@
     <prefix>.message           {"prefix": …}           MessageEnvelope (op m)
     <prefix>.transaction       {"id": …}               TransactionEvent, one partition
     <prefix>.schema            SchemaKey               SchemaEvent, compacted
+    <prefix>.dead              {commit_lsn, seq}       DeadLetter, one partition
     <prefix>.progress          the slot's name         ProgressRecord, compacted, one partition
     <prefix>.prepared          PreparedKey             part 0: PreparedRecord; else bytes; compacted
 
@@ -124,6 +125,41 @@ class MessageEnvelope(_Contract):
     ts_ms: int
     ts_us: int
     ts_ns: int
+
+
+class Content(_Contract):
+    """Bytes of a refused record: as `text` if they are UTF-8, else as `base64`.
+
+    `truncated`: these are the first of `bytes` bytes; `sha256` is of all of them, in hexadecimal.
+    """
+
+    text: str | None = None
+    base64: str | None = None
+    bytes: int
+    sha256: str
+    truncated: bool = False
+
+
+class DeadLetter(_Contract):
+    """A record that Kafka refused, in the Kafka transaction that it would have been in.
+
+    `topic` is where it belonged (empty: its row named none), `table` its `schema.table`, empty for
+    a logical message. `end_lsn` is null in a part of a large transaction, whose end is not known
+    yet. `value` null: a tombstone.
+    """
+
+    reason: str
+    topic: str
+    table: str
+    commit_lsn: int
+    end_lsn: int | None
+    lsn: int
+    seq: int
+    xid: int
+    ts_ms: int
+    key: Content | None
+    value: Content | None
+    headers: dict[str, Content | None]
 
 
 class Column(_Contract):

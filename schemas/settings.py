@@ -115,6 +115,9 @@ class BridgeSettings(ValueSettings):
     """How long start or recovery may go on before the process gives up with a retry exit code."""
     wal_sender_timeout_ms: Milliseconds = 60_000
     tombstones: bool = True
+    on_refused: Literal["stop", "dead_letter"] = "stop"
+    """What to do with a record that Kafka refuses (too large, its topic denied): stop and name it,
+    or put it into <prefix>.dead and go on."""
     transaction_metadata: bool = True
     """BEGIN and END events in <prefix>.transaction, and each event's place in its transaction."""
     sql_deadline_ms: Milliseconds = 20_000

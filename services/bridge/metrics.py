@@ -6,6 +6,9 @@ EVENTS = Counter("slotbridge_events_total", "Events in committed Kafka transacti
 EVENT_BYTES = Counter("slotbridge_event_bytes_total", "Their keys and values, with overhead.")
 TRANSACTIONS = Counter("slotbridge_transactions_total", "Source transactions received whole.")
 DROPPED = Counter("slotbridge_dropped_events_total", "Events decoded again that Kafka already had.")
+DEAD_LETTERS = Counter(
+    "slotbridge_dead_letters_total", "Records that Kafka refused, committed to <prefix>.dead."
+)
 RECONNECTS = Counter("slotbridge_reconnects_total", "Sessions after the first.")
 COMMIT_SECONDS = Histogram(
     "slotbridge_kafka_commit_seconds",

@@ -18,7 +18,6 @@ from services.bridge.keys import key_columns, settled
 from services.bridge.messages import Relation
 from services.bridge.shapes import Shapes
 from services.bridge.shaping.tables import Plan, Shaping
-from services.bridge.topics import Topics
 from services.bridge.values.encoders import Encoders
 
 logger = structlog.get_logger(__name__)
@@ -32,14 +31,12 @@ class Relations:
     def __init__(
         self,
         prefix: str,
-        topics: Topics,
         primary: Primary,
         known: dict[tuple[str, str], SchemaEvent],
         shaping: Shaping,
         encoders: Encoders,
     ) -> None:
         self._encoders = encoders
-        self._topics = topics
         self._primary = primary
         self._shaping = shaping
         self._shapes = Shapes(prefix, known)
@@ -50,7 +47,7 @@ class Relations:
                 self._owners.setdefault(topic.name, (table, topic.routed))
 
     def describe(self, relation: Relation, stamp: Stamp, seq: int) -> Described:
-        """Make the topic of a relation; find its plan, with its key, and its schema event.
+        """Find a relation's plan, with its key, and its schema event.
 
         Raises OperatorNeeded when another table has the same topic, SettingsError for a table that
         can't be published as configured.
@@ -68,7 +65,6 @@ class Relations:
         if not plan.published:
             return Described(plan, None, certain)
         self._own(plan, stamp)
-        self._topics.partitions(plan.topic.name)
         self._learn_types(plan.relation)
         return Described(plan, self._shapes.change(plan.relation, stamp, seq), certain)
 
@@ -108,3 +104,11 @@ class Relations:
         key = key_columns(names, xid, found, self._shapes.last_key(relation))
         columns = tuple(replace(column, key=column.name in key) for column in relation.columns)
         return replace(relation, columns=columns), settled(xid, found)
+
+
+def warn_of_unmatched(shaping: Shaping, primary: Primary) -> None:
+    """Log every pattern of the settings that fits nothing in the publication as it is now."""
+    if shaping.shapes_nothing:
+        return
+    for pattern in shaping.unmatched(primary.published()):
+        logger.warning("shaping matches nothing that is published", pattern=pattern)

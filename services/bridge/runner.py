@@ -12,6 +12,7 @@ from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge import metrics
 from services.bridge.progress import Position
+from services.bridge.refused import RefusalLearned, Refused
 from services.bridge.session import Session
 from services.bridge.spool import SpoolFull, prepared_exceed_spool
 from services.bridge.streams import MessageUnclear
@@ -57,6 +58,7 @@ class Runner:
         self._kafka = kafka
         self._bridge = bridge
         self._shaping = shaping
+        self._refused = Refused()
         self._stop = stop
         self._session: Session | None = None
         self._opening_since = time.monotonic()
@@ -91,7 +93,10 @@ class Runner:
                     self._stop_streaming(error)
                 elif isinstance(error, MessageUnclear):
                     self._streaming = False
-                pause_s = backoff.pause_s(session.durable)
+                if isinstance(error, RefusalLearned):
+                    pause_s = PAUSE_MIN_S
+                else:
+                    pause_s = backoff.pause_s(session.durable)
                 logger.warning(
                     "session lost, starting anew", reason=str(error), pause_s=round(pause_s, 1)
                 )
@@ -130,7 +135,12 @@ class Runner:
 
     def _open(self) -> Session:
         session = Session(
-            self._source, self._kafka, self._bridge, self._shaping, streaming=self._streaming
+            self._source,
+            self._kafka,
+            self._bridge,
+            self._shaping,
+            self._refused,
+            streaming=self._streaming,
         )
         try:
             session.open()

@@ -32,7 +32,8 @@ from services.bridge.feedback import Feedback
 from services.bridge.pipeline import Pipeline
 from services.bridge.producer import TransactionalProducer
 from services.bridge.progress import Ledger, Position, Witnesses, check_witnesses, position_of
-from services.bridge.relations import Relations
+from services.bridge.refused import RefusalLearned, Refused, origin_of
+from services.bridge.relations import Relations, warn_of_unmatched
 from services.bridge.shaping.tables import Shaping
 from services.bridge.spool import Spool, SpoolFull, prepared_exceed_spool
 from services.bridge.staged import load_staged
@@ -57,6 +58,7 @@ class Session:
         kafka: KafkaSettings,
         bridge: BridgeSettings,
         shaping: ShapingSettings,
+        refused: Refused,
         *,
         streaming: bool,
     ) -> None:
@@ -65,6 +67,7 @@ class Session:
         self._kafka = kafka
         self._bridge = bridge
         self._shaping = shaping
+        self._refused = refused
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-commit")
         self._primary: Primary | None = None
         self._producer: TransactionalProducer | None = None
@@ -104,7 +107,12 @@ class Session:
         topics.prepare()
         slot = self._source.slot
         producer = self._producer = TransactionalProducer(
-            self._kafka, self._bridge, topics, slot, while_waiting=self._feedback.while_waiting
+            self._kafka,
+            self._bridge,
+            topics,
+            slot,
+            self._refused,
+            while_waiting=self._feedback.while_waiting,
         )
         producer.begin_session()
         reach("fenced")
@@ -144,9 +152,9 @@ class Session:
         """From pgoutput's bytes to portions, for what comes after `start`."""
         prefix, slot = self._kafka.topic_prefix, self._source.slot
         shaping = Shaping(self._shaping, prefix)
-        self._warn_of_unmatched(shaping, primary)
+        warn_of_unmatched(shaping, primary)
         encoders = Encoders(self._bridge, money_digits=primary.money_digits())
-        relations = Relations(prefix, topics, primary, topics.shapes(), shaping, encoders)
+        relations = Relations(prefix, primary, topics.shapes(), shaping, encoders)
         envelope = Envelope(
             prefix,
             primary.server.database,
@@ -227,12 +235,6 @@ class Session:
         check_witnesses(seen, self._source.slot)
         return timeline
 
-    def _warn_of_unmatched(self, shaping: Shaping, primary: Primary) -> None:
-        if self._shaping == ShapingSettings():
-            return
-        for pattern in shaping.unmatched(primary.published()):
-            logger.warning("shaping matches nothing that is published", pattern=pattern)
-
     def _begin(self, primary: Primary, producer: TransactionalProducer) -> ProgressRecord:
         """The very first start: make the slot, and put its position into Kafka and the origin."""
         found = primary.slot()
@@ -298,7 +300,7 @@ class Session:
         if portion.dropped:
             metrics.DROPPED.inc(portion.dropped)
         if portion.events:
-            self._producer.send(portion.events)
+            self._producer.send(portion.events, origin_of(portion))
             reach("sent")
         if portion.staging:
             self._producer.send(portion.staging)
@@ -357,6 +359,12 @@ class Session:
         self._events = 0
         self._portion_bytes = 0
         self._report()
+        if self._producer.done:
+            raise RefusalLearned(
+                "what Kafka refuses is dealt with; going on with full batches",
+                operation="stream",
+                subject=f"slot {self._source.slot}",
+            )
 
     def _report(self) -> None:
         assert self._producer is not None

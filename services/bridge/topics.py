@@ -1,14 +1,23 @@
 """The topics of a prefix: made where missing, and read back at start (progress, table shapes)."""
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclOperation
+from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 from pydantic import BaseModel, ValidationError
 
@@ -16,13 +25,13 @@ from schemas.errors import (
     ExitCode,
     OperatorNeeded,
     Retryable,
-    SettingsError,
     SetupError,
     SlotbridgeError,
 )
 from schemas.events import (
     ProgressRecord,
     SchemaEvent,
+    dead_topic,
     message_topic,
     prepared_topic,
     progress_topic,
@@ -30,6 +39,13 @@ from schemas.events import (
     transaction_topic,
 )
 from schemas.settings import KafkaSettings
+from services.bridge.client import (
+    TOPIC_REFUSALS,
+    client_options,
+    kafka_error,
+    make_client,
+    refused_topic,
+)
 
 logger = structlog.get_logger(__name__)
 
@@ -39,106 +55,7 @@ READ_DEADLINE_S: Final = 90.0
 _TAIL_RECORDS: Final = 200
 Record = tuple[int, bytes | str | None, bytes | None]
 """(offset, key, value)."""
-_DENIED: Final = (
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    KafkaError._AUTHENTICATION,
-)
-_REFUSED: Final = (
-    KafkaError.MSG_SIZE_TOO_LARGE,
-    KafkaError.INVALID_MSG_SIZE,
-    KafkaError.INVALID_RECORD,
-)
-_FENCED: Final = (
-    KafkaError._FENCED,
-    KafkaError.INVALID_PRODUCER_EPOCH,
-    KafkaError.PRODUCER_FENCED,
-)
-
-
-Client = TypeVar("Client")
 Contract = TypeVar("Contract", bound=BaseModel)
-
-
-def make_client(kind: Callable[[dict[str, Any]], Client], options: dict[str, Any]) -> Client:
-    """A Kafka client of `kind`; raises SettingsError for options that librdkafka does not take."""
-    try:
-        return kind(options)
-    except KafkaException as error:
-        cause = error.args[0]
-        raise SettingsError(
-            f"Kafka's client refuses its options: {cause.str()}",
-            operation="read settings",
-            hint="correct kafka.options or kafka.bootstrap_servers",
-        ) from error
-
-
-def client_options(settings: KafkaSettings) -> dict[str, Any]:
-    """What every Kafka client of the bridge shares; the person's options come last."""
-    return {
-        "bootstrap.servers": settings.bootstrap_servers,
-        "client.id": "slotbridge",
-        "log_level": 2,
-        "error_cb": _log_client_error,
-        "socket.keepalive.enable": True,
-        **settings.options,
-    }
-
-
-def kafka_error(error: KafkaException, operation: str, subject: str) -> SlotbridgeError:
-    """A Kafka failure as what to do about it."""
-    cause = error.args[0]
-    text = cause.str() if isinstance(cause, KafkaError) else str(cause)
-    code = cause.code() if isinstance(cause, KafkaError) else KafkaError.UNKNOWN
-    if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
-        return SettingsError(
-            text,
-            operation=operation,
-            subject=subject,
-            hint="lower bridge.transaction_timeout_ms",
-        )
-    if code == KafkaError.TOPIC_EXCEPTION:
-        return SetupError(
-            text,
-            operation=operation,
-            subject=subject,
-            hint="for Kafka, names that differ only in `.` and `_` collide: rename the table, or "
-            "leave it out of the publication",
-        )
-    if code in _FENCED:
-        return Retryable(
-            "Kafka has fenced this producer: another bridge has taken over, or this one stood "
-            "still for longer than bridge.transaction_timeout_ms",
-            operation=operation,
-            subject=subject,
-            hint="restart it: it resumes, or waits as a hot stand-by",
-            exit_code=ExitCode.FENCED,
-        )
-    if code in _DENIED:
-        return SetupError(
-            text,
-            operation=operation,
-            subject=subject,
-            hint="allow it in Kafka's ACLs, or correct kafka.options",
-            exit_code=ExitCode.PRIVILEGE_MISSING,
-        )
-    if code in _REFUSED:
-        return OperatorNeeded(
-            f"Kafka refuses the record: {text}",
-            operation=operation,
-            subject=subject,
-            hint="raise message.max.bytes on the topic and in kafka.options",
-            exit_code=ExitCode.RECORD_REFUSED,
-        )
-    return Retryable(
-        text,
-        operation=operation,
-        subject=subject,
-        hint="check that kafka.bootstrap_servers is right and the broker runs",
-        exit_code=ExitCode.KAFKA_UNREACHABLE,
-    )
 
 
 class Topics:
@@ -180,6 +97,44 @@ class Topics:
             self._ensure(topic, partitions=self._settings.partitions, compacted=False)
             known = self._partitions[topic]
         return known
+
+    def prepare_dead(self) -> str:
+        """Make the topic of refused records where it is missing; return its name."""
+        name = dead_topic(self._prefix)
+        self._ensure(name, partitions=1, compacted=False)
+        return name
+
+    def check_writable(self, topic: str) -> None:
+        """Raises TopicRefused where the broker says that we may not write to `topic`."""
+        asked = self._admin.describe_topics(
+            TopicCollection([topic]),
+            include_authorized_operations=True,
+            request_timeout=REQUEST_TIMEOUT_S,
+        )
+        try:
+            allowed = asked[topic].result(REQUEST_TIMEOUT_S + 5).authorized_operations
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise refused_topic(error.args[0], "describe the topic", topic) from error
+            raise kafka_error(error, "describe the topic", topic) from error
+        if allowed is not None and AclOperation.WRITE not in allowed:
+            denied = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+            raise refused_topic(denied, "describe the topic", topic)
+
+    def message_bytes_max(self, *others: str) -> dict[str, int]:
+        """max.message.bytes of every topic of the prefix and of `others`, where we may read it."""
+        names = {name for name in self._partitions if name.startswith(f"{self._prefix}.")}
+        names |= {name for name in others if name in self._partitions}
+        resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in sorted(names)]
+        if not resources:
+            return {}
+        found = {}
+        asked = self._admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
+        for resource, future in asked.items():
+            with contextlib.suppress(KafkaException):
+                entries = future.result(REQUEST_TIMEOUT_S + 5)
+                found[resource.name] = int(entries["max.message.bytes"].value)
+        return found
 
     def last_progress(self, slot: str) -> ProgressRecord | None:
         """The last committed progress record of `slot`, read backwards from the topic's end.
@@ -259,7 +214,7 @@ class Topics:
             future.result()
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise kafka_error(error, "create the topic", name) from error
+                raise _not_created(error, name) from error
         self._await_leader(name)
         logger.info("topic is there", topic=name, partitions=self._partitions[name])
 
@@ -362,6 +317,13 @@ class TopicReader:
         )
 
 
+def _not_created(error: KafkaException, topic: str) -> SlotbridgeError:
+    cause = error.args[0]
+    if cause.code() in TOPIC_REFUSALS:
+        return refused_topic(cause, "create the topic", topic)
+    return kafka_error(error, "create the topic", topic)
+
+
 def _parse(kind: type[Contract], topic: str, offset: int, value: bytes) -> Contract:
     try:
         return kind.model_validate_json(value)
@@ -372,7 +334,3 @@ def _parse(kind: type[Contract], topic: str, offset: int, value: bytes) -> Contr
             subject=f"{topic}[0]@{offset}",
             hint="use another kafka.topic_prefix, or repair the topic",
         ) from error
-
-
-def _log_client_error(error: KafkaError) -> None:
-    logger.debug("kafka client", error=error.str())

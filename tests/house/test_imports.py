@@ -39,6 +39,7 @@ PURE = (
     "services.bridge.transactions",
     "services.bridge.streams",
     "services.bridge.progress",
+    "services.bridge.refused",
     "services.bridge.rows",
     "services.bridge.shapes",
     "services.bridge.shaping.masks",

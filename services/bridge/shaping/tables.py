@@ -47,6 +47,8 @@ class Shaping:
         self._settings = settings
         self._salt = settings.salt.get_secret_value()
         self.naming = Naming(prefix, settings)
+        self.shapes_nothing = settings == ShapingSettings()
+        """Whether everything is published as it is."""
 
     def publishes(self, schema: str, table: str) -> bool:
         """Whether the table has a topic of its own."""

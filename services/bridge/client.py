@@ -1,0 +1,143 @@
+"""What all Kafka clients of the bridge share: their options, and their errors as what to do."""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException
+
+from schemas.errors import (
+    ExitCode,
+    OperatorNeeded,
+    Retryable,
+    SettingsError,
+    SetupError,
+    SlotbridgeError,
+)
+from schemas.settings import KafkaSettings
+
+logger = structlog.get_logger(__name__)
+
+_DENIED: Final = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError._AUTHENTICATION,
+)
+RECORD_REFUSALS: Final = (
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.INVALID_MSG_SIZE,
+    KafkaError.INVALID_RECORD,
+)
+TOPIC_REFUSALS: Final = (
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.POLICY_VIOLATION,
+)
+_FENCED: Final = (
+    KafkaError._FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+)
+
+
+Client = TypeVar("Client")
+
+
+def make_client(kind: Callable[[dict[str, Any]], Client], options: dict[str, Any]) -> Client:
+    """A Kafka client of `kind`; raises SettingsError for options that librdkafka does not take."""
+    try:
+        return kind(options)
+    except KafkaException as error:
+        cause = error.args[0]
+        raise SettingsError(
+            f"Kafka's client refuses its options: {cause.str()}",
+            operation="read settings",
+            hint="correct kafka.options or kafka.bootstrap_servers",
+        ) from error
+
+
+def client_options(settings: KafkaSettings) -> dict[str, Any]:
+    """What every Kafka client of the bridge shares; the person's options come last."""
+    return {
+        "bootstrap.servers": settings.bootstrap_servers,
+        "client.id": "slotbridge",
+        "log_level": 2,
+        "error_cb": _log_client_error,
+        "socket.keepalive.enable": True,
+        **settings.options,
+    }
+
+
+def kafka_error(error: KafkaException, operation: str, subject: str) -> SlotbridgeError:
+    """A Kafka failure as what to do about it."""
+    cause = error.args[0]
+    text = cause.str() if isinstance(cause, KafkaError) else str(cause)
+    code = cause.code() if isinstance(cause, KafkaError) else KafkaError.UNKNOWN
+    if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+        return SettingsError(
+            text,
+            operation=operation,
+            subject=subject,
+            hint="lower bridge.transaction_timeout_ms",
+        )
+    if code in _FENCED:
+        return Retryable(
+            "Kafka has fenced this producer: another bridge has taken over, or this one stood "
+            "still for longer than bridge.transaction_timeout_ms",
+            operation=operation,
+            subject=subject,
+            hint="restart it: it resumes, or waits as a hot stand-by",
+            exit_code=ExitCode.FENCED,
+        )
+    if code in _DENIED:
+        return SetupError(
+            text,
+            operation=operation,
+            subject=subject,
+            hint="allow it in Kafka's ACLs, or correct kafka.options",
+            exit_code=ExitCode.PRIVILEGE_MISSING,
+        )
+    if code in RECORD_REFUSALS:
+        return OperatorNeeded(
+            f"Kafka refuses the record: {text}",
+            operation=operation,
+            subject=subject,
+            hint="raise message.max.bytes on the topic and in kafka.options",
+            exit_code=ExitCode.RECORD_REFUSED,
+        )
+    return Retryable(
+        text,
+        operation=operation,
+        subject=subject,
+        hint="check that kafka.bootstrap_servers is right and the broker runs",
+        exit_code=ExitCode.KAFKA_UNREACHABLE,
+    )
+
+
+class TopicRefused(SetupError):
+    """Kafka takes no record for this topic: it can't be made, or not be written to."""
+
+
+def refused_topic(cause: KafkaError, operation: str, topic: str) -> TopicRefused:
+    """The refusal of a topic, for a code in TOPIC_REFUSALS."""
+    if cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return TopicRefused(
+            "Topic authorization failed",
+            operation=operation,
+            subject=f"topic {topic}",
+            hint="allow it in Kafka's ACLs, or correct kafka.options",
+            exit_code=ExitCode.PRIVILEGE_MISSING,
+        )
+    return TopicRefused(
+        cause.str(),
+        operation=operation,
+        subject=f"topic {topic}",
+        hint="for Kafka, names that differ only in `.` and `_` collide, and 249 characters are "
+        "the most: rename the table, leave it out, or give it another topic (shaping.routes)",
+    )
+
+
+def _log_client_error(error: KafkaError) -> None:
+    logger.debug("kafka client", error=error.str())

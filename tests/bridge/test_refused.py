@@ -1,0 +1,87 @@
+"""Dead letters fit, and tell of what was cut off."""
+
+import hashlib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import ExitCode, SetupError
+from schemas.events import DeadLetter
+from services.bridge.envelope import Event
+from services.bridge.refused import Origin, Refused, identity, letter, may_be_dead, refusal
+
+ORIGIN = Origin(77, 0x1_0000_0010, 0x1_0000_0040)
+
+
+@given(
+    key=st.one_of(st.none(), st.binary(max_size=3000)),
+    value=st.one_of(st.none(), st.binary(max_size=9000), st.text(max_size=3000).map(str.encode)),
+    header=st.binary(max_size=500),
+    bytes_max=st.integers(3000, 12_000),
+)
+def test_a_letter_fits_and_has_all_that_fits(
+    key: bytes | None, value: bytes | None, header: bytes, bytes_max: int
+) -> None:
+    event = Event("bank.public.t", key, value, [("h", header)], False, "public.t", 4, 99)
+    found = letter(event, ORIGIN, "too large", topic="bank.dead", bytes_max=bytes_max, now_ms=5)
+    assert found.topic == "bank.dead"
+    assert found.value is not None
+    assert len(found.value) + len(found.key or b"") <= bytes_max
+    told = DeadLetter.model_validate_json(found.value)
+    assert (told.commit_lsn, told.end_lsn, told.seq, told.lsn, told.xid) == (
+        ORIGIN.commit_lsn,
+        ORIGIN.end_lsn,
+        4,
+        99,
+        77,
+    )
+    for content, whole in ((told.key, key), (told.value, value), (told.headers["h"], header)):
+        if whole is None:
+            assert content is None
+            continue
+        assert content is not None
+        assert content.bytes == len(whole)
+        assert content.sha256 == hashlib.sha256(whole).hexdigest()
+        if content.text is not None and not content.truncated:
+            assert content.text.encode() == whole
+    if len(value or b"") + len(key or b"") + len(header) < bytes_max // 8 - 300:
+        assert told.value is None or not told.value.truncated
+
+
+def test_the_error_names_the_record_and_keeps_the_cause() -> None:
+    event = Event("bank.public.t", b"k", b"v" * 9, None, False, "public.t", 4, 0x99)
+    text = str(refusal(event, ORIGIN, "too large"))
+    for part in ("topic bank.public.t", "table public.t", "1/10", "seq 4", "10 bytes", "LSN 0/99"):
+        assert part in text
+    assert "on_refused: dead_letter" in text
+    denied = SetupError("denied", hint="allow it", exit_code=ExitCode.PRIVILEGE_MISSING)
+    error = refusal(event, ORIGIN, "denied", denied)
+    assert isinstance(error, SetupError)
+    assert error.exit_code is ExitCode.PRIVILEGE_MISSING
+    assert "allow it" in str(error)
+
+
+def test_the_bridge_goes_on_without_records_of_tables_and_messages_alone() -> None:
+    for topic, seq, expected in (
+        ("bank.public.t", 0, True),
+        ("", 0, True),
+        ("bank.message", 3, True),
+        ("bank.schema", 0, False),
+        ("bank.transaction", -1, False),
+        ("bank.dead", -1, False),
+        ("bank.progress", -1, False),
+    ):
+        event = Event(topic, None, b"", None, False, "public.t", seq)
+        assert may_be_dead(event, "bank") is expected
+
+
+def test_what_is_known_is_forgotten_once_it_is_through() -> None:
+    event = Event("t", None, None, None, False, "public.t", 4)
+    refused = Refused(careful_until=100, records={identity(event, ORIGIN): "x"}, topics={"t"})
+    assert identity(event, ORIGIN) == (ORIGIN.commit_lsn, 4, True)
+    assert not refused.passed(99)
+    assert refused.records
+    assert refused.passed(100)
+    assert not refused.records
+    assert not refused.passed(100)
+    assert refused.topics == {"t"}
