@@ -1,0 +1,253 @@
+"""Switchover plans, walked in thought: every prefix goes on or back, and nothing is lost."""
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError, SetupError
+from schemas.settings import MachineSettings
+from services.failover.address import Address
+from services.failover.effects.step import Action
+from services.failover.machine import machine_of
+from services.failover.plan.failover import plan_failover
+from services.failover.plan.rejoin import plan_rejoin, plan_repoint
+from services.failover.plan.resume import Intent, choose
+from services.failover.plan.switchover import plan_rollback, plan_switchover
+from services.failover.plan.wish import Plan, Wish, learned
+from services.failover.view import Reach, View
+from tests.failover.views import RECEIVED, node, slot, state, subscriber, subscription
+
+HANDS = MachineSettings(stop="stop {node}", start="start {node}", rejoin="rejoin {node} {primary}")
+
+
+def primary(*, fenced: bool = False, consumer: int = RECEIVED, pid: int | None = 7, **said: Any):  # type: ignore[no-untyped-def]
+    """What the living primary `a` says."""
+    feeds = slot("s1", synced=False, active_pid=pid, confirmed_flush_lsn=consumer)
+    physical = slot("standby_1", slot_type="physical", synced=False, failover=False, active_pid=8)
+    values: dict[str, Any] = {"synchronized": "standby_1", "standby": False, "fenced": fenced}
+    return state(feeds, physical, **{**values, **said})
+
+
+def pair(
+    *,
+    hands: bool = True,
+    standby: dict[str, Any] | None = None,
+    subscriptions: Any = None,
+    **said: Any,
+) -> View:
+    """`a` lives, `b` streams from it and has s1 ready."""
+    values: dict[str, Any] = {"streams": True, **(standby or {})}
+    nodes = [node("a", primary(**said)), node("b", state(slot("s1"), **values))]
+    if hands:
+        nodes = [
+            replace(n, machine=machine_of(n.name, HANDS, Address("db", "", "1"))) for n in nodes
+        ]
+    given = subscriptions if subscriptions is not None else [subscription("s1", remote_lsn=450)]
+    return View(tuple(nodes), (subscriber("sub", *given),), "s1")
+
+
+def actions(plan: Plan) -> list[str]:
+    return [step.action.value for step in plan.steps]
+
+
+BEFORE = ["fence", "mark", "drain", "disable", "stop", "promote"]
+AFTER = ["repoint", "enable", "flow", "bridge", "slot", "rejoin", "reset", "ready"]
+
+pairs = st.builds(
+    pair,
+    hands=st.booleans(),
+    fenced=st.booleans(),
+    consumer=st.sampled_from([0, 500, RECEIVED]),
+    pid=st.sampled_from([None, 7]),
+    early_sessions=st.sampled_from([0, 2]),
+    subscriptions=st.lists(
+        st.builds(
+            lambda at, marked, enabled: subscription(
+                "s1", at=at, marked=marked, enabled=enabled, remote_lsn=450
+            ),
+            st.sampled_from(["a", "b"]),
+            st.booleans(),
+            st.booleans(),
+        ),
+        max_size=1,
+    ),
+)
+wishes = st.builds(
+    Wish, target=st.sampled_from(["", "b"]), rejoin=st.sampled_from([frozenset(), frozenset("a")])
+)
+
+
+def test_the_whole_way_in_order() -> None:
+    plan = plan_switchover(pair(), Wish(rejoin=frozenset("a")))
+    assert actions(plan) == BEFORE + AFTER
+    assert plan.why == "a hands over to it"
+    assert not plan.left
+    stop = plan.steps[BEFORE.index("stop")]
+    assert (stop.shown, stop.command) == (("stop a",), ("stop", "a"))
+
+
+def test_a_consumer_far_behind_is_waited_for_before_writes_are_fenced() -> None:
+    view = pair(consumer=0, received=2**30, standby={"received": 2**30})
+    assert actions(plan_switchover(view, Wish()))[:2] == ["settle", "fence"]
+
+
+def test_without_commands_it_says_what_is_left() -> None:
+    plan = plan_switchover(pair(hands=False), Wish(rejoin=frozenset("a")))
+    assert "stop" not in actions(plan)
+    assert "rejoin" not in actions(plan)
+    assert any("no `stop` command" in note for note in plan.notes)
+    assert [left.subject for left in plan.left] == ["a"]
+
+
+@given(pairs, wishes, st.integers(0, 20))
+def test_every_prefix_goes_on_to_the_same_end(view: View, wish: Wish, cut: int) -> None:
+    """Cut anywhere, with what the run had learned forgotten, `resume` ends as the plan does."""
+    with contextlib.suppress(OperatorNeeded, Retryable, SetupError):
+        whole = plan_switchover(view, wish)
+        for step in whole.steps[:cut]:
+            view = step.effect(view)
+        intent = Intent("switchover", "b", wish.rejoin)
+        planner, again = choose(view, Wish(), intent)
+        for _ in range(60):
+            plan = planner(view, again)
+            if not plan.steps:
+                break
+            view = plan.steps[0].effect(view)
+            again = learned(again, plan.steps[0], view)
+            assert plan.steps[0].holds(view)
+        assert not plan.steps
+        assert [n.name for n in view.writable] == ["b"]
+        for where, found in view.ours():
+            assert not where.usable or found.conninfo.leads_to(view.node("b").endpoints)
+            assert not found.marked
+
+
+@given(pairs, wishes, st.integers(0, 20))
+def test_every_prefix_before_the_promotion_goes_back(view: View, wish: Wish, cut: int) -> None:
+    with contextlib.suppress(OperatorNeeded, Retryable, SetupError):
+        whole = plan_switchover(view, wish)
+        for step in whole.steps[:cut]:
+            if step.action is Action.PROMOTE:
+                break
+            if step.action is Action.STOP:
+                break  # what a start brings back is for servers to show
+            view = step.effect(view)
+        while (plan := plan_rollback(view, Wish())).steps:
+            view = plan.steps[0].effect(view)
+        assert [n.name for n in view.writable] == ["a"]
+        settled = [
+            found for _, found in view.ours() if found.conninfo.leads_to(view.nodes[0].endpoints)
+        ]
+        assert not any(found.marked for found in settled)
+
+
+@given(pairs, wishes)
+def test_nobody_is_promoted_beside_a_primary_that_takes_writes(view: View, wish: Wish) -> None:
+    with contextlib.suppress(OperatorNeeded, Retryable, SetupError):
+        for step in plan_switchover(view, wish).steps:
+            if step.action is Action.PROMOTE:
+                assert not view.writable
+                assert step.lsn is None or view.node("b").received >= step.lsn
+            view = step.effect(view)
+
+
+@pytest.mark.parametrize(
+    ("view", "code", "says"),
+    [
+        (pair(standby={"streams": False}), ExitCode.NOT_READY, "does not stream"),
+        (pair(standby={"follows": "c"}), ExitCode.NOT_READY, "streams from elsewhere"),
+        (pair(synchronized="standby_1, gone"), ExitCode.NOT_READY, "names gone"),
+        (pair(standby={"standby": False}), ExitCode.SPLIT_BRAIN, "several nodes are writable"),
+        (pair(standby={"system": "1"}), ExitCode.WRONG_DATABASE, "different clusters"),
+        (pair(standby={"may_promote": False}), ExitCode.PRIVILEGE_MISSING, "privilege on b"),
+    ],
+)
+def test_what_refuses_it_while_nothing_is_changed(view: View, code: ExitCode, says: str) -> None:
+    with pytest.raises((OperatorNeeded, SetupError)) as caught:
+        plan_switchover(view, Wish())
+    assert caught.value.exit_code is code
+    assert says in str(caught.value)
+
+
+def test_targets_that_are_none() -> None:
+    with pytest.raises(SettingsError, match="x is no node"):
+        plan_switchover(pair(), Wish(target="x"))
+    assert actions(plan_switchover(pair(), Wish(target="a"))) == []
+    gone = pair()
+    gone = replace(gone, nodes=(gone.nodes[0], node("b", None)))
+    with pytest.raises(Retryable, match="no standby answers"):
+        plan_switchover(gone, Wish())
+
+
+def test_fencing_a_primary_that_lives_or_may_live() -> None:
+    armed = MachineSettings(fence="stonith {node} {port}")
+    alive = pair(hands=False)
+    plan = plan_failover(alive, Wish(fence=True))
+    assert actions(plan)[:3] == ["fence", "disable", "promote"]
+    old = replace(alive.nodes[0], machine=machine_of("a", armed, Address("db", "", "1")))
+    plan = plan_failover(replace(alive, nodes=(old, alive.nodes[1])), Wish(fence=True))
+    assert actions(plan)[:3] == ["shoot", "disable", "promote"]
+    assert plan.steps[0].command == ("stonith", "a", "1")
+    hidden = replace(old, state=None, reach=Reach.CLOSED)
+    closed = replace(alive, nodes=(hidden, alive.nodes[1]))
+    with pytest.raises(OperatorNeeded, match="may be writing"):
+        plan_failover(closed, Wish())
+    assert "shoot" in actions(plan_failover(closed, Wish(fence=True)))
+    dead = replace(alive, nodes=(replace(old, state=None, reach=Reach.REFUSED), alive.nodes[1]))
+    assert "shoot" not in actions(plan_failover(dead, Wish(fence=True)))
+
+
+def test_several_standbys_the_others_follow_and_one_that_is_ahead_must_rejoin() -> None:
+    third = node("c", state(slot("s1"), streams=True, received=900))
+    view = replace(pair(), nodes=(*pair().nodes, third))
+    plan = plan_switchover(view, Wish(rejoin=frozenset("a")))
+    assert plan.new_primary == "b"
+    assert "follow" in actions(plan)
+    named = [s for s in plan.steps if s.subject == "synchronized_standby_slots"][-1]
+    assert "slotfailover_a" in named.text
+    assert "standby_1" in named.text
+    promoted = state(slot("s1"), standby=False, timeline=2, switch_lsn=900)
+    ahead = View((node("a", None), node("b", promoted), node("c", state(received=950))), ())
+    assert [left.subject for left in plan_failover(ahead, Wish()).left] == ["c"]
+
+
+def test_repoint_touches_subscriptions_alone() -> None:
+    promoted = state(slot("s1"), standby=False, timeline=2, synchronized="gone")
+    view = View(
+        (node("a", None), node("b", promoted), node("c", state())),
+        (subscriber("sub", subscription("s1")),),
+    )
+    plan = plan_repoint(view, Wish())
+    assert actions(plan) == ["disable", "repoint", "enable", "flow"]
+    assert any("names standbys not there" in note for note in plan.notes)
+
+
+def test_rejoin_refuses_strangers_the_primary_and_pairs_without_one() -> None:
+    with pytest.raises(SettingsError, match="x is no node"):
+        plan_rejoin(pair(), Wish(rejoin=frozenset("x")))
+    with pytest.raises(OperatorNeeded, match="a is the primary"):
+        plan_rejoin(pair(), Wish(rejoin=frozenset("a")))
+    with pytest.raises(OperatorNeeded, match="takes writes"):
+        plan_rejoin(View((node("a", None), node("b", state())), ()), Wish(rejoin=frozenset("a")))
+
+
+def test_resume_without_anything_begun() -> None:
+    nothing = View((node("a", None), node("b", state(slot("s1")))), ())
+    with pytest.raises(OperatorNeeded, match="nothing was begun"):
+        choose(nothing, Wish(), None)
+    planner, _ = choose(nothing, Wish(), Intent("failover", "b"))
+    assert planner is plan_failover
+    marked = pair(subscriptions=[subscription("s1", marked=True)])
+    planner, wish = choose(marked, Wish(), None)
+    assert actions(planner(marked, wish)) == ["enable"]
+
+
+def test_commands_with_mistakes_are_named() -> None:
+    with pytest.raises(SettingsError, match="KeyError 'hots'"):
+        machine_of("a", MachineSettings(stop="ssh {hots} stop"), Address("db", "", "1"))
+    with pytest.raises(SettingsError, match="No closing quotation"):
+        machine_of("a", MachineSettings(stop="ssh 'x"), Address("db", "", "1"))
