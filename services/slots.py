@@ -86,13 +86,14 @@ _SLOTS: LiteralString = """
 def read_server(connection: Connection) -> Server:
     """Identity, timeline and the settings that replication depends on, from any server >= 9.6.
 
-    The timeline is that of the WAL being written (primary) or replayed (standby).
+    The timeline is that of the WAL being written (primary) or received (standby).
     """
     row = connection.execute(
         """
         SELECT (SELECT system_identifier::text FROM pg_control_system()),
                CASE WHEN pg_is_in_recovery()
-                    THEN (SELECT timeline_id FROM pg_control_checkpoint())
+                    THEN (SELECT greatest(timeline_id, received_tli) FROM pg_control_checkpoint()
+                          LEFT JOIN pg_stat_wal_receiver ON true)
                     ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))
                          ::bit(32)::int
                END,

@@ -101,6 +101,8 @@ class _Folder:
     def _copy(self, environment: dict[str, str]) -> None:
         if self._data.exists():
             self._data.rename(self._data.with_name(f"{self._data.name}.before-{time.time_ns()}"))
+        self._data.mkdir(mode=0o700)
+        machines.own(self._data, self._machine.os_user)
         program = self._machine.program("pg_basebackup")
         where = ("-d", f"service={_SERVICE}", "-D", str(self._data))
         self._run((program, *where, "--checkpoint=fast", "--wal-method=stream"), environment)

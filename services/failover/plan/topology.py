@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 def attach_standbys(draft: Draft, primary: str) -> list[Left]:
     """Plan what every other node needs as a standby of `primary`; return what can't be done."""
     left: list[Left] = []
-    for name in [node.name for node in draft.view.nodes if node.name != primary]:
-        left += _attach(draft, name, primary)
+    others = [node for node in draft.view.nodes if node.name != primary]
+    for node in sorted(others, key=lambda node: not node.standby):  # a rejoin takes its time
+        left += _attach(draft, node.name, primary)
     for name in [node.name for node in draft.view.standbys]:
         _clean(draft, name, primary)
     _await(draft, primary)

@@ -1,0 +1,130 @@
+"""Old primaries made standbys again, on real servers: rewound, copied anew, ready for the next."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from services.local.bed import Bed
+from services.local.pair import clone
+from services.local.postgres import PostgresServer
+from tests.failover.conftest import NewTrio, end, machines
+from tests.failover.servers import (
+    ask,
+    await_equal,
+    configuration,
+    slotfailover,
+    subscribe,
+    tell,
+    write,
+)
+from tests.providers.interface import Trio
+from tests.providers.slots import await_ready
+from tests.providers.waiting import eventually
+
+
+def test_a_killed_primary_that_diverged_is_rewound_and_then_copied_anew(
+    local_trio: NewTrio, local_bed: Bed, tmp_path: Path
+) -> None:
+    trio = local_trio()
+    subscribe(trio, "s1")
+    config = configuration(tmp_path, trio, machines=machines(trio, local_bed))
+    assert isinstance(trio.primary, PostgresServer)
+    tell(trio.primary, "ALTER SYSTEM SET work_mem = '5MB'", "SELECT pg_reload_conf()")
+    unknown = slotfailover("rejoin", "x", "--config", config, "--yes")
+    assert (unknown.code, "x is no node" in unknown.err) == (2, True)
+    alive = slotfailover("rejoin", "a", "--config", config, "--yes")
+    assert (alive.code, "a is the primary" in alive.err) == (35, True)
+
+    _diverge(trio)
+    assert slotfailover("failover", "--config", config, "--yes").code == 0
+    write(trio.standby, trio.dbname, 101)
+    ran = slotfailover("rejoin", "a", "--config", config, "--yes", "--json")
+    assert ran.code == 0, ran.err
+    steps = [step["step"] for step in ran.json["steps"]]
+    assert "make a a standby of b" in steps
+    assert steps[-1] == "wait until every slot is ready on a"
+    assert ask(trio.primary, "SHOW work_mem") == "5MB"  # its own configuration was kept
+    assert ask(trio.primary, "SELECT count(*) FROM t WHERE note = 'lost'", trio.dbname) == 0
+    assert slotfailover("rejoin", "a", "--config", config, "--yes", "--json").json["steps"] == []
+
+    # Back to a, and b's folder as an interrupted rewind leaves it: it is copied anew.
+    kept = trio.standby.data.with_name(trio.standby.data.name + ".rejoining")  # type: ignore[attr-defined]
+    there = slotfailover("switchover", "--config", config, "--yes", "--no-rejoin")
+    assert there.code == 0, there.err
+    kept.mkdir()
+    (kept / "changing").touch()
+    for name in ("postgresql.conf", "postgresql.auto.conf"):
+        (kept / name).write_text((trio.standby.data / name).read_text())  # type: ignore[attr-defined]
+    copied = slotfailover("rejoin", "b", "--config", config, "--yes")
+    assert copied.code == 0, copied.err
+    assert not kept.exists()
+    assert list(kept.parent.glob(f"{trio.standby.name}.before-*"))
+    write(trio.primary, trio.dbname, 201)
+    await_equal(trio, trio.primary)
+    assert slotfailover("switchover", "--config", config, "--yes").code == 0
+
+
+def test_three_nodes_the_others_follow_and_the_best_is_chosen(
+    local_trio: NewTrio, local_bed: Bed, tmp_path: Path
+) -> None:
+    trio = local_trio()
+    subscribe(trio, "s1")
+    with _third(trio, local_bed) as third:
+        nodes = {
+            "a": trio.primary.conninfo(),
+            "b": trio.standby.conninfo(),
+            "c": third.conninfo(),
+        }
+        config = configuration(tmp_path, trio, nodes=nodes, machines=machines(trio, local_bed))
+        ran = slotfailover("switchover", "--config", config, "--yes", "--to", "b")
+        assert ran.code == 0, ran.err
+        assert "let c stream from b" in ran.err
+        named = ask(trio.standby, "SHOW synchronized_standby_slots")
+        assert set(named.replace('"', "").split(", ")) == {"slotfailover_a", "standby_2"}
+        assert slotfailover("check", "--config", config).code == 0
+
+        # c gets no more WAL; b dies: a has more, and its slots are ready.
+        tell(third, "ALTER SYSTEM SET primary_conninfo = 'port=1'", "SELECT pg_reload_conf()")
+        tell(trio.standby, "ALTER SYSTEM SET synchronized_standby_slots = 'slotfailover_a'")
+        tell(trio.standby, "SELECT pg_reload_conf()")
+        write(trio.standby, trio.dbname, 101)
+        await_equal(trio, trio.standby)
+        end(trio.standby)  # type: ignore[arg-type]
+        ran = slotfailover("failover", "--config", config, "--yes", "--json")
+        assert ran.json["new_primary"] == "a", ran.err
+        assert "a has the most WAL (c " in slotfailover("history", "--config", config).out or (
+            "a has the most WAL (c " in ran.err
+        )
+        assert "let c stream from a" in [step["step"] for step in ran.json["steps"]]
+        assert ran.code == 0, ran.err
+        write(trio.primary, trio.dbname, 201)
+        eventually(
+            lambda: ask(third, "SELECT count(*) FROM t", trio.dbname) == 20, what="c has all"
+        )
+        await_equal(trio, trio.primary)
+
+
+def _diverge(trio: Trio) -> None:
+    """Kill the primary when it has WAL that its standby never got."""
+    tell(trio.primary, "ALTER SYSTEM SET synchronous_standby_names = ''", "SELECT pg_reload_conf()")
+    trio.standby.stop()
+    tell(trio.primary, "INSERT INTO t VALUES (9999, 'lost')", dbname=trio.dbname)
+    trio.primary.kill()
+    trio.standby.start()
+
+
+@contextlib.contextmanager
+def _third(trio: Trio, bed: Bed) -> Iterator[PostgresServer]:
+    """A second standby, c, by the slot standby_2, with its slots ready."""
+    third = bed.server(f"third-{trio.primary.name}")
+    tell(trio.primary, "SELECT pg_create_physical_replication_slot('standby_2', true)")
+    assert isinstance(trio.primary, PostgresServer)
+    clone(trio.primary, third, slot="standby_2", dbname=trio.dbname)
+    third.start()
+    try:
+        named = "ALTER SYSTEM SET synchronized_standby_slots = 'standby_1', 'standby_2'"
+        await_ready(trio.primary, third, "s1")
+        tell(trio.primary, named, "SELECT pg_reload_conf()")
+        yield third
+    finally:
+        third.kill()
