@@ -11,7 +11,15 @@ import struct
 import threading
 from ctypes import c_longlong
 from multiprocessing.sharedctypes import SynchronizedArray
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+
+class Counts(Protocol):
+    """The fields of Traffic, one after another."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
 
 _HEAD = struct.Struct("!cI")
 _DATA_HEADER_BYTES = 25
@@ -40,9 +48,7 @@ class Relay:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(listener.getsockname()[1])
         context = multiprocessing.get_context("fork")
-        self._counts: SynchronizedArray[c_longlong] = context.Array(
-            c_longlong, len(Traffic._fields)
-        )
+        self._counts: SynchronizedArray[Any] = context.Array(c_longlong, len(Traffic._fields))
         self._process = context.Process(
             target=_serve, args=(listener, port, self._counts), daemon=True
         )
@@ -62,7 +68,7 @@ class Relay:
         return Traffic(*map(int, self._counts[:]))
 
 
-def _serve(listener: socket.socket, port: int, counts: "SynchronizedArray[c_longlong]") -> None:
+def _serve(listener: socket.socket, port: int, counts: Counts) -> None:
     client, _ = listener.accept()
     server = socket.create_connection(("127.0.0.1", port))
     for each in (client, server):
@@ -74,19 +80,19 @@ def _serve(listener: socket.socket, port: int, counts: "SynchronizedArray[c_long
 def _relay(
     source: socket.socket,
     target: socket.socket,
-    counts: "SynchronizedArray[c_longlong] | None",
+    counts: Counts | None,
 ) -> None:
     unread = bytearray()
     with contextlib.suppress(OSError):
         while data := source.recv(65_536):
             if counts is not None:
                 unread += data
-                _count(unread, counts)
+                count_whole(unread, counts)
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
 
 
-def _count(unread: bytearray, counts: "SynchronizedArray[c_longlong]") -> None:
+def count_whole(unread: bytearray, counts: Counts) -> None:
     """Count the whole messages at the start of `unread` and remove them."""
     pos = 0
     while len(unread) - pos >= _HEAD.size:
@@ -102,6 +108,6 @@ def _count(unread: bytearray, counts: "SynchronizedArray[c_longlong]") -> None:
     del unread[:pos]
 
 
-def _add(counts: "SynchronizedArray[c_longlong]", *more: int) -> None:
+def _add(counts: Counts, *more: int) -> None:
     for index, number in enumerate(more):
-        counts[index] += number  # type: ignore[operator, call-overload]
+        counts[index] += number

@@ -9,12 +9,18 @@ import re
 import statistics
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as StillRunning
 
 import psycopg
 import pytest
 
+from schemas.errors import Retryable
+from schemas.events import ProgressRecord
 from schemas.lsn import parse_lsn
+from schemas.settings import BridgeSettings, KafkaSettings
+from services.bridge.producer import TransactionalProducer
+from services.bridge.topics import Topics
 from services.local.kafka import KafkaBroker
 from services.local.processes import Processes
 from services.local.users import server_user
@@ -30,13 +36,18 @@ PAIRS = 3
 PAIRS_MAX = 15
 """Where other work keeps the processors busy, every hand-over between processes waits for them."""
 STALL_S = 10.0
+CANCELLED_WITHIN_S = 10.0
+RECORD = ProgressRecord(
+    slot="s", system_identifier="1", timeline=1, commit_lsn=10, end_lsn=20, seq=0, ts_ms=0
+)
 
 
-@pytest.fixture
-def own_kafka(tmp_path: Path) -> Iterator[KafkaBroker]:
+@pytest.fixture(scope="module")
+def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """A broker to be stopped in the middle of its work."""
-    with Processes(tmp_path, server_user()) as processes:
-        broker = KafkaBroker(tmp_path / "kafka", processes=processes)
+    folder = tmp_path_factory.mktemp("kafka")
+    with Processes(folder, server_user()) as processes:
+        broker = KafkaBroker(folder / "kafka", processes=processes)
         broker.start()
         yield broker
 
@@ -233,3 +244,34 @@ def test_while_kafka_stands_still_the_server_is_answered(
         assert walsender(connection, bridge) == before, bridge.output
         assert bridge.stop() == 0, bridge.output
     bridge.assert_kafka_equals(conninfo, "t")
+
+
+def test_a_commit_that_kafka_does_not_answer_can_be_cancelled(
+    own_kafka: KafkaBroker, topic_prefix: str
+) -> None:
+    """The end of a session must not wait for the transaction's time-out; the record decides."""
+    settings = KafkaSettings(
+        bootstrap_servers=own_kafka.bootstrap_servers, topic_prefix=topic_prefix
+    )
+    topics = Topics(settings)
+    topics.prepare()
+    producer = TransactionalProducer(settings, BridgeSettings(), topics, "s")
+    producer.begin_session()
+    producer.commit(RECORD)
+    own_kafka.pause()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            commit = pool.submit(producer.commit, RECORD.model_copy(update={"end_lsn": 30}))
+            with pytest.raises(StillRunning):
+                commit.result(2)
+            since = time.monotonic()
+            producer.cancel()
+            with pytest.raises(Retryable):
+                commit.result(CANCELLED_WITHIN_S)
+            assert time.monotonic() - since < CANCELLED_WITHIN_S
+    finally:
+        own_kafka.resume()
+    following = TransactionalProducer(settings, BridgeSettings(), topics, "s")
+    following.begin_session()
+    found = topics.last_progress("s")
+    assert found is not None and found.end_lsn in (20, 30)
