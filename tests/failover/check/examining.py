@@ -1,5 +1,6 @@
 """`slotfailover check` asked as a person would ask it, and its remedies carried out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,23 +33,23 @@ class Examiner:
     def run(self, *options: str) -> Ran:
         return slotfailover("check", "--config", self.config, *options)
 
-    def problems(self) -> dict[str, list[Finding]]:
+    def problems(self, *options: str) -> dict[str, list[Finding]]:
         """check -> its findings that are not ok."""
         found: dict[str, list[Finding]] = {}
-        report = self.run("--json").json
+        report = self.run("--json", *options).json
         assert "findings" in report, report
         for finding in report["findings"]:
             if finding["severity"] != "ok":
                 found.setdefault(finding["check"], []).append(finding)
         return found
 
-    def expect(self, *checks: str) -> dict[str, list[Finding]]:
+    def expect(self, *checks: str, options: Sequence[str] = ()) -> dict[str, list[Finding]]:
         """Wait until exactly these checks find something; each with all that it has to say."""
         found: dict[str, list[Finding]] = {}
 
         def so() -> bool:
             found.clear()
-            found.update(self.problems())
+            found.update(self.problems(*options))
             return set(found) == set(checks)
 
         try:
