@@ -109,7 +109,7 @@ class TransactionEvent(_Contract):
 
 
 class MessageContent(_Contract):
-    """A logical message (pg_logical_emit_message); `content` is base64."""
+    """A logical message (pg_logical_emit_message); `content` in bytea's form, by default base64."""
 
     prefix: str
     content: str

@@ -18,7 +18,6 @@ of the events that are sent.
 The JSON text is put together from parts that are made once per relation and once per transaction.
 """
 
-import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
@@ -225,7 +224,7 @@ class Envelope:
             removed = self._value(table, table.row(old), "null", "d", lsn, seq)
             events = [Event(topic, old_key, removed, headers, False, name, seq, lsn)]
             if self._tombstones and old_key is not None:
-                events.append(Event(topic, old_key, None, None, False, name, seq, lsn))
+                events.append(Event(topic, old_key, None, headers, False, name, seq, lsn))
             headers = [(OLD_KEY_HEADER, old_key or b"")]
             added = self._value(table, "null", after, "c", lsn, seq + 1)
             events.append(Event(topic, key, added, headers, False, name, seq + 1, lsn))
@@ -264,9 +263,9 @@ class Envelope:
         """The event of a logical message."""
         self.total += 1
         self._messages += 1
-        content = base64.b64encode(change.content).decode("ascii")
+        content = self._encoders.binary(change.content)
         value = (
-            f'{{"op":"m","message":{{"prefix":{quoted(change.prefix)},"content":"{content}"}},'
+            f'{{"op":"m","message":{{"prefix":{quoted(change.prefix)},"content":{content}}},'
             f'{self._head}{change.lsn}\\"]","schema":"","table":"","lsn":{change.lsn},"seq":{seq}}},'
             f'"transaction":null,{self._tail}'
         ).encode()

@@ -30,6 +30,8 @@ _JVM_OPTIONS = (
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
 )
 
+_PLAIN_JSON = {"": "org.apache.kafka.connect.json.JsonConverter", ".schemas.enable": "false"}
+
 
 @dataclass(frozen=True, slots=True)
 class Connector:
@@ -79,6 +81,7 @@ class Debezium:
         name: str = "debezium",
         java_home: Path | None = None,
         heap: str = "512m",
+        jvm_options: Sequence[str] = (),
         settings: Mapping[str, str | int] | None = None,
     ) -> None:
         self.name = name
@@ -87,7 +90,7 @@ class Debezium:
         self._bootstrap_servers = bootstrap_servers
         self._processes = processes
         self._java_home = java_home
-        self._heap = heap
+        self._jvm_options = (*_JVM_OPTIONS, f"-Xmx{heap}", *jvm_options)
         self._settings = dict(settings or {})
         self._worker: subprocess.Popen[bytes] | None = None
 
@@ -148,8 +151,7 @@ class Debezium:
             self.name,
             [
                 home / "bin" / "java",
-                *_JVM_OPTIONS,
-                f"-Xmx{self._heap}",
+                *self._jvm_options,
                 *("-cp", class_path, "org.apache.kafka.connect.cli.ConnectStandalone"),
                 worker,
                 *files,
@@ -174,14 +176,15 @@ class Debezium:
     def _worker_properties(self) -> dict[str, str | int]:
         return {
             "bootstrap.servers": self._bootstrap_servers,
-            "key.converter": "org.apache.kafka.connect.json.JsonConverter",
-            "key.converter.schemas.enable": "false",
-            "value.converter": "org.apache.kafka.connect.json.JsonConverter",
-            "value.converter.schemas.enable": "false",
+            **{
+                f"{part}.converter{key}": value
+                for part in ("key", "value", "header")
+                for key, value in _PLAIN_JSON.items()
+            },
             "offset.storage.file.filename": str(self.folder / "offsets"),
             "offset.flush.interval.ms": 1000,
             "listeners": f"http://{LOOPBACK}:{free_port()}",
-            "plugin.discovery": "only_scan",
+            "plugin.discovery": "service_load",
             **self._settings,
         }
 

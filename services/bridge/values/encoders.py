@@ -84,6 +84,10 @@ class Encoders:
             made = self._made[oid, typmod] = self._make(oid, typmod)
         return made
 
+    def binary(self, data: bytes) -> str:
+        """Bytes that are of no column, in bytea's form."""
+        return _BYTEA[self._settings.binary_handling](b"\\x" + data.hex().encode("ascii"))
+
     def _type(self, oid: int) -> PgType | None:
         return built_in(oid) or self._types.get(oid)
 

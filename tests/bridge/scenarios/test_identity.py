@@ -53,7 +53,7 @@ def test_a_changed_key_is_a_delete_a_tombstone_and_a_create(scene: Scene) -> Non
     ]
     assert (b'{"a":1,"b":"x"}', "__debezium.newkey", b'{"a":2,"b":"x"}') in headers
     assert (b'{"a":2,"b":"x"}', "__debezium.oldkey", b'{"a":1,"b":"x"}') in headers
-    assert len(headers) == 6
+    assert len(headers) == 9
 
 
 def test_a_table_without_a_key(scene: Scene) -> None:
