@@ -162,6 +162,20 @@ class Primary:
                 [format_lsn(lsn), HEARTBEAT_PREFIX, self._settings.slot],
             )
 
+    def check_publication(self) -> None:
+        """Raise SetupError when the publication is gone: the server then sends nothing, silently.
+
+        Source: pgoutput.c, LoadPublications ("skipped loading publication", a WARNING on 18).
+        """
+        with self._statement("read the publication"):
+            if not slots.publication_exists(self._connection, self._settings.publication):
+                raise SetupError(
+                    "the publication is gone: what is committed without it is not sent",
+                    operation="check the publication",
+                    subject=f"publication {self._settings.publication}",
+                    hint="make it again, and compare what its tables got meanwhile",
+                )
+
     def commits_wait(self) -> bool:
         """Whether the server lists the bridge's walsender in synchronous_standby_names."""
         with self._statement("read the state of replication"):
@@ -173,6 +187,9 @@ class Primary:
         name = self._settings.publication
         if slots.publication_exists(self._connection, name):
             return
+        slot = slots.read_slot(self._connection, self._settings.slot)
+        if slot is not None and slot.plugin == "pgoutput":
+            self.check_publication()
         slots.create_publication(self._connection, name, self._settings.tables)
         tables = ", ".join(self._settings.tables) or "all tables"
         logger.info("created publication", publication=name, tables=tables)

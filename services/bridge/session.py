@@ -374,6 +374,7 @@ class Session:
 
     def _heartbeat(self) -> None:
         assert self._primary is not None
+        self._primary.check_publication()
         self._commits_wait = self._primary.commits_wait()
         lsn = self._ledger.mark_origin()
         reach("before origin")

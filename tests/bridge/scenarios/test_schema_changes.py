@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from schemas.errors import ExitCode
 from tests.bridge.scenarios.conftest import Scene
 from tests.providers.waiting import eventually
 
@@ -257,6 +258,23 @@ def test_an_older_shape_that_is_committed_later_is_not_the_present_one(scene: Sc
         two.rollback()
     copy = scene.finish()
     assert copy.columns("a") == [["id", "b", "c"], ["id", "b"]] * 2
+
+
+def test_a_dropped_publication_stops_the_bridge(scene: Scene) -> None:
+    """The server only warns in its log, and sends nothing: that would be a silent loss."""
+    scene.run("CREATE TABLE t (id int PRIMARY KEY)")
+    scene.start()
+    scene.run("INSERT INTO t VALUES (1)")
+    scene.bridge.caught_up()
+    scene.run(f"DROP PUBLICATION {scene.bridge.publication}")
+    assert scene.bridge.exit_code() == ExitCode.SERVER_SETTING
+    scene.bridge.start()
+    assert scene.bridge.exit_code() == ExitCode.SERVER_SETTING
+    assert scene.bridge.output.count("the publication is gone") == 2
+    scene.publish("FOR ALL TABLES")
+    scene.start()
+    scene.run("INSERT INTO t VALUES (2)")
+    scene.finish()
 
 
 NAMES = (
