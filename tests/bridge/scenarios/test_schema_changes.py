@@ -250,7 +250,7 @@ def test_an_older_shape_that_is_committed_later_is_not_the_present_one(scene: Sc
     with scene.other() as one, scene.other() as two:
         one.execute("INSERT INTO a SELECT g, g, g FROM generate_series(1001, 1300) g")
         two.execute("INSERT INTO filler SELECT generate_series(1, 250)")
-        eventually(lambda: scene.streamed() == 1, what="all of the first one is streamed")
+        eventually(lambda: scene.streamed() >= 1, what="all of the first one is streamed")
         scene.alter("SET TABLE a (id, b), filler")
         scene.run("INSERT INTO a VALUES (2, 2, 2)")
         one.commit()

@@ -69,7 +69,7 @@ def test_upserts_that_lose_their_race(scene: Scene) -> None:
         " WHEN NOT MATCHED THEN INSERT VALUES (s.a, 'new')",
     )
     scene.finish()
-    assert scene.streamed() == 1
+    assert scene.streamed() >= 1
 
 
 def test_rows_of_a_table_that_the_same_transaction_made_and_dropped(scene: Scene) -> None:

@@ -53,7 +53,7 @@ def test_016_stream_subxact(scene: Scene) -> None:
         )
     scene.run("COMMIT")
     scene.finish()
-    assert scene.streamed() == 1
+    assert scene.streamed() >= 1
 
 
 def test_017_stream_ddl(scene: Scene) -> None:
@@ -80,7 +80,7 @@ def test_017_stream_ddl(scene: Scene) -> None:
     )
     scene.run("INSERT INTO test_tab VALUES (3001, 'z', 1, 2)")
     copy = scene.finish(unknown=3 * 2 + 1 * 2 + (996 - 10) * 2 + (1000 - 10))
-    assert scene.streamed() == 1
+    assert scene.streamed() >= 1
     assert copy.columns("test_tab") == [
         ["a", "b"],
         ["a", "b", "c"],
@@ -137,5 +137,5 @@ def test_019_stream_subxact_ddl_abort(scene: Scene) -> None:
         "INSERT INTO test_tab SELECT i, 'y', -i FROM generate_series(501, 1000) i",
     )
     copy = scene.finish(unknown=500)
-    assert scene.streamed() == 1
+    assert scene.streamed() >= 1
     assert copy.columns("test_tab") == [["a", "b"], ["a", "b", "c"]]

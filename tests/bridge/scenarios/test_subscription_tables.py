@@ -160,7 +160,7 @@ def test_010_truncate(scene: Scene) -> None:
         "INSERT INTO tab1 VALUES (77)",
     )
     copy = scene.finish()
-    assert scene.streamed() == 1
+    assert scene.streamed() >= 1
     assert [len(copy.of(f"tab{n}", "t")) for n in range(1, 6)] == [2, 2, 1, 1, 0]
 
 
@@ -202,7 +202,7 @@ def test_020_messages(scene: Scene) -> None:
         "DELETE FROM tab_test WHERE a < 10",
     )
     scene.bridge.caught_up()
-    assert scene.streamed() == 1
+    assert scene.streamed() >= 1
     scene.together(
         "INSERT INTO tab_test SELECT generate_series(3001, 5000)",
         "SAVEPOINT s",

@@ -90,7 +90,7 @@ def test_023_twophase_stream(table: Scene, killed: bool) -> None:
     table.run("INSERT INTO t VALUES (99998, 'between')", "COMMIT PREPARED 'first'")
     table.finish()
     if not killed:
-        assert table.streamed() == 3
+        assert table.streamed() >= 3
 
 
 @pytest.mark.parametrize("rows", ["INSERT INTO t VALUES (7, 'x')", BULK.format(1000)])
