@@ -36,14 +36,38 @@ def table_matches(pattern: str, schema: str, table: str) -> bool:
 
 
 class Naming:
-    """The topics of tables under `prefix`."""
+    """Which tables have a topic of their own, and which, under `prefix`."""
 
     def __init__(self, prefix: str, shaping: ShapingSettings) -> None:
         self._prefix = prefix
+        self._shaping = shaping
         self._template = shaping.topic
         self._routes = [(re.compile(route.tables), route.topic) for route in shaping.routes]
         self._outbox = shaping.outbox.topic if shaping.outbox else ""
         self._own = own_topics(prefix)
+
+    def included(self, schema: str, table: str) -> bool:
+        """Whether anything of the table is published."""
+        include, exclude = self._shaping.include, self._shaping.exclude
+        if include and not any(table_matches(pattern, schema, table) for pattern in include):
+            return False
+        return not any(table_matches(pattern, schema, table) for pattern in exclude)
+
+    def publishes(self, schema: str, table: str) -> bool:
+        """Whether the table has a topic of its own: it is included, and no outbox."""
+        outbox = self._shaping.outbox
+        return self.included(schema, table) and not (
+            outbox is not None and table_matches(outbox.table, schema, table)
+        )
+
+    def key(self, schema: str, table: str) -> tuple[str, ...]:
+        """The configured columns of a table's message key, empty where the primary key serves."""
+        found = (
+            key
+            for pattern, key in self._shaping.keys.items()
+            if table_matches(pattern, schema, table)
+        )
+        return next(found, ())
 
     def table(self, schema: str, table: str) -> TableTopic:
         """The topic of a table. Raises SettingsError when it is one of the bridge's own."""

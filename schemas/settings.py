@@ -193,6 +193,8 @@ class TablesSettings(_Section):
     """Iceberg namespace; empty: the topic prefix with `.` and `-` as `_`."""
     tables: tuple[str, ...] = ()
     """`schema.table` each; empty: every table that the bridge has published."""
+    on_dead_letter: Literal["stop", "report"] = "stop"
+    """What to do when Kafka has refused an event of a followed table: the table lacks it."""
     checkpoint: Path | None = None
     trigger_interval_ms: Milliseconds = 2_000
     offsets_per_trigger_max: int = Field(200_000, ge=1)

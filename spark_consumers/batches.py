@@ -14,8 +14,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from schemas.errors import BadInput, ExitCode, OperatorNeeded
-from schemas.events import schema_topic
+from schemas.events import dead_topic, schema_topic
 from schemas.lsn import format_lsn
+from schemas.naming import Naming
 from schemas.settings import KafkaSettings, TablesSettings
 from spark_consumers import changes, tables
 from spark_consumers.changes import Position
@@ -46,6 +47,8 @@ class BatchReport:
     seconds: float
     ts_ms_max: int
     tables: dict[str, TableReport]
+    dead_letters: int = 0
+    """Events that Kafka has refused, and that the tables therefore lack."""
 
     def document(self) -> dict[str, object]:
         """The report as JSON; `lag_ms` is from the latest commit to now."""
@@ -57,6 +60,7 @@ class BatchReport:
             "duplicates": sum(report.duplicates for report in reports),
             "commit_lsn_max": format_lsn(max(r.commit_lsn_max for r in reports)),
             "commit_ts_ms_max": self.ts_ms_max,
+            "dead_letters": self.dead_letters,
             "lag_ms": max(0, int(time.time() * 1000) - self.ts_ms_max),
             "seconds": round(self.seconds, 3),
             "tables": {
@@ -126,8 +130,12 @@ class _TopicBatch:
 class Applier:
     """Applies batches one after the other; keeps the known shapes and the open tables."""
 
-    def __init__(self, kafka: KafkaSettings, settings: TablesSettings) -> None:
+    def __init__(self, kafka: KafkaSettings, naming: Naming, settings: TablesSettings) -> None:
         self._kafka = kafka
+        self._naming = naming
+        self._settings = settings
+        self._dead_topic = dead_topic(kafka.topic_prefix)
+        self._dead_letters = 0
         self._schema_topic = schema_topic(kafka.topic_prefix)
         self._shapes: dict[str, Shape] = {}
         self._tables = tables.Tables(kafka, settings)
@@ -136,7 +144,7 @@ class Applier:
         """Bring the records of a batch into their tables; None when they hold no event.
 
         Every table is written by one MERGE. Raises BadInput naming the record that is refused,
-        SetupError for a change of shape that is not taken over.
+        SetupError for a change of shape that is not taken over, OperatorNeeded for a dead letter.
         """
         started = time.monotonic()
         # One task per core: every partition of Kafka would be a task in each of the merges.
@@ -154,6 +162,7 @@ class Applier:
             time.monotonic() - started,
             max(part.ts_ms_max for part in parts),
             {self._shapes[part.topic].name: part.report for part in parts},
+            self._dead_letters,
         )
 
     def _parts(self, events: DataFrame) -> list[_TopicBatch]:
@@ -162,6 +171,7 @@ class Applier:
         for row in changes.summary(events).collect():
             parts[row.topic].append(row)
         new_shapes = parts.pop(self._schema_topic, None) is not None
+        self._dead_letters = self._lacking(events) if parts.pop(self._dead_topic, None) else 0
         topics = []
         for topic, rows in parts.items():
             part = _TopicBatch(topic)
@@ -173,6 +183,36 @@ class Applier:
         for part in topics:
             _check(part, self._shapes[part.topic])
         return topics
+
+    def _lacking(self, events: DataFrame) -> int:
+        """How many events of followed tables Kafka has refused, as told by their dead letters."""
+        letters = changes.dead_letters(events.where(F.col("topic") == self._dead_topic)).collect()
+        followed = [row for row in letters if self._follows(row.table)]
+        for row in followed:
+            if self._settings.on_dead_letter == "stop":
+                raise OperatorNeeded(
+                    f"Kafka has refused {row['count']} events of {row.table} ({row.reason}), the "
+                    f"first with seq {row['first'].seq}: its table would lack them",
+                    operation="read dead letters",
+                    subject=self._dead_topic,
+                    lsn=row["first"].commit_lsn,
+                    hint="tables.on_dead_letter: report goes on without them; repair the rows "
+                    "from the dead letters, or rebuild the table",
+                    exit_code=ExitCode.RECORD_REFUSED,
+                )
+            log.warning(
+                "the table lacks events that Kafka has refused",
+                table=row.table,
+                count=row["count"],
+                commit_lsn=format_lsn(row["first"].commit_lsn),
+                seq=row["first"].seq,
+                reason=row.reason,
+            )
+        return sum(row["count"] for row in followed)
+
+    def _follows(self, name: str) -> bool:
+        tables = self._settings.tables
+        return name in tables if tables else self._naming.publishes(*name.split(".", 1))
 
     def _all_known(self, parts: Iterable[_TopicBatch]) -> bool:
         return all(
@@ -194,7 +234,7 @@ class Applier:
         )
 
         def read() -> bool:
-            self._shapes = read_shapes(spark, self._kafka)
+            self._shapes = read_shapes(spark, self._kafka, self._naming, self._settings.tables)
             return self._all_known(parts)
 
         if retrying(read):

@@ -112,6 +112,26 @@ def summary(events: DataFrame) -> DataFrame:
     )
 
 
+def dead_letters(events: DataFrame) -> DataFrame:
+    """Of events of the dead letters' topic: table, count, first (its position), reason.
+
+    A letter that names no table (a logical message) is left out.
+    """
+    letter = T.StructType().add("table", "string").add("reason", "string")
+    letter = letter.add("commit_lsn", "long").add("seq", "long")
+    position = F.struct("letter.commit_lsn", "letter.seq")
+    return (
+        events.select(F.from_json("value", letter).alias("letter"))
+        .where(F.col("letter.table") != "")
+        .groupBy(F.col("letter.table").alias("table"))
+        .agg(
+            F.count("*").alias("count"),
+            F.min(position).alias("first"),
+            F.min_by("letter.reason", position).alias("reason"),
+        )
+    )
+
+
 def duplicates(events: DataFrame, applied: Mapping[int, Position]) -> DataFrame:
     """The events of one table that it has had before.
 

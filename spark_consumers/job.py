@@ -8,6 +8,7 @@ import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from schemas.naming import Naming
 from schemas.settings import KafkaSettings, Settings, TablesSettings, require
 from spark_consumers.batches import Applier, BatchReport
 from spark_consumers.failures import FOREIGN, translated
@@ -35,11 +36,12 @@ def run(
     The running batch is finished first. Raises what failed as a SlotbridgeError.
     """
     kafka, tables = require(settings.kafka, "kafka"), require(settings.tables, "tables")
-    job = _Job(Applier(kafka, tables), report)
+    naming = Naming(kafka.topic_prefix, settings.shaping)
+    job = _Job(Applier(kafka, naming, tables), report)
     log.info("consuming", topics=kafka.topic_prefix, checkpoint=str(checkpoint(kafka, tables)))
     try:
         query = (
-            stream(spark, kafka, tables)
+            stream(spark, kafka, naming, tables)
             .writeStream.foreachBatch(job.apply)
             .option("checkpointLocation", str(checkpoint(kafka, tables)))
             .trigger(processingTime=f"{tables.trigger_interval_ms} milliseconds")

@@ -1,7 +1,7 @@
 """Reads Kafka, committed records only: the stream of events, and the topic of table shapes."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from schemas.errors import BadInput, ExitCode, Retryable, SetupError
-from schemas.events import SchemaEvent, schema_topic, table_topic
+from schemas.events import SchemaEvent, dead_topic, schema_topic
+from schemas.naming import Naming
 from schemas.settings import KafkaSettings, TablesSettings
 from spark_consumers.columns import Shape
 
@@ -30,12 +31,14 @@ _JAAS = {
 }
 
 
-def stream(spark: SparkSession, kafka: KafkaSettings, tables: TablesSettings) -> DataFrame:
-    """The records of the tables' topics and of the schema topic, from their beginning on."""
+def stream(
+    spark: SparkSession, kafka: KafkaSettings, naming: Naming, tables: TablesSettings
+) -> DataFrame:
+    """The records of the tables' topics, the schema topic and the dead letters, from the first."""
     return (
         spark.readStream.format("kafka")
         .options(**reader_options(kafka))
-        .option("subscribePattern", topic_pattern(kafka.topic_prefix, tables.tables))
+        .option("subscribePattern", topic_pattern(kafka.topic_prefix, naming, tables.tables))
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", tables.offsets_per_trigger_max)
         .option("failOnDataLoss", "true")
@@ -43,10 +46,13 @@ def stream(spark: SparkSession, kafka: KafkaSettings, tables: TablesSettings) ->
     )
 
 
-def read_shapes(spark: SparkSession, kafka: KafkaSettings) -> dict[str, Shape]:
+def read_shapes(
+    spark: SparkSession, kafka: KafkaSettings, naming: Naming, tables: Collection[str] = ()
+) -> dict[str, Shape]:
     """topic -> the latest shape of its table, from the schema topic; empty when there is none.
 
-    Raises SetupError when two tables share a topic, BadInput for a record that is no SchemaEvent.
+    Of `tables` (`schema.table`; none: of every table that has a topic). Raises SetupError when two
+    tables share a topic or rows have no identity, BadInput for a record that is no SchemaEvent.
     """
     topic = schema_topic(kafka.topic_prefix)
     records = (
@@ -75,34 +81,47 @@ def read_shapes(spark: SparkSession, kafka: KafkaSettings) -> dict[str, Shape]:
         known = latest.get((event.schema_, event.table))
         if known is None or event.commit_lsn >= known.commit_lsn:
             latest[event.schema_, event.table] = event
-    return _by_topic(kafka.topic_prefix, latest.values())
+    wanted = [
+        event
+        for (schema, table), event in latest.items()
+        if naming.publishes(schema, table) and (not tables or f"{schema}.{table}" in tables)
+    ]
+    return _by_topic(naming, wanted)
 
 
-def _by_topic(prefix: str, events: Iterable[SchemaEvent]) -> dict[str, Shape]:
+def _by_topic(naming: Naming, events: Iterable[SchemaEvent]) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {}
     for event in events:
         shape = Shape.from_event(event)
-        topic = table_topic(prefix, shape.schema, shape.table)
+        topic = naming.table(shape.schema, shape.table).name
+        if naming.key(shape.schema, shape.table):
+            raise SetupError(
+                f"{shape.name} has another key in Kafka (shaping.keys) than at its source",
+                operation="read table shapes",
+                subject=topic,
+                hint="a table needs its primary key: list the tables to follow, without this one, "
+                "in tables.tables",
+            )
         if topic in shapes:
             raise SetupError(
                 f"{shapes[topic].name} and {shape.name} share one topic",
                 operation="read table shapes",
                 subject=topic,
-                hint="rename one of them: Kafka allows only letters, digits, `.`, `_` and `-`",
+                hint="give each a topic of its own (shaping.routes), or list those to follow in "
+                "tables.tables; characters that Kafka forbids become `_`",
             )
         shapes[topic] = shape
     return shapes
 
 
-def topic_pattern(prefix: str, tables: Iterable[str]) -> str:
+def topic_pattern(prefix: str, naming: Naming, tables: Iterable[str]) -> str:
     """A Java regular expression: the topics of `tables` (`schema.table`; none: of every table).
 
-    The schema topic belongs to it, so that a change of shape wakes the stream.
+    The schema topic belongs to it, so that a change of shape wakes the stream; the dead letters do.
     """
-    names = [table_topic(prefix, *table.split(".", 1)) for table in tables]
-    if names:
-        return "|".join(re.escape(name) for name in (schema_topic(prefix), *names))
-    return re.escape(prefix) + r"\.(schema|[^.]+\..+)"
+    names = [naming.table(*table.split(".", 1)).name for table in tables]
+    of_tables = "|".join(map(re.escape, names)) if names else naming.pattern()
+    return "|".join((re.escape(schema_topic(prefix)), re.escape(dead_topic(prefix)), of_tables))
 
 
 def reader_options(kafka: KafkaSettings) -> dict[str, str]:

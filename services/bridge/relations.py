@@ -42,7 +42,7 @@ class Relations:
         self._shapes = Shapes(prefix, known)
         self._owners: dict[str, tuple[tuple[str, str], bool]] = {}
         for table in known:
-            if shaping.publishes(*table):
+            if shaping.naming.publishes(*table):
                 topic = shaping.naming.table(*table)
                 self._owners.setdefault(topic.name, (table, topic.routed))
 
@@ -54,7 +54,7 @@ class Relations:
         """
         certain = True
         try:
-            if self._shaping.key(relation.schema, relation.table):
+            if self._shaping.naming.key(relation.schema, relation.table):
                 relation = self._shaping.with_key(relation)
             elif relation.replica_identity in _IDENTITIES_WITHOUT_KEY:
                 relation, certain = self._with_primary_key(relation, stamp.xid)

@@ -10,7 +10,9 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
+from schemas.naming import Naming
 from schemas.settings import KafkaSettings, Settings, SourceSettings, TablesSettings
+from schemas.shaping import ShapingSettings
 from services.local import jars
 from services.local.java import find_java_home
 from spark_consumers import job
@@ -94,18 +96,26 @@ class Pipeline:
         assert self.settings.tables
         return self.settings.tables
 
+    @property
+    def naming(self) -> Naming:
+        """Its topics."""
+        return Naming(self.kafka.topic_prefix, self.settings.shaping)
+
     def new_applier(self) -> Applier:
         """An applier that knows nothing but what the tables say, as after a restart."""
-        return Applier(self.kafka, self.tables)
+        return Applier(self.kafka, self.naming, self.tables)
 
     def records(self) -> DataFrame:
         """All committed records, as a batch."""
         return (
             self.spark.read.format("kafka")
             .options(**reader_options(self.kafka))
-            .option("subscribePattern", topic_pattern(self.kafka.topic_prefix, ()))
+            .option("subscribePattern", self._topics())
             .load()
         )
+
+    def _topics(self) -> str:
+        return topic_pattern(self.kafka.topic_prefix, self.naming, self.tables.tables)
 
     def apply(self, condition: str = "true", batch: int = 0) -> BatchReport | None:
         """Apply the committed records that meet an SQL condition, as one batch."""
@@ -146,9 +156,16 @@ NewPipeline = Callable[..., Pipeline]
 def new_pipeline(
     spark: SparkSession, kafka: Broker, topic_prefix: str, warehouse: Path
 ) -> NewPipeline:
-    """`new_pipeline(conninfo="", publication="p", **tables_settings)`: nothing is published yet."""
+    """`new_pipeline(conninfo="", publication="p", shaping={}, **tables_settings)`: nothing is
+    published yet."""
 
-    def make(conninfo: str = "", publication: str = "p", **tables: Any) -> Pipeline:
+    def make(
+        conninfo: str = "",
+        publication: str = "p",
+        shaping: dict[str, Any] | None = None,
+        **tables: Any,
+    ) -> Pipeline:
+        shaped = ShapingSettings.model_validate(shaping or {})
         settings = Settings(
             source=SourceSettings.model_validate(
                 {"conninfo": conninfo, "publication": publication}
@@ -156,9 +173,10 @@ def new_pipeline(
             kafka=KafkaSettings(
                 bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix
             ),
+            shaping=shaped,
             tables=TablesSettings(warehouse=warehouse, trigger_interval_ms=200, **tables),
         )
-        return Pipeline(spark, settings, Publisher(kafka.bootstrap_servers, topic_prefix))
+        return Pipeline(spark, settings, Publisher(kafka.bootstrap_servers, topic_prefix, shaped))
 
     return make
 

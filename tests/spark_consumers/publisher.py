@@ -13,13 +13,16 @@ from confluent_kafka.cimpl import NewTopic
 
 from schemas.events import (
     Column,
+    DeadLetter,
     Envelope,
     SchemaEvent,
     SchemaKey,
     Source,
+    dead_topic,
     schema_topic,
-    table_topic,
 )
+from schemas.naming import Naming
+from schemas.shaping import ShapingSettings
 
 PARTITIONS = 3
 _ANY_PARTITION = -1
@@ -122,8 +125,11 @@ class Transaction:
 class Publisher:
     """Publishes to topics of its own prefix; LSNs grow by 100 with every transaction."""
 
-    def __init__(self, bootstrap_servers: str, prefix: str) -> None:
+    def __init__(
+        self, bootstrap_servers: str, prefix: str, shaping: ShapingSettings | None = None
+    ) -> None:
         self.prefix = prefix
+        self._naming = Naming(prefix, shaping or ShapingSettings())
         self.commit_lsn = 1000
         self._servers: dict[str, str | int | float | bool] = {
             "bootstrap.servers": bootstrap_servers
@@ -135,8 +141,8 @@ class Publisher:
 
     def announce(self, *tables: SourceTable) -> None:
         """Make the tables' topics and publish their shapes."""
-        names = {schema_topic(self.prefix): 1}
-        names |= {table_topic(self.prefix, t.schema, t.name): PARTITIONS for t in tables}
+        names = {schema_topic(self.prefix): 1, dead_topic(self.prefix): 1}
+        names |= {self._topic(table): PARTITIONS for table in tables}
         admin = AdminClient(self._servers)
         there = admin.list_topics(timeout=_TIMEOUT_S).topics
         new = [NewTopic(n, num_partitions=p) for n, p in names.items() if n not in there]
@@ -172,10 +178,31 @@ class Publisher:
         self, table: SourceTable, key: str | None, value: str | None, partition: int | None
     ) -> None:
         """One record inside the open Kafka transaction."""
-        topic = table_topic(self.prefix, table.schema, table.name)
+        topic = self._topic(table)
         place = _ANY_PARTITION if partition is None else partition
         self._producer.produce(topic, value, key, place)
         self._producer.poll(0)
+
+    def refuse(self, table: str, seq: int) -> None:
+        """A dead letter inside the open Kafka transaction."""
+        letter = DeadLetter(
+            reason="Message size too large",
+            topic=f"{self.prefix}.{table}",
+            table=table,
+            commit_lsn=self.commit_lsn,
+            end_lsn=None,
+            lsn=1,
+            seq=seq,
+            xid=1,
+            ts_ms=1,
+            key=None,
+            value=None,
+            headers={},
+        )
+        self._producer.produce(dead_topic(self.prefix), letter.model_dump_json(), "{}")
+
+    def _topic(self, table: SourceTable) -> str:
+        return self._naming.table(table.schema, table.name).name
 
 
 def envelope(

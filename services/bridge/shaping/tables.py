@@ -50,28 +50,12 @@ class Shaping:
         self.shapes_nothing = settings == ShapingSettings()
         """Whether everything is published as it is."""
 
-    def publishes(self, schema: str, table: str) -> bool:
-        """Whether the table has a topic of its own."""
-        outbox = self._settings.outbox
-        return self._included(schema, table) and not (
-            outbox is not None and table_matches(outbox.table, schema, table)
-        )
-
-    def key(self, schema: str, table: str) -> tuple[str, ...]:
-        """The configured columns of a table's key, empty where the primary key serves."""
-        found = (
-            key
-            for pattern, key in self._settings.keys.items()
-            if table_matches(pattern, schema, table)
-        )
-        return next(found, ())
-
     def with_key(self, relation: Relation) -> Relation:
         """`relation`, whose `key` flags are those of its replica identity, with the configured key.
 
         Raises SettingsError when updates and deletes would not tell the key's old values.
         """
-        key = self.key(relation.schema, relation.table)
+        key = self.naming.key(relation.schema, relation.table)
         if not key:
             return relation
         names = {column.name for column in relation.columns}
@@ -93,7 +77,7 @@ class Shaping:
         Raises SettingsError when a key column would be left out or would lose its identity.
         """
         schema, table = relation.schema, relation.table
-        if not self._included(schema, table):
+        if not self.naming.included(schema, table):
             return Plan(relation, TableTopic("", False), skipped=_ALL)
         outbox = self._settings.outbox
         skipped = frozenset(
@@ -146,12 +130,6 @@ class Shaping:
                 for table, columns in tables.items()
             ):
                 yield f"{key}: {pattern}: {of_column}"
-
-    def _included(self, schema: str, table: str) -> bool:
-        include, exclude = self._settings.include, self._settings.exclude
-        if include and not any(table_matches(pattern, schema, table) for pattern in include):
-            return False
-        return not any(table_matches(pattern, schema, table) for pattern in exclude)
 
     def _column_included(self, schema: str, table: str, column: str) -> bool:
         for pattern, columns in self._settings.columns.items():
