@@ -77,7 +77,7 @@ class Stamp:
 class Described(NamedTuple):
     """How a relation is published; the schema event that its first change calls for, if any.
 
-    `settled` False: the key is to be asked for again in the next transaction.
+    `settled` False: key or types are to be asked for again in the next transaction.
     """
 
     plan: Plan

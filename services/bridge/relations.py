@@ -37,6 +37,7 @@ class Relations:
         encoders: Encoders,
     ) -> None:
         self._encoders = encoders
+        self._text_types: set[int] = set()
         self._primary = primary
         self._shaping = shaping
         self._shapes = Shapes(prefix, known)
@@ -65,7 +66,7 @@ class Relations:
         if not plan.published:
             return Described(plan, None, certain)
         self._own(plan, stamp)
-        self._learn_types(plan.relation)
+        certain = self._learn_types(plan.relation) and certain
         return Described(plan, self._shapes.change(plan.relation, stamp, seq), certain)
 
     def _own(self, plan: Plan, stamp: Stamp) -> None:
@@ -83,20 +84,26 @@ class Relations:
                 exit_code=ExitCode.RECORD_REFUSED,
             )
 
-    def _learn_types(self, relation: Relation) -> None:
-        """Look up the types that are new to the encoders; say which are text to us."""
-        unknown = self._encoders.unknown(column.type_oid for column in relation.columns)
+    def _learn_types(self, relation: Relation) -> bool:
+        """Look up the types that are new to the encoders; say once which are text to us.
+
+        False when the catalog lacks one: made by a prepared transaction, it may come yet.
+        """
+        oids = [column.type_oid for column in relation.columns]
+        unknown = self._encoders.unknown(oids)
         if not unknown:
-            return
-        self._encoders.learn(unknown, self._primary.types(unknown))
+            return True
+        self._encoders.learn(self._primary.types(unknown))
         for column in relation.columns:
-            if column.type_oid in unknown and not self._encoders.understood(column.type_oid):
-                unknown.discard(column.type_oid)
+            oid = column.type_oid
+            if oid in unknown - self._text_types and not self._encoders.understood(oid):
+                self._text_types.add(oid)
                 logger.warning(
                     "values of a type without a form of its own are sent as PostgreSQL's text",
-                    type=column.type_name or "dropped since",
-                    oid=column.type_oid,
+                    type=column.type_name,
+                    oid=oid,
                 )
+        return not self._encoders.unknown(oids)
 
     def _with_primary_key(self, relation: Relation, xid: int) -> tuple[Relation, bool]:
         found = self._primary.primary_key(relation.oid)

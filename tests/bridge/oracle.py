@@ -316,7 +316,7 @@ def _rows(connection: psycopg.Connection[Any], query: sql.Composed) -> list[Valu
     assert result is not None and cursor.description is not None
     encoders = Encoders()
     unknown = encoders.unknown(column.type_code for column in cursor.description)
-    encoders.learn(unknown, read_types(connection, unknown))
+    encoders.learn(read_types(connection, unknown))
     columns = [
         (number, column.name, encoders.of(column.type_code, result.fmod(number)).encode)
         for number, column in enumerate(cursor.description)

@@ -43,16 +43,15 @@ class Encoders:
     ) -> None:
         self._settings = settings or ValueSettings()
         self._money_digits = money_digits
-        self._types: dict[int, PgType | None] = {}
+        self._types: dict[int, PgType] = {}
         self._made: dict[tuple[int, int], Encoder] = {}
 
     def unknown(self, oids: Iterable[int]) -> set[int]:
         """Those of `oids` that are neither built in nor learned."""
         return {oid for oid in oids if oid not in self._types and built_in(oid) is None}
 
-    def learn(self, asked: Iterable[int], found: Iterable[PgType]) -> None:
-        """Take what the catalog has of `asked`, and of the types that those consist of."""
-        self._types |= dict.fromkeys(asked)
+    def learn(self, found: Iterable[PgType]) -> None:
+        """Take what the catalog has. What it lacks stays unknown, and is text meanwhile."""
         self._types |= {kind.oid: kind for kind in found}
 
     def base(self, oid: int, typmod: int) -> tuple[PgType | None, int]:
@@ -81,7 +80,9 @@ class Encoders:
         """The encoder of a column of type `oid`."""
         made = self._made.get((oid, typmod))
         if made is None:
-            made = self._made[oid, typmod] = self._make(oid, typmod)
+            made = self._make(oid, typmod)
+            if self._type(oid) is not None:
+                self._made[oid, typmod] = made
         return made
 
     def binary(self, data: bytes) -> str:

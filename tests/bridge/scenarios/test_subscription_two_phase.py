@@ -118,3 +118,23 @@ def test_a_table_first_seen_in_a_transaction_that_is_rolled_back(table: Scene) -
     table.run("COMMIT PREPARED 'kept'")
     copy = table.finish()
     assert [e.after for e in copy.of("other")] == [{"a": 3}, {"a": 2}]
+
+
+def test_a_type_made_in_a_prepared_transaction(table: Scene) -> None:
+    """The catalog does not have it before the COMMIT PREPARED: its arrays are text until then."""
+    prepare(
+        table,
+        "type",
+        "CREATE TYPE mood AS ENUM ('sad', 'happy')",
+        "CREATE TABLE moods (id int PRIMARY KEY, moods mood[])",
+        "INSERT INTO moods VALUES (1, '{sad}')",
+    )
+    table.bridge.caught_up()
+    table.run("COMMIT PREPARED 'type'", "UPDATE moods SET id = id")
+    table.run("INSERT INTO moods VALUES (2, '{happy,NULL}')")
+    copy = table.finish()
+    assert [event.after["moods"] for event in copy.of("moods", "c", "u") if event.after] == [
+        "{sad}",
+        ["sad"],
+        ["happy", None],
+    ]

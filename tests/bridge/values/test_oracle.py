@@ -42,7 +42,7 @@ def ask(pair: Provider, database: str) -> Iterator[Ask]:
             assert value is not None
             encoders = Encoders(ValueSettings(**modes), money_digits=digits)
             unknown = encoders.unknown([result.ftype(0)])
-            encoders.learn(unknown, read_types(connection, unknown))
+            encoders.learn(read_types(connection, unknown))
             return json.loads(encoders.of(result.ftype(0), result.fmod(0)).encode(value))
 
         yield ask
