@@ -43,6 +43,7 @@ logger = structlog.get_logger(__name__)
 
 INIT_TIMEOUT_S: Final = 30.0
 COMMIT_ATTEMPT_S: Final = 1.0
+_BREATH_EVENTS: Final = 2_000
 _QUEUE_FULL_PAUSE_S: Final = 0.1
 ABORT_TIMEOUT_S: Final = 5.0
 BATCH_BYTES_MAX: Final = 262_144
@@ -122,14 +123,16 @@ class TransactionalProducer:
     def send(self, events: Sequence[Event], origin: Origin = NOWHERE) -> None:
         """Add `events` of the transaction `origin` to the open Kafka transaction, begun if need be.
 
-        Calls `while_waiting` often while the broker takes nothing. A record that can't be sent goes
-        to the dead letters if the settings say so; else it raises BadInput (RECORD_REFUSED) or
-        SetupError that names it.
+        Calls `while_waiting` now and then, and often while the broker takes nothing. A record that
+        can't be sent goes to the dead letters if the settings say so; else it raises BadInput
+        (RECORD_REFUSED) or SetupError that names it.
         """
         self._begin()
         self._sent_until = max(self._sent_until, origin.commit_lsn)
         ready, known = self._ready, self._refused.records
-        for event in events:
+        for number, event in enumerate(events, 1):
+            if number % _BREATH_EVENTS == 0:
+                self._while_waiting()
             if event.topic not in ready:
                 denied = self._prepare(event.topic)
                 if denied is not None:

@@ -9,7 +9,7 @@ from services.bridge.messages import Begin, Commit, Frame
 from services.bridge.transactions import Assembler, Portion
 
 _KINDS_OF_SHAPE: Final = frozenset(b"RY")
-_BREATH_FRAMES: Final = 5_000
+_BREATH_FRAMES: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,7 +195,7 @@ def test_long_work_on_what_has_come_is_no_silence_of_the_server(
         connection.execute("CREATE TABLE t (id int)")
         bridge = new_bridge(
             conninfo,
-            wal_sender_timeout_ms=1500,
+            wal_sender_timeout_ms=2000,
             commit_interval_ms=5000,
             commit_bytes_max=2**28,
             transaction_bytes_max=2**28,
