@@ -1,5 +1,6 @@
-"""A pair with a subscription `s1` that is ready; one for all tests of a module that repair it."""
+"""A pair with a subscription `s1` that is ready; one for all tests that repair what they break."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,19 +12,47 @@ from tests.failover.servers import subscribe
 from tests.providers.interface import Provider
 
 
-@pytest.fixture(scope="module")
-def shared(provider: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Examiner]:
-    with provider.new_trio(synchronous=False, settings={}) as trio:
-        subscribe(trio, "s1")
-        yield examiner_of(trio, tmp_path_factory.mktemp("check"))
+class SharedPair:
+    """Made when first asked for, and anew after a test that left something wrong."""
+
+    def __init__(self, provider: Provider, folders: pytest.TempPathFactory) -> None:
+        self._provider = provider
+        self._folders = folders
+        self._exits = contextlib.ExitStack()
+        self._examiner: Examiner | None = None
+
+    def examiner(self) -> Examiner:
+        if self._examiner is None:
+            trio = self._exits.enter_context(
+                self._provider.new_trio(synchronous=False, settings={})
+            )
+            subscribe(trio, "s1")
+            self._examiner = examiner_of(trio, self._folders.mktemp("check"))
+        return self._examiner
+
+    def discard(self) -> None:
+        self._examiner = None
+        self._exits.close()
+
+
+@pytest.fixture(scope="session")
+def shared(provider: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedPair]:
+    pair = SharedPair(provider, tmp_path_factory)
+    yield pair
+    pair.discard()
 
 
 @pytest.fixture
-def sound(shared: Examiner) -> Iterator[Examiner]:
+def sound(shared: SharedPair) -> Iterator[Examiner]:
     """Nothing is wrong before the test, and nothing is wrong after it."""
-    shared.expect()
-    yield shared
-    shared.expect()
+    examiner = shared.examiner()
+    examiner.expect()
+    yield examiner
+    try:
+        examiner.expect()
+    except AssertionError:
+        shared.discard()
+        raise
 
 
 @pytest.fixture
