@@ -127,7 +127,11 @@ def test_an_outbox(pair: Provider, fresh_database: str, new_bridge: NewBridge) -
                     [("order", "user")[number % 2], str(number % 3), json.dumps({"n": number})],
                 )
                 connection.execute("DELETE FROM outbox")
-        eventually(lambda: bridge.records("outbox.order"), what="a message is there")
+        topic = f"{bridge.prefix}.outbox.order"  # made with its first message
+        eventually(
+            lambda: topic in bridge.topics() and bridge.records("outbox.order"),
+            what="a message is there",
+        )
         bridge.kill()
         bridge.start().streaming().caught_up()
         connection.execute("TRUNCATE outbox")
