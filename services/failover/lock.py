@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from schemas.errors import ExitCode, Retryable
+from schemas.errors import ExitCode, Retryable, SettingsError
 from services.failover.cluster import Cluster
 from services.failover.links import Unreachable
-from services.failover.view import View
+from services.failover.view import Reach, View
 from services.slots import Connection
 
 KEY = 0x510_7FA_110
@@ -32,8 +32,15 @@ def locked(cluster: Cluster, view: View, database: str, journal: Path | None) ->
                 link = stack.enter_context(cluster.in_database(node.name, database))
                 try:
                     holder = link.ask(_try)
-                except Unreachable:
-                    continue  # it went away: what it is needed for will tell
+                except Unreachable as error:
+                    if error.reach is not Reach.CLOSED:
+                        continue  # it went away: what it is needed for will tell
+                    raise SettingsError(
+                        f"the lock can't be had on {node.name}: {error.detail}",
+                        operation="take the lock",
+                        subject=database,
+                        hint="correct failover.journal_database",
+                    ) from error
                 if holder:
                     raise _taken(f"on {node.name}: {holder}")
         yield

@@ -89,6 +89,16 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
             ExitCode.WITNESSES_DISAGREE,
             name,
         )
+    written = state.replication.written_lsn
+    if written is not None and position > written:
+        return Left(
+            where,
+            f"it is at {format_lsn(position)}, {node.name} has WAL up to {format_lsn(written)}: "
+            "another primary has fed it",
+            f"see that {node.name} is no old primary that came back; else load its tables anew",
+            ExitCode.WITNESSES_DISAGREE,
+            name,
+        )
     flushed = slot.confirmed_flush_lsn or 0
     if not slot.synced and flushed > position:
         return Left(
@@ -101,6 +111,21 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
             skippable=True,
         )
     return None
+
+
+def lost_copies(subscriber: Subscriber, subscription: Subscription, node: Node) -> tuple[Left, ...]:
+    """Initial copies that can't be finished from `node`; the other tables go on."""
+    known = {slot.slot_name for slot in node.state.slots} if node.state is not None else set()
+    return tuple(
+        Left(
+            f"{subscriber.name}/{subscription.name}",
+            f"a table's initial copy waits for the slot {name}, which is not on {node.name}",
+            "TRUNCATE that table there, take it out of the publication, REFRESH PUBLICATION, add "
+            "it again, REFRESH PUBLICATION: it is copied anew",
+        )
+        for name in subscription.sync_slots
+        if name not in known
+    )
 
 
 def unreachable(view: View) -> tuple[Left, ...]:

@@ -183,6 +183,13 @@ def test_targets_that_are_none() -> None:
         plan_switchover(gone, Wish())
 
 
+def test_a_dead_primary_is_not_switched_over() -> None:
+    dead = View((node("a", None), node("b", state(slot("s1")))), ())
+    with pytest.raises(Retryable, match="no node answers as a primary"):
+        plan_switchover(dead, Wish())
+    assert "promote" in actions(plan_switchover(dead, Wish(final_lsn=RECEIVED)))
+
+
 def test_fencing_a_primary_that_lives_or_may_live() -> None:
     armed = MachineSettings(fence="stonith {node} {port}")
     alive = pair(hands=False)

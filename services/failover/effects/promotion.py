@@ -84,6 +84,7 @@ def bridge(node: Node, slot: str) -> Step:
         lambda view: active(view.node(node.name), slot),
         statements.marker(node.name),
         slots=(slot,),
+        progress=lambda view: _missing(view.node(node.name), (slot,)),
     )
 
 
@@ -92,7 +93,7 @@ def flow(node: Node, slots: tuple[str, ...]) -> Step:
     return Step(
         Action.FLOW,
         node.name,
-        ",".join(slots),
+        "",
         node.name,
         f"wait for the subscriptions' workers at {node.name}: {', '.join(slots)}",
         "they are enabled",
@@ -101,6 +102,7 @@ def flow(node: Node, slots: tuple[str, ...]) -> Step:
         lambda view: all(active(view.node(node.name), slot) for slot in slots),
         statements.marker(node.name),
         slots=slots,
+        progress=lambda view: _missing(view.node(node.name), slots),
     )
 
 
@@ -111,6 +113,11 @@ def names_of(primary: Node) -> dict[str, str]:
         "primary_host": primary.address.host or primary.address.hostaddr,
         "primary_port": primary.address.port,
     }
+
+
+def _missing(node: Node, slots: tuple[str, ...]) -> str:
+    alone = [slot for slot in slots if not active(node, slot)]
+    return f"no walsender: {', '.join(alone)}" if alone else "not all have confirmed the marker"
 
 
 def with_setting(state: NodeState, setting: str, items: tuple[str, ...]) -> NodeState:

@@ -20,7 +20,7 @@ from services.failover.plan.topology import attach_standbys
 from services.failover.plan.wish import Draft, Plan
 from services.failover.readiness import judge_promoted
 from services.failover.standby_lists import commits_can_go_on, listed, slots_that_exist
-from services.failover.verdicts import Left, fault_of, unreachable
+from services.failover.verdicts import Left, fault_of, lost_copies, unreachable
 
 if TYPE_CHECKING:
     from services.failover.effects.step import Step
@@ -50,8 +50,8 @@ def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
 def attach(draft: Draft, name: str) -> Plan:
     """Add what is left to do for the standbys of the primary of that name."""
     left = attach_standbys(draft, name)
-    for other in [found.name for found in draft.view.standbys if found.name in draft.wish.rejoin]:
-        _label(draft, other, name)
+    for other in draft.view.standbys:
+        _label(draft, other.name, name)
     return _drawn(draft, name, left, [])
 
 
@@ -71,8 +71,8 @@ def _drawn(draft: Draft, name: str, left: list[Left], notes: list[str]) -> Plan:
 def _label(draft: Draft, name: str, primary: str) -> None:
     """Tell the outside of a role that this run has given."""
     node = draft.view.node(name)
-    labelled = node.machine is not None and node.machine.has("label")
-    if labelled and draft.wish.promoted == primary:
+    given = draft.wish.promoted == primary if name == primary else name in draft.wish.rejoin
+    if given and node.machine is not None and node.machine.has("label"):
         draft.add(promotion.label(node, draft.view.node(primary)))
 
 
@@ -80,9 +80,8 @@ def _subscriptions(draft: Draft, primary: str, left: list[Left]) -> list[str]:
     """Move the subscriptions and the bridge; return notes, and add to `left`."""
     view, wish = draft.view, draft.wish
     node = view.node(primary)
-    fresh = wish.promoted == node.name  # verified then, even where they have come by themselves
     notes: list[str] = []
-    waiting: set[str] = set()
+    fed: set[str] = set()
     for subscriber, subscription in view.ours():
         if not subscriber.usable:
             continue
@@ -92,14 +91,17 @@ def _subscriptions(draft: Draft, primary: str, left: list[Left]) -> list[str]:
             notes.append(f"loss accepted: {fault.line}")
         elif fault is not None:
             left.append(fault)
+        left += lost_copies(subscriber, subscription, node)
         may_go_on = fault is None or (accepted and fault.skippable)
         draft.add(*_moves_of(subscriber, subscription, node, may_go_on=may_go_on))
         feeds = may_go_on and (subscription.enabled or subscription.marked)
-        name = subscription.slot_name
-        if feeds and name and (fresh or not active(node, name)):
-            waiting.add(name)
+        if feeds and subscription.slot_name:
+            fed.add(subscription.slot_name)
         if not subscription.enabled and not subscription.marked:
             notes.append(f"{subscriber.name}/{subscription.name} was disabled before, it stays so")
+    # After a move all are verified, also those that have come by themselves.
+    fresh = draft.wish.promoted == primary
+    waiting = {name for name in fed if fresh or not active(node, name)}
     if waiting:
         draft.add(promotion.flow(node, tuple(sorted(waiting))))
     bridge = view.bridge_slot
@@ -111,10 +113,10 @@ def _subscriptions(draft: Draft, primary: str, left: list[Left]) -> list[str]:
 
 def _fault(subscriber: Subscriber, subscription: Subscription, node: Node) -> Left | None:
     """Why the subscription can't go on; None also for one that an operator keeps disabled."""
-    elsewhere = moves(subscription, node)
-    if not (elsewhere or subscription.marked or subscription.enabled):
+    if not (subscription.marked or subscription.enabled):
         return None
-    return fault_of(subscriber, subscription, node, positions=elsewhere or subscription.marked)
+    unproven = subscription.marked or moves(subscription, node)
+    return fault_of(subscriber, subscription, node, positions=unproven)
 
 
 def _moves_of(

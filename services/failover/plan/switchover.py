@@ -59,6 +59,14 @@ def plan_switchover(view: View, wish: Wish) -> Plan:
     require_one_primary(view, OPERATION)
     if view.writable and view.writable[0].name in (wish.promoted, wish.target):
         plan = complete(Draft(view, wish), view.writable[0].name)
+    elif view.primary is None and wish.final_lsn is None:
+        raise Retryable(
+            "no node answers as a primary",
+            operation=OPERATION,
+            subject=", ".join(node.name for node in view.nodes),
+            hint="slotfailover failover replaces a dead primary; slotfailover resume goes on where "
+            "a switchover has stopped it",
+        )
     elif view.primary is None:
         return plan_failover(view, wish)
     else:

@@ -32,7 +32,7 @@ class Wish:
     lag_bytes_max: int = 16 * 2**20
     synchronous_standbys: int = 0
     promoted: str = ""
-    """The node that this run has promoted, once it has."""
+    """The node that this run has promoted or led subscriptions to, once it has."""
     final_lsn: int | None = None
     """The last position of the fenced primary that can matter, once it is known."""
     shot: frozenset[str] = frozenset()
@@ -55,7 +55,7 @@ class Plan:
 
 def learned(wish: Wish, step: Step, view: View) -> Wish:
     """The wish after a step, once `view` shows it done."""
-    if step.action is Action.PROMOTE:
+    if step.action in (Action.PROMOTE, Action.REPOINT):
         return replace(wish, promoted=step.node)
     if step.action is Action.MARK:
         return replace(wish, final_lsn=written(view, view.node(step.server)))
