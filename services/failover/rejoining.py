@@ -31,7 +31,7 @@ _OF_PRIMARIES = (FENCE, "synchronized_standby_slots", "synchronous_standby_names
 _SERVICE = "slotfailover"
 
 
-def rejoin(step: Step, cluster: Cluster, deadline_s: float, *, base_backup: bool = False) -> None:
+def rejoin(step: Step, cluster: Cluster, deadline_s: float) -> None:
     """Do what `step` (Action.REJOIN) says. Raises SetupError, Retryable."""
     machine = cluster.machines[step.server]
     if step.command:
@@ -50,7 +50,7 @@ def rejoin(step: Step, cluster: Cluster, deadline_s: float, *, base_backup: bool
     given = cluster.nodes[step.node].ask(lambda c: setting(c, "primary_conninfo"))
     replication = parse_conninfo(given, subject=step.node) if given else source
     upstream = upstream_of(cluster.address(step.node), replication, step.subject)
-    _Folder(machine, step, deadline_s).rebuild(source, upstream, base_backup=base_backup)
+    _Folder(machine, step, deadline_s).rebuild(source, upstream)
 
 
 class _Folder:
@@ -65,14 +65,14 @@ class _Folder:
         self._kept = self._data.with_name(self._data.name + ".rejoining")
         self._changing = self._kept / "changing"
 
-    def rebuild(self, source: Conninfo, upstream: Conninfo, *, base_backup: bool) -> None:
+    def rebuild(self, source: Conninfo, upstream: Conninfo) -> None:
         self._stop()
         broken = self._changing.exists()
         if not broken:
             self._keep_configuration()
         self._changing.touch()
         with self._service(source) as environment:
-            if base_backup or broken or not self._rewound(environment):
+            if broken or not self._rewound(environment):
                 self._copy(environment)
         self._configure(upstream)
         self._run(self._machine.command("start"))

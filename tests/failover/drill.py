@@ -1,6 +1,7 @@
 """Switchovers in a row under load, with a bridge and a subscriber, measured and then compared.
 
-    python -m tests.failover.drill --rounds 20
+    python -m tests.failover.drill --rounds 20           # switchovers
+    python -m tests.failover.drill --rounds 20 --kill    # SIGKILL the primary, failover, rejoin
 
 pgbench and a writer that notes what was acknowledged go on through all rounds. The write gap of a
 round is the longest time between two acknowledged writes while it went on.
@@ -10,6 +11,8 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -25,6 +28,7 @@ import yaml
 
 from services.local.bed import Bed
 from services.local.pair import Pair
+from services.local.postgres import PostgresServer
 from tests.bridge.running import Bridge
 from tests.failover.conftest import end, machines
 from tests.failover.servers import Ran, ask, create_subscription, slotfailover_process, tell
@@ -173,6 +177,19 @@ def switch_over(config: Path, load: Load) -> Round:
     return Round(ran, load.gap_s(since, time.monotonic()))
 
 
+def fail_over(config: Path, load: Load, name: str, server: PostgresServer) -> Round:
+    """SIGKILL the primary, which is the node `name`; fail over, then rejoin it."""
+    since = time.monotonic()
+    os.kill(int((server.data / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+    eventually(lambda: not server.running, what="a child of ours is reaped")
+    ran = slotfailover_process("failover", "--config", str(config), "--yes", "--json")
+    acknowledged = len(load.acknowledged)
+    eventually(lambda: len(load.acknowledged) > acknowledged + 20, what="writes go on")
+    gap_s = load.gap_s(since, time.monotonic())
+    rejoined = slotfailover_process("rejoin", name, "--config", str(config), "--yes")
+    return Round(ran if rejoined.code == 0 else rejoined, gap_s)
+
+
 def compare(trio: Trio, new: Server, bridge: Bridge, load: Load) -> dict[str, int]:
     """What was lost or repeated, of each kind; raises AssertionError where Kafka differs."""
     conninfo = new.conninfo(trio.dbname)
@@ -204,6 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--clients", type=int, default=2)
+    parser.add_argument("--kill", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="drill-") as name:
         folder = Path(name)
@@ -211,14 +229,15 @@ def main() -> None:
         with Bed(folder / "bed", lazy=True) as bed:
             bed.start("kafka")
             with bed.new_pair() as (pair, subscriber):
-                figures = _drill(folder, bed, pair, subscriber, given.rounds, given.clients)
+                figures = _drill(folder, bed, pair, subscriber, given)
     sys.stdout.write(json.dumps(figures, indent=1) + "\n")
 
 
 def _drill(
-    folder: Path, bed: Bed, pair: Pair, subscriber: Server, rounds: int, clients: int
+    folder: Path, bed: Bed, pair: Pair, subscriber: Server, given: argparse.Namespace
 ) -> dict[str, Any]:
     trio = Trio(pair.primary, pair.standby, subscriber, pair.dbname)
+    rounds = given.rounds
     bridge = Bridge(folder, both(trio), bed.kafka, "drill")
     with contextlib.ExitStack() as stack:
         for server in (pair.primary, pair.standby):
@@ -227,9 +246,13 @@ def _drill(
         prepare(trio, bridge)
         config = drill_settings(folder, trio, bed, bridge)
         done = []
-        with Load(trio, script(folder), clients).running() as load:
+        with Load(trio, script(folder), given.clients).running() as load:
             for number in range(rounds):
-                done.append(switch_over(config, load))
+                if given.kill:
+                    name, server = (("a", pair.primary), ("b", pair.standby))[number % 2]
+                    done.append(fail_over(config, load, name, server))
+                else:
+                    done.append(switch_over(config, load))
                 last = done[-1]
                 sys.stderr.write(f"{number + 1}: {last.ran.code}, gap {last.gap_s:.3f} s\n")
                 if last.ran.code != 0:
@@ -238,7 +261,7 @@ def _drill(
         copies = compare(trio, new, bridge, load)
     gaps = [found.gap_s for found in done]
     return {
-        "switchovers": rounds,
+        "failovers" if given.kill else "switchovers": rounds,
         "failed": sum(found.ran.code != 0 for found in done),
         "write_gap_s": {
             "median": round(statistics.median(gaps), 3),
