@@ -19,14 +19,6 @@ from schemas.events import ProgressRecord, progress_topic
 from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge import metrics
-from services.bridge.client import (
-    RECORD_REFUSALS,
-    TOPIC_REFUSALS,
-    TopicRefused,
-    client_options,
-    kafka_error,
-    make_client,
-)
 from services.bridge.envelope import Event
 from services.bridge.refused import (
     Origin,
@@ -38,6 +30,14 @@ from services.bridge.refused import (
     refusal,
 )
 from services.bridge.topics import Topics
+from services.kafka.client import (
+    RECORD_REFUSALS,
+    TOPIC_REFUSALS,
+    TopicRefused,
+    client_options,
+    kafka_error,
+    make_client,
+)
 
 logger = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from schemas.events import PreparedKey, PreparedRecord
 from services.bridge.messages import Frame
 from services.bridge.prepared import waiting_place
 from services.bridge.staging import read_frames
-from services.bridge.topics import READ_DEADLINE_S, Record
+from services.kafka.records import READ_DEADLINE_S, Record
 
 
 class _Store(Protocol):
@@ -19,7 +19,7 @@ class _Store(Protocol):
 
 
 class Records(Protocol):
-    """Committed records of a one-partition topic; services.bridge.topics.TopicReader is one."""
+    """Committed records of a one-partition topic; services.kafka.records.TopicReader is one."""
 
     topic: str
 

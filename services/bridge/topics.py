@@ -2,28 +2,23 @@
 
 import contextlib
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import wait
-from typing import Final, TypeVar
+from typing import Final
 
 import structlog
 from confluent_kafka import (
-    Consumer,
     KafkaError,
     KafkaException,
     TopicCollection,
-    TopicPartition,
 )
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
-from pydantic import BaseModel, ValidationError
 
 from schemas.errors import (
     ExitCode,
-    OperatorNeeded,
     Retryable,
     SetupError,
     SlotbridgeError,
@@ -39,23 +34,24 @@ from schemas.events import (
     transaction_topic,
 )
 from schemas.settings import KafkaSettings
-from services.bridge.client import (
+from services.kafka.client import (
     TOPIC_REFUSALS,
     client_options,
     kafka_error,
     make_client,
     refused_topic,
 )
+from services.kafka.records import (
+    READ_DEADLINE_S,
+    REQUEST_TIMEOUT_S,
+    TopicReader,
+    last_progress,
+    parse_record,
+)
 
 logger = structlog.get_logger(__name__)
 
-REQUEST_TIMEOUT_S: Final = 10.0
 _ATTEMPT_S: Final = 0.5
-READ_DEADLINE_S: Final = 90.0
-_TAIL_RECORDS: Final = 200
-Record = tuple[int, bytes | str | None, bytes | None]
-"""(offset, key, value)."""
-Contract = TypeVar("Contract", bound=BaseModel)
 
 
 class Topics:
@@ -137,24 +133,8 @@ class Topics:
         return found
 
     def last_progress(self, slot: str) -> ProgressRecord | None:
-        """The last committed progress record of `slot`, read backwards from the topic's end.
-
-        Raises OperatorNeeded for a record that is none, Retryable when the end isn't reached.
-        """
-        topic = progress_topic(self._prefix)
-        with TopicReader(self._settings, topic) as reader:
-            low, end = reader.bounds()
-            start = end
-            deadline = time.monotonic() + READ_DEADLINE_S
-            while start > low:
-                stop, start = start, max(low, start - _TAIL_RECORDS)
-                last = None
-                for offset, key, value in reader.between(start, stop, deadline):
-                    if key == slot.encode() and value is not None:
-                        last = (offset, value)
-                if last is not None:
-                    return _parse(ProgressRecord, topic, *last)
-        return None
+        """The last committed progress record of `slot`; raises as `services.kafka.records`."""
+        return last_progress(self._settings, slot, deadline_s=READ_DEADLINE_S)
 
     def shapes(self) -> dict[tuple[str, str], SchemaEvent]:
         """(schema, table) -> the last published shape of each table."""
@@ -165,7 +145,7 @@ class Topics:
             deadline = time.monotonic() + READ_DEADLINE_S
             for offset, _key, value in reader.between(low, end, deadline):
                 if value is not None:
-                    event = _parse(SchemaEvent, topic, offset, value)
+                    event = parse_record(SchemaEvent, topic, offset, value)
                     result[event.schema_, event.table] = event
         return result
 
@@ -247,90 +227,8 @@ def _config(compacted: bool, short_lived: bool) -> dict[str, str]:
     return config
 
 
-class TopicReader:
-    """Reads the committed records of a one-partition topic between two offsets."""
-
-    def __init__(self, settings: KafkaSettings, topic: str) -> None:
-        self.topic = topic
-        self._options = {
-            **client_options(settings),
-            "group.id": f"slotbridge-start-{uuid.uuid4()}",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 50,
-        }
-        self._consumer = make_client(Consumer, self._options)
-
-    def __enter__(self) -> "TopicReader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._consumer.close()
-
-    def bounds(self) -> tuple[int, int]:
-        """(first offset, offset after the last one), open transactions included.
-
-        Asked read_uncommitted: a read_committed consumer is told the last stable offset instead.
-        """
-        options = {**self._options, "isolation.level": "read_uncommitted"}
-        asking = make_client(Consumer, options)
-        try:
-            return asking.get_watermark_offsets(
-                TopicPartition(self.topic, 0), timeout=REQUEST_TIMEOUT_S
-            )
-        except KafkaException as error:
-            raise kafka_error(error, "read the topic", self.topic) from error
-        finally:
-            asking.close()
-
-    def between(self, start: int, stop: int, deadline: float) -> Iterator[Record]:
-        """Yield the committed records in [start, stop) as (offset, key, value).
-
-        An open transaction of another producer hides what follows it: wait until it has ended, or
-        raise Retryable at `deadline` (time.monotonic).
-        """
-        if start >= stop:
-            return
-        self._consumer.assign([TopicPartition(self.topic, 0, start)])
-        while time.monotonic() < deadline:
-            message = self._consumer.poll(1.0)
-            if message is None:
-                continue
-            failure, offset = message.error(), message.offset() or 0
-            if failure is None:
-                if offset < stop:
-                    yield offset, message.key(), message.value()
-                if offset >= stop - 1:
-                    return
-            elif failure.code() == KafkaError._PARTITION_EOF:
-                if offset >= stop:
-                    return
-            elif not failure.retriable():
-                raise kafka_error(KafkaException(failure), "read the topic", self.topic)
-        raise Retryable(
-            "its end was not reached: a transaction of another producer is open",
-            operation="read the topic",
-            subject=self.topic,
-            exit_code=ExitCode.KAFKA_UNREACHABLE,
-        )
-
-
 def _not_created(error: KafkaException, topic: str) -> SlotbridgeError:
     cause = error.args[0]
     if cause.code() in TOPIC_REFUSALS:
         return refused_topic(cause, "create the topic", topic)
     return kafka_error(error, "create the topic", topic)
-
-
-def _parse(kind: type[Contract], topic: str, offset: int, value: bytes) -> Contract:
-    try:
-        return kind.model_validate_json(value)
-    except ValidationError as error:
-        raise OperatorNeeded(
-            f"this record is no {kind.__name__}: something else writes to this topic",
-            operation="read the topic",
-            subject=f"{topic}[0]@{offset}",
-            hint="use another kafka.topic_prefix, or repair the topic",
-        ) from error

@@ -6,13 +6,15 @@ from typing import Annotated
 import typer
 
 from schemas.errors import ExitCode, SettingsError
+from schemas.settings import load_settings
 from services.failover import report
 from services.failover.checks.model import Order
-from services.failover.checkup import check_up
+from services.failover.checkup import Checkup, check_up
 from services.failover.cluster import Cluster
 from services.failover.fixing import await_effect, fixes_of, perform
 from services.failover.options import Config, Json, settings_of
-from services.process import exit_codes
+from services.failover.published import with_published
+from services.process import configure_logging, exit_codes
 
 
 def check(
@@ -34,8 +36,16 @@ def check(
         if nagios and (as_json or fix):
             raise SettingsError("--nagios goes with neither --json nor --fix", operation="check")
         settings, bridge_slot = settings_of(config)
+        kafka = load_settings(config).kafka
+        if kafka is not None:
+            configure_logging(json_lines=as_json)  # Kafka's client speaks, and stdout is taken
         with Cluster(settings, bridge_slot=bridge_slot) as cluster:
-            checkup = check_up(cluster.survey(), standby)
+
+            def look() -> Checkup:
+                view = with_published(kafka, bridge_slot, cluster.survey)
+                return check_up(view, standby)
+
+            checkup = look()
             done: list[Order] = []
             while fix and (fixes := fixes_of(checkup, done)).of:
                 narration = report.on_stderr()
@@ -45,7 +55,7 @@ def check(
                 _confirm_fixes(yes=yes)
                 perform(cluster, fixes.orders)
                 done += fixes.orders
-                checkup = await_effect(cluster, standby, fixes, settings.step_deadline_ms / 1000)
+                checkup = await_effect(cluster, look, fixes, settings.step_deadline_ms / 1000)
         if nagios:
             report.print_nagios(checkup)
         elif as_json:

@@ -1,12 +1,12 @@
 """`check --fix`: the remedies that a program may perform, performed and checked again."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from schemas.errors import Retryable
 from services.failover.checks.model import Finding, Order
-from services.failover.checkup import Checkup, check_up
+from services.failover.checkup import Checkup
 from services.failover.cluster import Cluster
 from services.failover.links import Unreachable
 from services.slots import Connection
@@ -57,11 +57,13 @@ def perform(cluster: Cluster, orders: Iterable[Order]) -> None:
             ) from error
 
 
-def await_effect(cluster: Cluster, standby: str, fixes: Fixes, deadline_s: float) -> Checkup:
+def await_effect(
+    cluster: Cluster, look: Callable[[], Checkup], fixes: Fixes, deadline_s: float
+) -> Checkup:
     """Check until neither what was repaired nor what follows is found, or the time is over."""
     begun = time.monotonic()
     while True:
-        checkup = check_up(cluster.survey(), standby)
+        checkup = look()
         found = {(finding.check, finding.subject) for finding in checkup.problems}
         follows = any(finding.remedy.follows for finding in checkup.problems)
         waited_s = time.monotonic() - begun

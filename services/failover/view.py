@@ -157,6 +157,20 @@ class Subscriber:
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """How far Kafka's progress record says that Kafka is; all empty where there is none."""
+
+    lsn: int | None = None
+    """Read before the servers were."""
+    latest: int | None = None
+    """Read after them, where that matters."""
+    system_identifier: str = ""
+    timeline: int = 0
+    problem: str = ""
+    """Why it can't be read."""
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """Everything that was seen at one time."""
 
@@ -164,6 +178,8 @@ class View:
     subscribers: tuple[Subscriber, ...]
     bridge_slot: str | None = None
     """The bridge's slot, where the settings name one."""
+    published: Published | None = None
+    """Only for `check`, where the settings name Kafka."""
 
     @property
     def writable(self) -> tuple[Node, ...]:

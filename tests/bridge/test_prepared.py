@@ -35,8 +35,8 @@ from services.bridge.progress import Position
 from services.bridge.spool import Spool
 from services.bridge.staged import load_staged
 from services.bridge.staging import read_frames, staged_parts
-from services.bridge.topics import Record
 from services.bridge.transactions import Assembler, Portion
+from services.kafka.records import Record
 from tests.bridge.wire import encode, plainly
 
 NOW_US = 1_700_000_000_000_000

@@ -14,9 +14,14 @@ ALLOWED = {
     "schemas": {"schemas"},
     "services.process": {"schemas"},
     "services.slots": {"schemas"},
-    "services.bridge": {"schemas", "services.process", "services.slots", "services.bridge"},
+    "services.kafka": {"schemas", "services.kafka"},
+    "services.bridge": {
+        *("schemas", "services.process", "services.slots", "services.kafka", "services.bridge"),
+    },
     "services.bridge.command": {"services.demo"},
-    "services.failover": {"schemas", "services.process", "services.slots", "services.failover"},
+    "services.failover": {
+        *("schemas", "services.process", "services.slots", "services.kafka", "services.failover"),
+    },
     "services.local": {"schemas", "services.local"},
     "services.demo": {"schemas", "services.process", "services.local", "services.demo"},
     "spark_consumers": {"schemas", "spark_consumers"},

@@ -160,3 +160,42 @@ def bridge_connected(facts: Facts) -> Iterator[Seen]:
             remedies.manual("start slotbridge run", because="it is another program"),
             since="" if slot.active_pid else slot.inactive_since or "",
         )
+
+
+@check(
+    "kafka-record",
+    group=GROUP,
+    title="Kafka's progress record fits the database",
+    consequence="the bridge stops at its next start instead of losing or repeating events",
+)
+def kafka_record(facts: Facts) -> Iterator[Seen]:
+    """Only where the settings name Kafka; its position is also judged as a consumer's."""
+    published, slot = facts.view.published, facts.view.bridge_slot
+    if published is None or slot is None:
+        return
+    origin = bridge_position(facts.view)
+    systems = {
+        node.state.server.system_identifier for node in facts.view.nodes if node.state is not None
+    }
+    at = "none" if published.latest is None else format_lsn(published.latest)
+    wrong = ""
+    if published.problem:
+        wrong = "Kafka's progress record can't be read"
+    elif published.system_identifier and published.system_identifier not in systems:
+        wrong = "Kafka's progress record is of another database"
+    elif origin is not None and origin > (published.latest or 0):
+        wrong = "Kafka has less than the bridge had published: it lost what was committed"
+    yield Seen(
+        slot,
+        published.problem
+        or f"its record is at {at}, the origin at {format_lsn(origin) if origin else 'none'}, "
+        f"system_identifier {published.system_identifier or 'none'}",
+        wrong,
+        remedies.manual(
+            "start a broker, or correct kafka.bootstrap_servers"
+            if published.problem
+            else "see docs/DELIVERY.md: restore the topics, correct the settings, or start over",
+            because="Kafka is another system",
+        ),
+        Severity.WARNING if published.problem else None,
+    )

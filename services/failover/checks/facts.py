@@ -89,6 +89,8 @@ def required_slots(view: View) -> tuple[Required, ...]:
         position = bridge_position(view)
         if position is not None:
             consumers.setdefault(view.bridge_slot, []).append(("bridge", position))
+        if view.published is not None and view.published.lsn is not None:
+            consumers.setdefault(view.bridge_slot, []).append(("Kafka", view.published.lsn))
     return tuple(
         Required(name, tuple(consumers.get(name, ())), tuple(wanted[name]))
         for name in sorted(wanted)

@@ -55,6 +55,7 @@ CHECKS: tuple[Check, ...] = (
     consumers.initial_copy,
     consumers.slot_shared,
     consumers.bridge_connected,
+    consumers.kafka_record,
     pair.other_standbys,
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from tests.failover.servers import Ran, configuration, slotfailover, tell
+from tests.failover.servers import Ran, configuration, slotfailover, slotfailover_process, tell
 from tests.providers.databases import connect
 from tests.providers.interface import Server, Trio
 from tests.providers.waiting import eventually
@@ -21,6 +21,8 @@ class Examiner:
 
     trio: Trio
     config: Path
+    process: bool = False
+    """Run the command in a process of its own, as it sets up logging for the whole process."""
 
     def servers(self) -> dict[str, tuple[Server, str]]:
         """The servers by their names in the settings, each with its database."""
@@ -31,7 +33,8 @@ class Examiner:
         }
 
     def run(self, *options: str) -> Ran:
-        return slotfailover("check", "--config", self.config, *options)
+        run = slotfailover_process if self.process else slotfailover
+        return run("check", "--config", self.config, *options)
 
     def problems(self, *options: str) -> dict[str, list[Finding]]:
         """check -> its findings that are not ok."""

@@ -1,0 +1,134 @@
+"""Reading a one-partition topic's committed records, and the last progress record among them."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Final, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from pydantic import BaseModel, ValidationError
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
+from schemas.events import ProgressRecord, progress_topic
+from schemas.settings import KafkaSettings
+from services.kafka.client import client_options, kafka_error, make_client
+
+REQUEST_TIMEOUT_S: Final = 10.0
+READ_DEADLINE_S: Final = 90.0
+_TAIL_RECORDS: Final = 200
+Record = tuple[int, bytes | str | None, bytes | None]
+"""(offset, key, value)."""
+Contract = TypeVar("Contract", bound=BaseModel)
+
+
+class TopicReader:
+    """Reads the committed records of a one-partition topic between two offsets."""
+
+    def __init__(self, settings: KafkaSettings, topic: str) -> None:
+        self.topic = topic
+        self._options = {
+            **client_options(settings),
+            "group.id": f"slotbridge-start-{uuid.uuid4()}",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 50,
+        }
+        self._consumer = make_client(Consumer, self._options)
+
+    def __enter__(self) -> "TopicReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def bounds(self) -> tuple[int, int]:
+        """(first offset, offset after the last one), open transactions included.
+
+        Asked read_uncommitted: a read_committed consumer is told the last stable offset instead.
+        """
+        options = {**self._options, "isolation.level": "read_uncommitted"}
+        asking = make_client(Consumer, options)
+        try:
+            return asking.get_watermark_offsets(
+                TopicPartition(self.topic, 0), timeout=REQUEST_TIMEOUT_S
+            )
+        except KafkaException as error:
+            raise kafka_error(error, "read the topic", self.topic) from error
+        finally:
+            asking.close()
+
+    def between(self, start: int, stop: int, deadline: float) -> Iterator[Record]:
+        """Yield the committed records in [start, stop) as (offset, key, value).
+
+        An open transaction of another producer hides what follows it: wait until it has ended, or
+        raise Retryable at `deadline` (time.monotonic).
+        """
+        if start >= stop:
+            return
+        self._consumer.assign([TopicPartition(self.topic, 0, start)])
+        while time.monotonic() < deadline:
+            message = self._consumer.poll(1.0)
+            if message is None:
+                continue
+            failure, offset = message.error(), message.offset() or 0
+            if failure is None:
+                if offset < stop:
+                    yield offset, message.key(), message.value()
+                if offset >= stop - 1:
+                    return
+            elif failure.code() == KafkaError._PARTITION_EOF:
+                if offset >= stop:
+                    return
+            elif not failure.retriable():
+                raise kafka_error(KafkaException(failure), "read the topic", self.topic)
+        raise Retryable(
+            "its end was not reached: a transaction of another producer is open",
+            operation="read the topic",
+            subject=self.topic,
+            exit_code=ExitCode.KAFKA_UNREACHABLE,
+        )
+
+
+def last_progress(
+    settings: KafkaSettings, slot: str, *, deadline_s: float
+) -> ProgressRecord | None:
+    """The last committed progress record of `slot`, read backwards from the topic's end.
+
+    Raises OperatorNeeded for a record that is none, Retryable when the end isn't reached.
+    """
+    topic = progress_topic(settings.topic_prefix)
+    with TopicReader(settings, topic) as reader:
+        low, end = reader.bounds()
+        start = end
+        deadline = time.monotonic() + deadline_s
+        while start > low:
+            stop, start = start, max(low, start - _TAIL_RECORDS)
+            last = None
+            for offset, key, value in reader.between(start, stop, deadline):
+                if key == slot.encode() and value is not None:
+                    last = (offset, value)
+            if last is not None:
+                return parse_record(ProgressRecord, topic, *last)
+    return None
+
+
+def no_such_topic(error: SlotbridgeError) -> bool:
+    """Whether reading failed since the topic is not there."""
+    cause = error.__cause__
+    unknown = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION)
+    return isinstance(cause, KafkaException) and cause.args[0].code() in unknown
+
+
+def parse_record(kind: type[Contract], topic: str, offset: int, value: bytes) -> Contract:
+    """The record as its contract; raises OperatorNeeded where it is something else."""
+    try:
+        return kind.model_validate_json(value)
+    except ValidationError as error:
+        raise OperatorNeeded(
+            f"this record is no {kind.__name__}: something else writes to this topic",
+            operation="read the topic",
+            subject=f"{topic}[0]@{offset}",
+            hint="use another kafka.topic_prefix, or repair the topic",
+        ) from error

@@ -1,0 +1,109 @@
+"""Kafka's progress record, of a real bridge, against the database."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from schemas.events import ProgressRecord, progress_topic
+from services.local.ports import free_port
+from tests.bridge.running import Bridge
+from tests.failover.check.examining import Examiner
+from tests.failover.servers import ask, tell
+from tests.providers.interface import Broker
+from tests.providers.slots import await_ready
+from tests.providers.waiting import eventually
+
+SLOT = "events"
+FAR = 1 << 50
+
+
+@pytest.fixture
+def bridged(
+    sound: Examiner, kafka: Broker, topic_prefix: str, tmp_path: Path
+) -> Iterator[Examiner]:
+    """The pair with a running bridge, and settings that name both."""
+    trio = sound.trio
+    bridge = Bridge(tmp_path, trio.primary.conninfo(trio.dbname), kafka, topic_prefix, slot=SLOT)
+    bridge.start()
+    try:
+        there = f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{SLOT}'"
+        eventually(lambda: ask(trio.primary, there), what="the bridge has made its slot")
+        await_ready(trio.primary, trio.standby, SLOT)
+        yield with_kafka(sound, bridge, tmp_path / "bridged.yaml")
+    finally:
+        bridge.end()
+        free = f"SELECT NOT active FROM pg_replication_slots WHERE slot_name = '{SLOT}'"
+        eventually(lambda: ask(trio.primary, free), what="the slot is released")
+        tell(
+            trio.primary,
+            f"SELECT pg_drop_replication_slot('{SLOT}')",
+            f"SELECT pg_replication_origin_drop('slotbridge_{SLOT}')",
+        )
+        tell(trio.primary, f'DROP PUBLICATION "{bridge.publication}"', dbname=trio.dbname)
+
+
+def with_kafka(examiner: Examiner, bridge: Bridge, path: Path, **kafka: str) -> Examiner:
+    """The same pair, with the bridge's source and Kafka in the settings."""
+    document = yaml.safe_load(bridge.config.read_text())
+    failover = yaml.safe_load(examiner.config.read_text())["failover"]
+    settings = {
+        "failover": failover,
+        "source": document["source"],
+        "kafka": {**document["kafka"], **kafka},
+    }
+    path.write_text(yaml.safe_dump(settings))
+    return replace(examiner, config=path, process=True)
+
+
+def changed(examiner: Examiner, **kafka: str) -> Examiner:
+    document = yaml.safe_load(examiner.config.read_text())
+    document["kafka"] |= kafka
+    path = examiner.config.with_name("changed.yaml")
+    path.write_text(yaml.safe_dump(document))
+    return replace(examiner, config=path)
+
+
+def test_the_position_in_kafka(bridged: Examiner, kafka: Broker, topic_prefix: str) -> None:
+    bridged.expect()
+
+    def told() -> bool:
+        slots = {slot["slot"]: slot for slot in bridged.run("--json").json["slots"]}
+        return {"Kafka", "bridge"} <= set(slots[SLOT]["consumers"])
+
+    eventually(told, what="Kafka's record and the origin are known", interval_s=0.2)
+
+    lost = changed(bridged, topic_prefix=f"{topic_prefix}x")
+    (finding,) = lost.expect("kafka-record")["kafka-record"]
+    assert "it lost what was committed" in finding["what"]
+
+    other = f"{topic_prefix}y"
+    record = ProgressRecord(
+        slot=SLOT,
+        system_identifier="1",
+        timeline=1,
+        commit_lsn=FAR,
+        end_lsn=FAR,
+        seq=0,
+        ts_ms=0,
+    )
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 2})
+    made = admin.create_topics([NewTopic(progress_topic(other), 1, 1)])
+    made[progress_topic(other)].result(timeout=30)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 2})
+    producer.produce(progress_topic(other), record.model_dump_json(), SLOT)
+    assert producer.flush(30) == 0
+    del producer, admin  # ended before the broker is
+    found = changed(bridged, topic_prefix=other).expect("kafka-record", "consumer-ahead")
+    assert "of another database" in found["kafka-record"][0]["what"]
+    assert found["consumer-ahead"][0]["evidence"].startswith("Kafka is at ")
+
+    away = changed(bridged, bootstrap_servers=f"127.0.0.1:{free_port()}")
+    (finding,) = away.expect("kafka-record")["kafka-record"]
+    assert finding["severity"] == "warning"
+    assert "can't be read" in finding["what"]
