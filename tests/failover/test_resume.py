@@ -53,16 +53,20 @@ class Killed(BaseException):
 
 
 def dies_after(
-    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, place_of_step: int
+    monkeypatch: pytest.MonkeyPatch,
+    place: Any,
+    name: str,
+    place_of_step: int,
+    actions: frozenset[Action] = frozenset(Action),
 ) -> set[str]:
-    """Let a command die whenever `place.name` has done its part for a step, once for each step."""
+    """Let a command die when `place.name` has done its part for such a step, once for each."""
     deaths: set[str] = set()
     original: Callable[..., Any] = getattr(place, name)
 
     def dying(*arguments: Any) -> Any:
         answer = original(*arguments)
         step: Step = arguments[place_of_step]
-        if step.key not in deaths:
+        if step.key not in deaths and step.action in actions:
             deaths.add(step.key)
             raise Killed
         return answer
@@ -111,6 +115,29 @@ def test_a_switchover_that_dies_at_every_step_is_resumed_from_elsewhere(
     shown = slotfailover("history", "--config", other, "--json", "--last", "99").json["entries"]
     assert {entry["command"] for entry in shown} == {"switchover", "resume"}
     assert shown[0]["intent"]["target"] == "b"
+
+
+def test_a_stopped_primary_is_started_again_when_it_is_taken_back(
+    local_trio: NewTrio, local_bed: Bed, tmp_path: Path
+) -> None:
+    trio = local_trio()
+    subscribe(trio, "s1")
+    config = configuration(tmp_path, trio, machines=machines(trio, local_bed))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        dies_after(monkeypatch, Run, "_note", 1, frozenset({Action.STOP}))
+        with pytest.raises(Killed):
+            slotfailover("switchover", "--config", config, "--yes")
+    refused = slotfailover("switchover", "--config", config, "--yes")
+    assert (refused.code, "no node answers as a primary" in refused.err) == (10, True)
+    back = slotfailover("resume", "--config", config, "--yes", "--rollback", "--json")
+    assert back.code == 0, back.err
+    assert [step["step"] for step in back.json["steps"]] == [
+        "start a",
+        "let a take writes again",
+        "enable subscription s1 at sub",
+    ]
+    write(trio.primary, trio.dbname, 1)
+    await_equal(trio, trio.primary)
 
 
 def test_killed_inside_the_fence_writes_stay_fenced_until_resumed_or_taken_back(

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from services.local.bed import Bed
+from tests.conftest import NewPair
 from tests.failover.conftest import NewTrio, machines
 from tests.failover.servers import (
     ask,
@@ -31,3 +32,20 @@ def test_there_and_back_again(local_trio: NewTrio, local_bed: Bed, tmp_path: Pat
         ready = slotfailover("check", "--config", config)
         assert ready.code == 0, ready.out
     assert ask(trio.primary, "SELECT pg_is_in_recovery()")
+
+
+def test_nodes_by_unix_socket_and_by_ipv6(new_pair: NewPair, tmp_path: Path) -> None:
+    trio = new_pair(
+        settings={"unix_socket_directories": "/tmp", "listen_addresses": "127.0.0.1,::1"}
+    )
+    subscribe(trio, "s1")
+    nodes = {"a": trio.primary.conninfo(host="/tmp"), "b": trio.standby.conninfo(host="::1")}
+    advertised = {"a": f"host=127.0.0.1 port={trio.primary.port}"}
+    config = configuration(tmp_path, trio, nodes=nodes, advertised=advertised)
+    ran = slotfailover("switchover", "--config", config, "--yes", "--no-rejoin")
+    assert ran.code == 1, ran.err
+    assert "TO DO     a: it is fenced and still runs" in ran.out
+    moved = ask(trio.subscriber, "SELECT subconninfo FROM pg_subscription", trio.dbname)
+    assert "host='::1'" in moved
+    write(trio.standby, trio.dbname, 1)
+    await_equal(trio, trio.standby)
