@@ -233,6 +233,22 @@ def test_repoint_touches_subscriptions_alone() -> None:
     assert any("names standbys not there" in note for note in plan.notes)
 
 
+def test_a_bridge_whose_slot_is_gone_is_told_of_if_it_ever_ran() -> None:
+    promoted = state(slot("s1"), standby=False, timeline=2)
+    ran = replace(promoted, origins={"slotbridge_own": 400})
+    lost = slot("own", invalidation_reason="wal_removed")
+    for said, left in (
+        (promoted, []),
+        (ran, ["bridge"]),
+        (replace(promoted, slots=(lost,)), ["bridge"]),
+    ):
+        view = View((node("a", None), node("b", said)), (), "own")
+        plan = plan_repoint(view, Wish())
+        assert [item.subject for item in plan.left] == left
+        assert "bridge" not in actions(plan)
+        assert not plan_repoint(view, Wish(frozenset({"own"}))).left
+
+
 def test_rejoin_refuses_strangers_the_primary_and_pairs_without_one() -> None:
     with pytest.raises(SettingsError, match="x is no node"):
         plan_rejoin(pair(), Wish(rejoin=frozenset("x")))

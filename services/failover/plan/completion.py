@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from schemas.errors import ExitCode
 from services.failover.effects import promotion, subscriptions
 from services.failover.effects.step import active
 from services.failover.plan.rules import moves, require_privileges
@@ -104,11 +105,31 @@ def _subscriptions(draft: Draft, primary: str, left: list[Left]) -> list[str]:
     waiting = {name for name in fed if fresh or not active(node, name)}
     if waiting:
         draft.add(promotion.flow(node, tuple(sorted(waiting))))
-    bridge = view.bridge_slot
-    known = node.state.slot(bridge) if node.state is not None and bridge is not None else None
-    if bridge is not None and known is not None and (fresh or not active(node, bridge)):
-        draft.add(promotion.bridge(node, bridge))
+    if view.bridge_slot is not None:
+        left += _bridge(draft, node, view.bridge_slot, fresh=fresh)
     return notes
+
+
+def _bridge(draft: Draft, node: Node, slot: str, *, fresh: bool) -> list[Left]:
+    """Plan to wait for the bridge; return why it can't come. One that never ran has no origin."""
+    assert node.state is not None
+    found = node.state.slot(slot)
+    gone = found is None and f"slotbridge_{slot}" in node.state.origins
+    invalid = found is not None and found.invalidation_reason is not None
+    if (gone or invalid) and slot not in draft.wish.accept_loss_of:
+        reason = f"is invalidated on {node.name}" if invalid else f"is not on {node.name}"
+        return [
+            Left(
+                "bridge",
+                f"its slot {slot} {reason}",
+                "events are missing from here on: start over with a new slot and topic prefix",
+                ExitCode.NOT_READY,
+                slot,
+            )
+        ]
+    if found is not None and not invalid and (fresh or not active(node, slot)):
+        draft.add(promotion.bridge(node, slot))
+    return []
 
 
 def _fault(subscriber: Subscriber, subscription: Subscription, node: Node) -> Left | None:
