@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.lsn import format_lsn
 from services.failover.checks import remedies
 from services.failover.checks.model import Seen, Severity, check
 
@@ -29,7 +30,9 @@ EXTENSION = "pg_failover_slots"
 )
 def standby_answers(facts: Facts) -> Iterator[Seen]:
     for standby, state in facts.below:
-        yield Seen(standby.name, f"it has WAL up to timeline {state.server.timeline}")
+        timeline = state.server.timeline
+        at = format_lsn(standby.received)
+        yield Seen(standby.name, f"{standby.name} has WAL up to {at}, on timeline {timeline}")
     if not facts.below:
         yield Seen(
             "",
