@@ -11,8 +11,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import os
-import signal
 import statistics
 import sys
 import tempfile
@@ -23,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import yaml
 
@@ -180,7 +179,10 @@ def switch_over(config: Path, load: Load) -> Round:
 def fail_over(config: Path, load: Load, name: str, server: PostgresServer) -> Round:
     """SIGKILL the primary, which is the node `name`; fail over, then rejoin it."""
     since = time.monotonic()
-    os.kill(int((server.data / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+    postmaster = psutil.Process(int((server.data / "postmaster.pid").read_text().split()[0]))
+    for process in (postmaster, *postmaster.children()):  # as when the machine dies
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     eventually(lambda: not server.running, what="a child of ours is reaped")
     ran = slotfailover_process("failover", "--config", str(config), "--yes", "--json")
     acknowledged = len(load.acknowledged)
