@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from services.local.bed import Bed
-from tests.conftest import NewPair
 from tests.failover.conftest import NewTrio, machines
 from tests.failover.servers import (
     ask,
@@ -34,8 +33,8 @@ def test_there_and_back_again(local_trio: NewTrio, local_bed: Bed, tmp_path: Pat
     assert ask(trio.primary, "SELECT pg_is_in_recovery()")
 
 
-def test_nodes_by_unix_socket_and_by_ipv6(new_pair: NewPair, tmp_path: Path) -> None:
-    trio = new_pair(
+def test_nodes_by_unix_socket_and_by_ipv6(local_trio: NewTrio, tmp_path: Path) -> None:
+    trio = local_trio(
         settings={"unix_socket_directories": "/tmp", "listen_addresses": "127.0.0.1,::1"}
     )
     subscribe(trio, "s1")
