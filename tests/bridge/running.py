@@ -38,12 +38,14 @@ class Bridge:
         shaping: dict[str, Any] | None = None,
         options: dict[str, Any] | None = None,
         two_phase: bool = False,
+        bootstrap_servers: str = "",
+        publication: str = "",
         **bridge: Any,
     ) -> None:
         self.conninfo = conninfo
         self.prefix = prefix
         self.slot = slot or SLOT_OF_TEST.format(prefix)
-        self.publication = f"p_{prefix}"
+        self.publication = publication or f"p_{prefix}"
         self.kafka = kafka
         self.config = folder / f"{self.slot}-{os.urandom(3).hex()}.yaml"
         self.log = self.config.with_suffix(".log")
@@ -58,7 +60,7 @@ class Bridge:
                 "two_phase": two_phase,
             },
             "kafka": {
-                "bootstrap_servers": kafka.bootstrap_servers,
+                "bootstrap_servers": bootstrap_servers or kafka.bootstrap_servers,
                 "topic_prefix": prefix,
                 "partitions": 2,
                 "options": options or {},

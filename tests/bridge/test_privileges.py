@@ -1,41 +1,107 @@
-"""The bridge with exactly the privileges that docs/OPERATIONS.md lists."""
+"""The bridge and its status as the role that sql/roles.sql makes, and with odd names everywhere."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from tests.bridge.conftest import NewBridge
+from tests.bridge.running import Bridge
 from tests.providers.interface import Provider
+from tests.providers.roles import ODD, make_roles
 
-FUNCTIONS = (
-    "pg_replication_origin_create(text)",
-    "pg_replication_origin_session_setup(text)",
-    "pg_replication_origin_xact_setup(pg_lsn, timestamptz)",
-    "pg_replication_origin_progress(text, boolean)",
-)
+TABLES = ('"; drop table x; --', "MixedCase", "x" * 63, "😀é", "a.b c")
 
 
-def test_the_documented_privileges_are_enough(
+def test_bridge_and_status_run_as_the_scripts_role(
     pair: Provider, fresh_database: str, new_bridge: NewBridge, topic_prefix: str
 ) -> None:
-    role = sql.Identifier(f"r_{topic_prefix}")
     admin = pair.primary.conninfo(fresh_database)
     with psycopg.connect(admin, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        connection.execute(sql.SQL("CREATE ROLE {} LOGIN REPLICATION").format(role))
-        for function in FUNCTIONS:
-            connection.execute(
-                sql.SQL("GRANT EXECUTE ON FUNCTION {} TO {}").format(sql.SQL(function), role)
-            )
-        connection.execute(
-            sql.SQL("CREATE PUBLICATION {} FOR ALL TABLES").format(
-                sql.Identifier(f"p_{topic_prefix}")
-            )
+        suffix = ODD + topic_prefix
+        made = make_roles(
+            pair.primary, fresh_database, publication=f"p_{topic_prefix}", suffix=suffix
         )
-        conninfo = pair.primary.conninfo(fresh_database, user=f"r_{topic_prefix}")
-        bridge = new_bridge(conninfo).start().streaming(admin)
+        rights = "SELECT rolsuper, rolreplication FROM pg_roles WHERE rolname = %s"
+        assert connection.execute(rights, [made.bridge]).fetchone() == (False, True)
+        bridge = new_bridge(pair.primary.conninfo(fresh_database, user=made.bridge))
+        bridge.start().streaming(admin)
         connection.execute("INSERT INTO t SELECT generate_series(1, 10)")
         bridge.caught_up(admin)
+        code, status = _status(bridge)
+        assert code == 0, status
+        (host,) = status["hosts"]
+        assert (host["problem"], host["role"], status["kafka_problem"]) == (None, "primary", None)
+        assert status["progress"] is not None
         assert bridge.stop() == 0, bridge.output
         bridge.assert_kafka_equals(admin, "t")
-        connection.execute(sql.SQL("DROP OWNED BY {}").format(role))
-        connection.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+def test_a_role_without_a_grant_is_told_of_it(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge, topic_prefix: str
+) -> None:
+    weak = sql.Identifier(f"weak_{topic_prefix}")
+    with psycopg.connect(pair.primary.conninfo(fresh_database), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(weak))
+        bridge = new_bridge(
+            pair.primary.conninfo(fresh_database, user=f"weak_{topic_prefix}"),
+            connect_deadline_ms=3000,
+        )
+        assert bridge.start().exit_code() == 20, bridge.output
+        assert "docs/OPERATIONS.md" in bridge.output.splitlines()[-1]
+        connection.execute(sql.SQL("DROP ROLE {}").format(weak))
+
+
+def test_names_are_quoted_from_the_table_to_kafka(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge, topic_prefix: str
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for name in TABLES:
+            schema, table = sql.Identifier(name), sql.Identifier(name, name)
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
+            connection.execute(
+                sql.SQL("CREATE TABLE {} ({} int PRIMARY KEY, note text)").format(table, schema)
+            )
+        bridge = new_bridge(conninfo, publication=f"P{ODD}").start().streaming()
+        for number, name in enumerate(TABLES):
+            table = sql.Identifier(name, name)
+            connection.execute(sql.SQL("INSERT INTO {} VALUES (%s, 'a')").format(table), [number])
+            connection.execute(sql.SQL("UPDATE {} SET note = 'b'").format(table))
+            connection.execute(sql.SQL("DELETE FROM {}").format(table))
+        bridge.caught_up()
+        code, status = _status(bridge)
+        assert (code, status["hosts"][0]["problem"]) == (0, None)
+    assert bridge.stop() == 0, bridge.output
+    shapes = [json.loads(value) for _key, value in bridge.records("schema") if value]
+    assert {(shape["schema"], shape["table"]) for shape in shapes} == {(n, n) for n in TABLES}
+    found = {}
+    for topic in bridge.topics():
+        if topic.startswith(f"{topic_prefix}.") and topic.count(".") > 1:
+            values = [value for _key, value in bridge.records(topic[len(topic_prefix) + 1 :])]
+            events = [json.loads(value) for value in values if value is not None]
+            found[events[0]["source"]["table"]] = [event["op"] for event in events]
+            assert events[0]["after"] == {
+                events[0]["source"]["table"]: TABLES.index(events[0]["source"]["table"]),
+                "note": "a",
+            }
+    assert found == {name: ["c", "u", "d"] for name in TABLES}
+
+
+def _status(bridge: Bridge) -> tuple[int, dict[str, Any]]:
+    done = subprocess.run(
+        [
+            Path(sys.executable).parent / "slotbridge",
+            *("status", "--json", "--config", bridge.config),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout)

@@ -1,0 +1,49 @@
+-- The services' roles on the pair, each with what it needs and no more. On the primary, as a superuser:
+--
+--   psql -d DATABASE -v bridge=slotbridge -v failover=slotfailover -v tables=slottables \
+--        -v publication=slotbridge -f sql/roles.sql
+--
+-- bridge       slotbridge run, slotbridge status
+-- failover     slotfailover check, failover (switchover and rejoin need a superuser)
+-- tables       slottables verify
+-- publication  made for all tables where it is missing; only a superuser can
+--
+-- Roles that exist are kept, and it can be run again: when tables join the publication. Passwords are
+-- set with \password. failover.journal_database is :journal_database, by default postgres.
+\set ON_ERROR_STOP on
+\if :{?journal_database}
+\else
+\set journal_database postgres
+\endif
+SELECT current_database() AS source_database \gset
+
+SELECT format('CREATE ROLE %I LOGIN', name)
+  FROM (VALUES (:'bridge'), (:'failover'), (:'tables')) AS wanted (name)
+ WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name) \gexec
+SELECT format('CREATE PUBLICATION %I FOR ALL TABLES', :'publication')
+ WHERE NOT EXISTS (SELECT FROM pg_publication WHERE pubname = :'publication') \gexec
+SELECT format('GRANT CONNECT ON DATABASE %I TO %I', :'source_database', name)
+  FROM (VALUES (:'bridge'), (:'failover'), (:'tables')) AS wanted (name) \gexec
+
+-- The bridge: its slot, and the origin that it owns.
+ALTER ROLE :"bridge" REPLICATION;
+GRANT EXECUTE ON FUNCTION pg_replication_origin_create(text),
+    pg_replication_origin_session_setup(text),
+    pg_replication_origin_xact_setup(pg_lsn, timestamptz),
+    pg_replication_origin_progress(text, boolean) TO :"bridge";
+
+-- slottables verify: the rows that are published.
+SELECT DISTINCT format('GRANT USAGE ON SCHEMA %I TO %I', schemaname, :'tables')
+  FROM pg_publication_tables WHERE pubname = :'publication' \gexec
+SELECT format('GRANT SELECT ON TABLE %I.%I TO %I', schemaname, tablename, :'tables')
+  FROM pg_publication_tables WHERE pubname = :'publication' \gexec
+
+-- slotfailover, in every database that it connects to: grants on functions are one database's.
+GRANT pg_monitor TO :"failover";
+GRANT ALTER SYSTEM ON PARAMETER synchronized_standby_slots, synchronous_standby_names
+   TO :"failover";
+\connect :"journal_database"
+GRANT CONNECT, CREATE ON DATABASE :"journal_database" TO :"failover";
+\ir failover_functions.sql
+\connect :"source_database"
+\ir failover_functions.sql

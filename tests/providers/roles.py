@@ -1,0 +1,55 @@
+"""The roles of the services, made by the scripts in sql/."""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.local.users import postgres_programs, server_user
+from tests.providers.interface import Server
+
+SQL = Path(__file__).parents[2] / "sql"
+ODD = "'\"; drop table t; --.é😀"
+"""A suffix that only survives where names are quoted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Their names."""
+
+    bridge: str
+    failover: str
+    tables: str
+
+
+def make_roles(server: Server, dbname: str, *, publication: str, suffix: str = "") -> Roles:
+    """Run sql/roles.sql on a primary, twice: it says that it can be repeated."""
+    roles = Roles(*(f"{name}{suffix}" for name in ("slotbridge", "slotfailover", "slottables")))
+    variables = {
+        "bridge": roles.bridge,
+        "failover": roles.failover,
+        "tables": roles.tables,
+        "publication": publication,
+    }
+    for _ in range(2):
+        _run(server, dbname, "roles.sql", variables)
+    return roles
+
+
+def make_subscriber_role(server: Server, dbname: str, *, suffix: str = "") -> str:
+    """Run sql/subscriber_roles.sql in a subscriber's database."""
+    role = f"slotfailover{suffix}"
+    _run(server, dbname, "subscriber_roles.sql", {"failover": role})
+    return role
+
+
+def _run(server: Server, dbname: str, script: str, variables: dict[str, str]) -> None:
+    program = postgres_programs(server_user()) / "psql"
+    given = [part for pair in variables.items() for part in ("-v", "=".join(pair))]
+    done = subprocess.run(
+        [program, "-X", "-q", "-d", server.conninfo(dbname), *given, "-f", SQL / script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
