@@ -55,12 +55,31 @@ _BY_TEXT: Final = (
     ("REPLICATION attribute", "ALTER ROLE … REPLICATION", ExitCode.PRIVILEGE_MISSING),
     ("role ", "create the role, or correct source.conninfo", ExitCode.PRIVILEGE_MISSING),
     ("database ", "create the database, or correct source.conninfo", ExitCode.SERVER_SETTING),
+    (
+        "certificate verify failed",
+        "sslrootcert must be of the authority that signed the server's certificate",
+        ExitCode.SERVER_SETTING,
+    ),
+    (
+        "does not match host name",
+        "source.conninfo must have the name in the server's certificate",
+        ExitCode.SERVER_SETTING,
+    ),
+    ("server does not support SSL", "set ssl = on there", ExitCode.SERVER_SETTING),
+    ("root certificate", "correct sslrootcert in source.conninfo", ExitCode.SETTINGS),
+    ("certificate file", "correct sslcert in source.conninfo", ExitCode.SETTINGS),
+    ("private key file", "correct sslkey in source.conninfo", ExitCode.SETTINGS),
     ("invalid connection option", "correct source.conninfo", ExitCode.SETTINGS),
     ("invalid sslmode value", "correct source.conninfo", ExitCode.SETTINGS),
     ("invalid integer value", "correct source.conninfo", ExitCode.SETTINGS),
     ("bad value for", "correct source.conninfo", ExitCode.SETTINGS),
 )
-_SETTINGS_TEXTS: Final = tuple(part for part, _, code in _BY_TEXT if code is ExitCode.SETTINGS)
+_LIBPQ_TEXTS: Final = (
+    *(part for part, _, code in _BY_TEXT if code is ExitCode.SETTINGS),
+    *("certificate verify failed", "does not match host name", "server does not support SSL"),
+    "no password supplied",
+)
+"""What libpq refuses by itself; what a server refuses begins with FATAL."""
 _PASSING: Final = ("starting up", "shutting down", "recovery", "too many", "reserved for")
 
 
@@ -78,7 +97,7 @@ def server_error(state: str, message: str, operation: str, subject: str) -> Slot
 def connect_error(message: str, subject: str) -> SlotbridgeError:
     """The refusal of a connection: libpq gives only a text, so the text decides."""
     text = " ".join(message.split())
-    final = "FATAL" in text or any(part in text for part in _SETTINGS_TEXTS)
+    final = "FATAL" in text or any(part in text for part in _LIBPQ_TEXTS)
     if final and not any(part in text for part in _PASSING):
         for part, hint, code in _BY_TEXT:
             if part in text:

@@ -36,6 +36,7 @@ from schemas.events import (
 from schemas.settings import KafkaSettings
 from services.kafka.client import (
     TOPIC_REFUSALS,
+    Complaints,
     client_options,
     kafka_error,
     make_client,
@@ -52,6 +53,8 @@ from services.kafka.records import (
 logger = structlog.get_logger(__name__)
 
 _ATTEMPT_S: Final = 0.5
+_REFUSAL_S: Final = 2.0
+"""How long another broker may still take what one has refused."""
 
 
 class Topics:
@@ -62,7 +65,9 @@ class Topics:
     ) -> None:
         self._settings = settings
         self._while_waiting = while_waiting
-        self._admin = make_client(AdminClient, client_options(settings))
+        self._complaints = Complaints()
+        options = client_options(settings) | {"error_cb": self._complaints.note}
+        self._admin = make_client(AdminClient, options)
         self._partitions: dict[str, int] = {}
 
     def prepare(self) -> None:
@@ -154,14 +159,16 @@ class Topics:
         return self._settings.topic_prefix
 
     def _refresh(self) -> None:
-        deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        began = time.monotonic()
         while True:
             try:
                 metadata = self._admin.list_topics(timeout=_ATTEMPT_S)
                 break
             except KafkaException as error:
-                if time.monotonic() > deadline or not error.args[0].retriable():
-                    raise kafka_error(
+                self._admin.poll(0 if self._complaints.last else _ATTEMPT_S)
+                patience_s = _REFUSAL_S if self._complaints.refusal else REQUEST_TIMEOUT_S
+                if time.monotonic() > began + patience_s or not error.args[0].retriable():
+                    raise self._complaints.explained(
                         error, "connect to Kafka", self._settings.bootstrap_servers
                     ) from error
                 self._while_waiting()

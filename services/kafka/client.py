@@ -58,6 +58,34 @@ def make_client(kind: Callable[[dict[str, Any]], Client], options: dict[str, Any
         ) from error
 
 
+class Complaints:
+    """What a client's own threads said: its calls only tell that no broker answered.
+
+    Its errors come by `Client.poll`; pass `note` as `error_cb`.
+    """
+
+    def __init__(self) -> None:
+        self.last: KafkaError | None = None
+        self.refusal: KafkaError | None = None
+        """Credentials or certificates that one side does not take: waiting does not help."""
+
+    def note(self, error: KafkaError) -> None:
+        """Remember it."""
+        _log_client_error(error)
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self.last = error
+        if error.code() == KafkaError._AUTHENTICATION or _is_distrust(error):
+            self.refusal = error
+
+    def explained(self, error: KafkaException, operation: str, subject: str) -> SlotbridgeError:
+        """As `kafka_error`, by what was said before `error` where that tells more."""
+        if self.refusal is not None:
+            return kafka_error(KafkaException(self.refusal), operation, subject)
+        said = error.args[0].str() if self.last is None else self.last.str()
+        told = KafkaException(KafkaError(error.args[0].code(), said))
+        return kafka_error(told, operation, subject)
+
+
 def client_options(settings: KafkaSettings) -> dict[str, Any]:
     """What every Kafka client of the bridge shares; the person's options come last."""
     return {
@@ -90,6 +118,14 @@ def kafka_error(error: KafkaException, operation: str, subject: str) -> Slotbrid
             subject=subject,
             hint="restart it: it resumes, or waits as a hot stand-by",
             exit_code=ExitCode.FENCED,
+        )
+    if isinstance(cause, KafkaError) and _is_distrust(cause):
+        return SetupError(
+            text,
+            operation=operation,
+            subject=subject,
+            hint="kafka.bootstrap_servers must have the name in the broker's certificate, and "
+            "ssl.ca.location, ssl.certificate.location in kafka.options be of the same authority",
         )
     if code in _DENIED:
         return SetupError(
@@ -136,6 +172,17 @@ def refused_topic(cause: KafkaError, operation: str, topic: str) -> TopicRefused
         subject=f"topic {topic}",
         hint="for Kafka, names that differ only in `.` and `_` collide, and 249 characters are "
         "the most: rename the table, leave it out, or give it another topic (shaping.routes)",
+    )
+
+
+def _is_distrust(error: KafkaError) -> bool:
+    """Whether a certificate was refused; a handshake that a dying broker cut short is not that.
+
+    What a broker refuses comes after the handshake (TLS 1.3), as a failed read.
+    """
+    text = error.str()
+    return error.code() in (KafkaError._SSL, KafkaError._TRANSPORT) and (
+        "certificate" in text or "unknown ca" in text
     )
 
 

