@@ -27,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError as EnvironmentUnreadable
 
 from schemas.errors import SettingsError
 from schemas.shaping import ShapingSettings
@@ -70,7 +71,7 @@ class KafkaSettings(_Section):
     topic_prefix: str = Field(pattern=_TOPIC_NAME)
     partitions: int = Field(3, ge=1, le=10_000)
     replication_factor: int = Field(1, ge=1, le=32)
-    options: dict[str, str | int | float | bool] = {}
+    options: dict[str, str | int | float | bool] = Field({}, repr=False)
     """Passed to librdkafka as they are (security.protocol, sasl.*, ssl.*, compression.type …)."""
 
 
@@ -265,6 +266,13 @@ def load_settings(path: Path) -> Settings:
         return Settings(**document)
     except (ValidationError, TypeError) as error:
         raise _explained(error, path) from None
+    except EnvironmentUnreadable as error:  # names the section, never the value
+        raise SettingsError(
+            f"{error}: it is not JSON",
+            operation="read settings",
+            hint="write a key with keys of its own as JSON: "
+            """SLOTBRIDGE_KAFKA__OPTIONS='{"sasl.password": "…"}'""",
+        ) from None
 
 
 def _explained(error: Exception, path: Path) -> SettingsError:
