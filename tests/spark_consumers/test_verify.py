@@ -11,7 +11,6 @@ from spark_consumers import verify
 from spark_consumers.verify import TableComparison, verify_tables
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker, Provider
-from tests.providers.roles import make_roles
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 
 TABLES = """
@@ -90,9 +89,7 @@ def bridged(
     topic_prefix: str,
     new_pipeline: NewPipeline,
 ) -> Iterator[tuple[Pipeline, str]]:
-    """A pipeline whose topics a real bridge has filled, as the role that sql/roles.sql makes for
-    `slottables verify`; and its source's conninfo as the superuser.
-    """
+    """A pipeline whose topics a real bridge has filled, and the conninfo of its source."""
     conninfo = pair.primary.conninfo(fresh_database)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute(TABLES.encode())
@@ -104,10 +101,7 @@ def bridged(
             assert bridge.stop() == 0, bridge.output
         finally:
             bridge.end()
-    publication = f"p_{topic_prefix}"
-    roles = make_roles(pair.primary, fresh_database, publication=publication, suffix=topic_prefix)
-    reader = pair.primary.conninfo(fresh_database, user=roles.tables)
-    yield new_pipeline(reader, publication=publication), conninfo
+    yield new_pipeline(conninfo, publication=f"p_{topic_prefix}"), conninfo
 
 
 def test_equal_tables_and_planted_differences(
@@ -135,7 +129,6 @@ def test_equal_tables_and_planted_differences(
         connection.execute('ALTER TABLE "Odd one"."T-1" ADD COLUMN more int')
         connection.execute("CREATE TABLE fresh (id int PRIMARY KEY)")
         connection.execute("INSERT INTO fresh VALUES (1)")
-        connection.execute("GRANT SELECT ON fresh TO PUBLIC")
     found = verify_tables(pipeline.spark, pipeline.settings, examples_max=5)
     by_name = {comparison.table: comparison for comparison in found}
     assert [comparison.table for comparison in found if comparison.equal] == [
