@@ -2,7 +2,7 @@
 
 import threading
 
-from tests.failover.check.examining import Examiner, make_slot, set_on
+from tests.failover.check.examining import Examiner, make_slot, quoted, set_on
 from tests.failover.servers import ask, create_subscription, subscribe, tell, write
 from tests.providers.databases import connect
 from tests.providers.slots import advance_until_ready, await_ready
@@ -218,9 +218,8 @@ def test_consumer_ahead_of_the_standby(sound: Examiner) -> None:
     trio = sound.trio
     set_on(trio.primary, synchronized_standby_slots="")
     sound.expect("standby-slot-listed")
-    before = ask(trio.standby, "SHOW primary_conninfo")
-    nowhere = before.replace(f"port={trio.primary.port}", "port=1")
-    set_on(trio.standby, primary_conninfo="'" + nowhere.replace("'", "''") + "'")
+    nowhere = trio.primary.conninfo(application_name="standby_1", port=1)
+    set_on(trio.standby, primary_conninfo=quoted(nowhere))
     eventually(
         lambda: ask(trio.standby, "SELECT count(*) FROM pg_stat_wal_receiver") == 0,
         what="the standby receives nothing",
@@ -234,6 +233,7 @@ def test_consumer_ahead_of_the_standby(sound: Examiner) -> None:
         "consumer-ahead", "standby-slot-listed", "standby-streams", "slotsync-worker"
     )
     assert "its consumer is ahead of b by" in found["consumer-ahead"][0]["what"]
-    set_on(trio.standby, primary_conninfo="'" + before.replace("'", "''") + "'")
+    upstream = trio.primary.conninfo(application_name="standby_1")
+    set_on(trio.standby, primary_conninfo=quoted(upstream))
     sound.hasten()
     sound.carry_out(sound.expect("standby-slot-listed")["standby-slot-listed"][0])
