@@ -27,6 +27,7 @@ class ExitCode(IntEnum):
     DEADLINE = 13
     FENCED = 14
     LOCKED = 15
+    NO_DESCRIPTORS = 16
     PRIVILEGE_MISSING = 20
     WAL_LEVEL = 21
     SERVER_VERSION = 22

@@ -123,6 +123,9 @@ class BridgeSettings(ValueSettings):
     """BEGIN and END events in <prefix>.transaction, and each event's place in its transaction."""
     sql_deadline_ms: Milliseconds = 20_000
     """How long one statement may take before the server is taken for dead."""
+    origin_idle_timeout_ms: Milliseconds = 300_000
+    """After this long without a word the server ends the session that owns the origin: a bridge
+    that is frozen or cut off unnoticed keeps another one waiting no longer."""
     http_host: str = "127.0.0.1"
     http_port: int | None = Field(None, ge=0, le=65535)
     """/healthz, /readyz and /metrics; unset: off; 0: a free port, which the log names."""
@@ -131,6 +134,12 @@ class BridgeSettings(ValueSettings):
     def _in_proportion(self) -> "BridgeSettings":
         if self.commit_interval_ms * 2 > self.transaction_timeout_ms:
             raise ValueError("commit_interval_ms must be under half of transaction_timeout_ms")
+        waits_ms = max(self.transaction_timeout_ms, self.heartbeat_interval_ms)
+        if self.origin_idle_timeout_ms <= waits_ms:
+            raise ValueError(
+                "origin_idle_timeout_ms must be above transaction_timeout_ms and "
+                "heartbeat_interval_ms"
+            )
         return self
 
 

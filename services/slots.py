@@ -152,6 +152,32 @@ def is_synchronous_standby(connection: Connection, application_name: str) -> boo
     return bool(row and row[0])
 
 
+def withheld_by(connection: Connection, application_name: str) -> tuple[str, ...]:
+    """Why the walsender of that name sends no commits: `slot: state` of the standbys it awaits.
+
+    Empty while it awaits none. Those that are only behind are told where no other is the cause.
+    Source: slot.c, StandbySlotsHaveCaughtup; the event is WaitForStandbyConfirmation.
+    """
+    rows = connection.execute(
+        """
+        SELECT listed.name, s.slot_name IS NOT NULL AND s.active AND s.slot_type = 'physical',
+               CASE WHEN s.slot_name IS NULL THEN 'there is no such slot'
+                    WHEN s.slot_type <> 'physical' THEN 'it is no physical slot'
+                    WHEN s.invalidation_reason IS NOT NULL THEN 'it is invalidated'
+                    WHEN NOT s.active THEN 'no standby is connected'
+                    ELSE 'the standby is behind' END
+          FROM pg_stat_activity a,
+               unnest(string_to_array(current_setting('synchronized_standby_slots'), ',')) entry,
+               trim(entry, ' "') listed (name)
+          LEFT JOIN pg_replication_slots s ON s.slot_name = listed.name
+         WHERE a.application_name = %s AND a.wait_event = 'WaitForStandbyConfirmation'
+        """,
+        [application_name],
+    ).fetchall()
+    causes = [row for row in rows if not row[1]] or rows
+    return tuple(f"{name}: {state}" for name, _connected, state in causes)
+
+
 def create_origin(connection: Connection, origin: str) -> None:
     """Create the replication origin; it travels to standbys in the WAL."""
     connection.execute("SELECT pg_replication_origin_create(%s)", [origin])

@@ -51,8 +51,11 @@ class Candidate:
 class Primary:
     """The chosen primary and the session that owns the origin. Close it when done."""
 
-    def __init__(self, settings: SourceSettings, *, sql_deadline_ms: int) -> None:
+    def __init__(
+        self, settings: SourceSettings, *, sql_deadline_ms: int, idle_timeout_ms: int
+    ) -> None:
         self._settings = settings
+        self._idle_timeout_ms = idle_timeout_ms
         self._deadline_s = sql_deadline_ms / 1000
         self.origin = ORIGIN_PREFIX + settings.slot
         chosen = _choose(_probe_all(settings))
@@ -183,6 +186,11 @@ class Primary:
                 self._connection, walsender_name(self._settings.slot)
             )
 
+    def withheld_by(self) -> tuple[str, ...]:
+        """The standbys that the walsender waits for before it sends a commit, with their state."""
+        with self._statement("read the state of replication"):
+            return slots.withheld_by(self._connection, walsender_name(self._settings.slot))
+
     def _ensure_publication(self) -> None:
         name = self._settings.publication
         if slots.publication_exists(self._connection, name):
@@ -197,7 +205,11 @@ class Primary:
     def _own_origin(self) -> None:
         if self._origin_owned:
             return
-        self._connection.execute("SELECT pg_replication_origin_session_setup(%s)", [self.origin])
+        self._connection.execute(
+            "SELECT set_config('idle_session_timeout', %s, false),"
+            " pg_replication_origin_session_setup(%s)",
+            [f"{self._idle_timeout_ms}ms", self.origin],
+        )
         self._origin_owned = True
 
     @contextlib.contextmanager

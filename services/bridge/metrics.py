@@ -20,3 +20,6 @@ DURABLE_LSN = Gauge("slotbridge_durable_lsn_bytes", "WAL position that Kafka has
 ORIGIN_LSN = Gauge("slotbridge_origin_lsn_bytes", "WAL position in the replication origin.")
 TIMELINE = Gauge("slotbridge_timeline", "Timeline of the connected server.")
 STREAMING = Gauge("slotbridge_streaming", "1 while connected and streaming.")
+STANDBYS_AWAITED = Gauge(
+    "slotbridge_standbys_awaited", "Listed standbys for which the server withholds commits."
+)

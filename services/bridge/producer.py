@@ -229,7 +229,7 @@ class TransactionalProducer:
                 deadline = deadline or time.monotonic() + self._deadline_s
                 if time.monotonic() > deadline or self._cancelled.is_set():
                     raise self._stalled() from None
-                self._producer.poll(_QUEUE_FULL_PAUSE_S)
+                self._await_room(f"topic {event.topic}")
                 if while_waiting is not None:
                     while_waiting()
             except KafkaException as error:
@@ -240,6 +240,12 @@ class TransactionalProducer:
                 return
             else:
                 return
+
+    def _await_room(self, subject: str) -> None:
+        try:
+            self._producer.poll(_QUEUE_FULL_PAUSE_S)
+        except KafkaException as error:
+            raise self._failed(error, "produce", subject) from error
 
     def _delivered(
         self, event: Event, origin: Origin, error: KafkaError | None, _message: object
@@ -280,7 +286,10 @@ class TransactionalProducer:
     def _failed(self, error: KafkaException, operation: str, subject: str) -> SlotbridgeError:
         """What a failure of the open transaction means, and what the next session must know."""
         error = self._reason(error)
-        self._producer.poll(0)
+        try:
+            self._producer.poll(0)
+        except KafkaException as fatal:  # fenced: it says so here, and less clearly elsewhere
+            error = fatal
         refused = self._refused
         for event, origin, reason in self._culprits:
             if not self._dead_letters or not may_be_dead(event, self._prefix):

@@ -76,6 +76,53 @@ class Ledger:
         return self.published != self.durable
 
 
+class Diverged(OperatorNeeded):
+    """Kafka has what the server never had: changes of `timeline` in [switch_lsn, reached_lsn).
+
+    `switch_lsn` is None where that timeline is none of the server's.
+    """
+
+    exit_code = ExitCode.TIMELINE
+
+    def __init__(
+        self,
+        slot: str,
+        timeline: int,
+        server_timeline: int,
+        switch_lsn: int | None,
+        reached_lsn: int,
+        transactions: str = "",
+    ) -> None:
+        self.slot = slot
+        self.timeline = timeline
+        self.server_timeline = server_timeline
+        self.switch_lsn = switch_lsn
+        self.reached_lsn = reached_lsn
+        left = "never was on it" if switch_lsn is None else f"left it at {format_lsn(switch_lsn)}"
+        super().__init__(
+            f"Kafka has changes of timeline {timeline} up to {format_lsn(reached_lsn)}; this "
+            f"server (timeline {server_timeline}) {left}: it never had the changes between"
+            + (f", {transactions}" if transactions else ""),
+            operation="compare witnesses",
+            subject=f"slot {slot}",
+            lsn=reached_lsn,
+            hint="events after the switch point are in Kafka but not in the database: decide "
+            "about them, then start over with a new slot and topic prefix; set "
+            "synchronized_standby_slots on the primary to prevent it",
+        )
+
+    def naming(self, transactions: str) -> "Diverged":
+        """The same error, which also tells `transactions`."""
+        return Diverged(
+            self.slot,
+            self.timeline,
+            self.server_timeline,
+            self.switch_lsn,
+            self.reached_lsn,
+            transactions,
+        )
+
+
 def position_of(record: ProgressRecord) -> Position:
     """The resume point of a progress record."""
     return Position(record.commit_lsn, record.end_lsn, record.seq)
@@ -169,18 +216,7 @@ def _check_timeline(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
         return
     switch = seen.switch_points.get(record.timeline)
     if switch is None or reached > switch:
-        left = "never was on it" if switch is None else f"left it at {format_lsn(switch)}"
-        raise OperatorNeeded(
-            f"Kafka has changes of timeline {record.timeline} up to {format_lsn(reached)}; this "
-            f"server (timeline {timeline}) {left}: it never had the changes between",
-            operation="compare witnesses",
-            subject=f"slot {slot}",
-            lsn=reached,
-            hint="events after the switch point are in Kafka but not in the database: decide "
-            "about them, then start over with a new slot and topic prefix; set "
-            "synchronized_standby_slots on the primary to prevent it",
-            exit_code=ExitCode.TIMELINE,
-        )
+        raise Diverged(slot, record.timeline, timeline, switch, reached)
 
 
 def _check_slot(found: Slot, record: ProgressRecord, slot: str) -> None:

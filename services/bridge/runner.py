@@ -11,6 +11,7 @@ from schemas.errors import ExitCode, Retryable
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge import metrics
+from services.bridge.descriptors import descriptors_needed
 from services.bridge.progress import Position
 from services.bridge.refused import RefusalLearned, Refused
 from services.bridge.session import Session
@@ -85,7 +86,8 @@ class Runner:
             pause_s = 0.0
             try:
                 self._session = session
-                session.stream(self._stop)
+                with descriptors_needed("stream"):
+                    session.stream(self._stop)
             except Retryable as error:
                 if error.exit_code is ExitCode.FENCED:
                     raise
@@ -143,7 +145,8 @@ class Runner:
             streaming=self._streaming,
         )
         try:
-            session.open()
+            with descriptors_needed("open a session"):
+                session.open()
         except BaseException:
             session.close()
             raise

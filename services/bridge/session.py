@@ -18,7 +18,6 @@ from typing import Final
 
 import structlog
 
-from schemas.errors import Retryable
 from schemas.events import PreparedRecord, ProgressRecord, prepared_topic
 from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
@@ -29,9 +28,10 @@ from services.bridge.database import Primary
 from services.bridge.envelope import Envelope
 from services.bridge.failpoints import reach
 from services.bridge.feedback import Feedback
+from services.bridge.heartbeat import Heartbeat
 from services.bridge.pipeline import Pipeline
 from services.bridge.producer import TransactionalProducer
-from services.bridge.progress import Ledger, Position, Witnesses, check_witnesses, position_of
+from services.bridge.progress import Ledger, Position, position_of
 from services.bridge.refused import RefusalLearned, Refused, origin_of
 from services.bridge.relations import Relations, warn_of_unmatched
 from services.bridge.shaping.tables import Shaping
@@ -40,6 +40,7 @@ from services.bridge.staged import load_staged
 from services.bridge.topics import Topics
 from services.bridge.transactions import Assembler, Portion
 from services.bridge.values.encoders import Encoders
+from services.bridge.witnesses import compare_witnesses
 from services.process import Stop
 
 logger = structlog.get_logger(__name__)
@@ -81,8 +82,7 @@ class Session:
         self._feedback = Feedback(
             wal_sender_timeout_ms=bridge.wal_sender_timeout_ms, subject=f"slot {source.slot}"
         )
-        self._commits_wait = False
-        self._heartbeat_due = 0.0
+        self._heartbeat = Heartbeat(source.slot, interval_ms=bridge.heartbeat_interval_ms)
         self._now_us = 0
         self._turned = time.monotonic()
 
@@ -99,7 +99,9 @@ class Session:
     def open(self) -> None:
         """Connect, compare the witnesses and start streaming. Raises SlotbridgeError."""
         primary = self._primary = Primary(
-            self._source, sql_deadline_ms=self._bridge.sql_deadline_ms
+            self._source,
+            sql_deadline_ms=self._bridge.sql_deadline_ms,
+            idle_timeout_ms=self._bridge.origin_idle_timeout_ms,
         )
         primary.prepare()
         reach("owned")
@@ -123,7 +125,7 @@ class Session:
             wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
             sql_deadline_ms=self._bridge.sql_deadline_ms,
         )
-        self._timeline = self._check(primary, connection, record)
+        self._timeline = compare_witnesses(primary, connection, record, slot, topics)
         if record is None:
             record = self._begin(primary, producer)
         start = position_of(record)
@@ -173,7 +175,7 @@ class Session:
             spool,
             Assembler(envelope, start, self._bridge.transaction_bytes_max, self._counts),
             emit=self._take,
-            breathe=self._feedback.while_waiting,
+            breathe=self._breathe,
             prepared_topic=prepared_topic(prefix),
             slot=slot,
             staged=self._load_staged(topics, spool),
@@ -214,27 +216,6 @@ class Session:
         if self._primary is not None:
             self._primary.close()
 
-    def _check(
-        self,
-        primary: Primary,
-        connection: ReplicationConnection,
-        record: ProgressRecord | None,
-    ) -> int:
-        """Compare all witnesses; return the server's timeline."""
-        system_identifier, timeline = connection.identify()
-        server = primary.server
-        if (system_identifier, timeline) != (server.system_identifier, server.timeline):
-            raise Retryable("the server changed while connecting", operation="connect")
-        seen = Witnesses(
-            record,
-            primary.slot(),
-            primary.origin_lsn(),
-            server,
-            connection.switch_points(timeline),
-        )
-        check_witnesses(seen, self._source.slot)
-        return timeline
-
     def _begin(self, primary: Primary, producer: TransactionalProducer) -> ProgressRecord:
         """The very first start: make the slot, and put its position into Kafka and the origin."""
         found = primary.slot()
@@ -258,7 +239,7 @@ class Session:
             seq=position.seq,
             counts=dict(self._counts) if position.seq else {},
             ts_ms=time.time_ns() // 1_000_000,
-            ahead_lsn=position.end_lsn + AHEAD_BYTES if self._commits_wait else 0,
+            ahead_lsn=position.end_lsn + AHEAD_BYTES if self._heartbeat.commits_wait else 0,
         )
 
     def _load_staged(self, topics: Topics, spool: Spool) -> list[PreparedRecord]:
@@ -281,7 +262,7 @@ class Session:
             self._feedback.due = 0.0
             if self._uncommitted:
                 self._commit_due = 0.0
-        elif self._commits_wait:
+        elif self._heartbeat.commits_wait:
             self._feedback.tell_news(follow=not self._producer.open)
 
     @property
@@ -315,23 +296,32 @@ class Session:
 
     def _commit_delay_s(self, portion: Portion) -> float:
         """How long the portion may wait for others; not at all where commits wait for it."""
-        if not self._commits_wait:
+        if not self._heartbeat.commits_wait:
             return self._bridge.commit_interval_ms / 1000
         if portion.events or portion.staging or portion.position.end_lsn > self._ledger.ahead:
             return 0.0
-        return self._bridge.heartbeat_interval_ms / 1000
+        return self._heartbeat.interval_s
 
     def _next_deadline(self) -> float:
-        due = min(self._feedback.due, self._heartbeat_due)
+        due = min(self._feedback.due, self._heartbeat.due)
         return min(due, self._commit_due) if self._uncommitted else due
+
+    def _breathe(self) -> None:
+        """In the middle of long work: the server hears from us, and keeps the origin for us."""
+        self._feedback.while_waiting()
+        self._beat(time.monotonic())
+
+    def _beat(self, now: float) -> None:
+        if now >= self._heartbeat.due:
+            assert self._primary is not None
+            self._heartbeat.perform(self._primary, self._ledger)
 
     def _perform_due(self, now: float) -> None:
         if now >= self._feedback.due:
             self._report()
         if self._uncommitted and now >= self._commit_due:
             self._commit()
-        if now >= self._heartbeat_due:
-            self._heartbeat()
+        self._beat(now)
 
     def _commit(self) -> None:
         """Commit the open Kafka transaction with its progress record, then tell the slot.
@@ -372,22 +362,12 @@ class Session:
         self._feedback.send(follow=not self._producer.open)
         reach("after feedback")
 
-    def _heartbeat(self) -> None:
-        assert self._primary is not None
-        self._primary.check_publication()
-        self._commits_wait = self._primary.commits_wait()
-        lsn = self._ledger.mark_origin()
-        reach("before origin")
-        self._primary.move_origin(lsn)
-        reach("after origin")
-        metrics.ORIGIN_LSN.set(lsn)
-        self._heartbeat_due = time.monotonic() + self._bridge.heartbeat_interval_ms / 1000
-
     def _finish(self) -> None:
         """A clean stop: commit what is whole, confirm it, and leave the origin where Kafka is."""
-        self._commits_wait = False
+        assert self._primary is not None
+        self._heartbeat.commits_wait = False
         if self._uncommitted or self._ledger.ahead:
             self._commit()
-        self._heartbeat()
+        self._heartbeat.perform(self._primary, self._ledger)
         self._report()
         logger.info("stopped", lsn=format_lsn(self._ledger.durable.end_lsn))

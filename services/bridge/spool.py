@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from schemas.errors import ExitCode, Retryable, SetupError
+from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
+from services.bridge.descriptors import ERRNOS, no_descriptors
 from services.bridge.failpoints import reach
 from services.bridge.frames import HEAD, pack_frame, unpack_frames
 from services.bridge.messages import Frame
@@ -171,8 +172,10 @@ def _chunks(frames: bytearray) -> Iterator[bytes]:
             start = pos
 
 
-def _refused(error: OSError, folder: Path) -> SetupError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+def _refused(error: OSError, folder: Path) -> SlotbridgeError:
+    if error.errno in ERRNOS:
+        return no_descriptors("spool a transaction in progress")
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return SetupError(
         f"can't use {folder}: {error.strerror or error}",
         operation="spool a transaction in progress",

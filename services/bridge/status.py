@@ -15,6 +15,7 @@ from schemas.errors import SlotbridgeError
 from schemas.events import PreparedRecord, ProgressRecord, prepared_topic, progress_topic
 from schemas.settings import KafkaSettings, SourceSettings
 from services import slots
+from services.bridge.connection import walsender_name
 from services.bridge.database import ORIGIN_PREFIX, single_hosts
 from services.bridge.refusals import connect_error
 from services.bridge.staged import load_staged
@@ -37,6 +38,8 @@ class HostStatus:
     origin_lsn: int | None = None
     wal_lsn: int | None = None
     prepared_gids: tuple[str, ...] = ()
+    withheld_by: tuple[str, ...] = ()
+    """Standbys that the server awaits before it sends the bridge a commit, with their state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,7 @@ def _read(connection: Connection, name: str, slot: str) -> HostStatus:
         if server.in_recovery
         else slots.written_lsn(connection),
         prepared_gids=tuple(row[0] for row in gids),
+        withheld_by=slots.withheld_by(connection, walsender_name(slot)),
     )
 
 

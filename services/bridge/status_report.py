@@ -36,6 +36,8 @@ def _lines(status: Status) -> Iterator[str]:
         yield "kafka     has no progress record: the bridge has not run yet"
     for host in status.hosts:
         yield f"{host.role or 'host':<9} {host.host}: {_host(host)}"
+        for standby in host.withheld_by:
+            yield f"waiting   no commits are sent before this standby has them: {standby}"
     for waiting in status.waiting:
         yield f"prepared  {waiting.gid!r}: {_waiting(waiting)}"
 

@@ -73,16 +73,16 @@ class Topics:
     def prepare(self) -> None:
         """Make the bridge's own topics. Raises Retryable when no broker answers."""
         self._refresh()
-        for name in (progress_topic(self._prefix), schema_topic(self._prefix)):
+        for name in (progress_topic(self.prefix), schema_topic(self.prefix)):
             self._ensure(name, partitions=1, compacted=True)
-        self._ensure(prepared_topic(self._prefix), partitions=1, compacted=True, short_lived=True)
-        for name in (transaction_topic(self._prefix), message_topic(self._prefix)):
+        self._ensure(prepared_topic(self.prefix), partitions=1, compacted=True, short_lived=True)
+        for name in (transaction_topic(self.prefix), message_topic(self.prefix)):
             self._ensure(name, partitions=1, compacted=False)
-        if self._partitions[progress_topic(self._prefix)] != 1:
+        if self._partitions[progress_topic(self.prefix)] != 1:
             raise SetupError(
                 "the progress topic must have one partition",
                 operation="prepare topics",
-                subject=progress_topic(self._prefix),
+                subject=progress_topic(self.prefix),
                 hint="use another kafka.topic_prefix",
             )
 
@@ -101,7 +101,7 @@ class Topics:
 
     def prepare_dead(self) -> str:
         """Make the topic of refused records where it is missing; return its name."""
-        name = dead_topic(self._prefix)
+        name = dead_topic(self.prefix)
         self._ensure(name, partitions=1, compacted=False)
         return name
 
@@ -124,7 +124,7 @@ class Topics:
 
     def message_bytes_max(self, *others: str) -> dict[str, int]:
         """max.message.bytes of every topic of the prefix and of `others`, where we may read it."""
-        names = {name for name in self._partitions if name.startswith(f"{self._prefix}.")}
+        names = {name for name in self._partitions if name.startswith(f"{self.prefix}.")}
         names |= {name for name in others if name in self._partitions}
         resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in sorted(names)]
         if not resources:
@@ -143,7 +143,7 @@ class Topics:
 
     def shapes(self) -> dict[tuple[str, str], SchemaEvent]:
         """(schema, table) -> the last published shape of each table."""
-        topic = schema_topic(self._prefix)
+        topic = schema_topic(self.prefix)
         result = {}
         with TopicReader(self._settings, topic) as reader:
             low, end = reader.bounds()
@@ -155,7 +155,8 @@ class Topics:
         return result
 
     @property
-    def _prefix(self) -> str:
+    def prefix(self) -> str:
+        """Of all their names."""
         return self._settings.topic_prefix
 
     def _refresh(self) -> None:

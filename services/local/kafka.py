@@ -61,12 +61,16 @@ class KafkaBroker:
         settings: dict[str, str | int] | None = None,
         secured: Sequence[str] = (),
         users: Mapping[str, str] | None = None,
+        proxy_port: int | None = None,
     ) -> None:
+        """`proxy_port`: of a proxy to `proxied_port`; its clients are told to come through it."""
         self.name = name
         self.folder = folder
         self.port = free_port()
         self.secured = {protocol: free_port() for protocol in secured}
         self._users = users or {}
+        self.proxied_port = free_port() if proxy_port is not None else 0
+        self._proxy_port = proxy_port
         self._controller_port = free_port()
         self._settings = settings or {}
         self._processes = processes
@@ -161,6 +165,7 @@ class KafkaBroker:
         self.folder.mkdir(exist_ok=True)
         settings = {
             **node_settings(self.port, self._controller_port, self.secured),
+            **self._proxied(),
             "log.dirs": str(self.folder / "data"),
             **self._settings,
         }
@@ -169,6 +174,18 @@ class KafkaBroker:
         if not (self.folder / "data" / "meta.properties").exists():
             cluster = urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
             self._format("m" + cluster[1:])  # an identifier must not look like an option
+
+    def _proxied(self) -> dict[str, str | int]:
+        if self._proxy_port is None:
+            return {}
+        own = node_settings(self.port, self._controller_port, self.secured)
+        return {
+            "listeners": f"{own['listeners']},PROXIED://{LOOPBACK}:{self.proxied_port}",
+            "advertised.listeners": f"{own['advertised.listeners']},"
+            f"PROXIED://{LOOPBACK}:{self._proxy_port}",
+            "listener.security.protocol.map": f"{own['listener.security.protocol.map']},"
+            "PROXIED:PLAINTEXT",
+        }
 
     def _format(self, cluster_id: str) -> None:
         arguments = ["format", "-t", cluster_id, "-c", str(self._properties)]

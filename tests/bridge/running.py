@@ -50,6 +50,7 @@ class Bridge:
         self.config = folder / f"{self.slot}-{os.urandom(3).hex()}.yaml"
         self.log = self.config.with_suffix(".log")
         self._process: subprocess.Popen[bytes] | None = None
+        self._sessions_before = 0
         document = {
             "source": {
                 "conninfo": conninfo,
@@ -70,13 +71,15 @@ class Bridge:
         }
         self.config.write_text(yaml.safe_dump(document), encoding="utf-8")
 
-    def start(self) -> "Bridge":
+    def start(self, **environment: str) -> "Bridge":
         """Start it; returns at once."""
+        self._sessions_before = self.sessions
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [Path(sys.executable).parent / "slotbridge", "run", "--config", self.config],
                 stdout=log,
                 stderr=log,
+                env={**os.environ, **environment},
             )
         return self
 
@@ -86,6 +89,8 @@ class Bridge:
 
             def active() -> bool:
                 assert self.running, self.output
+                if self.sessions == self._sessions_before:
+                    return False  # a slot is active also while it is made
                 row = connection.execute(
                     "SELECT active FROM pg_replication_slots WHERE slot_name = %s", [self.slot]
                 ).fetchone()
@@ -103,6 +108,11 @@ class Bridge:
     def output(self) -> str:
         """What it has logged."""
         return self.log.read_text(encoding="utf-8")
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions have come to stream, over all starts."""
+        return self.output.count("[info     ] streaming") if self.log.exists() else 0
 
     @property
     def pid(self) -> int:

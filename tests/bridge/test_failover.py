@@ -1,5 +1,6 @@
 """The bridge through a promotion: it follows, and refuses servers that would make it wrong."""
 
+import re
 import threading
 
 import psycopg
@@ -11,6 +12,7 @@ from tests.providers.interface import Provider, Trio
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 
+BEYOND = 25
 BALANCES = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers")
 
 
@@ -79,7 +81,9 @@ def test_primary_killed_under_load_the_bridge_follows_and_refuses_the_old_one(
     assert inserted == row[0]
 
 
-def test_divergence_stops_the_bridge(new_pair: NewPair, new_bridge: NewBridge) -> None:
+def test_divergence_stops_the_bridge_and_names_what_is_beyond(
+    new_pair: NewPair, new_bridge: NewBridge
+) -> None:
     """Without synchronized_standby_slots the bridge can be ahead of the standby it must follow."""
     trio = new_pair(synchronous=False)
     primary = trio.primary.conninfo(trio.dbname)
@@ -92,13 +96,21 @@ def test_divergence_stops_the_bridge(new_pair: NewPair, new_bridge: NewBridge) -
         connection.execute("ALTER SYSTEM SET synchronized_standby_slots = ''")
         connection.execute("SELECT pg_reload_conf()")
         trio.standby.stop()
-        connection.execute("INSERT INTO t VALUES (2)")
+        for start in range(100, 100 + BEYOND):
+            connection.execute("INSERT INTO t VALUES (%s), (%s)", [start, start + 1000])
         bridge.caught_up(primary)
     trio.primary.kill()
     trio.standby.start()
     promote(trio)
     assert bridge.exit_code() == ExitCode.TIMELINE, bridge.output
-    assert "never had the changes between" in bridge.output
+    (error,) = [line for line in bridge.output.splitlines() if line.startswith("error: ")]
+    assert "never had the changes between" in error
+    assert f"{BEYOND} transactions: xid " in error
+    assert "and 5 more" in error
+    listed = re.findall(r"xid (\d+) at [0-9A-F/]+ \(public\.t 2\)", error)
+    beyond = [e["source"]["txId"] for e in bridge.events("t") if e["after"]["id"] >= 1000]
+    assert [int(xid) for xid in listed] == sorted(beyond)[:20]
+    assert "synchronized_standby_slots" in error
 
 
 def test_a_second_bridge_waits_and_takes_over(

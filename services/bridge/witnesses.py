@@ -1,0 +1,42 @@
+"""All witnesses of what Kafka has, read at start and compared (services.bridge.progress)."""
+
+from schemas.errors import Retryable
+from schemas.events import ProgressRecord, transaction_topic
+from services.bridge.connection import ReplicationConnection
+from services.bridge.database import Primary
+from services.bridge.divergence import transactions_beyond, with_transactions
+from services.bridge.progress import Diverged, Witnesses, check_witnesses
+from services.bridge.topics import Topics
+
+
+def compare_witnesses(
+    primary: Primary,
+    connection: ReplicationConnection,
+    record: ProgressRecord | None,
+    slot: str,
+    topics: Topics,
+) -> int:
+    """Return the server's timeline where all agree.
+
+    Raises what check_witnesses raises; a divergence names the transactions that are beyond.
+    """
+    system_identifier, timeline = connection.identify()
+    server = primary.server
+    if (system_identifier, timeline) != (server.system_identifier, server.timeline):
+        raise Retryable("the server changed while connecting", operation="connect")
+    seen = Witnesses(
+        record,
+        primary.slot(),
+        primary.origin_lsn(),
+        server,
+        connection.switch_points(timeline),
+    )
+    try:
+        check_witnesses(seen, slot)
+    except Diverged as error:
+        if error.switch_lsn is None:
+            raise
+        with topics.reader(transaction_topic(topics.prefix)) as reader:
+            beyond = transactions_beyond(reader, error.switch_lsn)
+        raise with_transactions(error, beyond) from error
+    return timeline

@@ -1,0 +1,130 @@
+"""PostgreSQL itself: killed, restarted, full; its standby gone."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from schemas.errors import ExitCode
+from tests.bridge.conftest import NewBridge
+from tests.bridge.faults.load import TABLE, Load, assert_intact, await_session
+from tests.bridge.running import Bridge
+from tests.providers import databases
+from tests.providers.databases import connect
+from tests.providers.interface import Provider, Server, Trio
+from tests.providers.waiting import eventually
+
+FEW = {"max_connections": 24, "superuser_reserved_connections": 1}
+
+
+@pytest.fixture(scope="module")
+def trio(provider: Provider) -> Iterator[Trio]:
+    """A pair to be killed and started again; nothing is promoted."""
+    with provider.new_trio(synchronous=False, settings=FEW) as made:
+        yield made
+
+
+@pytest.fixture
+def conninfo(trio: Trio, topic_prefix: str) -> Iterator[str]:
+    """An empty database of its own, with the table of the load."""
+    for server in (trio.primary, trio.standby):
+        if not server.running:
+            server.start()
+    known = databases.origins(trio.primary)
+    databases.create(trio.primary, topic_prefix)
+    with connect(trio.primary, topic_prefix) as connection:
+        connection.execute(TABLE)
+    yield trio.primary.conninfo(topic_prefix)
+    databases.remove(trio.primary, topic_prefix, keep_origins=known)
+
+
+@pytest.fixture
+def bridge(conninfo: str, new_bridge: NewBridge) -> Iterator[Bridge]:
+    """It streams; ended before its slot is dropped."""
+    made = new_bridge(conninfo).start().streaming()
+    yield made
+    made.end()
+
+
+FAULTS: dict[str, Callable[[Server], None]] = {
+    "killed": lambda server: server.kill(),
+    "stopped": lambda server: server.stop(),
+    "shut down immediately": lambda server: server.stop("immediate"),
+}
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_the_server_is_gone_and_comes_again(
+    trio: Trio, conninfo: str, load: Load, bridge: Bridge, fault: str
+) -> None:
+    load.more()
+    FAULTS[fault](trio.primary)
+    eventually(lambda: "not streaming yet" in bridge.output, what="the bridge tries again")
+    trio.primary.start()
+    await_session(bridge, 2)
+    assert_intact(bridge, load, conninfo)
+
+
+def test_all_connections_are_taken_when_it_comes_back(
+    trio: Trio, conninfo: str, load: Load, bridge: Bridge
+) -> None:
+    load.more()
+    with contextlib.ExitStack() as others:
+        first = others.enter_context(connect(trio.primary))
+        _fill(trio.primary, others)
+        first.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'slotbridge' AND datname = %s",
+            [bridge.prefix],
+        )
+        _fill(trio.primary, others)
+        first.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
+        eventually(lambda: "too many clients" in bridge.output, what="it finds no place")
+        assert bridge.running
+    await_session(bridge, 2)
+    assert_intact(bridge, load, conninfo)
+
+
+def _fill(server: Server, others: contextlib.ExitStack) -> None:
+    """Take what is left of max_connections."""
+    with contextlib.suppress(psycopg.OperationalError):
+        for _ in range(100):
+            others.enter_context(connect(server))
+
+
+def test_a_listed_standby_is_gone_the_bridge_waits_and_says_why(
+    trio: Trio, conninfo: str, load: Load, bridge: Bridge
+) -> None:
+    load.more()
+    bridge.caught_up()
+    trio.standby.kill()
+    load.more()
+    eventually(lambda: "the server sends no commits" in bridge.output, what="it says why")
+    load.more(50)
+    assert "standby_1: no standby is connected" in bridge.output
+    assert bridge.output.count("the server sends no commits") == 1
+    found = _status(bridge)
+    assert found["streaming"]
+    assert found["hosts"][0]["withheld_by"] == ["standby_1: no standby is connected"]
+    published = sum(1 for event in bridge.events("t") if event["op"] == "c")
+    assert published < load.committed, "Kafka is ahead of the standby"
+    trio.standby.start()
+    eventually(lambda: "commits come again" in bridge.output, what="it goes on")
+    assert bridge.sessions == 1, bridge.output
+    assert_intact(bridge, load, conninfo)
+
+
+def _status(bridge: Bridge) -> dict[str, list[dict[str, object]]]:
+    program = Path(sys.executable).parent / "slotbridge"
+    command = [str(program), "status", "--config", str(bridge.config)]
+    people = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "before this standby has them: standby_1" in people.stdout
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.OK, done.stderr
+    found: dict[str, list[dict[str, object]]] = json.loads(done.stdout)
+    return found
