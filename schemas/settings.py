@@ -63,6 +63,13 @@ class SourceSettings(_Section):
                 raise ValueError(f"{table!r} is not of the form schema.table")
         return tables
 
+    @model_validator(mode="after")
+    def _decided_where_prepared(self) -> "SourceSettings":
+        """The server filters PREPARE and its decision each by the origin that it was made in."""
+        if self.two_phase and self.origin == "none":
+            raise ValueError("two_phase and origin: none can't go together")
+        return self
+
 
 class KafkaSettings(_Section):
     """The broker and how topics are named and made."""

@@ -141,8 +141,8 @@ class Prepared:
         frames = _Counted(surviving(self._spool.replay(prepare.xid), aborted))
         parts = 0
         for part in staged_parts(self._topic, self._slot, prepare.gid, frames):
-            parts += 1
-            yield self._portion([part])
+            parts += part is not None
+            yield self._portion([part]) if part is not None else None
         record = PreparedRecord(
             slot=self._slot,
             gid=prepare.gid,

@@ -123,9 +123,14 @@ class Diverged(OperatorNeeded):
         )
 
 
-def position_of(record: ProgressRecord) -> Position:
-    """The resume point of a progress record."""
-    return Position(record.commit_lsn, record.end_lsn, record.seq)
+def resume_at(record: ProgressRecord, slot: Slot | None) -> Position:
+    """The resume point of a progress record, or later, where the slot is confirmed ahead of it.
+
+    What lies between has no events, and the server does not send it again: were it left out, the
+    next record could be one of before the slot's position, which announces nothing.
+    """
+    confirmed = (slot.confirmed_flush_lsn if slot is not None else None) or 0
+    return Position(record.commit_lsn, max(record.end_lsn, confirmed), record.seq)
 
 
 @dataclass(frozen=True, slots=True)

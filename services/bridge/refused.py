@@ -19,8 +19,8 @@ from schemas.lsn import format_lsn
 from services.bridge.envelope import Event
 from services.bridge.transactions import Portion
 
-Identity = tuple[int, int, bool]
-"""(commit_lsn, seq, whether it is a tombstone)."""
+Identity = tuple[str, int, int, bool]
+"""(topic, commit_lsn, seq, whether it is a tombstone): a schema event has the seq of a row's."""
 _OVERHEAD_BYTES: Final = 512
 _CONTENT_BYTES_MIN: Final = 16
 
@@ -67,7 +67,7 @@ def origin_of(portion: Portion) -> Origin:
 
 def identity(event: Event, origin: Origin) -> Identity:
     """What tells a record from all others, also when it is encoded again."""
-    return origin.commit_lsn, event.seq, event.value is None
+    return event.topic, origin.commit_lsn, event.seq, event.value is None
 
 
 def may_be_dead(event: Event, prefix: str) -> bool:

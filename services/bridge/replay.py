@@ -9,7 +9,7 @@ from services.bridge.messages import Begin, Commit, Frame
 from services.bridge.transactions import Assembler, Portion
 
 _KINDS_OF_SHAPE: Final = frozenset(b"RY")
-_BREATH_FRAMES: Final = 1_000
+BREATH_FRAMES: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def replay(
     feed = assembler.feed
     feed(Begin(decision.commit_lsn, decision.commit_time_us, decision.xid), lsn, now_us)
     for number, frame in enumerate(frames, 1):
-        if number % _BREATH_FRAMES == 0:
+        if number % BREATH_FRAMES == 0:
             yield None
         portion = feed(decoder.decode(frame.payload, frame.lsn), frame.lsn, now_us)
         if portion is not None:

@@ -31,7 +31,7 @@ from services.bridge.feedback import Feedback
 from services.bridge.heartbeat import Heartbeat
 from services.bridge.pipeline import Pipeline
 from services.bridge.producer import TransactionalProducer
-from services.bridge.progress import Ledger, Position, position_of
+from services.bridge.progress import Ledger, Position, resume_at
 from services.bridge.refused import RefusalLearned, Refused, origin_of
 from services.bridge.relations import Relations, warn_of_unmatched
 from services.bridge.shaping.tables import Shaping
@@ -125,10 +125,11 @@ class Session:
             wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
             sql_deadline_ms=self._bridge.sql_deadline_ms,
         )
-        self._timeline = compare_witnesses(primary, connection, record, slot, topics)
+        seen = compare_witnesses(primary, connection, record, slot, topics)
+        self._timeline = seen.server.timeline
         if record is None:
             record = self._begin(primary, producer)
-        start = position_of(record)
+        start = resume_at(record, seen.slot)
         self._ledger = Ledger(start)
         self._counts = record.counts
         self._pipeline = self._build(primary, topics, start)

@@ -38,7 +38,7 @@ def prepared_exceed_spool(error: SpoolFull) -> SetupError:
         f"{error.message}: prepared transactions exceed it",
         operation="spool a prepared transaction",
         subject=error.subject,
-        hint="COMMIT or ROLLBACK PREPARED what waits, or raise bridge.spool_bytes_max",
+        hint="raise bridge.spool_bytes_max; `slotbridge status` lists what waits for its decision",
         exit_code=ExitCode.DISK_FULL,
     )
 

@@ -16,18 +16,26 @@ from schemas.events import PreparedKey, PreparedRecord
 from services.bridge.envelope import Event
 from services.bridge.frames import pack_frame, unpack_frames
 from services.bridge.messages import Frame
+from services.bridge.replay import BREATH_FRAMES
 
 PART_BYTES: Final = 512 * 1024
 _COMPRESSION: Final = 1
 _WINDOW_BYTES: Final = 256 * 1024
 
 
-def staged_parts(topic: str, slot: str, gid: str, frames: Iterable[Frame]) -> Iterator[Event]:
-    """Yield the records of the frames, parts 1 and on."""
+def staged_parts(
+    topic: str, slot: str, gid: str, frames: Iterable[Frame]
+) -> Iterator[Event | None]:
+    """Yield the records of the frames, parts 1 and on.
+
+    None now and then: the caller's chance to keep its connection alive.
+    """
     packer = zlib.compressobj(_COMPRESSION)
     buffer = bytearray()
     part = 0
-    for frame in frames:
+    for number, frame in enumerate(frames, 1):
+        if number % BREATH_FRAMES == 0:
+            yield None
         buffer += packer.compress(pack_frame(frame))
         while len(buffer) >= PART_BYTES:
             part += 1

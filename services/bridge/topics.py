@@ -73,18 +73,20 @@ class Topics:
     def prepare(self) -> None:
         """Make the bridge's own topics. Raises Retryable when no broker answers."""
         self._refresh()
-        for name in (progress_topic(self.prefix), schema_topic(self.prefix)):
+        prefix = self.prefix
+        for name in (progress_topic(prefix), schema_topic(prefix)):
             self._ensure(name, partitions=1, compacted=True)
-        self._ensure(prepared_topic(self.prefix), partitions=1, compacted=True, short_lived=True)
-        for name in (transaction_topic(self.prefix), message_topic(self.prefix)):
+        self._ensure(prepared_topic(prefix), partitions=1, compacted=True, short_lived=True)
+        for name in (transaction_topic(prefix), message_topic(prefix)):
             self._ensure(name, partitions=1, compacted=False)
-        if self._partitions[progress_topic(self.prefix)] != 1:
-            raise SetupError(
-                "the progress topic must have one partition",
-                operation="prepare topics",
-                subject=progress_topic(self.prefix),
-                hint="use another kafka.topic_prefix",
-            )
+        for topic_of in (progress_topic, schema_topic, prepared_topic, transaction_topic):
+            if self._partitions[topic_of(prefix)] != 1:
+                raise SetupError(
+                    "this topic must have one partition: it is read in order",
+                    operation="prepare topics",
+                    subject=topic_of(prefix),
+                    hint="delete it before the first start, or use another kafka.topic_prefix",
+                )
 
     def there(self, topic: str) -> bool:
         """Whether the broker has it; it is not made."""

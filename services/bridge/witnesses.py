@@ -15,8 +15,8 @@ def compare_witnesses(
     record: ProgressRecord | None,
     slot: str,
     topics: Topics,
-) -> int:
-    """Return the server's timeline where all agree.
+) -> Witnesses:
+    """Return what was seen, where all agree.
 
     Raises what check_witnesses raises; a divergence names the transactions that are beyond.
     """
@@ -39,4 +39,4 @@ def compare_witnesses(
         with topics.reader(transaction_topic(topics.prefix)) as reader:
             beyond = transactions_beyond(reader, error.switch_lsn)
         raise with_transactions(error, beyond) from error
-    return timeline
+    return seen

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.events import ProgressRecord
-from services.bridge.progress import Ledger, Position, Witnesses, check_witnesses
+from services.bridge.progress import Ledger, Position, Witnesses, check_witnesses, resume_at
 from services.slots import Server, Slot
 
 SERVER = Server("7000", 2, 180006, "bank", False, "logical", "standby_1", 60_000)
@@ -175,3 +175,10 @@ def test_what_is_followed_was_read_and_announced(steps: list[tuple[str, int]]) -
             assert reported <= told <= ledger.published.end_lsn
             assert told <= max(ledger.durable.end_lsn, announced)
             reported = told
+
+
+def test_the_start_is_where_the_slot_is_when_that_is_ahead() -> None:
+    ahead = replace(SLOT, confirmed_flush_lsn=2300)
+    assert resume_at(RECORD, SLOT) == resume_at(RECORD, None) == Position(1900, 2000, 0)
+    assert resume_at(RECORD, ahead) == Position(1900, 2300, 0)
+    assert resume_at(record(commit_lsn=2400, seq=7), ahead) == Position(2400, 2300, 7)

@@ -49,6 +49,7 @@ def run(config: str, folder: Path, **environment: str) -> tuple[int, str]:
     ("config", "expected"),
     [
         ("source: {conninfo: host=a, slott: x}", "did you mean `slot`?"),
+        ("source: {conninfo: host=a, two_phase: true, origin: none}", "can't go together"),
         ("source: {conninfo: host=a, slot: 'Bad Slot'}", "source.slot"),
         ("source: {conninfo: host=a}\nkafka: {bootstrap_servers: b}", "kafka.topic_prefix"),
         ("source: {conninfo: host=a}", "the section `kafka` is missing"),
@@ -248,7 +249,11 @@ def test_progress_that_is_lost_or_belongs_to_another_database(
     bridge = new_bridge(conninfo, **QUICK).start().streaming()
     assert bridge.stop() == 0
     other_topics = new_bridge(
-        conninfo, prefix=f"{bridge.prefix}x", slot=bridge.slot, **QUICK
+        conninfo,
+        prefix=f"{bridge.prefix}x",
+        slot=bridge.slot,
+        publication=bridge.publication,
+        **QUICK,
     ).start()
     assert other_topics.exit_code() == ExitCode.WITNESSES_DISAGREE, other_topics.output
     assert "no progress record" in last_line(other_topics.output)

@@ -78,7 +78,7 @@ def test_the_bridge_goes_on_without_records_of_tables_and_messages_alone() -> No
 def test_what_is_known_is_forgotten_once_it_is_through() -> None:
     event = Event("t", None, None, None, False, "public.t", 4)
     refused = Refused(careful_until=100, records={identity(event, ORIGIN): "x"}, topics={"t"})
-    assert identity(event, ORIGIN) == (ORIGIN.commit_lsn, 4, True)
+    assert identity(event, ORIGIN) == ("t", ORIGIN.commit_lsn, 4, True)
     assert not refused.passed(99)
     assert refused.records
     assert refused.passed(100)
