@@ -147,7 +147,7 @@ def kafka_error(error: KafkaException, operation: str, subject: str) -> Slotbrid
         text,
         operation=operation,
         subject=subject,
-        hint="check that kafka.bootstrap_servers is right and the broker runs",
+        hint="check kafka.bootstrap_servers and security.protocol, and that the broker runs",
         exit_code=ExitCode.KAFKA_UNREACHABLE,
     )
 
