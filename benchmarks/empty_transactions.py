@@ -23,7 +23,12 @@ from psycopg.conninfo import make_conninfo
 from benchmarks.bridge import Connection, Figures, connect, report, wait_until
 from benchmarks.wire import Relay, Traffic
 from schemas.lsn import parse_lsn
-from services.bridge.connection import Data, Keepalive, ReplicationConnection, walsender_name
+from services.bridge.postgres.connection import (
+    Data,
+    Keepalive,
+    ReplicationConnection,
+    walsender_name,
+)
 from services.local.bed import Bed
 from services.local.pair import alter_system
 

@@ -232,7 +232,8 @@ class PreparedRecord(_Contract):
     """A transaction that is prepared and not yet decided: part 0 of its staging.
 
     Parts 1 to `parts` put together are zlib-compressed frames of pgoutput messages
-    (services/bridge/staging.py). A decision replaces all parts by tombstones. For the bridge alone.
+    (services/bridge/transactions/staging.py). A decision replaces all parts by tombstones. For the
+    bridge alone.
     """
 
     slot: str
@@ -289,5 +290,8 @@ def dead_topic(prefix: str) -> str:
 
 def own_topics(prefix: str) -> frozenset[str]:
     """The topics of a prefix that are no table's."""
-    names = ("progress", "prepared", "message", "transaction", "schema", "dead")
-    return frozenset(f"{prefix}.{name}" for name in names)
+    makers = (
+        *(progress_topic, prepared_topic, message_topic),
+        *(transaction_topic, schema_topic, dead_topic),
+    )
+    return frozenset(topic_of(prefix) for topic_of in makers)

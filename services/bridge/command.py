@@ -62,8 +62,8 @@ def status(
     """
     from rich.console import Console
 
-    from services.bridge.status import read_status
-    from services.bridge.status_report import print_status
+    from services.bridge.status.observation import read_status
+    from services.bridge.status.report import print_status
 
     configure_logging(json_lines=False)
     with exit_codes():

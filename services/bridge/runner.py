@@ -12,11 +12,11 @@ from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge import metrics
 from services.bridge.descriptors import descriptors_needed
-from services.bridge.progress import Position
-from services.bridge.refused import RefusalLearned, Refused
+from services.bridge.kafka.refused import RefusalLearned, Refused
+from services.bridge.progress.agreement import Position
 from services.bridge.session import Session
-from services.bridge.spool import SpoolFull, prepared_exceed_spool
-from services.bridge.streams import MessageUnclear
+from services.bridge.transactions.spool import SpoolFull, prepared_exceed_spool
+from services.bridge.transactions.streams import MessageUnclear
 from services.process import Stop
 
 logger = structlog.get_logger(__name__)

@@ -23,24 +23,24 @@ from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge import metrics
-from services.bridge.connection import Data, Keepalive, ReplicationConnection
-from services.bridge.database import Primary
-from services.bridge.envelope import Envelope
+from services.bridge.events.envelope import Envelope
+from services.bridge.events.relations import Relations, warn_of_unmatched
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.events.values.encoders import Encoders
 from services.bridge.failpoints import reach
-from services.bridge.feedback import Feedback
-from services.bridge.heartbeat import Heartbeat
-from services.bridge.pipeline import Pipeline
-from services.bridge.producer import TransactionalProducer
-from services.bridge.progress import Ledger, Position, resume_at
-from services.bridge.refused import RefusalLearned, Refused, origin_of
-from services.bridge.relations import Relations, warn_of_unmatched
-from services.bridge.shaping.tables import Shaping
-from services.bridge.spool import Spool, SpoolFull, prepared_exceed_spool
-from services.bridge.staged import load_staged
-from services.bridge.topics import Topics
-from services.bridge.transactions import Assembler, Portion
-from services.bridge.values.encoders import Encoders
-from services.bridge.witnesses import compare_witnesses
+from services.bridge.kafka.producer import TransactionalProducer
+from services.bridge.kafka.refused import RefusalLearned, Refused, origin_of
+from services.bridge.kafka.staged import load_staged
+from services.bridge.kafka.topics import Topics
+from services.bridge.postgres.connection import Data, Keepalive, ReplicationConnection
+from services.bridge.postgres.database import Primary
+from services.bridge.postgres.feedback import Feedback
+from services.bridge.postgres.heartbeat import Heartbeat
+from services.bridge.progress.agreement import Ledger, Position, resume_at
+from services.bridge.progress.witnesses import compare_witnesses
+from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.pipeline import Pipeline
+from services.bridge.transactions.spool import Spool, SpoolFull, prepared_exceed_spool
 from services.process import Stop
 
 logger = structlog.get_logger(__name__)
@@ -105,7 +105,7 @@ class Session:
         )
         primary.prepare()
         reach("owned")
-        topics = self._topics = Topics(self._kafka, while_waiting=self._feedback.while_waiting)
+        topics = Topics(self._kafka, while_waiting=self._feedback.while_waiting)
         topics.prepare()
         slot = self._source.slot
         producer = self._producer = TransactionalProducer(

@@ -121,8 +121,8 @@ def no_such_topic(error: SlotbridgeError) -> bool:
     return isinstance(cause, KafkaException) and cause.args[0].code() in unknown
 
 
-def parse_record(kind: type[Contract], topic: str, offset: int, value: bytes) -> Contract:
-    """The record as its contract; raises OperatorNeeded where it is something else."""
+def parse_record(kind: type[Contract], topic: str, offset: int, value: bytes | str) -> Contract:
+    """A key or value as its contract; raises OperatorNeeded where it is something else."""
     try:
         return kind.model_validate_json(value)
     except ValidationError as error:

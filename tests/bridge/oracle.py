@@ -26,10 +26,10 @@ from schemas.events import (
     table_topic,
     transaction_topic,
 )
-from services.bridge.connection import SESSION_OPTIONS
-from services.bridge.envelope import NEW_KEY_HEADER, OLD_KEY_HEADER
-from services.bridge.type_catalog import read_types
-from services.bridge.values.encoders import Encoders
+from services.bridge.events.envelope import NEW_KEY_HEADER, OLD_KEY_HEADER
+from services.bridge.events.values.encoders import Encoders
+from services.bridge.postgres.connection import SESSION_OPTIONS
+from services.bridge.postgres.type_catalog import read_types
 from tests.bridge.reading import Record, read_committed
 from tests.bridge.running import Bridge
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from services.bridge.messages import (
+from services.bridge.decoding.messages import (
     UNCHANGED,
     AnyMessage,
     Begin,

@@ -19,8 +19,8 @@ from schemas.errors import Retryable
 from schemas.events import ProgressRecord
 from schemas.lsn import parse_lsn
 from schemas.settings import BridgeSettings, KafkaSettings
-from services.bridge.producer import TransactionalProducer
-from services.bridge.topics import Topics
+from services.bridge.kafka.producer import TransactionalProducer
+from services.bridge.kafka.topics import Topics
 from services.local.kafka import KafkaBroker
 from services.local.processes import Processes
 from services.local.users import server_user

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded
 from schemas.events import DataCollection, TransactionEvent
-from services.bridge import divergence
-from services.bridge.divergence import LISTED_MAX, transactions_beyond, with_transactions
-from services.bridge.progress import Diverged
+from services.bridge.progress import divergence
+from services.bridge.progress.agreement import Diverged
+from services.bridge.progress.divergence import LISTED_MAX, transactions_beyond, with_transactions
 from services.kafka.records import Record
 
 
@@ -78,5 +78,5 @@ def test_the_error_names_them() -> None:
 
 
 def test_a_record_that_is_none() -> None:
-    with pytest.raises(OperatorNeeded, match="no transaction's boundary"):
+    with pytest.raises(OperatorNeeded, match="no TransactionEvent"):
         transactions_beyond(Stored([b"{}"]), 0)

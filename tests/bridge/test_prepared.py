@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded
-from services.bridge.decoder import DecodeError
-from services.bridge.envelope import Envelope, Event
-from services.bridge.messages import (
+from services.bridge.decoding.decoder import DecodeError
+from services.bridge.decoding.messages import (
     AnyMessage,
     Begin,
     BeginPrepare,
@@ -30,12 +29,13 @@ from services.bridge.messages import (
     StreamStart,
     StreamStop,
 )
-from services.bridge.pipeline import Pipeline
-from services.bridge.progress import Position
-from services.bridge.spool import Spool
-from services.bridge.staged import load_staged
-from services.bridge.staging import read_frames, staged_parts
-from services.bridge.transactions import Assembler, Portion
+from services.bridge.events.envelope import Envelope, Event
+from services.bridge.kafka.staged import load_staged
+from services.bridge.progress.agreement import Position
+from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.pipeline import Pipeline
+from services.bridge.transactions.spool import Spool
+from services.bridge.transactions.staging import read_frames, staged_parts
 from services.kafka.records import Record
 from tests.bridge.wire import encode, plainly
 

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.events import ProgressRecord
-from services.bridge.progress import Ledger, Position, Witnesses, check_witnesses, resume_at
+from services.bridge.progress.agreement import (
+    Ledger,
+    Position,
+    Witnesses,
+    check_witnesses,
+    resume_at,
+)
 from services.slots import Server, Slot
 
 SERVER = Server("7000", 2, 180006, "bank", False, "logical", "standby_1", 60_000)

@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from services.bridge.decoder import DecodeError, Decoder
-from services.bridge.messages import (
+from services.bridge.decoding.decoder import DecodeError, Decoder
+from services.bridge.decoding.messages import (
     UNCHANGED,
     AnyMessage,
     BeginPrepare,

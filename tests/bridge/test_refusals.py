@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from schemas.errors import ExitCode, SetupError
-from services.bridge.database import check_server
+from services.bridge.postgres.database import check_server
 from services.slots import Server
 from tests.bridge.conftest import NewBridge
 from tests.conftest import NewPair

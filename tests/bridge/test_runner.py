@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.bridge.progress import Position
+from services.bridge.progress.agreement import Position
 from services.bridge.runner import PAUSE_MAX_S, PAUSE_MIN_S, Backoff
 
 

@@ -9,12 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.events import SchemaEvent
-from services.bridge.envelope import Described, Envelope, Stamp
-from services.bridge.keys import key_columns, settled
-from services.bridge.messages import AnyMessage, Begin, Commit, Insert, Relation, RelationColumn
-from services.bridge.progress import Position
-from services.bridge.shapes import Shapes
-from services.bridge.transactions import Assembler
+from services.bridge.decoding.messages import (
+    AnyMessage,
+    Begin,
+    Commit,
+    Insert,
+    Relation,
+    RelationColumn,
+)
+from services.bridge.events.envelope import Described, Envelope, Stamp
+from services.bridge.events.keys import key_columns, settled
+from services.bridge.events.shapes import Shapes
+from services.bridge.progress.agreement import Position
+from services.bridge.transactions.assembler import Assembler
 from services.slots import PrimaryKey
 from tests.bridge.wire import as_it_is
 

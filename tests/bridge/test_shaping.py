@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from schemas.errors import BadInput, SettingsError
 from schemas.events import SchemaEvent
 from schemas.shaping import ShapingSettings
-from services.bridge.envelope import Described, Envelope, Event, Stamp
-from services.bridge.messages import (
+from services.bridge.decoding.messages import (
     UNCHANGED,
     AnyMessage,
     Begin,
@@ -24,10 +23,11 @@ from services.bridge.messages import (
     Truncate,
     Update,
 )
-from services.bridge.progress import Position
-from services.bridge.shapes import Shapes
-from services.bridge.shaping.tables import Shaping
-from services.bridge.transactions import Assembler, Portion
+from services.bridge.events.envelope import Described, Envelope, Event, Stamp
+from services.bridge.events.shapes import Shapes
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.progress.agreement import Position
+from services.bridge.transactions.assembler import Assembler, Portion
 
 NOW_US = 1_700_000_000_000_000
 SALT = "a salt of the test"

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import Retryable
-from services.bridge.decoder import DecodeError, Decoder
-from services.bridge.envelope import Envelope
-from services.bridge.messages import (
+from services.bridge.decoding.decoder import DecodeError, Decoder
+from services.bridge.decoding.messages import (
     AnyMessage,
     Begin,
     Commit,
@@ -27,10 +26,11 @@ from services.bridge.messages import (
     StreamStart,
     StreamStop,
 )
-from services.bridge.progress import Position
-from services.bridge.spool import Spool, SpoolFull
-from services.bridge.streams import MessageUnclear, Streams
-from services.bridge.transactions import Assembler, Portion
+from services.bridge.events.envelope import Envelope
+from services.bridge.progress.agreement import Position
+from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.spool import Spool, SpoolFull
+from services.bridge.transactions.streams import MessageUnclear, Streams
 from tests.bridge.wire import encode, plainly
 
 NOW_US = 1_700_000_000_000_000

@@ -9,8 +9,8 @@ from confluent_kafka import Producer
 from schemas.errors import OperatorNeeded
 from schemas.events import ProgressRecord, progress_topic, schema_topic
 from schemas.settings import BridgeSettings, KafkaSettings
-from services.bridge.producer import TransactionalProducer
-from services.bridge.topics import Topics
+from services.bridge.kafka.producer import TransactionalProducer
+from services.bridge.kafka.topics import Topics
 from tests.providers.interface import Broker
 
 

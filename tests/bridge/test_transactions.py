@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from schemas.events import Envelope as EnvelopeContract
 from schemas.events import MessageEnvelope, TransactionEvent
-from services.bridge.decoder import DecodeError
-from services.bridge.envelope import Envelope, Event
-from services.bridge.messages import (
+from services.bridge.decoding.decoder import DecodeError
+from services.bridge.decoding.messages import (
     UNCHANGED,
     AnyMessage,
     Begin,
@@ -27,8 +26,9 @@ from services.bridge.messages import (
     Truncate,
     Update,
 )
-from services.bridge.progress import Position
-from services.bridge.transactions import Assembler, Portion
+from services.bridge.events.envelope import Envelope, Event
+from services.bridge.progress.agreement import Position
+from services.bridge.transactions.assembler import Assembler, Portion
 from tests.bridge.wire import plainly
 
 TABLE = Relation(

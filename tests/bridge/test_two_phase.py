@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from schemas.errors import ExitCode, SetupError
 from schemas.events import prepared_topic, transaction_topic
 from services import slots
-from services.bridge.database import check_server
+from services.bridge.postgres.database import check_server
 from services.demo.copies import committed
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge

@@ -6,9 +6,8 @@ Source: src/backend/replication/logical/proto.c.
 import struct
 
 from schemas.shaping import ShapingSettings
-from services.bridge.decoder import POSTGRES_EPOCH_US
-from services.bridge.envelope import Described, Stamp
-from services.bridge.messages import (
+from services.bridge.decoding.decoder import POSTGRES_EPOCH_US
+from services.bridge.decoding.messages import (
     UNCHANGED,
     AnyMessage,
     Begin,
@@ -32,7 +31,8 @@ from services.bridge.messages import (
     Type,
     Update,
 )
-from services.bridge.shaping.tables import Plan, Shaping
+from services.bridge.events.envelope import Described, Stamp
+from services.bridge.events.shaping.tables import Plan, Shaping
 
 
 def encode(message: AnyMessage, streamed_xid: int | None = None) -> bytes:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from services.bridge.decoder import Decoder
-from services.bridge.messages import (
+from services.bridge.decoding.decoder import Decoder
+from services.bridge.decoding.messages import (
     UNCHANGED,
     AnyMessage,
     BeginPrepare,

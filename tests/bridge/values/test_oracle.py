@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.settings import ValueSettings
-from services.bridge.connection import SESSION_OPTIONS
-from services.bridge.type_catalog import money_digits, read_types
-from services.bridge.values.encoders import Encoders
+from services.bridge.events.values.encoders import Encoders
+from services.bridge.postgres.connection import SESSION_OPTIONS
+from services.bridge.postgres.type_catalog import money_digits, read_types
 from tests.providers.interface import Provider
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)

@@ -1,0 +1,335 @@
+"""A change to its events: topic, key, value, headers. Pure; one encoder is built per relation.
+
+    change                       events                             numbers
+    insert                       c                                  1
+    update                       u                                  1; 2 with an old row
+    update of the key            d + tombstone (seq n), c (n+1)     2
+    delete                       d + tombstone (seq n)              1
+    truncate                     t for each relation,               1 for each relation
+                                 a copy in every partition
+    logical message              m                                  1
+    begin, end                   BEGIN, END: transaction topic      none
+    what settings leave out      none                               as above
+
+Numbers depend on the change alone, never on settings: resuming in the middle of a transaction by
+its numbers is right also after the settings have changed. `total_order` and the counts of END are
+of the events that are sent.
+
+The JSON text is put together from parts that are made once per relation and once per transaction.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from json.encoder import encode_basestring as quoted
+from typing import Final, Literal, NamedTuple
+
+from schemas.errors import BadInput, ExitCode
+from schemas.events import message_topic, transaction_topic
+from services.bridge.decoding.messages import (
+    Delete,
+    Insert,
+    Message,
+    Relation,
+    Row,
+    Truncate,
+    Unchanged,
+    Update,
+)
+from services.bridge.events.rows import Counter, Table
+from services.bridge.events.shaping.outbox import Headers, Outbox
+from services.bridge.events.shaping.tables import Plan
+from services.bridge.events.values.encoders import Encoders
+
+VERSION: Final = "0.1.0"
+NEW_KEY_HEADER: Final = "__debezium.newkey"
+OLD_KEY_HEADER: Final = "__debezium.oldkey"
+
+
+class Event(NamedTuple):
+    """One record for Kafka. `value` None is a tombstone; `broadcast`: to every partition.
+
+    `table` (`schema.table`, empty for what is of no table), `seq` and `lsn` say whose it is.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers | None = None
+    broadcast: bool = False
+    table: str = ""
+    seq: int = -1
+    lsn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What all events of one transaction share; times in microseconds since 1970."""
+
+    xid: int
+    commit_lsn: int
+    commit_time_us: int
+    previous_commit_lsn: int
+    encoded_us: int
+
+
+class Described(NamedTuple):
+    """How a relation is published; the schema event that its first change calls for, if any.
+
+    `settled` False: key or types are to be asked for again in the next transaction.
+    """
+
+    plan: Plan
+    shape: Event | None = None
+    settled: bool = True
+
+
+Describe = Callable[[Relation, Stamp, int], Described]
+"""Told of a relation, as the server has described it, before its first change: with the number
+(seq) that the change's event will have. What the server describes may be of no change at all."""
+
+
+class Envelope:
+    """Encodes one connection's changes. `name` is the topic prefix, `database` the source's."""
+
+    def __init__(
+        self,
+        name: str,
+        database: str,
+        timeline: int,
+        describe: Describe,
+        *,
+        tombstones: bool,
+        transaction_metadata: bool,
+        encoders: Encoders | None = None,
+    ) -> None:
+        self._encoders = encoders or Encoders()
+        self._name = name
+        self._database = database
+        self._timeline = timeline
+        self._describe = describe
+        self._shapes: list[Event] = []
+        self._unsettled: list[int] = []
+        self._tombstones = tombstones
+        self._metadata = transaction_metadata
+        self._tables: dict[int, tuple[Relation, Table]] = {}
+        self._counters: dict[str, Counter] = {}
+        self._touched: list[Counter] = []
+        self._messages = 0
+        self.total = 0
+        """Events of the current transaction so far, tombstones left out."""
+        self._head = ""
+        self._tail = ""
+
+    def begin(self, stamp: Stamp, counts: Mapping[str, int] | None = None) -> None:
+        """Prepare the parts that the events of the transaction `stamp` have in common.
+
+        `counts`: what `counts` said at the point where the transaction is resumed.
+        """
+        time_us = stamp.commit_time_us
+        self._stamp = stamp
+        self._head = (
+            f'"source":{{"version":"{VERSION}","connector":"postgresql",'
+            f'"name":{quoted(self._name)},"ts_ms":{time_us // 1000},"ts_us":{time_us},'
+            f'"ts_ns":{time_us * 1000},"snapshot":"false","db":{quoted(self._database)},'
+            f'"txId":{stamp.xid},"xmin":null,"commit_lsn":{stamp.commit_lsn},'
+            f'"timeline":{self._timeline},"sequence":"[\\"{stamp.previous_commit_lsn}\\",\\"'
+        )
+        now_us = stamp.encoded_us
+        self._id = f"{stamp.xid}:{stamp.commit_lsn}"
+        self._reset(counts or {})
+        while self._unsettled:
+            self._tables.pop(self._unsettled.pop(), None)
+        times = f'"ts_ms":{now_us // 1000},"ts_us":{now_us},"ts_ns":{now_us * 1000}'
+        self._tail = f"{times}}}"
+        self._order = f'"transaction":{{"id":"{self._id}","total_order":'
+
+    def _reset(self, counts: Mapping[str, int]) -> None:
+        for counter in self._touched:
+            counter.events = 0
+        self._touched.clear()
+        self.total = sum(counts.values())
+        self._messages = counts.get("", 0)
+        for name, events in counts.items():
+            if name:
+                counter = self._counter(name)
+                counter.events = events
+                self._touched.append(counter)
+
+    def counts(self) -> dict[str, int]:
+        """Events of the current transaction by table; those of logical messages under ``""``."""
+        result = {counter.table: counter.events for counter in self._touched}
+        return result | {"": self._messages} if self._messages else result
+
+    def take_shapes(self) -> list[Event]:
+        """The schema events that belong before the events that were made last."""
+        shapes, self._shapes = self._shapes, []
+        return shapes
+
+    def boundary(self, status: Literal["BEGIN", "END"]) -> list[Event]:
+        """The BEGIN of the current transaction, or its END with the counts so far."""
+        if not self._metadata:
+            return []
+        stamp = self._stamp
+        total, counts = "null", "null"
+        if status == "END":
+            total = str(self.total)
+            counts = ",".join(
+                f'{{"data_collection":{counter.name},"event_count":{counter.events}}}'
+                for counter in self._touched
+            )
+            counts = f"[{counts}]"
+        value = (
+            f'{{"status":"{status}","id":"{self._id}","ts_ms":{stamp.commit_time_us // 1000},'
+            f'"commit_lsn":{stamp.commit_lsn},"event_count":{total},'
+            f'"data_collections":{counts}}}'
+        )
+        key = f'{{"id":"{self._id}"}}'
+        return [Event(transaction_topic(self._name), key.encode(), value.encode())]
+
+    def insert(self, change: Insert, lsn: int, seq: int) -> list[Event]:
+        """The event of an insert; of an outbox's row, the message that it is."""
+        table = self._table(change.relation, seq)
+        if "c" in table.skipped:
+            return []
+        if table.outbox is not None:
+            return self._outbox_message(table, table.outbox, change.new, lsn, seq)
+        value = self._value(table, "null", table.row(change.new), "c", lsn, seq)
+        return [Event(table.topic, table.key(change.new), value, None, False, table.name, seq, lsn)]
+
+    def update(self, change: Update, lsn: int, seq: int) -> list[Event]:
+        """The event of an update, or the three of one that changes the key."""
+        table = self._table(change.relation, seq)
+        if "u" in table.skipped:
+            return []
+        if table.outbox is not None:
+            raise _updated_outbox(table.name, lsn)
+        new = change.new
+        old = change.old
+        if old is not None and change.old_kind == "O":
+            new = [o if isinstance(n, Unchanged) else n for n, o in zip(new, old, strict=True)]
+        elif old is not None:
+            if table.lacks_key(old):
+                raise _without_key(table.name, lsn)
+            new = [
+                o if isinstance(n, Unchanged) and o is not None else n
+                for n, o in zip(new, old, strict=True)
+            ]
+        after = table.row(new)
+        key = table.key(new)
+        topic, name = table.topic, table.name
+        if old is not None and (old_key := table.key(old)) != key:
+            headers: Headers = [(NEW_KEY_HEADER, key or b"")]
+            removed = self._value(table, table.row(old), "null", "d", lsn, seq)
+            events = [Event(topic, old_key, removed, headers, False, name, seq, lsn)]
+            if self._tombstones and old_key is not None:
+                events.append(Event(topic, old_key, None, headers, False, name, seq, lsn))
+            headers = [(OLD_KEY_HEADER, old_key or b"")]
+            added = self._value(table, "null", after, "c", lsn, seq + 1)
+            events.append(Event(topic, key, added, headers, False, name, seq + 1, lsn))
+            return events
+        before = table.row(old) if old is not None else "null"
+        value = self._value(table, before, after, "u", lsn, seq)
+        return [Event(topic, key, value, None, False, name, seq, lsn)]
+
+    def delete(self, change: Delete, lsn: int, seq: int) -> list[Event]:
+        """The event of a delete and its tombstone."""
+        table = self._table(change.relation, seq)
+        if "d" in table.skipped or table.outbox is not None:
+            return []
+        if change.old_kind == "K" and table.lacks_key(change.old):
+            raise _without_key(table.name, lsn)
+        topic, name = table.topic, table.name
+        key = table.key(change.old)
+        value = self._value(table, table.row(change.old), "null", "d", lsn, seq)
+        events = [Event(topic, key, value, None, False, name, seq, lsn)]
+        if self._tombstones and key is not None:
+            events.append(Event(topic, key, None, None, False, name, seq, lsn))
+        return events
+
+    def truncate(self, change: Truncate, lsn: int, seq: int) -> list[Event]:
+        """One event for each emptied table, numbered from `seq`."""
+        events = []
+        for number, relation in enumerate(change.relations, seq):
+            table = self._table(relation, number)
+            if "t" in table.skipped or table.outbox is not None:
+                continue
+            value = self._value(table, "null", "null", "t", lsn, number)
+            events.append(Event(table.topic, None, value, None, True, table.name, number, lsn))
+        return events
+
+    def message(self, change: Message, seq: int) -> list[Event]:
+        """The event of a logical message."""
+        self.total += 1
+        self._messages += 1
+        content = self._encoders.binary(change.content)
+        value = (
+            f'{{"op":"m","message":{{"prefix":{quoted(change.prefix)},"content":{content}}},'
+            f'{self._head}{change.lsn}\\"]","schema":"","table":"","lsn":{change.lsn},"seq":{seq}}},'
+            f'"transaction":null,{self._tail}'
+        ).encode()
+        key = f'{{"prefix":{quoted(change.prefix)}}}'.encode()
+        return [Event(message_topic(self._name), key, value, None, False, "", seq, change.lsn)]
+
+    def _outbox_message(
+        self, table: Table, outbox: Outbox, row: Row, lsn: int, seq: int
+    ) -> list[Event]:
+        self._count(table.counter)
+        topic, key, value, headers = outbox.message(row, self._stamp.commit_lsn, seq)
+        return [Event(topic, key, value, headers, False, table.name, seq, lsn)]
+
+    def _table(self, relation: Relation, seq: int) -> Table:
+        known = self._tables.get(relation.oid)
+        if known is None or known[0] is not relation:
+            described = self._describe(relation, self._stamp, seq)
+            if described.shape is not None:
+                self._shapes.append(described.shape)
+            if not described.settled:
+                self._unsettled.append(relation.oid)
+            counter = self._counter(f"{relation.schema}.{relation.table}")
+            known = (relation, Table(described.plan, counter, self._encoders))
+            self._tables[relation.oid] = known
+        return known[1]
+
+    def _counter(self, table: str) -> Counter:
+        return self._counters.setdefault(table, Counter(table, quoted(table)))
+
+    def _value(self, table: Table, before: str, after: str, op: str, lsn: int, seq: int) -> bytes:
+        counter = table.counter
+        self._count(counter)
+        order = (
+            f'{self._order}{self.total},"data_collection_order":{counter.events}}}'
+            if self._metadata
+            else '"transaction":null'
+        )
+        return (
+            f'{{"op":"{op}","before":{before},"after":{after},{self._head}{lsn}\\"]",'
+            f'{table.names}"lsn":{lsn},"seq":{seq}}},{order},{self._tail}'
+        ).encode()
+
+    def _count(self, counter: Counter) -> None:
+        if not counter.events:
+            self._touched.append(counter)
+        counter.events += 1
+        self.total += 1
+
+
+def _updated_outbox(table: str, lsn: int) -> BadInput:
+    return BadInput(
+        "a row of the outbox was updated; its message is published already",
+        operation="encode an event",
+        subject=table,
+        lsn=lsn,
+        hint=f"insert another row instead; to pass this by: shaping.skip: {{{table}: [u]}}",
+        exit_code=ExitCode.RECORD_REFUSED,
+    )
+
+
+def _without_key(table: str, lsn: int) -> BadInput:
+    return BadInput(
+        "an update or delete does not tell the old row's key",
+        operation="encode an event",
+        subject=table,
+        lsn=lsn,
+        hint="give each partition the replica identity of the root that it is published as, or "
+        "REPLICA IDENTITY FULL; to pass its changes by: shaping.exclude",
+    )

@@ -1,0 +1,121 @@
+"""What has to be done before a table's first event: its key, its topic, its schema event.
+
+Not when the server describes it: that may be for a change that is rolled back, or for a partition
+whose changes are published as its root's. pgoutput flags the columns of the replica identity; under
+REPLICA IDENTITY FULL these are all, and under NOTHING none: see services.bridge.events.keys.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from schemas.errors import ExitCode, OperatorNeeded, SettingsError
+from schemas.events import SchemaEvent
+from services.bridge.decoding.messages import Relation
+from services.bridge.events.envelope import Described, Stamp
+from services.bridge.events.keys import key_columns, settled
+from services.bridge.events.shapes import Shapes
+from services.bridge.events.shaping.tables import Plan, Shaping
+from services.bridge.events.values.encoders import Encoders
+from services.bridge.postgres.database import Primary
+
+logger = structlog.get_logger(__name__)
+
+_IDENTITIES_WITHOUT_KEY: Final = ("f", "n")
+
+
+class Relations:
+    """Describes tables for one session. `known` is what the schema topic had at its start."""
+
+    def __init__(
+        self,
+        prefix: str,
+        primary: Primary,
+        known: dict[tuple[str, str], SchemaEvent],
+        shaping: Shaping,
+        encoders: Encoders,
+    ) -> None:
+        self._encoders = encoders
+        self._text_types: set[int] = set()
+        self._primary = primary
+        self._shaping = shaping
+        self._shapes = Shapes(prefix, known)
+        self._owners: dict[str, tuple[tuple[str, str], bool]] = {}
+        for table in known:
+            if shaping.naming.publishes(*table):
+                topic = shaping.naming.table(*table)
+                self._owners.setdefault(topic.name, (table, topic.routed))
+
+    def describe(self, relation: Relation, stamp: Stamp, seq: int) -> Described:
+        """Find a relation's plan, with its key, and its schema event.
+
+        Raises OperatorNeeded when another table has the same topic, SettingsError for a table that
+        can't be published as configured.
+        """
+        certain = True
+        try:
+            if self._shaping.naming.key(relation.schema, relation.table):
+                relation = self._shaping.with_key(relation)
+            elif relation.replica_identity in _IDENTITIES_WITHOUT_KEY:
+                relation, certain = self._with_primary_key(relation, stamp.xid)
+            plan = self._shaping.plan(relation)
+        except SettingsError as error:
+            error.lsn = stamp.commit_lsn
+            raise
+        if not plan.published:
+            return Described(plan, None, certain)
+        self._own(plan, stamp)
+        certain = self._learn_types(plan.relation) and certain
+        return Described(plan, self._shapes.change(plan.relation, stamp, seq), certain)
+
+    def _own(self, plan: Plan, stamp: Stamp) -> None:
+        table = (plan.relation.schema, plan.relation.table)
+        topic, routed = plan.topic
+        owner, shared = self._owners.setdefault(topic, (table, routed))
+        if owner != table and not (shared and routed):
+            raise OperatorNeeded(
+                f"{'.'.join(table)} would share its topic with {'.'.join(owner)}",
+                operation="describe a table",
+                subject=f"topic {topic}",
+                lsn=stamp.commit_lsn,
+                hint="characters that Kafka forbids become _: rename one of the tables, leave it "
+                "out, or give both one route (shaping.routes)",
+                exit_code=ExitCode.RECORD_REFUSED,
+            )
+
+    def _learn_types(self, relation: Relation) -> bool:
+        """Look up the types that are new to the encoders; say once which are text to us.
+
+        False when the catalog lacks one: made by a prepared transaction, it may come yet.
+        """
+        oids = [column.type_oid for column in relation.columns]
+        unknown = self._encoders.unknown(oids)
+        if not unknown:
+            return True
+        self._encoders.learn(self._primary.types(unknown))
+        for column in relation.columns:
+            oid = column.type_oid
+            if oid in unknown - self._text_types and not self._encoders.understood(oid):
+                self._text_types.add(oid)
+                logger.warning(
+                    "values of a type without a form of its own are sent as PostgreSQL's text",
+                    type=column.type_name,
+                    oid=oid,
+                )
+        return not self._encoders.unknown(oids)
+
+    def _with_primary_key(self, relation: Relation, xid: int) -> tuple[Relation, bool]:
+        found = self._primary.primary_key(relation.oid)
+        names = [column.name for column in relation.columns]
+        key = key_columns(names, xid, found, self._shapes.last_key(relation))
+        columns = tuple(replace(column, key=column.name in key) for column in relation.columns)
+        return replace(relation, columns=columns), settled(xid, found)
+
+
+def warn_of_unmatched(shaping: Shaping, primary: Primary) -> None:
+    """Log every pattern of the settings that fits nothing in the publication as it is now."""
+    if shaping.shapes_nothing:
+        return
+    for pattern in shaping.unmatched(primary.published()):
+        logger.warning("shaping matches nothing that is published", pattern=pattern)

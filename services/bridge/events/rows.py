@@ -1,0 +1,82 @@
+"""A table's rows and keys to JSON text, by its plan. Pure; made once per relation."""
+
+from dataclasses import dataclass
+from json.encoder import encode_basestring as quoted
+
+from services.bridge.decoding.messages import UNCHANGED, Row, Unchanged
+from services.bridge.events.shaping.tables import Plan
+from services.bridge.events.values.encoders import Encoders
+from services.bridge.events.values.plain import Encode
+
+
+@dataclass(slots=True)
+class Counter:
+    """A table's events in the current transaction, however often it is described; `name`: JSON."""
+
+    table: str
+    name: str
+    events: int = 0
+
+
+class Table:
+    """The encoders of one relation's rows and keys, as planned."""
+
+    def __init__(self, plan: Plan, counter: Counter, encoders: Encoders) -> None:
+        relation = plan.relation
+        self.counter = counter
+        self.name = counter.table
+        self.topic = plan.topic.name
+        self.skipped = plan.skipped
+        self.outbox = plan.outbox
+        self.names = f'"schema":{quoted(relation.schema)},"table":{quoted(relation.table)},'
+        self._columns: list[tuple[str, Encode, str]] = []
+        for column in relation.columns:
+            encode, unavailable = encoders.of(column.type_oid, column.typmod)
+            encode = plan.masks.get(column.name) or encode
+            self._columns.append((f"{quoted(column.name)}:", encode, unavailable))
+        self._places = plan.places
+        places = range(len(relation.columns)) if plan.places is None else plan.places
+        self._key = [
+            (place, *encoder)
+            for place, encoder, column in zip(places, self._columns, relation.columns, strict=True)
+            if column.key
+        ]
+
+    def row(self, row: Row) -> str:
+        """`{"column":value,…}`; a value that the WAL lacks is the placeholder."""
+        if self._places is not None:
+            row = [row[place] for place in self._places]
+        return (
+            "{"
+            + ",".join(
+                [
+                    name
+                    + (
+                        "null"
+                        if value is None
+                        else unavailable
+                        if value is UNCHANGED
+                        else encode(value)  # type: ignore[arg-type]
+                    )
+                    for (name, encode, unavailable), value in zip(self._columns, row, strict=True)
+                ]
+            )
+            + "}"
+        )
+
+    def lacks_key(self, row: Row) -> bool:
+        """Whether an old row that has but its identity does not have this key."""
+        return any(row[place] is None for place, *_ in self._key)
+
+    def key(self, row: Row) -> bytes | None:
+        """The key columns as JSON, None for a table without a key."""
+        if not self._key:
+            return None
+        parts = []
+        for index, name, encode, unavailable in self._key:
+            value = row[index]
+            if isinstance(value, Unchanged):
+                parts.append(name + unavailable)
+            else:
+                parts.append(name + ("null" if value is None else encode(value)))
+        return ("{" + ",".join(parts) + "}").encode()

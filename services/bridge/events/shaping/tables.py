@@ -1,0 +1,182 @@
+"""What the settings make of a table: whether, which columns, how, and where to. Pure.
+
+relation, as the server describes it -> with_key -> plan: the relation as it is published
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from schemas.errors import SettingsError
+from schemas.naming import Naming, TableTopic, column_matches, table_matches
+from schemas.shaping import MaskSettings, ShapingSettings
+from services.bridge.decoding.messages import Relation, RelationColumn
+from services.bridge.events.shaping.masks import mask
+from services.bridge.events.shaping.outbox import Outbox
+from services.bridge.events.values.plain import Encode
+
+TEXT_OID: Final = 25
+_ALL: Final = frozenset("cudt")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one relation is published.
+
+    `relation` has the published columns alone, masked ones as text; `places` are those columns'
+    places in the server's rows, None when all are published; `masks` are by column name.
+    """
+
+    relation: Relation
+    topic: TableTopic
+    places: tuple[int, ...] | None = None
+    masks: Mapping[str, Encode] = field(default_factory=dict)
+    skipped: frozenset[str] = frozenset()
+    outbox: Outbox | None = None
+
+    @property
+    def published(self) -> bool:
+        """Whether the table has a topic of its own."""
+        return self.outbox is None and self.skipped != _ALL
+
+
+class Shaping:
+    """The settings, applied to one table after the other."""
+
+    def __init__(self, settings: ShapingSettings, prefix: str) -> None:
+        self._settings = settings
+        self._salt = settings.salt.get_secret_value()
+        self.naming = Naming(prefix, settings)
+        self.shapes_nothing = settings == ShapingSettings()
+        """Whether everything is published as it is."""
+
+    def with_key(self, relation: Relation) -> Relation:
+        """`relation`, whose `key` flags are those of its replica identity, with the configured key.
+
+        Raises SettingsError when updates and deletes would not tell the key's old values.
+        """
+        key = self.naming.key(relation.schema, relation.table)
+        if not key:
+            return relation
+        names = {column.name for column in relation.columns}
+        identity = {column.name for column in relation.columns if column.key}
+        if missing := set(key) - names:
+            raise _wrong(relation, f"has no column {min(missing)}", "correct shaping.keys")
+        if relation.replica_identity in "di" and identity and not set(key) <= identity:
+            raise _wrong(
+                relation,
+                f"does not tell the old value of key column {min(set(key) - identity)}",
+                "set REPLICA IDENTITY FULL on the table, or correct shaping.keys",
+            )
+        columns = tuple(replace(column, key=column.name in key) for column in relation.columns)
+        return replace(relation, columns=columns)
+
+    def plan(self, relation: Relation) -> Plan:
+        """How `relation`, with its key, is published.
+
+        Raises SettingsError when a key column would be left out or would lose its identity.
+        """
+        schema, table = relation.schema, relation.table
+        if not self.naming.included(schema, table):
+            return Plan(relation, TableTopic("", False), skipped=_ALL)
+        outbox = self._settings.outbox
+        skipped = frozenset(
+            operation
+            for pattern, operations in self._settings.skip.items()
+            if table_matches(pattern, schema, table)
+            for operation in operations
+        )
+        if outbox is not None and table_matches(outbox.table, schema, table):
+            reader = Outbox(outbox, self.naming, relation)
+            return Plan(relation, TableTopic("", False), skipped=skipped, outbox=reader)
+        kept = tuple(
+            place
+            for place, column in enumerate(relation.columns)
+            if self._column_included(schema, table, column.name)
+        )
+        masks = {
+            column.name: found
+            for column in relation.columns
+            if (found := self._mask(schema, table, column.name)) is not None
+        }
+        _check_key(relation, kept, masks)
+        columns = tuple(_masked(relation.columns[place], masks) for place in kept)
+        return Plan(
+            replace(relation, columns=columns),
+            self.naming.table(schema, table),
+            places=None if len(kept) == len(relation.columns) else kept,
+            masks={name: mask(found, self._salt) for name, found in masks.items()},
+            skipped=skipped,
+        )
+
+    def unmatched(self, tables: Mapping[tuple[str, str], Iterable[str]]) -> Iterator[str]:
+        """The patterns that fit nothing of `tables` ((schema, table) -> columns), as `key: …`."""
+        settings = self._settings
+        named = [("include", p) for p in settings.include]
+        named += [("exclude", p) for p in settings.exclude]
+        named += [("keys", p) for p in settings.keys] + [("skip", p) for p in settings.skip]
+        named += [("outbox.table", settings.outbox.table)] if settings.outbox else []
+        for key, pattern in named:
+            if not any(table_matches(pattern, *table) for table in tables):
+                yield f"{key}: {pattern}"
+        of_columns = [("masks", p, c) for p, masks in settings.masks.items() for c in masks]
+        of_columns += [
+            ("columns", p, c) for p, s in settings.columns.items() for c in s.include + s.exclude
+        ]
+        for key, pattern, of_column in of_columns:
+            if not any(
+                table_matches(pattern, *table)
+                and any(column_matches(of_column, c) for c in columns)
+                for table, columns in tables.items()
+            ):
+                yield f"{key}: {pattern}: {of_column}"
+
+    def _column_included(self, schema: str, table: str, column: str) -> bool:
+        for pattern, columns in self._settings.columns.items():
+            if not table_matches(pattern, schema, table):
+                continue
+            if columns.include and not any(column_matches(p, column) for p in columns.include):
+                return False
+            if any(column_matches(p, column) for p in columns.exclude):
+                return False
+        return True
+
+    def _mask(self, schema: str, table: str, column: str) -> MaskSettings | None:
+        for pattern, masks in self._settings.masks.items():
+            if table_matches(pattern, schema, table):
+                for of_column, found in masks.items():
+                    if column_matches(of_column, column):
+                        return found
+        return None
+
+
+def _masked(column: RelationColumn, masks: Mapping[str, MaskSettings]) -> RelationColumn:
+    if column.name not in masks:
+        return column
+    return RelationColumn(column.name, TEXT_OID, -1, column.key)
+
+
+def _check_key(
+    relation: Relation, kept: tuple[int, ...], masks: Mapping[str, MaskSettings]
+) -> None:
+    for place, column in enumerate(relation.columns):
+        if not column.key:
+            continue
+        if place not in kept:
+            raise _wrong(
+                relation,
+                f"would lose its key column {column.name}",
+                "publish it, hash it, or choose another key in shaping.keys",
+            )
+        if column.name in masks and masks[column.name].hash is None:
+            raise _wrong(
+                relation,
+                f"would have rows with equal keys: its key column {column.name} is masked",
+                "mask it by hash, which keeps different values different",
+            )
+
+
+def _wrong(relation: Relation, what: str, hint: str) -> SettingsError:
+    return SettingsError(
+        f"{relation.schema}.{relation.table} {what}", operation="shape a table", hint=hint
+    )

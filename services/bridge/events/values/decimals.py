@@ -1,0 +1,90 @@
+"""numeric and money to JSON text. Pure.
+
+    mode       numeric(p,s), money                    numeric                       NaN, ±Infinity
+    string     "123.45"                               "123.45"                      "NaN" …
+    double     123.45                                 123.45                        "NaN" …
+    precise    unscaled number in two's complement,   {"scale": s, "value": …},     "NaN" …
+               big-endian, base64                     without trailing zeros
+
+`precise` has the form {"scale": 0, "value": …} also for a numeric with a negative scale.
+"""
+
+from decimal import Decimal
+from typing import Final
+
+from services.bridge.events.values.plain import SPECIAL_NUMBERS, Encode, quoted_base64, string
+
+_INT_DIGITS_MAX: Final = 4_000
+_MODIFIER_BASE: Final = 4
+
+
+def numeric(mode: str, typmod: int) -> Encode:
+    """The encoder of a numeric with `typmod` in `mode` string, double or precise."""
+    if mode == "string":
+        return string
+    if mode == "double":
+        return double
+    scale = _scale(typmod)
+    return variable_scale if scale is None or scale < 0 else fixed_scale
+
+
+def money(mode: str, digits: int) -> Encode:
+    """The encoder of money, whose text form has `digits` after the decimal point.
+
+    The text is lc_monetary's: only its digits and its sign count, so that any currency does.
+    """
+
+    def plain(value: bytes) -> bytes:
+        number = bytes(byte for byte in value if 48 <= byte <= 57)
+        if not number:
+            raise ValueError("no money")
+        sign = b"-" if b"-" in value or b"(" in value else b""
+        if not digits:
+            return sign + number
+        number = number.rjust(digits + 1, b"0")
+        return sign + number[:-digits] + b"." + number[-digits:]
+
+    if mode == "precise":
+        return lambda value: fixed_scale(plain(value))
+    if mode == "double":
+        return lambda value: double(plain(value))
+    return lambda value: string(plain(value))
+
+
+def double(value: bytes) -> str:
+    """The nearest double; beyond the largest, infinity."""
+    if value in SPECIAL_NUMBERS:
+        return SPECIAL_NUMBERS[value]
+    text = repr(float(value))
+    return f'"{text.replace("inf", "Infinity")}"' if "inf" in text else text
+
+
+def fixed_scale(value: bytes) -> str:
+    """The unscaled number, of which the column's type says the scale."""
+    return SPECIAL_NUMBERS.get(value) or _unscaled(value.replace(b".", b"", 1))
+
+
+def variable_scale(value: bytes) -> str:
+    """The unscaled number and its scale."""
+    if value in SPECIAL_NUMBERS:
+        return SPECIAL_NUMBERS[value]
+    whole, _, fraction = value.partition(b".")
+    fraction = fraction.rstrip(b"0")
+    return f'{{"scale":{len(fraction)},"value":{_unscaled(whole + fraction)}}}'
+
+
+def _unscaled(digits: bytes) -> str:
+    """Java's BigInteger.toByteArray: the fewest bytes that hold the number and its sign."""
+    if not digits.removeprefix(b"-").isdigit():
+        raise ValueError("no number")
+    short = len(digits) <= _INT_DIGITS_MAX  # int() refuses long texts
+    number = int(digits) if short else int(Decimal(digits.decode("ascii")))
+    bits = (number if number >= 0 else -number - 1).bit_length()
+    return quoted_base64(number.to_bytes(bits // 8 + 1, "big", signed=True))
+
+
+def _scale(typmod: int) -> int | None:
+    """numeric's scale: typmod - 4 is precision << 16 | scale in 11 signed bits (numeric.c)."""
+    if typmod < _MODIFIER_BASE:
+        return None
+    return ((typmod - _MODIFIER_BASE) & 0x7FF ^ 0x400) - 0x400

@@ -1,0 +1,174 @@
+"""Chooses the encoder of a column by its type, its type modifier and the settings' modes. Pure.
+
+A domain has its base type's form, an array is a JSON array of its elements' form. What is in no
+table here is a string: PostgreSQL's text form (json, uuid, enums, ranges, networks, composites …).
+"""
+
+from collections.abc import Callable, Iterable
+from json.encoder import encode_basestring as quoted
+from typing import Final, NamedTuple
+
+from schemas.events import UNAVAILABLE
+from schemas.settings import ValueSettings
+from services.bridge.events.values import decimals, geometry, hstore, intervals, moments, plain
+from services.bridge.events.values.arrays import array
+from services.bridge.events.values.catalog import PgType, built_in
+from services.bridge.events.values.plain import Encode
+
+Choose = Callable[[ValueSettings, int], Encode]
+"""(settings, typmod) -> encoder."""
+
+_CENTS_DIGITS: Final = 2
+_TEXT_KINDS: Final = frozenset("cemr")
+_TEXT_EXTENSIONS: Final = frozenset(
+    ("citext", "ltree", "lquery", "ltxtquery", "cube", "seg", "isbn", "isbn13", "issn", "upc")
+)
+
+
+class Encoder(NamedTuple):
+    """How a column is written: its values, and one that the WAL lacks (JSON text)."""
+
+    encode: Encode
+    unavailable: str
+
+
+class Encoders:
+    """The encoders of one session. `learn` what `unknown` names before asking for their `of`.
+
+    `money_digits`: how many digits money has after the decimal point in the database's locale.
+    """
+
+    def __init__(
+        self, settings: ValueSettings | None = None, *, money_digits: int = _CENTS_DIGITS
+    ) -> None:
+        self._settings = settings or ValueSettings()
+        self._money_digits = money_digits
+        self._types: dict[int, PgType] = {}
+        self._made: dict[tuple[int, int], Encoder] = {}
+
+    def unknown(self, oids: Iterable[int]) -> set[int]:
+        """Those of `oids` that are neither built in nor learned."""
+        return {oid for oid in oids if oid not in self._types and built_in(oid) is None}
+
+    def learn(self, found: Iterable[PgType]) -> None:
+        """Take what the catalog has. What it lacks stays unknown, and is text meanwhile."""
+        self._types |= {kind.oid: kind for kind in found}
+
+    def base(self, oid: int, typmod: int) -> tuple[PgType | None, int]:
+        """What a domain is in the end, with the type modifier; other types are their own base."""
+        found = self._type(oid)
+        while found is not None and found.kind == "d":
+            oid, typmod = found.base_oid, found.typmod if typmod < 0 else typmod
+            found = self._type(oid)
+        return found, typmod
+
+    def understood(self, oid: int) -> bool:
+        """Whether values of this type are more than text that means nothing to us."""
+        found, _ = self.base(oid, -1)
+        if found is None:
+            return False
+        if found.element_oid:
+            return self.understood(found.element_oid)
+        return (
+            built_in(found.oid) is not None
+            or found.kind in _TEXT_KINDS
+            or found.name in _TEXT_EXTENSIONS
+            or found.name in _EXTENSIONS
+        )
+
+    def of(self, oid: int, typmod: int) -> Encoder:
+        """The encoder of a column of type `oid`."""
+        made = self._made.get((oid, typmod))
+        if made is None:
+            made = self._make(oid, typmod)
+            if self._type(oid) is not None:
+                self._made[oid, typmod] = made
+        return made
+
+    def binary(self, data: bytes) -> str:
+        """Bytes that are of no column, in bytea's form."""
+        return _BYTEA[self._settings.binary_handling](b"\\x" + data.hex().encode("ascii"))
+
+    def _type(self, oid: int) -> PgType | None:
+        return built_in(oid) or self._types.get(oid)
+
+    def _make(self, oid: int, typmod: int) -> Encoder:
+        found, typmod = self.base(oid, typmod)
+        if found is None:
+            return Encoder(plain.string, quoted(UNAVAILABLE))
+        if found.element_oid:
+            element = self._make(found.element_oid, typmod)
+            encode = array(element.encode, found.delimiter.encode("ascii"))
+            return Encoder(encode, f"[{element.unavailable}]")
+        choose = (_BUILT_IN if built_in(found.oid) else _EXTENSIONS).get(found.name)
+        if found.name == "money":
+            return Encoder(
+                decimals.money(self._settings.decimal_handling, self._money_digits),
+                quoted(UNAVAILABLE),
+            )
+        encode = plain.string if choose is None else choose(self._settings, typmod)
+        return Encoder(encode, self._unavailable(found))
+
+    def _unavailable(self, found: PgType) -> str:
+        """The placeholder in the form that the type's values have."""
+        if found.name == "bytea" and self._settings.binary_handling != "hex":
+            encode = _BYTEA[self._settings.binary_handling]
+            return encode(b"\\x" + UNAVAILABLE.encode().hex().encode())
+        if found.name == "hstore" and self._settings.hstore_handling != "text":
+            item = f'"{UNAVAILABLE}"=>"{UNAVAILABLE}"'.encode()
+            return hstore.hstore(self._settings.hstore_handling)(item)
+        if found.name in ("vector", "halfvec"):
+            return f"[{quoted(UNAVAILABLE)}]"
+        return quoted(UNAVAILABLE)
+
+
+def _always(encode: Encode) -> Choose:
+    return lambda _settings, _typmod: encode
+
+
+def _structured(encode: Encode) -> Choose:
+    """Text, or with `structures: json` something that has parts."""
+    return lambda settings, _typmod: encode if settings.structures == "json" else plain.string
+
+
+def _bits(settings: ValueSettings, typmod: int) -> Encode:
+    if settings.structures == "text":
+        return plain.string
+    return plain.bit if typmod == 1 else plain.bits
+
+
+_BYTEA: Final[dict[str, Encode]] = {
+    "base64": plain.bytea_base64,
+    "base64-url-safe": plain.bytea_base64_url_safe,
+    "hex": plain.bytea_hex,
+}
+_BUILT_IN: Final[dict[str, Choose]] = {
+    "bool": _always(plain.boolean),
+    **dict.fromkeys(("int2", "int4", "int8", "oid"), _always(plain.integer)),
+    **dict.fromkeys(("float4", "float8"), _always(plain.floating)),
+    "numeric": lambda s, typmod: decimals.numeric(s.decimal_handling, typmod),
+    "bit": _bits,
+    "varbit": _bits,
+    "bytea": lambda s, _: _BYTEA[s.binary_handling],
+    "date": lambda s, _: moments.date(s.time_precision),
+    "time": lambda s, typmod: moments.time(s.time_precision, typmod),
+    "timestamp": lambda s, typmod: moments.timestamp(s.time_precision, typmod),
+    "timestamptz": lambda _, typmod: moments.timestamptz(typmod),
+    "timetz": _always(moments.timetz),
+    "interval": lambda s, _: intervals.interval(s.interval_handling),
+    "point": _structured(geometry.point),
+    "line": _structured(geometry.line),
+    "lseg": _structured(geometry.lseg),
+    "path": _structured(geometry.path),
+    "box": _structured(geometry.box),
+    "polygon": _structured(geometry.polygon),
+    "circle": _structured(geometry.circle),
+}
+_EXTENSIONS: Final[dict[str, Choose]] = {
+    "hstore": lambda s, _: hstore.hstore(s.hstore_handling),
+    "vector": _always(geometry.vector),
+    "halfvec": _always(geometry.vector),
+    "sparsevec": _structured(geometry.sparse_vector),
+    "geometry": _structured(geometry.extended_wkb),
+    "geography": _structured(geometry.extended_wkb),
+}

@@ -1,0 +1,331 @@
+"""Kafka transactions: the events and the progress record that covers them, together or not at all.
+
+A transaction opens at the first record and ends in `commit`. Whatever goes wrong, the caller drops
+this object; a new one's `begin_session` aborts what was open and fences what is still alive.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
+from schemas.events import ProgressRecord, progress_topic
+from schemas.lsn import format_lsn
+from schemas.settings import BridgeSettings, KafkaSettings
+from services.bridge import metrics
+from services.bridge.events.envelope import Event
+from services.bridge.kafka.refused import (
+    Origin,
+    RefusalLearned,
+    Refused,
+    identity,
+    letter,
+    may_be_dead,
+    refusal,
+)
+from services.bridge.kafka.topics import Topics
+from services.kafka.client import (
+    RECORD_REFUSALS,
+    TOPIC_REFUSALS,
+    TopicRefused,
+    client_options,
+    kafka_error,
+    make_client,
+)
+
+logger = structlog.get_logger(__name__)
+
+INIT_TIMEOUT_S: Final = 30.0
+COMMIT_ATTEMPT_S: Final = 1.0
+_BREATH_EVENTS: Final = 2_000
+_QUEUE_FULL_PAUSE_S: Final = 0.1
+ABORT_TIMEOUT_S: Final = 5.0
+BATCH_BYTES_MAX: Final = 262_144
+BATCH_OVERHEAD_BYTES: Final = 256
+MESSAGE_BYTES_MAX: Final = 1_000_000
+"""librdkafka's message.max.bytes where kafka.options has none."""
+NOWHERE: Final = Origin(0, 0, None)
+NO_TOPIC: Final = TopicRefused(
+    "the row names no topic",
+    hint="correct the outbox's aggregate type",
+    exit_code=ExitCode.RECORD_REFUSED,
+)
+
+
+class TransactionalProducer:
+    """One session's producer. Only one thread may use it at a time."""
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        bridge: BridgeSettings,
+        topics: Topics,
+        slot: str,
+        refused: Refused | None = None,
+        *,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._while_waiting = while_waiting
+        self._cancelled = threading.Event()
+        self._topics = topics
+        self._slot = slot
+        self._prefix = kafka.topic_prefix
+        self._progress_topic = progress_topic(kafka.topic_prefix)
+        self._subject = f"slot {slot}"
+        self._deadline_s = bridge.transaction_timeout_ms / 1000
+        self._dead_letters = bridge.on_refused == "dead_letter"
+        self._refused = refused or Refused()
+        self._careful = self._refused.careful_until is not None
+        self._limits = topics.message_bytes_max(*self._refused.topics)
+        self._message_bytes_max = int(kafka.options.get("message.max.bytes", MESSAGE_BYTES_MAX))
+        self._producer = make_client(Producer, self._options(kafka, bridge))
+        self._ready: set[str] = {self._progress_topic}
+        self._denied: dict[str, TopicRefused] = {}
+        self._dead: Counter[tuple[str, str]] = Counter()
+        self._culprits: list[tuple[Event, Origin, str]] = []
+        self._sent_until = 0
+        self.open = False
+        """Whether a transaction is open."""
+        self.done = False
+        """A careful session's work is done: the next session goes on with full batches."""
+
+    def _options(self, kafka: KafkaSettings, bridge: BridgeSettings) -> dict[str, Any]:
+        """A batch larger than a topic's limit would be refused, though each record in it is not."""
+        smallest = min(self._limits.values(), default=BATCH_BYTES_MAX) - BATCH_OVERHEAD_BYTES
+        return {
+            "compression.type": "lz4",
+            "linger.ms": 10,
+            "queue.buffering.max.messages": 200_000,
+            "queue.buffering.max.kbytes": 65_536,
+            "batch.size": max(1, min(BATCH_BYTES_MAX, smallest)),
+            "topic.metadata.propagation.max.ms": 10_000,
+            **client_options(kafka),
+            **({"batch.size": 1, "delivery.report.only.error": True} if self._careful else {}),
+            "partitioner": "murmur2_random",
+            "transactional.id": f"slotbridge.{kafka.topic_prefix}.{self._slot}",
+            "transaction.timeout.ms": bridge.transaction_timeout_ms,
+            "enable.idempotence": True,
+        }
+
+    def begin_session(self) -> None:
+        """init_transactions: fence other producers of this slot and end what they left open."""
+        try:
+            self._producer.init_transactions(INIT_TIMEOUT_S)
+        except KafkaException as error:
+            raise kafka_error(error, "init transactions", self._subject) from error
+
+    def send(self, events: Sequence[Event], origin: Origin = NOWHERE) -> None:
+        """Add `events` of the transaction `origin` to the open Kafka transaction, begun if need be.
+
+        Calls `while_waiting` now and then, and often while the broker takes nothing. A record that
+        can't be sent goes to the dead letters if the settings say so; else it raises BadInput
+        (RECORD_REFUSED) or SetupError that names it.
+        """
+        self._begin()
+        self._sent_until = max(self._sent_until, origin.commit_lsn)
+        ready, known = self._ready, self._refused.records
+        for number, event in enumerate(events, 1):
+            if number % _BREATH_EVENTS == 0:
+                self._while_waiting()
+            if event.topic not in ready:
+                denied = self._prepare(event.topic)
+                if denied is not None:
+                    self._refuse(event, origin, denied.message, denied)
+                    continue
+            if known and (reason := known.get(identity(event, origin))) is not None:
+                self._refuse(event, origin, reason)
+            elif event.broadcast:
+                for partition in range(self._topics.partitions(event.topic)):
+                    self._produce(event, partition, origin, self._while_waiting)
+            else:
+                self._produce(event, -1, origin, self._while_waiting)
+
+    def commit(self, record: ProgressRecord) -> None:
+        """Add the progress record and commit. Blocks; retries until the transaction's time-out.
+
+        May run in a thread of its own; `cancel` ends it early.
+        """
+        self._begin()
+        value = record.model_dump_json().encode()
+        self._produce(Event(self._progress_topic, self._slot.encode(), value), 0, NOWHERE, None)
+        deadline = time.monotonic() + self._deadline_s
+        while True:
+            try:
+                self._producer.commit_transaction(COMMIT_ATTEMPT_S)
+            except KafkaException as error:
+                cause = error.args[0]
+                again = cause.retriable() and not cause.txn_requires_abort()
+                if not again or time.monotonic() > deadline or self._cancelled.is_set():
+                    raise self._failed(error, "commit to Kafka", self._subject) from error
+            else:
+                self.open = False
+                break
+        self._tell_dead_letters()
+        if self._careful and not record.seq:
+            self.done = self._refused.passed(record.commit_lsn)
+
+    def cancel(self) -> None:
+        """Let a commit in another thread give up soon; whether it came through is then unknown."""
+        self._cancelled.set()
+
+    def abandon(self) -> None:
+        """End the session: abort what is open, as far as the broker lets us, and drop the queue."""
+        self._producer.purge()
+        if self.open:
+            try:
+                self._producer.abort_transaction(ABORT_TIMEOUT_S)
+            except KafkaException:
+                self.open = False  # the next session's begin_session aborts it
+        self.open = False
+
+    def _begin(self) -> None:
+        if not self.open:
+            try:
+                self._producer.begin_transaction()
+            except KafkaException as error:
+                raise kafka_error(error, "begin a Kafka transaction", self._subject) from error
+            self.open = True
+
+    def _prepare(self, topic: str) -> TopicRefused | None:
+        """Make `topic` if it is missing; why it takes no records, if it does not."""
+        if not topic:
+            return NO_TOPIC
+        if topic in self._denied:
+            return self._denied[topic]
+        try:
+            self._topics.partitions(topic)
+            if self._careful or topic in self._refused.topics:
+                self._topics.check_writable(topic)
+        except TopicRefused as error:
+            self._denied[topic] = error
+            self._refused.topics.add(topic)
+            return error
+        self._ready.add(topic)
+        return None
+
+    def _produce(
+        self,
+        event: Event,
+        partition: int,
+        origin: Origin,
+        while_waiting: Callable[[], None] | None,
+    ) -> None:
+        deadline = 0.0
+        extra: Any = (
+            {"on_delivery": partial(self._delivered, event, origin)} if self._careful else {}
+        )
+        while True:
+            try:
+                self._producer.produce(
+                    event.topic, event.value, event.key, partition, headers=event.headers, **extra
+                )
+            except BufferError:
+                deadline = deadline or time.monotonic() + self._deadline_s
+                if time.monotonic() > deadline or self._cancelled.is_set():
+                    raise self._stalled() from None
+                self._await_room(f"topic {event.topic}")
+                if while_waiting is not None:
+                    while_waiting()
+            except KafkaException as error:
+                cause = error.args[0]
+                if cause.code() not in RECORD_REFUSALS or cause.txn_requires_abort():
+                    raise self._failed(error, "produce", f"topic {event.topic}") from error
+                self._refuse(event, origin, cause.str())
+                return
+            else:
+                return
+
+    def _await_room(self, subject: str) -> None:
+        try:
+            self._producer.poll(_QUEUE_FULL_PAUSE_S)
+        except KafkaException as error:
+            raise self._failed(error, "produce", subject) from error
+
+    def _delivered(
+        self, event: Event, origin: Origin, error: KafkaError | None, _message: object
+    ) -> None:
+        if error is not None and error.code() in RECORD_REFUSALS:
+            self._culprits.append((event, origin, error.str()))
+
+    def _refuse(
+        self, event: Event, origin: Origin, reason: str, cause: SlotbridgeError | None = None
+    ) -> None:
+        """Send the dead letter of `event` instead, or raise the error that names it."""
+        if not self._dead_letters or not may_be_dead(event, self._prefix):
+            raise refusal(event, origin, reason, cause)
+        topic = self._topics.prepare_dead()
+        self._ready.add(topic)
+        bytes_max = min(self._message_bytes_max, self._limits.get(topic, MESSAGE_BYTES_MAX))
+        if not self._dead:
+            logger.warning(
+                "Kafka refuses a record, it goes to the dead letters",
+                reason=reason,
+                topic=event.topic,
+                table=event.table,
+                commit_lsn=format_lsn(origin.commit_lsn),
+                xid=origin.xid,
+                seq=event.seq,
+            )
+        self._dead[event.topic, reason] += 1
+        now_ms = time.time_ns() // 1_000_000
+        dead = letter(event, origin, reason, topic=topic, bytes_max=bytes_max, now_ms=now_ms)
+        self._produce(dead, 0, origin, self._while_waiting)
+
+    def _tell_dead_letters(self) -> None:
+        for (topic, reason), count in self._dead.items():
+            metrics.DEAD_LETTERS.inc(count)
+            logger.warning("dead letters committed", topic=topic, reason=reason, count=count)
+        self._dead.clear()
+
+    def _failed(self, error: KafkaException, operation: str, subject: str) -> SlotbridgeError:
+        """What a failure of the open transaction means, and what the next session must know."""
+        error = self._reason(error)
+        try:
+            self._producer.poll(0)
+        except KafkaException as fatal:  # fenced: it says so here, and less clearly elsewhere
+            error = fatal
+        refused = self._refused
+        for event, origin, reason in self._culprits:
+            if not self._dead_letters or not may_be_dead(event, self._prefix):
+                return refusal(event, origin, reason)
+            refused.topics.add(event.topic)
+            refused.records[identity(event, origin)] = reason
+        code = error.args[0].code()
+        if self._culprits:
+            what = f"{len(self._culprits)} records are refused and will be dead letters"
+        elif code in RECORD_REFUSALS + TOPIC_REFUSALS and not self._careful:
+            what = f"a record is refused ({error.args[0].str()}); looking for it"
+        else:
+            return kafka_error(error, operation, subject)
+        refused.careful_until = max(refused.careful_until or 0, self._sent_until)
+        return RefusalLearned(
+            what,
+            operation=operation,
+            subject=subject,
+            hint="the bridge sends the transaction again by itself, record by record",
+            exit_code=ExitCode.KAFKA_UNREACHABLE,
+        )
+
+    def _reason(self, error: KafkaException) -> KafkaException:
+        """Why the transaction has failed, where `error` only says that it has."""
+        if error.args[0].code() == KafkaError._STATE:
+            try:
+                self._producer.commit_transaction(COMMIT_ATTEMPT_S)
+            except KafkaException as reason:
+                return reason
+        return error
+
+    def _stalled(self) -> SlotbridgeError:
+        return Retryable(
+            f"the broker has taken nothing for {self._deadline_s:.0f} s",
+            operation="produce",
+            subject=self._subject,
+            hint="check the broker",
+            exit_code=ExitCode.KAFKA_UNREACHABLE,
+        )

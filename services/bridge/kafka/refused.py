@@ -1,0 +1,158 @@
+"""Records that Kafka refuses: which ones are known, and their dead letters. Pure.
+
+    refused by the client       known at once: its dead letter goes into the same Kafka transaction
+    refused by the broker       the transaction is lost. The next session sends record by record
+                                ("careful"), so that only the culprit is refused; that session is
+                                lost too. The one after it has the culprit's dead letter instead.
+
+What is known lives as long as the process; another process learns it again in the same way.
+"""
+
+import hashlib
+from base64 import b64encode
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from schemas.errors import BadInput, ExitCode, Retryable, SetupError, SlotbridgeError
+from schemas.events import Content, DeadLetter, message_topic, own_topics
+from schemas.lsn import format_lsn
+from services.bridge.events.envelope import Event
+from services.bridge.transactions.assembler import Portion
+
+Identity = tuple[str, int, int, bool]
+"""(topic, commit_lsn, seq, whether it is a tombstone): a schema event has the seq of a row's."""
+_OVERHEAD_BYTES: Final = 512
+_CONTENT_BYTES_MIN: Final = 16
+
+
+class RefusalLearned(Retryable):
+    """The session is lost, but the next one knows more: no reason to wait."""
+
+
+class Origin(NamedTuple):
+    """The source transaction of a record; `end_lsn` None: not known yet."""
+
+    xid: int
+    commit_lsn: int
+    end_lsn: int | None
+
+
+@dataclass(slots=True)
+class Refused:
+    """What earlier sessions of this process have learned.
+
+    `careful_until`: send record by record until the transaction of this commit_lsn is through.
+    """
+
+    careful_until: int | None = None
+    records: dict[Identity, str] = field(default_factory=dict)
+    topics: set[str] = field(default_factory=set)
+    """Topics that have refused something: their limits and permissions are asked for at start."""
+
+    def passed(self, commit_lsn: int) -> bool:
+        """Whether a careful session is done, as everything up to `commit_lsn` is in Kafka."""
+        if self.careful_until is None or commit_lsn < self.careful_until:
+            return False
+        self.careful_until = None
+        self.records.clear()
+        return True
+
+
+def origin_of(portion: Portion) -> Origin:
+    """The source transaction of a portion; only a whole one knows its end."""
+    assert portion.stamp is not None
+    end_lsn = portion.position.end_lsn if portion.counts is None else None
+    return Origin(portion.stamp.xid, portion.stamp.commit_lsn, end_lsn)
+
+
+def identity(event: Event, origin: Origin) -> Identity:
+    """What tells a record from all others, also when it is encoded again."""
+    return event.topic, origin.commit_lsn, event.seq, event.value is None
+
+
+def may_be_dead(event: Event, prefix: str) -> bool:
+    """Whether the bridge can go on without this record; not without its own records."""
+    return event.seq >= 0 and (
+        event.topic == message_topic(prefix) or event.topic not in own_topics(prefix)
+    )
+
+
+def record_bytes(event: Event) -> int:
+    """Bytes of key, value and headers."""
+    size = len(event.key or b"") + len(event.value or b"")
+    return size + sum(len(name) + len(value or b"") for name, value in event.headers or ())
+
+
+def refusal(
+    event: Event, origin: Origin, reason: str, cause: SlotbridgeError | None = None
+) -> SlotbridgeError:
+    """The error that names the record; of `cause` it has hint and exit code."""
+    what = [
+        f"topic {event.topic or '(none)'}",
+        f"table {event.table}" if event.table else "",
+        f"transaction {format_lsn(origin.commit_lsn)} (xid {origin.xid})",
+        f"seq {event.seq}" if event.seq >= 0 else "",
+        f"{record_bytes(event)} bytes",
+    ]
+    hint = (
+        cause.hint
+        if cause is not None
+        else "raise max.message.bytes of the topic and message.max.bytes in kafka.options"
+    )
+    kind = SetupError if isinstance(cause, SetupError) else BadInput
+    return kind(
+        f"Kafka refuses the record: {reason}",
+        operation="produce",
+        subject=", ".join(filter(None, what)),
+        lsn=event.lsn or origin.commit_lsn,
+        hint=f"{hint}; bridge.on_refused: dead_letter goes on without such records",
+        exit_code=cause.exit_code if cause is not None else ExitCode.RECORD_REFUSED,
+    )
+
+
+def letter(
+    event: Event, origin: Origin, reason: str, *, topic: str, bytes_max: int, now_ms: int
+) -> Event:
+    """The dead letter of `event` for `topic`, cut down to `bytes_max` where it must be."""
+    key = f'{{"commit_lsn":{origin.commit_lsn},"seq":{event.seq}}}'.encode()
+    limit = bytes_max - _OVERHEAD_BYTES
+    content_max = max(record_bytes(event), _CONTENT_BYTES_MIN)
+    while True:
+        found = DeadLetter(
+            reason=reason,
+            topic=event.topic,
+            table=event.table,
+            commit_lsn=origin.commit_lsn,
+            end_lsn=origin.end_lsn,
+            lsn=event.lsn,
+            seq=event.seq,
+            xid=origin.xid,
+            ts_ms=now_ms,
+            key=_content(event.key, content_max),
+            value=_content(event.value, content_max),
+            headers={name: _content(value, content_max) for name, value in event.headers or ()},
+        )
+        value = found.model_dump_json().encode()
+        if len(value) <= limit or content_max <= _CONTENT_BYTES_MIN:
+            return Event(topic, key, value)
+        content_max = max(_CONTENT_BYTES_MIN, min(content_max, limit) * 3 // 4)
+
+
+def _content(value: bytes | str | None, bytes_max: int) -> Content | None:
+    if value is None:
+        return None
+    whole = value.encode() if isinstance(value, str) else value
+    part = whole[:bytes_max]
+    text: str | None = None
+    try:
+        whole.decode("utf-8")
+        text = part.decode("utf-8", "ignore")
+    except UnicodeDecodeError:
+        pass
+    return Content(
+        text=text,
+        base64=None if text is not None else b64encode(part).decode("ascii"),
+        bytes=len(whole),
+        sha256=hashlib.sha256(whole).hexdigest(),
+        truncated=len(part) < len(whole),
+    )

@@ -1,0 +1,224 @@
+"""The replication socket: COPY BOTH through libpq, one thread, no decoding.
+
+    server -> 'w' start:u64 wal_end:u64 time:i64 payload      XLogData
+              'k' wal_end:u64 time:i64 reply:u8               keepalive
+    client -> 'r' write:u64 flush:u64 apply:u64 time:i64 reply:u8
+
+Source: PostgreSQL documentation 54.4 "Streaming Replication Protocol".
+"""
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from schemas.errors import Retryable, SlotbridgeError
+from schemas.lsn import format_lsn, parse_lsn
+from services.bridge.decoding.decoder import POSTGRES_EPOCH_US
+from services.bridge.postgres.refusals import connect_error, server_error
+
+_XLOG_DATA = struct.Struct("!QQq")
+_KEEPALIVE = struct.Struct("!QqB")
+_STATUS = struct.Struct("!cQQQqB")
+_W, _K = b"w"[0], b"k"[0]
+_XLOG_HEADER_BYTES: Final = 25
+FEEDBACK_DEADLINE_S: Final = 10.0
+SESSION_OPTIONS: Final = (
+    "-c datestyle=ISO -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=3"
+    " -c bytea_output=hex -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
+    " -c tcp_keepalives_count=3"
+)
+"""Text forms that services.bridge.events.values needs, and a quick end for a half-open socket."""
+
+
+@contextlib.contextmanager
+def cut_off_after(seconds: float, descriptor: int) -> Iterator[None]:
+    """Shut the socket `descriptor` down when the block takes longer than `seconds`.
+
+    A frozen server whose kernel still acknowledges holds a blocking call for ever otherwise: the
+    server's own time-outs don't run, and TCP's see a live peer.
+    """
+    # A descriptor of our own, so that a late timer can't meet another socket of the same number.
+    own = socket.socket(fileno=os.dup(descriptor))
+    timer = threading.Timer(seconds, _shut_down, [own])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        own.close()
+
+
+def _shut_down(own: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        own.shutdown(socket.SHUT_RDWR)
+
+
+def walsender_name(slot: str) -> str:
+    """The application_name of the walsender, for synchronous_standby_names."""
+    return f"slotbridge_{slot}"
+
+
+class Data(NamedTuple):
+    """One pgoutput message, its place in the WAL, and how far the server has read."""
+
+    lsn: int
+    payload: bytes
+
+
+class Keepalive(NamedTuple):
+    """The server has sent everything before `wal_end`; `reply`: it wants to hear from us now."""
+
+    wal_end: int
+    reply: bool
+
+
+class ReplicationConnection:
+    """A walsender session for one logical slot. Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self, conninfo: str, slot: str, *, wal_sender_timeout_ms: int, sql_deadline_ms: int
+    ) -> None:
+        self._slot = slot
+        self._deadline_s = sql_deadline_ms / 1000
+        given = str(conninfo_to_dict(conninfo).get("options") or "")
+        options = f"{given} {SESSION_OPTIONS} -c wal_sender_timeout={wal_sender_timeout_ms}"
+        text = make_conninfo(
+            conninfo,
+            replication="database",
+            options=options,
+            client_encoding="UTF8",
+            application_name=walsender_name(slot),
+        )
+        self._conn = pq.PGconn.connect(text.encode())
+        if self._conn.status != pq.ConnStatus.OK:
+            message = self._error()
+            self._conn.finish()
+            raise connect_error(message, slot)
+
+    def close(self) -> None:
+        """End the session; the slot is free as soon as the server notices."""
+        self._conn.finish()
+
+    def identify(self) -> tuple[str, int]:
+        """Return (system_identifier, timeline), by IDENTIFY_SYSTEM."""
+        result = self._execute("IDENTIFY_SYSTEM")
+        return _text(result, 0, 0), int(_text(result, 0, 1))
+
+    def switch_points(self, timeline: int) -> dict[int, int]:
+        """Return timeline -> LSN at which it was left, for all ancestors of `timeline`."""
+        if timeline == 1:
+            return {}
+        content = self._execute(f"TIMELINE_HISTORY {timeline}").get_value(0, 1) or b""
+        points = {}
+        for line in content.decode("utf-8", "replace").splitlines():
+            fields = line.split("\t")
+            if len(fields) >= 2 and fields[0].strip().isdigit():
+                points[int(fields[0])] = parse_lsn(fields[1].strip())
+        return points
+
+    def start(
+        self, lsn: int, publication: str, *, streaming: bool, origin: str, two_phase: bool
+    ) -> None:
+        """START_REPLICATION from `lsn`. Raises Retryable (SLOT_IN_USE) while another has it.
+
+        `two_phase` makes the slot decode at PREPARE for good, from `lsn` on, where it did not.
+        """
+        name = publication.replace('"', '""').replace("'", "''")
+        self._execute(
+            f"START_REPLICATION SLOT {self._slot} LOGICAL {format_lsn(lsn)} "
+            f"(proto_version '4', publication_names '\"{name}\"', messages 'true', "
+            f"streaming '{'on' if streaming else 'off'}', origin '{origin}'"
+            + (", two_phase 'on')" if two_phase else ")"),
+            pq.ExecStatus.COPY_BOTH,
+        )
+        self._conn.nonblocking = 1
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when something can be read, or after `timeout_s`."""
+        select.select([self._conn.socket], [], [], max(0.0, timeout_s))
+
+    def read(self) -> Iterator[Data | Keepalive]:
+        """Yield every message that has arrived. Raises Retryable when the server has gone."""
+        try:
+            self._conn.consume_input()
+        except psycopg.Error as error:
+            raise self._lost(str(error)) from error
+        get = self._conn.get_copy_data
+        while True:
+            try:
+                length, raw = get(1)
+            except psycopg.Error as error:
+                raise self._lost(str(error)) from error
+            if length == 0:
+                return
+            if length < 0:
+                raise self._ended()
+            data = bytes(raw)
+            if data[0] == _W:
+                lsn = _XLOG_DATA.unpack_from(data, 1)[0]
+                yield Data(lsn, data[_XLOG_HEADER_BYTES:])
+            elif data[0] == _K:
+                wal_end, _time, reply = _KEEPALIVE.unpack_from(data, 1)
+                yield Keepalive(wal_end, bool(reply))
+
+    def feedback(self, write_lsn: int, flush_lsn: int, *, ask: bool = False) -> None:
+        """Tell the server how far we are; `ask` for a keepalive. Raises Retryable at its end."""
+        now = time.time_ns() // 1000 - POSTGRES_EPOCH_US
+        status = _STATUS.pack(b"r", write_lsn, flush_lsn, flush_lsn, now, ask)
+        deadline = time.monotonic() + FEEDBACK_DEADLINE_S
+        try:
+            self._conn.put_copy_data(status)
+            while self._conn.flush() and time.monotonic() < deadline:
+                select.select([], [self._conn.socket], [], 1.0)
+        except psycopg.Error as error:
+            raise self._lost(str(error)) from error
+        if time.monotonic() >= deadline:
+            raise self._lost("the server takes no feedback")
+
+    def _execute(self, command: str, expected: pq.ExecStatus = pq.ExecStatus.TUPLES_OK) -> Any:
+        with cut_off_after(self._deadline_s, self._conn.socket):
+            result = self._conn.exec_(command.encode())
+        if result.status != expected:
+            state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+            message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
+            raise server_error(
+                state, message or self._error(), f"run {command.split()[0]}", f"slot {self._slot}"
+            )
+        return result
+
+    def _ended(self) -> SlotbridgeError:
+        result = self._conn.get_result()
+        if result is None or not result.error_message:
+            return self._lost("the server ended the stream")
+        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
+        return server_error(
+            state, message or self._error(), "read the stream", f"slot {self._slot}"
+        )
+
+    def _lost(self, reason: str) -> Retryable:
+        return Retryable(
+            f"the connection is lost: {' '.join(reason.split())}",
+            operation="stream",
+            subject=f"slot {self._slot}",
+            hint="the bridge reconnects by itself",
+        )
+
+    def _error(self) -> str:
+        return " ".join(self._conn.get_error_message().split())
+
+
+def _text(result: Any, row: int, column: int) -> str:
+    return (result.get_value(row, column) or b"").decode()

@@ -1,0 +1,180 @@
+"""What `slotbridge status` sees: every host, the slot on each, Kafka's record, prepared waiters.
+
+Reads only, and nothing is owned or fenced: it can run beside the bridge at any time.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from schemas.errors import SlotbridgeError
+from schemas.events import PreparedRecord, ProgressRecord, prepared_topic, progress_topic
+from schemas.settings import KafkaSettings, SourceSettings
+from services import slots
+from services.bridge.kafka.staged import load_staged
+from services.bridge.kafka.topics import Topics
+from services.bridge.postgres.connection import walsender_name
+from services.bridge.postgres.database import ORIGIN_PREFIX, host_name, single_hosts
+from services.bridge.postgres.refusals import connect_error
+from services.slots import Connection, Slot
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """One host of source.conninfo; LSNs in bytes. `problem`: why it could not be asked."""
+
+    host: str
+    problem: str | None = None
+    role: str = ""
+    timeline: int = 0
+    system_identifier: str = ""
+    slot: Slot | None = None
+    origin_lsn: int | None = None
+    wal_lsn: int | None = None
+    prepared_gids: tuple[str, ...] = ()
+    withheld_by: tuple[str, ...] = ()
+    """Standbys that the server awaits before it sends the bridge a commit, with their state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A staged transaction. `in_database`: None where no primary could be asked."""
+
+    gid: str
+    xid: int
+    changes: int
+    age_s: float
+    in_database: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """`kafka_problem`: why Kafka could not be asked for `progress` and `waiting`."""
+
+    slot: str
+    hosts: tuple[HostStatus, ...]
+    progress: ProgressRecord | None
+    waiting: tuple[Waiting, ...]
+    kafka_problem: str | None
+
+    @property
+    def primary(self) -> HostStatus | None:
+        """The reachable primary on the newest timeline."""
+        found = [host for host in self.hosts if host.role == "primary"]
+        return max(found, key=lambda host: host.timeline, default=None)
+
+    @property
+    def lag_bytes(self) -> int | None:
+        """WAL that Kafka does not have yet."""
+        primary = self.primary
+        if primary is None or primary.wal_lsn is None or self.progress is None:
+            return None
+        return max(0, primary.wal_lsn - self.progress.end_lsn)
+
+    @property
+    def streaming(self) -> bool:
+        """Whether a bridge is connected to the slot of the primary."""
+        primary = self.primary
+        slot = primary.slot if primary is not None else None
+        return slot is not None and slot.active_pid is not None
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for `--json`."""
+        return {
+            "slot": self.slot,
+            "streaming": self.streaming,
+            "lag_bytes": self.lag_bytes,
+            "progress": self.progress.model_dump() if self.progress is not None else None,
+            "kafka_problem": self.kafka_problem,
+            "prepared": [asdict(waiting) for waiting in self.waiting],
+            "hosts": [
+                asdict(host) | {"ready": host.slot.ready if host.slot is not None else False}
+                for host in self.hosts
+            ],
+        }
+
+
+def read_status(source: SourceSettings, kafka: KafkaSettings) -> Status:
+    """Ask every host and Kafka. What does not answer is part of the result, not an error."""
+    hosts = tuple(_host(conninfo, source.slot) for conninfo in single_hosts(source))
+    found, kafka_problem = _or_problem(lambda: _from_kafka(kafka, source.slot))
+    progress, staged = found or (None, [])
+    seen = Status(source.slot, hosts, progress, (), kafka_problem)
+    primary = seen.primary
+    waiting = tuple(_waiting(record, primary) for record in staged)
+    return replace(seen, waiting=waiting)
+
+
+def _from_kafka(
+    kafka: KafkaSettings, slot: str
+) -> tuple[ProgressRecord | None, list[PreparedRecord]]:
+    """Nothing of both before the bridge has run for the first time."""
+    topics = Topics(kafka)
+    if not topics.there(progress_topic(kafka.topic_prefix)):
+        return None, []
+    progress = topics.last_progress(slot)
+    staging = prepared_topic(kafka.topic_prefix)
+    if not topics.there(staging):
+        return progress, []
+    with topics.reader(staging) as reader:
+        return progress, load_staged(reader, slot)
+
+
+def _waiting(record: PreparedRecord, primary: HostStatus | None) -> Waiting:
+    return Waiting(
+        record.gid,
+        record.xid,
+        record.changes,
+        round(time.time() - record.prepare_ts_ms / 1000, 1),
+        None if primary is None else record.gid in primary.prepared_gids,
+    )
+
+
+def _host(conninfo: str, slot: str) -> HostStatus:
+    where, name = conninfo_to_dict(conninfo), host_name(conninfo)
+    try:
+        with psycopg.connect(
+            conninfo,
+            autocommit=True,
+            application_name="slotbridge status",
+            options=f"{where.get('options') or ''} -c statement_timeout=10s",
+        ) as connection:
+            return _read(connection, name, slot)
+    except psycopg.Error as error:
+        return HostStatus(name, problem=connect_error(str(error), name).message)
+
+
+def _read(connection: Connection, name: str, slot: str) -> HostStatus:
+    server = slots.read_server(connection)
+    origin = ORIGIN_PREFIX + slot
+    gids = connection.execute(
+        "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+    ).fetchall()
+    return HostStatus(
+        host=name,
+        role="standby" if server.in_recovery else "primary",
+        timeline=server.timeline,
+        system_identifier=server.system_identifier,
+        slot=slots.read_slot(connection, slot),
+        origin_lsn=slots.origin_progress(connection, origin)
+        if slots.origin_exists(connection, origin)
+        else None,
+        wal_lsn=slots.read_received(connection)
+        if server.in_recovery
+        else slots.written_lsn(connection),
+        prepared_gids=tuple(row[0] for row in gids),
+        withheld_by=slots.withheld_by(connection, walsender_name(slot)),
+    )
+
+
+def _or_problem(ask: Callable[[], Found]) -> tuple[Found | None, str | None]:
+    try:
+        return ask(), None
+    except SlotbridgeError as error:
+        return None, str(error)

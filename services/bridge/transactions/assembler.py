@@ -1,0 +1,251 @@
+"""Messages to portions of events, in commit order, without what Kafka has already. Pure.
+
+A source transaction is held until its Commit, so that a Kafka transaction only ever contains whole
+ones; one larger than `transaction_bytes_max` leaves in several portions, numbered by seq:
+
+    state      message             next       out
+    outside    Begin               inside
+    outside    Message             outside    portion (its own LSN is its commit)
+    outside    keepalive           outside    portion without events
+    inside     change, Message     inside     portion, when the held events exceed the limit
+    inside     Commit              outside    portion (complete)
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from schemas.events import HEARTBEAT_PREFIX
+from services.bridge.decoding.decoder import DecodeError, misplaced
+from services.bridge.decoding.messages import (
+    AnyMessage,
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    Message,
+    Origin,
+    Relation,
+    Truncate,
+    Type,
+    Update,
+)
+from services.bridge.events.envelope import Envelope, Event, Stamp
+from services.bridge.progress.agreement import Position
+
+EVENT_OVERHEAD_BYTES = 200
+"""What holding one event costs beyond its key and value (objects and list slots)."""
+
+
+class Portion(NamedTuple):
+    """Events that go into one Kafka transaction together, and the position after them.
+
+    `position.seq` > 0: the source transaction goes on, and has had `counts` events by table so far.
+    `dropped`: numbers of events that Kafka has already. `stamp`: the source transaction.
+    `staging`: records of prepared transactions.
+    """
+
+    events: list[Event]
+    position: Position
+    bytes: int
+    dropped: int
+    stamp: Stamp | None = None
+    counts: Mapping[str, int] | None = None
+    staging: Sequence[Event] = ()
+
+
+class Assembler:
+    """The state machine above, for one connection that resumed at `start`.
+
+    `counts`: where `start` is in the middle of a transaction, its events so far, by table.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        start: Position,
+        transaction_bytes_max: int,
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
+        self._envelope = envelope
+        self._start = start
+        self._start_counts = counts
+        self._bytes_max = transaction_bytes_max
+        self._last = Position(start.commit_lsn, start.end_lsn, 0)
+        self._begin: Begin | None = None
+        self._events: list[Event] = []
+        self._bytes = 0
+        self._seq = 0
+        self._skip_below = 0
+        self._dropped = 0
+        self._announced = False
+
+    @property
+    def inside(self) -> bool:
+        """Whether a transaction is open: nothing after `last` may be confirmed."""
+        return self._begin is not None
+
+    @property
+    def position(self) -> Position:
+        """The position after the last whole transaction."""
+        return self._reached(self._last)
+
+    def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Portion | None:
+        """Take one message that came at WAL position `lsn`; `now_us` since 1970.
+
+        Returns a portion when one is due. Raises DecodeError for a message out of place.
+        """
+        if isinstance(message, (Insert, Update, Delete, Truncate)):
+            return self._change(message, lsn)
+        if isinstance(message, Begin):
+            self._open(message, lsn, now_us)
+            return None
+        if isinstance(message, Commit):
+            return self._close(message, lsn)
+        if isinstance(message, Message):
+            return self._message(message, lsn, now_us)
+        if not isinstance(message, (Relation, Type, Origin)):
+            raise misplaced(f"{type(message).__name__}, which was not asked for,", lsn)
+        return None
+
+    def advance(self, lsn: int) -> Portion | None:
+        """The server says that nothing before `lsn` is left to send (a keepalive)."""
+        if self.inside or lsn <= self._last.end_lsn:
+            return None
+        self._last = Position(self._last.commit_lsn, lsn, 0)
+        return Portion([], self._reached(self._last), 0, 0)
+
+    def _reached(self, position: Position) -> Position:
+        """`position`, which is after something whole, with what Kafka has of a later transaction.
+
+        After a resumption inside a large transaction, other positions can pass before it comes
+        again: the events of it that are in Kafka must not be forgotten.
+        """
+        if self._start.seq and position.end_lsn <= self._start.commit_lsn:
+            return Position(self._start.commit_lsn, position.end_lsn, self._start.seq)
+        return position
+
+    def _open(self, begin: Begin, lsn: int, now_us: int) -> None:
+        if self._begin is not None:
+            raise misplaced("a Begin inside a transaction", lsn)
+        self._begin = begin
+        self._seq = 0
+        self._skip_below = 0
+        counts = None
+        if begin.commit_lsn < self._start.end_lsn:
+            self._skip_below = 2**63
+        elif begin.commit_lsn == self._start.commit_lsn:
+            self._skip_below = self._start.seq
+            counts = self._start_counts
+        self._announced = self._skip_below > 0
+        self._stamp = Stamp(
+            begin.xid, begin.commit_lsn, begin.commit_time_us, self._last.commit_lsn, now_us
+        )
+        self._envelope.begin(self._stamp, counts)
+
+    def _change(self, change: Insert | Update | Delete | Truncate, lsn: int) -> Portion | None:
+        if self._begin is None:
+            raise misplaced("a change outside a transaction", lsn)
+        number = self._seq
+        self._seq += numbers(change)
+        if number < self._skip_below:
+            self._dropped += self._seq - number
+            return None
+        try:
+            events = self._encoded(change, lsn, number)
+        except ValueError as error:
+            relation = change.relations[0] if isinstance(change, Truncate) else change.relation
+            raise DecodeError(
+                f"a value is not of its type's text form ({type(error).__name__})",
+                operation="encode an event",
+                subject=f"{relation.schema}.{relation.table}",
+                lsn=lsn,
+                hint="report this with the table's definition; the slot keeps the change",
+            ) from error
+        self._hold(self._envelope.take_shapes())
+        self._hold(events)
+        return self._part() if self._bytes > self._bytes_max else None
+
+    def _encoded(
+        self, change: Insert | Update | Delete | Truncate, lsn: int, number: int
+    ) -> list[Event]:
+        if isinstance(change, Insert):
+            return self._envelope.insert(change, lsn, number)
+        if isinstance(change, Update):
+            return self._envelope.update(change, lsn, number)
+        if isinstance(change, Delete):
+            return self._envelope.delete(change, lsn, number)
+        return self._envelope.truncate(change, lsn, number)
+
+    def _message(self, message: Message, lsn: int, now_us: int) -> Portion | None:
+        if message.transactional:
+            if self._begin is None:
+                raise misplaced("a transactional message outside a transaction", lsn)
+            if message.prefix == HEARTBEAT_PREFIX:
+                return None
+            self._seq += 1
+            if self._seq <= self._skip_below:
+                self._dropped += 1
+                return None
+            self._hold(self._envelope.message(message, self._seq - 1))
+            return self._part() if self._bytes > self._bytes_max else None
+        if message.prefix == HEARTBEAT_PREFIX or message.lsn <= self._start.end_lsn:
+            return None
+        if self._begin is not None:
+            raise misplaced("a non-transactional message inside a transaction", lsn)
+        # Its LSN is the end of its record, where a commit record may begin: one less is its own.
+        own_lsn = message.lsn - 1
+        stamp = Stamp(0, own_lsn, now_us, self._last.commit_lsn, now_us)
+        self._envelope.begin(stamp)
+        events = self._envelope.message(message, 0)
+        self._last = Position(own_lsn, message.lsn, 0)
+        return Portion(events, self._reached(self._last), size_of(events), 0, stamp)
+
+    def _hold(self, events: list[Event]) -> None:
+        self._events += events
+        self._bytes += size_of(events)
+
+    def _part(self) -> Portion:
+        assert self._begin is not None
+        position = Position(self._begin.commit_lsn, self._last.end_lsn, self._seq)
+        return self._release(self._announcement(), [], position)._replace(
+            counts=self._envelope.counts()
+        )
+
+    def _announcement(self) -> list[Event]:
+        """BEGIN, unless the transaction has it already or has no events."""
+        if self._announced or not self._envelope.total:
+            return []
+        self._announced = True
+        return self._envelope.boundary("BEGIN")
+
+    def _close(self, commit: Commit, lsn: int) -> Portion | None:
+        if self._begin is None or commit.commit_lsn != self._begin.commit_lsn:
+            raise misplaced("a Commit that no Begin announced", lsn)
+        self._begin = None
+        if commit.end_lsn <= self._start.end_lsn:
+            self._dropped = 0
+            return None
+        self._last = Position(commit.commit_lsn, commit.end_lsn, 0)
+        before = self._announcement()
+        end = self._envelope.boundary("END") if self._announced else []
+        return self._release(before, end, self._reached(self._last))
+
+    def _release(self, before: list[Event], after: list[Event], position: Position) -> Portion:
+        events = [*before, *self._events, *after] if before or after else self._events
+        portion = Portion(events, position, self._bytes, self._dropped, self._stamp)
+        self._events = []
+        self._bytes = 0
+        self._dropped = 0
+        return portion
+
+
+def numbers(change: Insert | Update | Delete | Truncate) -> int:
+    """How many numbers (seq) a change takes: as many as it may become events under any settings."""
+    if isinstance(change, Update):
+        return 1 if change.old is None else 2
+    return len(change.relations) if isinstance(change, Truncate) else 1
+
+
+def size_of(events: list[Event]) -> int:
+    """What holding these events costs, in bytes."""
+    return sum(EVENT_OVERHEAD_BYTES + len(e.value or b"") + len(e.key or b"") for e in events)

@@ -1,0 +1,251 @@
+"""Two-phase transactions: staged at PREPARE, published at COMMIT PREPARED. Pure.
+
+    message             state     effect
+    Begin Prepare       outside   inside the block of its xid
+    change              inside    kept raw, after the descriptions that it relies on
+    Prepare             inside    outside; staged: its frames go to <prefix>.prepared
+    Stream Prepare      outside   staged, with the frames that Streams has kept
+    Commit Prepared     outside   Begin, the changes, Commit -> Assembler; the staging is removed
+    Rollback Prepared   outside   the staging is removed
+
+Staging and the progress past the PREPARE are one Kafka transaction, so that a decision finds its
+changes in Kafka after a crash, on another machine, or on a promoted standby. While they wait, the
+frames are kept in the spool too; at start it is filled from Kafka.
+Source: PostgreSQL documentation 47.10 "Two-phase Commit Support for Logical Decoding";
+src/backend/replication/logical/reorderbuffer.c, ReorderBufferFinishPrepared.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from schemas.errors import OperatorNeeded
+from schemas.events import PreparedRecord
+from services.bridge.decoding.decoder import Decoder, misplaced
+from services.bridge.decoding.messages import (
+    AnyMessage,
+    BeginPrepare,
+    CommitPrepared,
+    Frame,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    StreamPrepare,
+)
+from services.bridge.events.envelope import Event
+from services.bridge.transactions.assembler import Assembler, Portion, size_of
+from services.bridge.transactions.replay import Decision, replay, surviving
+from services.bridge.transactions.staging import staged_header, staged_parts, tombstones
+from services.bridge.transactions.streams import FrameStore, Streams
+
+_CHANGES: Final = frozenset(b"IUDTM")
+_DESCRIPTIONS: Final = frozenset(b"RY")
+_RELATION, _TYPE = b"R"[0], b"Y"[0]
+_OID = struct.Struct("!I")
+_OID_COUNT = struct.Struct("!IB")
+
+
+class Prepared:
+    """The state machine above, for one connection. `staged` is what Kafka has, by gid."""
+
+    def __init__(
+        self,
+        spool: FrameStore,
+        streams: Streams,
+        assembler: Assembler,
+        decoder: Decoder,
+        *,
+        topic: str,
+        slot: str,
+        staged: Iterable[PreparedRecord] = (),
+    ) -> None:
+        self._spool = spool
+        self._streams = streams
+        self._assembler = assembler
+        self._decoder = decoder
+        self._topic = topic
+        self._slot = slot
+        self.staged = {record.gid: record for record in staged}
+        self._aborted: dict[str, frozenset[int]] = {}
+        self._begin: BeginPrepare | None = None
+        self._told: set[int] = set()
+
+    @property
+    def inside(self) -> bool:
+        """Whether a block is open: what comes belongs to it, up to its Prepare."""
+        return self._begin is not None
+
+    def hold(self, payload: bytes, lsn: int) -> None:
+        """Keep one message of the open block. Raises DecodeError for one that can't be in it."""
+        assert self._begin is not None
+        kind = payload[0]
+        if kind in _DESCRIPTIONS:
+            message = self._decoder.decode(payload, lsn)
+            if isinstance(message, Relation):
+                self._told.discard(message.oid)
+        elif kind in _CHANGES:
+            xid = self._begin.xid
+            for description in self._lacking(payload, lsn):
+                self._spool.append(xid, Frame(xid, lsn, description))
+            self._spool.append(xid, Frame(xid, lsn, payload))
+        elif kind != b"O"[0]:
+            raise misplaced(f"message {payload[:1]!r} in a prepared transaction", lsn)
+
+    def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Iterator[Portion | None]:
+        """Take a message of PREPARED_MESSAGES that came at `lsn`; yields portions.
+
+        None now and then: the caller's chance to keep its connection alive. Raises OperatorNeeded
+        for the commit of a transaction that Kafka does not have.
+        """
+        match message:
+            case BeginPrepare() if self._begin is None and not self._assembler.inside:
+                self._begin = message
+                self._told.clear()
+            case Prepare() if self._begin == (*message,):
+                self._begin = None
+                yield from self._stage(message, frozenset(), streamed=False)
+            case StreamPrepare() if self._begin is None:
+                aborted = self._streams.release(message.xid, lsn)
+                yield from self._stage(message, aborted, streamed=True)
+            case CommitPrepared() if self._begin is None:
+                yield from self._commit(message, lsn, now_us)
+            case RollbackPrepared() if self._begin is None:
+                yield from self._roll_back(message)
+            case _:
+                raise misplaced(type(message).__name__, lsn)
+
+    def _lacking(self, payload: bytes, lsn: int) -> Iterator[bytes]:
+        """The descriptions of a change's relations that the block does not have yet."""
+        for oid in _oids(payload, lsn):
+            if oid in self._told:
+                continue
+            self._told.add(oid)
+            relation = self._decoder.relations.get(oid)
+            description = self._decoder.descriptions.get((_RELATION, oid))
+            if relation is None or description is None:
+                raise misplaced(f"a change of relation {oid}, which was not described,", lsn)
+            for column in relation.columns:
+                known = self._decoder.descriptions.get((_TYPE, column.type_oid))
+                if known is not None:
+                    yield known
+            yield description
+
+    def _stage(
+        self, prepare: Prepare | StreamPrepare, aborted: frozenset[int], *, streamed: bool
+    ) -> Iterator[Portion | None]:
+        known = self.staged.get(prepare.gid)
+        if known is not None:
+            _same(known, prepare)
+            self._spool.drop(prepare.xid)
+            return
+        frames = _Counted(surviving(self._spool.replay(prepare.xid), aborted))
+        parts = 0
+        for part in staged_parts(self._topic, self._slot, prepare.gid, frames):
+            parts += part is not None
+            yield self._portion([part]) if part is not None else None
+        record = PreparedRecord(
+            slot=self._slot,
+            gid=prepare.gid,
+            xid=prepare.xid,
+            prepare_lsn=prepare.prepare_lsn,
+            end_lsn=prepare.end_lsn,
+            prepare_ts_ms=prepare.prepare_time_us // 1000,
+            streamed=streamed,
+            parts=parts,
+            changes=frames.changes,
+        )
+        self._spool.rename(prepare.xid, waiting_place(prepare.xid))
+        self._aborted[record.gid] = aborted
+        self.staged[record.gid] = record
+        self._assembler.advance(prepare.end_lsn)
+        yield self._portion([staged_header(self._topic, record)])
+
+    def _commit(self, commit: CommitPrepared, lsn: int, now_us: int) -> Iterator[Portion | None]:
+        record = self.staged.get(commit.gid)
+        if record is None and commit.end_lsn <= self._assembler.position.end_lsn:
+            return
+        if record is None or record.xid != commit.xid:
+            raise OperatorNeeded(
+                f"the prepared transaction {commit.gid!r} was committed, but its changes are not "
+                f"in {self._topic}",
+                operation="commit a prepared transaction",
+                subject=f"slot {self._slot}, xid {commit.xid}",
+                lsn=commit.commit_lsn,
+                hint="Kafka lost staged records: restore the topic, or start over with a new slot "
+                "and topic prefix",
+            )
+        aborted = self._aborted.get(record.gid, frozenset())
+        last = yield from replay(
+            surviving(self._spool.replay(waiting_place(record.xid)), aborted),
+            Decision(commit.xid, commit.commit_lsn, commit.end_lsn, commit.commit_time_us),
+            decoder=Decoder(streamed=record.streamed),
+            assembler=self._assembler,
+            lsn=lsn,
+            now_us=now_us,
+        )
+        removal = self._remove(record)
+        if last is None:
+            yield removal
+        else:
+            yield last._replace(staging=removal.staging)
+
+    def _roll_back(self, rollback: RollbackPrepared) -> Iterator[Portion | None]:
+        """A transaction that is not staged was prepared before two-phase decoding began."""
+        record = self.staged.get(rollback.gid)
+        self._assembler.advance(rollback.end_lsn)
+        if record is not None and record.xid == rollback.xid:
+            yield self._remove(record)
+        else:
+            yield self._portion([])
+
+    def _remove(self, record: PreparedRecord) -> Portion:
+        self._spool.drop(waiting_place(record.xid))
+        self._aborted.pop(record.gid, None)
+        del self.staged[record.gid]
+        return self._portion(tombstones(self._topic, record))
+
+    def _portion(self, staging: list[Event]) -> Portion:
+        return Portion([], self._assembler.position, size_of(staging), 0, staging=staging)
+
+
+class _Counted:
+    """Iterates frames and counts the changes among them."""
+
+    def __init__(self, frames: Iterable[Frame]) -> None:
+        self._frames = frames
+        self.changes = 0
+
+    def __iter__(self) -> Iterator[Frame]:
+        for frame in self._frames:
+            self.changes += frame.payload[0] in _CHANGES
+            yield frame
+
+
+def waiting_place(xid: int) -> int:
+    """The spool's key of a staged transaction: apart from what comes of the same xid again."""
+    return -xid
+
+
+def _same(known: PreparedRecord, prepare: Prepare | StreamPrepare) -> None:
+    if (known.xid, known.prepare_lsn) != (prepare.xid, prepare.prepare_lsn):
+        raise OperatorNeeded(
+            f"another transaction {prepare.gid!r} (xid {known.xid}) is staged and undecided",
+            operation="stage a prepared transaction",
+            subject=f"slot {known.slot}, xid {prepare.xid}",
+            lsn=prepare.prepare_lsn,
+            hint="its decision was never decoded: the slot has missed changes; start over with a "
+            "new slot and topic prefix",
+        )
+
+
+def _oids(payload: bytes, lsn: int) -> tuple[int, ...]:
+    """The relations of a change outside of a streamed block."""
+    try:
+        if payload[:1] == b"M":
+            return ()
+        if payload[:1] == b"T":
+            count, _flags = _OID_COUNT.unpack_from(payload, 1)
+            return struct.unpack_from(f"!{count}I", payload, 1 + _OID_COUNT.size)
+        return (_OID.unpack_from(payload, 1)[0],)
+    except struct.error as error:
+        raise misplaced(f"a truncated message {payload[:1]!r}", lsn) from error

@@ -1,0 +1,55 @@
+"""Kept messages of one transaction, fed to the Assembler when its commit is known. Pure."""
+
+from collections.abc import Collection, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from services.bridge.decoding.decoder import Decoder
+from services.bridge.decoding.messages import Begin, Commit, Frame
+from services.bridge.transactions.assembler import Assembler, Portion
+
+_KINDS_OF_SHAPE: Final = frozenset(b"RY")
+BREATH_FRAMES: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The commit of a transaction whose messages were kept; positions as in Commit."""
+
+    xid: int
+    commit_lsn: int
+    end_lsn: int
+    commit_time_us: int
+
+
+def surviving(frames: Iterable[Frame], aborted: Collection[int]) -> Iterator[Frame]:
+    """Leave out what was rolled back; descriptions stay, as later changes rely on them."""
+    for frame in frames:
+        if frame.subxid not in aborted or frame.payload[0] in _KINDS_OF_SHAPE:
+            yield frame
+
+
+def replay(
+    frames: Iterable[Frame],
+    decision: Decision,
+    *,
+    decoder: Decoder,
+    assembler: Assembler,
+    lsn: int,
+    now_us: int,
+) -> Generator[Portion | None, None, Portion | None]:
+    """Yield the transaction's portions but the last, complete one, and return that.
+
+    None now and then: the caller's chance to keep its connection alive. None is returned for what
+    Kafka has whole. `decoder` must be new; it knows the relations afterwards.
+    """
+    feed = assembler.feed
+    feed(Begin(decision.commit_lsn, decision.commit_time_us, decision.xid), lsn, now_us)
+    for number, frame in enumerate(frames, 1):
+        if number % BREATH_FRAMES == 0:
+            yield None
+        portion = feed(decoder.decode(frame.payload, frame.lsn), frame.lsn, now_us)
+        if portion is not None:
+            yield portion
+    end = Commit(decision.commit_lsn, decision.end_lsn, decision.commit_time_us)
+    return feed(end, lsn, now_us)
