@@ -4,7 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test torture check lint types lock clean
+BENCH := $(or $(OUT),bench-results)
+
+.PHONY: demo test torture bench check lint types lock clean
 
 demo: $(READY)
 	@$(BIN)/slotbridge demo $(DEMO_OPTIONS)
@@ -15,6 +17,11 @@ test: $(READY)
 # make torture SEED=1 MINUTES=3: faults from seeds, every transaction accounted for (tests/torture)
 torture: $(READY)
 	@$(BIN)/python -m tests.torture --seed $(or $(SEED),1) --minutes $(or $(MINUTES),3) $(TORTURE_OPTIONS)
+
+# make bench [QUICK=1] [WORKLOADS=a,c]: contenders in turn over the same WAL (benchmarks/race)
+bench: $(READY)
+	@$(BIN)/python -m benchmarks.race $(if $(QUICK),--quick) $(if $(WORKLOADS),--workloads $(WORKLOADS)) \
+	  --out $(BENCH) $(BENCH_OPTIONS)
 
 check: $(READY) lint types
 

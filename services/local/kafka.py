@@ -93,6 +93,12 @@ class KafkaBroker:
         """True while the broker's process runs."""
         return self._broker is not None and self._broker.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """The broker's process id."""
+        assert self._broker is not None, f"{self.name} does not run"
+        return self._broker.pid
+
     def start(self, *, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Format the data folder the first time, start, and wait until the broker answers.
 

@@ -1,0 +1,1 @@
+"""Contenders in turn over the same WAL: python -m benchmarks.race (make bench)."""

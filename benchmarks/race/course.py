@@ -1,0 +1,262 @@
+"""One workload on its own database: the load made once, then laps of contenders over copied slots.
+
+clock    starts when the lap's slot is in use; ends when a read_committed consumer has the row that
+         was committed after the load (pg_recvlogical: when it ends at that LSN)
+checked  the topics hold at least one record for each published change
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import psycopg
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from benchmarks.bridge import Connection
+from benchmarks.race.contenders import PUBLICATION, Contender, Lane, RecvLogical
+from benchmarks.race.meters import Meter
+from benchmarks.race.workloads import DONE_TABLE, Workload
+from services.local.bed import Bed
+from services.local.pair import create_database
+from services.local.postgres import PostgresServer
+
+LOADED_SLOT: Final = "loaded"
+_LOOK_S: Final = 0.01
+_START_S: Final = 120.0
+_TOPIC_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """What one contender did with one copy of the load. `bytes`: of pgoutput's messages."""
+
+    contender: str
+    rows: int
+    bytes: int
+    seconds: float
+    cpu_s: float
+    peak_mib: float
+    walsender_cpu_s: float
+    broker_cpu_s: float
+
+    @property
+    def rows_s(self) -> float:
+        """Rows in a second."""
+        return self.rows / self.seconds
+
+    @property
+    def mb_s(self) -> float:
+        """Megabytes of pgoutput in a second."""
+        return self.bytes / self.seconds / 1e6
+
+    @property
+    def cpu_s_per_million(self) -> float:
+        """CPU seconds of the contender's process for a million rows."""
+        return self.cpu_s / self.rows * 1e6
+
+    def figures(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {
+            "rows_s": self.rows_s,
+            "mb_s": self.mb_s,
+            "cpu_s_per_million": self.cpu_s_per_million,
+            "walsender_busy": self.walsender_cpu_s / self.seconds,
+        }
+
+
+class Course:
+    """The load of `workload` with `rows` rows, in a database of the workload's name."""
+
+    def __init__(
+        self, bed: Bed, server: PostgresServer, key: str, workload: Workload, rows: int
+    ) -> None:
+        self._bed = bed
+        self._server = server
+        self._workload = workload
+        self.rows = rows
+        self._key = "unstreamed" if key == "E" else key
+        self._laps = 0
+        self._end_lsn = ""
+        self._bytes = 0
+        self.dbname = f"race_{self._key}"
+
+    def prepare(self) -> None:
+        """Make the tables, a slot, the load, and the last row; measure the load's size."""
+        create_database(self._server, self.dbname)
+        with self._connect() as connection:
+            connection.execute("SET synchronous_commit = off")
+            if not self._workload.setup:
+                self._server.run_tool("pgbench", ["-i", "-q", "-s", "10", self._conninfo])
+            else:
+                connection.execute(self._workload.setup.encode())
+            connection.execute(f"CREATE TABLE {DONE_TABLE} (id int PRIMARY KEY)".encode())
+            tables = ", ".join((*self._workload.tables, DONE_TABLE))
+            connection.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {tables}".encode())
+            connection.execute(
+                "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [self._slot("loaded")]
+            )
+            self._workload.load(self._server, connection, self.rows)
+            connection.execute(f"INSERT INTO {DONE_TABLE} VALUES (1)".encode())
+            self._end_lsn = _value(connection, "SELECT pg_current_wal_insert_lsn()::text")
+            connection.execute("CHECKPOINT")
+        self._weigh()
+
+    def close(self) -> None:
+        """Drop the slots, so that their WAL can go."""
+        with self._connect() as connection:
+            connection.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                " WHERE database = %s",
+                [self.dbname],
+            )
+
+    def lap(self, contender: Contender, *, timeout_s: float = 600.0) -> Lap:
+        """Race once. Raises RuntimeError when the contender ends early or takes too long."""
+        lane = self._lane()
+        with self._topics(lane) as consumer, self._connect() as connection:
+            contender.launch(lane)
+            try:
+                walsender = self._await_start(connection, lane, contender)
+                meters = [Meter(contender.pid), Meter(walsender), Meter(self._bed.kafka.pid)]
+                since = time.monotonic()
+                while not _done(consumer, meters[0], to_kafka=contender.to_kafka):
+                    for meter in meters:
+                        meter.look()
+                    if contender.to_kafka and not meters[0].running:
+                        raise RuntimeError(f"{contender.name} ended:\n{contender.complaint()}")
+                    if time.monotonic() - since > timeout_s:
+                        text = contender.complaint()
+                        raise RuntimeError(f"{contender.name}: not done in {timeout_s} s:\n{text}")
+                seconds = time.monotonic() - since
+                for meter in (meters[0], meters[2]):
+                    meter.look()
+            finally:
+                contender.stop()
+            if contender.to_kafka:
+                self._check(consumer, lane, contender)
+            self._free(connection, lane)
+        return Lap(
+            contender.name,
+            self.rows,
+            self._bytes,
+            seconds,
+            meters[0].cpu_s,
+            meters[0].peak_mib,
+            meters[1].cpu_s,
+            meters[2].cpu_s,
+        )
+
+    def _weigh(self) -> None:
+        path = self._bed.folder / f"{self.dbname}.pgoutput"
+        self.lap(RecvLogical(str(path)))
+        self._bytes = path.stat().st_size
+        path.unlink()
+
+    def _lane(self) -> Lane:
+        self._laps += 1
+        lane = Lane(
+            self._bed,
+            self._server,
+            self._slot(str(self._laps)),
+            self._end_lsn,
+            self._workload.streaming,
+            self.dbname,
+        )
+        with self._connect() as connection:
+            connection.execute(
+                "SELECT pg_copy_logical_replication_slot(%s, %s)",
+                [self._slot(LOADED_SLOT), lane.slot],
+            )
+        return lane
+
+    def _slot(self, name: str) -> str:
+        return f"{self.dbname}_{name}"
+
+    @contextlib.contextmanager
+    def _topics(self, lane: Lane) -> Iterator[Consumer]:
+        """The lap's topics, alike for all, with a consumer that waits for the last row."""
+        servers: dict[str, str | int | float | bool] = {
+            "bootstrap.servers": self._bed.kafka.bootstrap_servers
+        }
+        names = [_topic(lane, table) for table in (*self._workload.tables, DONE_TABLE)]
+        admin = AdminClient(servers)
+        for future in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
+            future.result(_TOPIC_S)
+        consumer = Consumer(
+            servers
+            | {"group.id": lane.slot, "isolation.level": "read_committed", "fetch.wait.max.ms": 10}
+        )
+        consumer.assign([TopicPartition(_topic(lane, DONE_TABLE), 0, 0)])
+        try:
+            yield consumer
+        finally:
+            consumer.close()
+            for future in admin.delete_topics(names).values():
+                future.result(_TOPIC_S)
+
+    def _await_start(self, connection: Connection, lane: Lane, contender: Contender) -> int:
+        """The walsender's pid as soon as the lap's slot is in use."""
+        query = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s"
+        deadline = time.monotonic() + _START_S
+        contender_meter = Meter(contender.pid)
+        while time.monotonic() < deadline:
+            row = connection.execute(query, [lane.slot]).fetchone()
+            if row is not None and row[0] is not None:
+                return int(row[0])
+            contender_meter.look()
+            if not contender_meter.running:
+                break
+            time.sleep(_LOOK_S / 2)
+        raise RuntimeError(f"{contender.name} does not stream:\n{contender.complaint()}")
+
+    def _check(self, consumer: Consumer, lane: Lane, contender: Contender) -> None:
+        records = 0
+        for table in self._workload.tables:
+            partition = TopicPartition(_topic(lane, table), 0)
+            low, high = consumer.get_watermark_offsets(partition, timeout=_TOPIC_S)
+            records += high - low
+        wanted = round(self.rows * self._workload.published_share)
+        if records < wanted:
+            raise RuntimeError(f"{contender.name}: {records} records in Kafka, not {wanted}")
+
+    def _free(self, connection: Connection, lane: Lane) -> None:
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                connection.execute("SELECT pg_drop_replication_slot(%s)", [lane.slot])
+            except psycopg.errors.ObjectInUse:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK_S)
+            else:
+                return
+
+    @property
+    def _conninfo(self) -> str:
+        return self._server.conninfo(self.dbname)
+
+    def _connect(self) -> Connection:
+        return psycopg.connect(self._conninfo, autocommit=True)
+
+
+def _done(consumer: Consumer, meter: Meter, *, to_kafka: bool) -> bool:
+    """Wait a moment; whether the lap is over."""
+    if to_kafka:
+        message = consumer.poll(_LOOK_S)
+        return message is not None and message.error() is None
+    time.sleep(_LOOK_S / 2)
+    return not meter.running
+
+
+def _topic(lane: Lane, table: str) -> str:
+    return f"{lane.prefix}.public.{table}"
+
+
+def _value(connection: Connection, query: str) -> str:
+    row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    return str(row[0])

@@ -1,0 +1,57 @@
+"""What a process has used, from /proc: CPU seconds, and the most memory that was resident."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_STATE, _USER, _SYSTEM = 0, 11, 12
+
+
+class Usage(NamedTuple):
+    """`cpu_s`: user and system; `peak_mib`: VmHWM, 0 once the process has ended."""
+
+    cpu_s: float
+    peak_mib: float
+    running: bool
+
+
+def usage(pid: int) -> Usage | None:
+    """None when nothing has this pid; one that has ended unwaited-for still tells its CPU."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        fields = (folder / "stat").read_text(encoding="ascii", errors="replace")
+        status = (folder / "status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    parts = fields.rpartition(")")[2].split()
+    ticks = int(parts[_USER]) + int(parts[_SYSTEM])
+    peak = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+    mib = int(peak[0].split()[1]) / 1024 if peak else 0.0
+    return Usage(ticks / _TICKS, mib, parts[_STATE] not in "ZX")
+
+
+class Meter:
+    """Follows one process: what it has used since the meter was made, and its peak."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        found = usage(pid)
+        self._first_s = self._last_s = 0.0 if found is None else found.cpu_s
+        self.peak_mib = 0.0
+        self.running = True
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds up to the last look."""
+        return self._last_s - self._first_s
+
+    def look(self) -> None:
+        """To be called often enough that the last look tells the end."""
+        found = usage(self._pid)
+        if found is None:
+            self.running = False
+            return
+        self.running = found.running
+        self._last_s = found.cpu_s
+        self.peak_mib = max(self.peak_mib, found.peak_mib)

@@ -1,0 +1,118 @@
+"""Laps to medians, ratios, a table, JSON, and a plot."""
+
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.race.course import Lap
+from benchmarks.race.plot import bars
+
+_COLUMNS: Final = (
+    "workload",
+    "contender",
+    "laps",
+    "rows/s",
+    "MB/s",
+    "CPU-s per 10⁶ rows",
+    "MiB",
+    "walsender busy",
+    "ours: rows/s x",
+    "ours: CPU 1/x",
+)
+OURS: Final = "slotbridge"
+
+
+def medians(laps: Sequence[Lap]) -> list[dict[str, Any]]:
+    """One line for each contender, in their order; ratios are ours to it."""
+    names = list(dict.fromkeys(lap.contender for lap in laps))
+    found = {}
+    for name in names:
+        figures = [lap.figures() for lap in laps if lap.contender == name]
+        middle = {
+            key: statistics.median(one[key] for one in figures)
+            for key, value in figures[0].items()
+            if isinstance(value, int | float)
+        }
+        found[name] = {"contender": name, "laps": len(figures), **middle}
+    ours = found.get(OURS)
+    for line in found.values():
+        if ours is not None:
+            line["ours_rows_s_ratio"] = ours["rows_s"] / line["rows_s"]
+            line["ours_cpu_ratio"] = line["cpu_s"] / ours["cpu_s"] if ours["cpu_s"] else 0.0
+    return list(found.values())
+
+
+def machine(versions: Mapping[str, str]) -> dict[str, Any]:
+    """What the figures depend on."""
+    cpu = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if line.startswith("model name")
+    ]
+    memory = Path("/proc/meminfo").read_text(encoding="ascii").split()[1]
+    return {
+        "cores": os.cpu_count(),
+        "cpu": cpu[0] if cpu else platform.machine(),
+        "memory_gib": round(int(memory) / 2**20),
+        "python": platform.python_version(),
+        **versions,
+        "command": " ".join(["python -m benchmarks.race", *sys.argv[1:]]),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Markdown."""
+    lines = [_row(_COLUMNS), _row(["---"] * len(_COLUMNS))]
+    for key, of_workload in results.items():
+        for line in of_workload:
+            ratio, cpu = line.get("ours_rows_s_ratio"), line.get("ours_cpu_ratio")
+            other = line["contender"] != OURS
+            lines.append(
+                _row(
+                    [
+                        key,
+                        line["contender"],
+                        str(line["laps"]),
+                        f"{line['rows_s']:,.0f}",
+                        f"{line['mb_s']:.1f}",
+                        f"{line['cpu_s_per_million']:.1f}",
+                        f"{line['peak_mib']:.0f}",
+                        f"{line['walsender_busy']:.0%}",
+                        f"{ratio:.2f}" if ratio is not None and other else "",
+                        f"{cpu:.2f}" if cpu is not None and other else "",
+                    ]
+                )
+            )
+    return "\n".join(lines) + "\n"
+
+
+def write(
+    folder: Path,
+    about: Mapping[str, Any],
+    laps: Mapping[str, Sequence[Lap]],
+    results: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> None:
+    """`race.json`, `race.md`, `race.svg`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {
+        "about": about,
+        "medians": results,
+        "laps": {key: [lap.figures() for lap in of_key] for key, of_key in laps.items()},
+    }
+    (folder / "race.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+    (folder / "race.md").write_text(table(results), encoding="utf-8")
+    groups = {
+        key: {line["contender"]: float(line["rows_s"]) for line in lines}
+        for key, lines in results.items()
+    }
+    (folder / "race.svg").write_text(bars(groups, unit="rows/s"), encoding="utf-8")
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
