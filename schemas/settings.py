@@ -177,6 +177,31 @@ class MachineSettings(_Section):
     """Whom those programs run as; empty: as ourselves. Only root can choose another."""
 
 
+class WatchSettings(_Section):
+    """The daemon `slotfailover watch`: how often it looks, and when it may act."""
+
+    repoint: bool = False
+    """Move subscriptions and bridge by itself once somebody has promoted a standby."""
+    interval_ms: Milliseconds = 2_000
+    quorum: int = Field(3, ge=2, le=1000)
+    """It acts only on so many observations in a row that say the same."""
+    settle_ms: Milliseconds = 5_000
+    """… and that have said so for at least this long."""
+    silence_ms: Milliseconds = 30_000
+    """… or this long, where a node neither answers nor refuses: it may be cut off, not dead."""
+    cooldown_ms: Milliseconds = 30_000
+    """Between two acts; doubled with each act that failed, up to 64 times."""
+    http_host: str = "127.0.0.1"
+    http_port: int = Field(9187, ge=0, le=65535)
+    """The page, /v1/…, /metrics and /healthz; 0: a free port, which the log names."""
+    token: SecretStr | None = None
+    """Whoever pauses or resumes must show it (Authorization: Bearer …); without, nobody can."""
+    token_file: Path | None = None
+    """A file with the same."""
+    history_points_max: int = Field(720, ge=10, le=100_000)
+    """How many observations the curves of lag are drawn from."""
+
+
 class FailoverSettings(_Section):
     """The nodes of the pair, the subscriber databases, and how long a step may take."""
 
@@ -198,6 +223,7 @@ class FailoverSettings(_Section):
     """A JSON-lines file of the steps performed."""
     journal_database: str = Field("postgres", min_length=1, max_length=63)
     """The database on the primary that has the same as a table; also where the lock is."""
+    watch: WatchSettings = WatchSettings()
 
 
 class TablesSettings(_Section):

@@ -11,15 +11,17 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, SlotbridgeError
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.routing import BaseRoute
 
 Stop = threading.Event
 
@@ -91,10 +93,20 @@ def exit_codes(*, as_json: bool = False) -> Iterator[None]:
 
 
 class Probes:
-    """/healthz (the loop is fresh), /readyz (it serves) and /metrics, in a thread of their own."""
+    """/healthz (the loop is fresh), /readyz (it serves) and /metrics, in a thread of their own.
+
+    `routes` are served beside them; `registry` holds the metrics (None: the process's own).
+    """
 
     def __init__(
-        self, host: str, port: int, *, healthy: Callable[[], bool], ready: Callable[[], bool]
+        self,
+        host: str,
+        port: int,
+        *,
+        healthy: Callable[[], bool],
+        ready: Callable[[], bool],
+        routes: "Sequence[BaseRoute]" = (),
+        registry: "CollectorRegistry | None" = None,
     ) -> None:
         import uvicorn
         from starlette.applications import Starlette
@@ -102,11 +114,13 @@ class Probes:
 
         self._healthy = healthy
         self._ready = ready
+        self._registry = registry
         app = Starlette(
             routes=[
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
                 Route("/metrics", self._metrics),
+                *routes,
             ]
         )
         config = uvicorn.Config(app, host=host, port=port, log_config=None, access_log=False)
@@ -145,7 +159,8 @@ class Probes:
         from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
         from starlette.responses import Response
 
-        return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
+        text = generate_latest(self._registry or REGISTRY)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 def _probe(passed: bool) -> "Response":

@@ -268,6 +268,7 @@ def _subscription(row: SubscriptionRow, subscriber: str) -> Subscription:
         foreign_system="",
         worker=row.worker_pid is not None,
         copying=row.copying,
+        fed=row.fed,
     )
 
 

@@ -1,4 +1,4 @@
-"""The command `slotfailover`: check, and the orders. Exit codes as in schemas.errors.
+"""The command `slotfailover`: check, the orders, and the daemon. Exit codes as in schemas.errors.
 
 check      0 nothing is critical, 1 something is; --nagios: 0 1 2 3 as plugins do
 the others 0 done, 1 something is left for another run, 13 15 34 35 … refused or broken off
@@ -7,6 +7,7 @@ the others 0 done, 1 something is left for another run, 13 15 34 35 … refused 
 import typer
 
 from services.failover import checking, orders
+from services.failover.watch.command import watch
 
 app = typer.Typer(
     help="Fails a PostgreSQL pair over with its logical slots and subscriptions.",
@@ -23,6 +24,7 @@ for order in (
     orders.repoint,
     orders.rejoin,
     orders.history,
+    watch,
 ):
     app.command()(order)
 

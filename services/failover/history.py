@@ -41,22 +41,23 @@ def unfinished(entries: list[Entry]) -> Entry | None:
 def _table(cluster: Cluster, node: str, database: str) -> list[Entry]:
     try:
         with cluster.in_database(node, database) as link:
-            return [_entry(document) for document in link.ask(_select)]
+            return link.ask(lambda c: read_entries(c, _ENTRIES_MAX))
     except (Unreachable, SlotbridgeError):
         return []  # another node or the file may have it
 
 
-def _select(connection: Connection) -> list[dict[str, Any]]:
+def read_entries(connection: Connection, entries_max: int) -> list[Entry]:
+    """The last entries of the table in the connected database, oldest first."""
     row = connection.execute("SELECT to_regclass('slotfailover.journal')").fetchone()
     if row is None or row[0] is None:
         return []
     rows = connection.execute(
         "SELECT to_jsonb(j) || jsonb_build_object('at', to_char(at AT TIME ZONE 'UTC',"
         ' \'YYYY-MM-DD"T"HH24:MI:SS.MS"+00:00"\'))'
-        " FROM slotfailover.journal j ORDER BY at DESC LIMIT %s",
-        [_ENTRIES_MAX],
+        " FROM slotfailover.journal j ORDER BY at DESC, number DESC LIMIT %s",
+        [entries_max],
     ).fetchall()
-    return [document for (document,) in rows]
+    return [_entry(document) for (document,) in reversed(rows)]
 
 
 def _file(path: Path | None) -> list[Entry]:

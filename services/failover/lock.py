@@ -31,7 +31,7 @@ def locked(cluster: Cluster, view: View, database: str, journal: Path | None) ->
             if node.state is not None:
                 link = stack.enter_context(cluster.in_database(node.name, database))
                 try:
-                    holder = link.ask(_try)
+                    taken_by = link.ask(_try)
                 except Unreachable as error:
                     if error.reach is not Reach.CLOSED:
                         continue  # it went away: what it is needed for will tell
@@ -41,17 +41,20 @@ def locked(cluster: Cluster, view: View, database: str, journal: Path | None) ->
                         subject=database,
                         hint="correct failover.journal_database",
                     ) from error
-                if holder:
-                    raise _taken(f"on {node.name}: {holder}")
+                if taken_by:
+                    raise _taken(f"on {node.name}: {taken_by}")
         yield
 
 
 def _try(connection: Connection) -> str:
     """Take the lock; "" if it was free, else who has it."""
     row = connection.execute("SELECT pg_try_advisory_lock(%s)", [KEY]).fetchone()
-    if row and row[0]:
-        return ""
-    holder = connection.execute(
+    return "" if row and row[0] else holder(connection) or "another session"
+
+
+def holder(connection: Connection) -> str:
+    """Who has it, "" if nobody."""
+    row = connection.execute(
         """
         SELECT concat(usename, ' from ', coalesce(host(client_addr), 'there'), ' since ',
                       to_char(backend_start, 'HH24:MI:SS'))
@@ -61,7 +64,7 @@ def _try(connection: Connection) -> str:
         """,
         [KEY],
     ).fetchone()
-    return holder[0] if holder else "another session"
+    return str(row[0]) if row else ""
 
 
 def _lock_file(cluster: Cluster, journal: Path | None) -> Path:

@@ -24,6 +24,8 @@ class SubscriptionRow:
     """Slots of initial table copies that still have to catch up (state `f`)."""
     copying: tuple[tuple[str, str], ...]
     """(table, srsubstate) of every initial copy that is not finished."""
+    fed: bool
+    """The worker has had a message since it was started: it is connected, or was until now."""
 
 
 def may_read_subscriptions(connection: Connection) -> bool:
@@ -53,7 +55,10 @@ def read_subscriptions(connection: Connection) -> list[SubscriptionRow]:
                       WHERE r.srsubid = s.oid AND r.srsubstate = 'f'),
                ARRAY(SELECT ARRAY[r.srrelid::regclass::text, r.srsubstate::text]
                        FROM pg_subscription_rel r
-                      WHERE r.srsubid = s.oid AND r.srsubstate NOT IN ('r', 'f') ORDER BY 1)
+                      WHERE r.srsubid = s.oid AND r.srsubstate NOT IN ('r', 'f') ORDER BY 1),
+               EXISTS (SELECT FROM pg_stat_subscription
+                        WHERE subid = s.oid AND worker_type = 'apply' AND pid IS NOT NULL
+                          AND received_lsn IS NOT NULL)
           FROM pg_subscription s
           LEFT JOIN pg_replication_origin_status o ON o.external_id = 'pg_' || s.oid
          WHERE s.subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -61,6 +66,6 @@ def read_subscriptions(connection: Connection) -> list[SubscriptionRow]:
         """
     ).fetchall()
     found: list[list[Any]] = [
-        [*row[:9], tuple(row[9]), tuple(tuple(pair) for pair in row[10])] for row in rows
+        [*row[:9], tuple(row[9]), tuple(tuple(pair) for pair in row[10]), row[11]] for row in rows
     ]
     return [SubscriptionRow(*values) for values in found]

@@ -133,6 +133,8 @@ class Subscription:
     """Its apply worker runs."""
     copying: tuple[tuple[str, str], ...] = ()
     """(table, srsubstate) of every initial copy that is not finished."""
+    fed: bool = False
+    """Its worker is connected: it has had a message since it was started."""
 
     @property
     def marked(self) -> bool:

@@ -14,13 +14,16 @@ ALLOWED = {
     "schemas": {"schemas"},
     "services.process": {"schemas"},
     "services.slots": {"schemas"},
+    "services.access": {"schemas"},
     "services.kafka": {"schemas", "services.kafka"},
     "services.bridge": {
         *("schemas", "services.process", "services.slots", "services.kafka", "services.bridge"),
+        "services.access",
     },
     "services.bridge.command": {"services.demo"},
     "services.failover": {
         *("schemas", "services.process", "services.slots", "services.kafka", "services.failover"),
+        "services.access",
     },
     "services.local": {"schemas", "services.local"},
     "services.demo": {"schemas", "services.process", "services.local", "services.demo"},
@@ -71,6 +74,10 @@ PURE = (
     "services.failover.statements",
     "services.failover.verdicts",
     "services.failover.view",
+    *(
+        f"services.failover.watch.{name}"
+        for name in ("curves", "decision", "markup", "page", "sight", "status", "topology")
+    ),
     "services.demo.comparison",
     "spark_consumers.changes",
     "spark_consumers.columns",

@@ -1,0 +1,62 @@
+"""Who may order something over HTTP: whoever shows the bearer token of the settings.
+
+Without a token in the settings nobody may. Source: RFC 6750.
+"""
+
+import hmac
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
+
+from schemas.errors import SettingsError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+_CHARACTERS_MIN = 16
+
+
+def read_token(token: SecretStr | None, file: Path | None, *, section: str) -> bytes:
+    """The token, b"" where the settings have none. Raises SettingsError naming the key."""
+    if token is not None and file is not None:
+        raise _wrong("there are two tokens", f"{section}.token", "keep one of token, token_file")
+    if file is not None:
+        key = f"{section}.token_file"
+        try:
+            text = file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise _wrong(f"can't read {file}: {reason}", key, "correct it") from None
+    elif token is not None:
+        key, text = f"{section}.token", token.get_secret_value()
+    else:
+        return b""
+    if len(text) < _CHARACTERS_MIN or not text.isascii() or not text.isprintable():
+        raise _wrong(
+            f"a token has at least {_CHARACTERS_MIN} printable ASCII characters",
+            key,
+            "make one: openssl rand -hex 32",
+        )
+    return text.encode()
+
+
+def refusal(request: "Request", token: bytes, *, section: str) -> "Response | None":
+    """The answer to whoever may not write; None for whoever may."""
+    from starlette.responses import JSONResponse
+
+    if not token:
+        text = f"nobody may do this: set {section}.token or {section}.token_file"
+        return JSONResponse({"error": text}, status_code=403)
+    scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+    right = hmac.compare_digest(shown.strip().encode(), token)
+    if scheme.lower() == "bearer" and right:
+        return None
+    text = "the token is wrong" if shown else "a token is needed: Authorization: Bearer …"
+    headers = {"WWW-Authenticate": 'Bearer realm="slotbridge"'}
+    return JSONResponse({"error": text}, status_code=401, headers=headers)
+
+
+def _wrong(message: str, subject: str, hint: str) -> SettingsError:
+    return SettingsError(message, operation="read settings", subject=subject, hint=hint)

@@ -1,0 +1,153 @@
+"""When to act: observations and the time in, a decision out. Pure.
+
+verdict   because
+rest      nothing is to be done
+paused    somebody has paused it
+passive   another replica leads, or acting by itself is off
+forbid    what was seen forbids it, or is not the whole picture
+wait      not yet seen often enough, long enough, or too soon after the last act
+act       the last `quorum` observations agree, for `settle_s` seconds (`silence_s` with a silent
+          node), none of them stale; the timeline is not older than one seen before
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from services.failover.watch.sight import Sight
+
+if TYPE_CHECKING:
+    from schemas.settings import WatchSettings
+
+_DOUBLINGS_MAX = 6
+
+
+class Verdict(StrEnum):
+    """What to do now."""
+
+    REST = "rest"
+    PAUSED = "paused"
+    PASSIVE = "passive"
+    FORBID = "forbid"
+    WAIT = "wait"
+    ACT = "act"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now, and why."""
+
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """From the settings; times in seconds."""
+
+    automatic: bool
+    quorum: int
+    settle_s: float
+    silence_s: float
+    cooldown_s: float
+    stale_s: float
+    """Observations further apart than this do not make a row."""
+
+    @classmethod
+    def of(cls, settings: WatchSettings, longest_observation_s: float) -> Rules:
+        """The rules; an observation may take as long as that."""
+        interval_s = settings.interval_ms / 1000
+        return cls(
+            automatic=settings.repoint,
+            quorum=settings.quorum,
+            settle_s=settings.settle_ms / 1000,
+            silence_s=settings.silence_ms / 1000,
+            cooldown_s=settings.cooldown_ms / 1000,
+            stale_s=3 * interval_s + longest_observation_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is remembered between observations; times as given to `consider`."""
+
+    sight: Sight = field(default_factory=Sight)
+    agreeing: int = 0
+    """How many observations in a row say the same as the last."""
+    since: float = 0.0
+    """When the first of them was made."""
+    seen: float = 0.0
+    """When the last was made."""
+    timeline_max: int = 0
+    """The newest on which a primary was seen."""
+    not_before: float = 0.0
+    """No act before then."""
+    failures: int = 0
+    """Acts in a row that failed."""
+
+
+def remember(memory: Memory, sight: Sight, now: float, rules: Rules) -> Memory:
+    """The memory with one more observation."""
+    row = sight == memory.sight and memory.agreeing > 0 and now - memory.seen <= rules.stale_s
+    return replace(
+        memory,
+        sight=sight,
+        agreeing=memory.agreeing + 1 if row else 1,
+        since=memory.since if row else now,
+        seen=now,
+        timeline_max=max(memory.timeline_max, sight.timeline if not sight.partial else 0),
+    )
+
+
+def decide(memory: Memory, now: float, rules: Rules, *, paused: bool, leading: bool) -> Decision:
+    """What to do about what was seen last."""
+    sight = memory.sight
+    aside = _forbidden(memory)
+    if aside:
+        return Decision(Verdict.FORBID, aside)
+    if not sight.pending:
+        return Decision(Verdict.REST, f"{sight.primary} is the primary, and everything leads there")
+    if paused:
+        return Decision(Verdict.PAUSED, f"paused; to do: {sight.pending[0]}")
+    if not rules.automatic:
+        return Decision(Verdict.PASSIVE, "failover.watch.repoint is off: slotfailover repoint")
+    if not leading:
+        return Decision(Verdict.PASSIVE, "another replica of watch leads")
+    missing = _not_yet(memory, now, rules)
+    if missing:
+        return Decision(Verdict.WAIT, missing)
+    return Decision(Verdict.ACT, f"{sight.primary} leads on timeline {sight.timeline}")
+
+
+def acted(memory: Memory, now: float, rules: Rules, *, well: bool) -> Memory:
+    """The memory after an act: what was seen before it counts no longer."""
+    failures = 0 if well else memory.failures + 1
+    wait_s = rules.cooldown_s * 2 ** min(failures, _DOUBLINGS_MAX)
+    return replace(memory, agreeing=0, failures=failures, not_before=now + wait_s)
+
+
+def _forbidden(memory: Memory) -> str:
+    sight = memory.sight
+    if sight.partial or sight.forbidden:
+        return "; ".join(filter(None, (sight.forbidden, sight.partial)))
+    if sight.timeline < memory.timeline_max:
+        return (
+            f"{sight.primary} is on timeline {sight.timeline}, a primary was seen on "
+            f"{memory.timeline_max}: an old one has come back"
+        )
+    return ""
+
+
+def _not_yet(memory: Memory, now: float, rules: Rules) -> str:
+    if memory.agreeing < rules.quorum:
+        return f"{memory.agreeing} of {rules.quorum} observations agree"
+    wait_s = max(rules.settle_s, rules.silence_s if memory.sight.silent else 0)
+    left_s = max(memory.since + wait_s, memory.not_before) - now
+    if left_s > 0:
+        why = f"{', '.join(memory.sight.silent)} is silent" if memory.sight.silent else "settling"
+        return f"{left_s:.0f} s more ({why})"
+    if now - memory.seen > rules.stale_s:
+        return "the last observation is stale"
+    return ""

@@ -1,0 +1,248 @@
+"""The loop of `watch`: observe, remember, decide, and where that says so, repoint.
+
+One thread owns the connections and everything that changes; others read `snapshot`, and may order
+a pause. Every act holds the commands' lock and observes once more before its first step.
+"""
+
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import structlog
+
+from schemas.errors import ExitCode, SlotbridgeError
+from schemas.settings import FailoverSettings
+from services.failover.checkup import check_up
+from services.failover.cluster import Cluster
+from services.failover.journal import Journal
+from services.failover.lock import locked
+from services.failover.plan.rejoin import plan_repoint
+from services.failover.plan.wish import Wish
+from services.failover.runner import Performed, Result, Run
+from services.failover.view import View
+from services.failover.watch.decision import (
+    Decision,
+    Memory,
+    Rules,
+    Verdict,
+    acted,
+    decide,
+    remember,
+)
+from services.failover.watch.desk import Desk, Desktop
+from services.failover.watch.pausing import Pause, newer
+from services.failover.watch.sight import Sight, sight_of
+from services.failover.watch.snapshot import Event, Point, Snapshot, lags_of
+from services.process import Stop
+
+logger = structlog.get_logger(__name__)
+
+_EVENTS_MAX = 50
+_LEAD_IDLE_S = 60.0
+
+
+class Watch:
+    """One replica. `run` is called once; `snapshot`, `healthy` and `order` from any thread."""
+
+    def __init__(self, settings: FailoverSettings, cluster: Cluster, wish: Wish) -> None:
+        self._settings = settings
+        self._wish = wish
+        self._cluster = cluster
+        watch = settings.watch
+        self._interval_s = watch.interval_ms / 1000
+        longest_s = settings.connect_timeout_s * 4.0
+        self._rules = Rules.of(watch, longest_s)
+        self._patience_s = self._rules.stale_s + settings.step_deadline_ms / 1000
+        idle_s = max(_LEAD_IDLE_S, 2 * self._rules.stale_s)
+        self._desk = Desk(cluster, settings.journal_database, idle_s)
+        self._points: deque[Point] = deque(maxlen=watch.history_points_max)
+        self._events: deque[Event] = deque(maxlen=_EVENTS_MAX)
+        self._memory = Memory()
+        self._pause = self._told = Pause()
+        self._pause_lock = threading.Lock()
+        self._wake = threading.Event()
+        self._acting = False
+        self._beat = time.monotonic()
+        self.snapshot = Snapshot(automatic=watch.repoint)
+
+    def run(self, stop: Stop) -> None:
+        """Observe and act until `stop` is set."""
+        try:
+            while not stop.is_set():
+                begun = time.monotonic()
+                self._once()
+                left_s = self._interval_s - (time.monotonic() - begun)
+                while left_s > 0 and not stop.is_set() and not self._wake.wait(min(left_s, 0.2)):
+                    left_s = self._interval_s - (time.monotonic() - begun)
+                self._wake.clear()
+        finally:
+            self._desk.close()
+
+    def healthy(self) -> bool:
+        """The loop goes round."""
+        return time.monotonic() - self._beat < self._patience_s
+
+    def ready(self) -> bool:
+        """It has observed."""
+        return self.snapshot.counts.observations > 0
+
+    def order(self, *, paused: bool, by: str, reason: str) -> Pause:
+        """Pause or resume, at once here and with the next observation for all replicas."""
+        said = Pause(paused, _now(), by[:200], reason[:500])
+        with self._pause_lock:
+            self._pause = newer(self._pause, said)
+            self.snapshot = replace(self.snapshot, pause=self._pause)
+        self._wake.set()
+        return said
+
+    def _once(self) -> None:
+        begun = time.monotonic()
+        view, problem = self._look()
+        sight = sight_of(view, self._wish) if view is not None else Sight(partial=problem)
+        before = self.snapshot
+        self._memory = remember(self._memory, sight, time.monotonic(), self._rules)
+        counts = replace(before.counts, observations=before.counts.observations + 1)
+        if self._promoted(before.memory.timeline_max):
+            counts = replace(counts, promotions=counts.promotions + 1)
+        desktop = self._meet(sight.primary)
+        if view is not None:
+            self._points.append(Point(time.time(), lags_of(view)))
+        self._beat = time.monotonic()
+        self._publish(
+            replace(
+                _judged(before, view, problem),
+                at=_now(),
+                at_s=time.time(),
+                took_s=self._beat - begun,
+                leading=desktop.leading,
+                at_work=desktop.at_work,
+                entries=desktop.entries or before.entries,
+                counts=counts,
+            )
+        )
+        if self.snapshot.decision.verdict is Verdict.ACT and view is not None:
+            self._act(view)
+
+    def _look(self) -> tuple[View | None, str]:
+        try:
+            return self._cluster.survey(), ""
+        except SlotbridgeError as error:
+            return None, str(error)
+
+    def _promoted(self, timeline_before: int) -> bool:
+        """Tell of a promotion: a node out of recovery, on a newer timeline than any before."""
+        sight = self._memory.sight
+        if not timeline_before or self._memory.timeline_max <= timeline_before:
+            return False
+        self._tell(f"{sight.primary} was promoted: timeline {timeline_before} -> {sight.timeline}")
+        return True
+
+    def _meet(self, primary: str) -> Desktop:
+        """Who leads, whether it is paused, what commands do; let others know what we were told."""
+        with self._pause_lock:
+            ours = self._pause
+        desktop = self._desk.look(primary, ours)
+        if desktop.problem:
+            logger.warning("the journal's database can't be used", reason=desktop.problem)
+        said = desktop.pause
+        with self._pause_lock:
+            self._pause = newer(self._pause, said)
+        if said.at and said != self._told:
+            self._told = said
+            where = "" if desktop.shared else " (this replica only)"
+            self._tell(f"{'paused' if said.paused else 'resumed'} by {said.by}{where}")
+        if desktop.leading != self.snapshot.leading:
+            self._tell(f"this replica {'leads' if desktop.leading else 'does not lead'}")
+        return desktop
+
+    def _act(self, view: View) -> None:
+        """Repoint, under the lock and on what is seen once it is held."""
+        settings = self._settings
+        database, path = settings.journal_database, settings.journal
+        self._tell(f"repoint: {self.snapshot.decision.reason}")
+        counts = self.snapshot.counts
+        self._acting = True
+        try:
+            with locked(self._cluster, view, database, path):
+                view = self._cluster.observe()
+                if sight_of(view, self._wish) != self._memory.sight or self._is_paused():
+                    self._tell("not done: it changed meanwhile")
+                    return
+                journal = Journal(path, self._cluster, database, "watch")
+                done = self._repoint(view, journal)
+        except SlotbridgeError as error:
+            self._tell(f"repoint failed: {error}")
+            well = error.exit_code is ExitCode.LOCKED  # a command is at work: it was no attempt
+            counts = replace(counts, failures=counts.failures + (not well))
+        else:
+            well = done.exit_code is ExitCode.OK
+            for left in done.left:
+                self._tell(f"left: {left.line}")
+            self._tell(f"repointed to {done.new_primary} in {done.seconds:.1f} s")
+            counts = replace(counts, repoints=counts.repoints + 1)
+        finally:
+            self._acting = False
+        self._beat = now = time.monotonic()
+        self._memory = acted(self._memory, now, self._rules, well=well)
+        self._publish(replace(self.snapshot, counts=counts))
+
+    def _repoint(self, view: View, journal: Journal) -> Result:
+        def narrate(done: Performed) -> None:
+            self._tell(f"{done.seconds:.1f} s {done.step.text}: {done.detail}")
+            self._beat = time.monotonic()
+            self._publish(self.snapshot)
+
+        run = Run(
+            self._cluster,
+            journal,
+            self._settings.step_deadline_ms / 1000,
+            narrate=narrate,
+            tell=lambda text: logger.info("waiting", progress=text),
+            started=time.monotonic(),
+        )
+        return run.carry_out(view, self._wish, plan_repoint)
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        """Let others see it, with what is decided on the strength of it."""
+        with self._pause_lock:
+            pause = self._pause
+            before = self.snapshot.decision
+            decision = before if self._acting else self._decide(snapshot.leading, pause)
+            self.snapshot = replace(
+                snapshot,
+                memory=self._memory,
+                decision=decision,
+                pause=pause,
+                points=tuple(self._points),
+                events=tuple(self._events),
+            )
+        if before.verdict is not decision.verdict:
+            logger.info("decided", verdict=str(decision.verdict), reason=decision.reason)
+
+    def _decide(self, leading: bool, pause: Pause) -> Decision:
+        now = time.monotonic()
+        return decide(self._memory, now, self._rules, paused=pause.paused, leading=leading)
+
+    def _is_paused(self) -> bool:
+        with self._pause_lock:
+            return self._pause.paused
+
+    def _tell(self, text: str) -> None:
+        logger.info("watch", event_text=text)
+        self._events.append(Event(_now(), text))
+
+
+def _judged(before: Snapshot, view: View | None, problem: str) -> Snapshot:
+    """The snapshot with what was seen and how it is judged; the view before where there is none."""
+    if view is None:
+        return replace(before, problem=problem, checkup=None)
+    try:
+        return replace(before, view=view, checkup=check_up(view), problem="")
+    except SlotbridgeError as error:
+        return replace(before, view=view, checkup=None, problem=str(error))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,114 @@
+"""What `watch` knows after an observation: made by the loop, read by everyone else. Pure.
+
+Also what is derived from it for the page, the API and the metrics: lags, roles, events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from services.failover.checks.facts import required_slots
+from services.failover.watch.decision import Decision, Memory, Verdict
+from services.failover.watch.pausing import Pause
+
+if TYPE_CHECKING:
+    from services.failover.checkup import Checkup
+    from services.failover.journal import Entry
+    from services.failover.view import Node, View
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """How much WAL each standby and consumer lacks at a time, in bytes."""
+
+    at: float
+    """Seconds since the epoch."""
+    lags: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that watch has seen or done. `at`: UTC, ISO 8601."""
+
+    at: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Since the process began."""
+
+    observations: int = 0
+    promotions: int = 0
+    repoints: int = 0
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drilled:
+    """The last rehearsal in the journal. `at`: UTC, ISO 8601."""
+
+    at: str
+    outcome: str
+    well: bool
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All of it. `at`: UTC, ISO 8601; "" before the first observation."""
+
+    at: str = ""
+    at_s: float = 0.0
+    took_s: float = 0.0
+    view: View | None = None
+    checkup: Checkup | None = None
+    problem: str = ""
+    """Why the view can't be had or judged."""
+    memory: Memory = field(default_factory=Memory)
+    decision: Decision = field(default_factory=lambda: Decision(Verdict.WAIT, "not yet observed"))
+    leading: bool = False
+    automatic: bool = False
+    pause: Pause = field(default_factory=Pause)
+    points: tuple[Point, ...] = ()
+    events: tuple[Event, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    """The journal's last entries, oldest first."""
+    at_work: str = ""
+    """Who holds the commands' lock on the primary."""
+    counts: Counts = field(default_factory=Counts)
+    drilled: Drilled | None = None
+
+
+def lags_of(view: View) -> dict[str, int]:
+    """What each standby and consumer lacks of the primary's WAL, in bytes; {} without a primary."""
+    primary = view.primary
+    if primary is None or primary.state is None:
+        return {}
+    written = primary.state.replication.written_lsn or 0
+    lags = {
+        f"standby {node.name}": max(0, written - node.received)
+        for node in sorted(view.standbys, key=lambda node: node.name)
+    }
+    for required in required_slots(view):
+        slot = primary.state.slot(required.slot)
+        confirmed = (slot.confirmed_flush_lsn if slot is not None else None) or 0
+        # what a consumer confirmed beyond its own position had nothing for it
+        for name, lsn in required.consumers:
+            lags[name] = max(0, written - max(lsn, confirmed))
+    return lags
+
+
+def role_of(node: Node) -> str:
+    """A word or two for people."""
+    if node.state is None:
+        return str(node.reach)
+    if node.leading:
+        return "fenced primary" if node.fenced else "primary"
+    return "standby"
+
+
+def position_of(node: Node) -> int | None:
+    """The WAL that it has written or received; None where it does not answer."""
+    return node.received or None
