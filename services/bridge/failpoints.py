@@ -13,18 +13,32 @@ from schemas.errors import SettingsError
 VARIABLE: Final = "SLOTBRIDGE_FAILPOINT"
 FAILPOINTS: Final = (
     "owned",  # the origin is ours, Kafka knows nothing yet
+    "topics ready",  # our own topics are there
     "fenced",  # init_transactions has returned
+    "agreed",  # the witnesses have been compared
     "slot created",  # at the very first start, without a progress record
     "first record",  # with one, and the origin not moved
+    "staging loaded",  # undecided prepared transactions are in the spool
+    "started",  # START_REPLICATION has been answered
+    "resumed inside",  # a transaction of which Kafka has a part
+    "topic made",  # a new topic is there, nothing in it
     "sent",  # a portion is in the open Kafka transaction
-    "staged",  # so are records of a prepared transaction
+    "part sent",  # the portion is a part of a large transaction
+    "between parts",  # Kafka has committed it, the next one was not made
+    "skipped",  # the portion lacks events that Kafka has already
+    "staged",  # records of a prepared transaction are in the open Kafka transaction
+    "decided",  # its events and the removal of its staging are
     "before kafka commit",
+    "committing",  # while another thread waits for Kafka
     "after kafka commit",  # the slot and the origin know nothing of it
     "before feedback",
     "after feedback",
     "before origin",
     "after origin",
     "spooled",  # a piece of a streamed transaction is on disk
+    "breathing",  # in the middle of the replay or staging of a long transaction
+    "stopping",  # SIGTERM has come, nothing was finished yet
+    "closing",  # a session ends, in whatever way
 )
 
 

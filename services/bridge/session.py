@@ -107,6 +107,7 @@ class Session:
         reach("owned")
         topics = Topics(self._kafka, while_waiting=self._feedback.while_waiting)
         topics.prepare()
+        reach("topics ready")
         slot = self._source.slot
         producer = self._producer = TransactionalProducer(
             self._kafka,
@@ -126,6 +127,7 @@ class Session:
             sql_deadline_ms=self._bridge.sql_deadline_ms,
         )
         seen = compare_witnesses(primary, connection, record, slot, topics)
+        reach("agreed")
         self._timeline = seen.server.timeline
         if record is None:
             record = self._begin(primary, producer)
@@ -140,6 +142,7 @@ class Session:
             origin=self._source.origin,
             two_phase=self._source.two_phase,
         )
+        reach("resumed inside" if start.seq else "started")
         self._feedback.connect(connection, self._ledger)
         metrics.TIMELINE.set(self._timeline)
         metrics.STREAMING.set(1)
@@ -203,6 +206,7 @@ class Session:
 
     def close(self) -> None:
         """Drop everything; what Kafka has not committed comes again in the next session."""
+        reach("closing")
         metrics.STREAMING.set(0)
         if self._producer is not None:
             self._producer.cancel()
@@ -252,6 +256,7 @@ class Session:
         if staged:
             gids = ", ".join(sorted(record.gid for record in staged)[:5])
             logger.info("prepared transactions wait", count=len(staged), gids=gids)
+            reach("staging loaded")
         return staged
 
     def _keepalive(self, item: Keepalive) -> None:
@@ -281,12 +286,13 @@ class Session:
             metrics.TRANSACTIONS.inc()
         if portion.dropped:
             metrics.DROPPED.inc(portion.dropped)
+            reach("skipped")
         if portion.events:
             self._producer.send(portion.events, origin_of(portion))
-            reach("sent")
+            reach("part sent" if portion.position.seq else "sent")
         if portion.staging:
             self._producer.send(portion.staging)
-            reach("staged")
+            reach("decided" if portion.events else "staged")
         self._events += len(portion.events)
         self._portion_bytes += portion.bytes
         if portion.counts is not None:
@@ -294,6 +300,8 @@ class Session:
         self._ledger.publish(portion.position)
         if portion.position.seq or self._portion_bytes >= self._bridge.commit_bytes_max:
             self._commit()
+            if portion.position.seq:
+                reach("between parts")
 
     def _commit_delay_s(self, portion: Portion) -> float:
         """How long the portion may wait for others; not at all where commits wait for it."""
@@ -309,6 +317,7 @@ class Session:
 
     def _breathe(self) -> None:
         """In the middle of long work: the server hears from us, and keeps the origin for us."""
+        reach("breathing")
         self._feedback.while_waiting()
         self._beat(time.monotonic())
 
@@ -334,6 +343,7 @@ class Session:
         started = time.monotonic()
         reach("before kafka commit")
         future: Future[None] = self._pool.submit(self._producer.commit, record)
+        reach("committing")
         while True:
             try:
                 future.result(self._feedback.interval_s)
@@ -366,6 +376,7 @@ class Session:
     def _finish(self) -> None:
         """A clean stop: commit what is whole, confirm it, and leave the origin where Kafka is."""
         assert self._primary is not None
+        reach("stopping")
         self._heartbeat.commits_wait = False
         if self._uncommitted or self._ledger.ahead:
             self._commit()

@@ -1,46 +1,97 @@
-"""`make torture SEED=1 MINUTES=3`: runs with SEED, SEED+1 … until the time is over."""
+"""`make torture SEED=1 MINUTES=3`, `make torture SEEDS=1-40`: runs, one line of JSON each.
 
+Ends with a table of sums over them, or over all lines of the file TOTALS.
+"""
+
+import contextlib
+import itertools
+import shutil
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from services.local.bed import Bed
+from services.local.kafka import KafkaBroker
+from tests.providers.proxy import Proxy
+from tests.torture.checker import Finding
+from tests.torture.report import Report, never, sums, table
 from tests.torture.rig import Rig, kept
+
+
+@contextlib.contextmanager
+def servers(folder: Path) -> Iterator[tuple[Bed, Proxy]]:
+    """A bed whose broker is reached through a proxy."""
+    proxy = Proxy()
+    with contextlib.closing(proxy), Bed(folder, lazy=True) as bed:
+        bed.kafka = KafkaBroker(
+            bed.folder / "kafka", processes=bed.processes, proxy_port=proxy.port
+        )
+        proxy.target_port = bed.kafka.proxied_port
+        bed.start("kafka")
+        yield bed, proxy
+
+
+def one_run(
+    bed: Bed, to_kafka: Proxy, folder: Path, seed: int, seconds: float, *, sabotage: str = ""
+) -> Report:
+    """With a pair of its own. The folder is kept when something is found, or the rig fails."""
+    folder.mkdir(exist_ok=True)
+    try:
+        with bed.new_pair() as (pair, _subscriber):
+            rig = Rig(bed, folder, seed, to_kafka=to_kafka, sabotage=sabotage)
+            report = rig.run((pair.primary, pair.standby), seconds)
+    except Exception:
+        what = traceback.format_exc()
+        (folder / "traceback.txt").write_text(what, encoding="utf-8")
+        report = Report(seed, findings=[Finding("rig", what.splitlines()[-1])])
+    kept(folder, report)
+    if not report.findings:
+        shutil.rmtree(folder)
+    return report
 
 
 def main(
     seed: Annotated[int, typer.Option(help="The first seed; each run takes the next.")] = 1,
+    seeds: Annotated[str, typer.Option(help="FIRST-LAST: one run each, however long.")] = "",
     minutes: Annotated[float, typer.Option(help="How long to go on starting runs.")] = 3.0,
-    run_seconds: Annotated[float, typer.Option(help="How long each run is under fire.")] = 75.0,
-    folder: Annotated[Path | None, typer.Option(help="Kept when something is found.")] = None,
+    run_seconds: Annotated[float, typer.Option(help="How long each run is under fire.")] = 100.0,
+    folder: Annotated[Path | None, typer.Option(help="Keeps what is found.")] = None,
+    totals: Annotated[Path | None, typer.Option(help="Append each run's line to it.")] = None,
 ) -> None:
-    """Torture the bridge and print one JSON line a seed. Exit code 1 when anything is wrong."""
+    """Torture the bridge. Exit code 1 when anything is wrong or a single run met too little."""
     base = folder or Path(tempfile.mkdtemp(prefix="slotbridge-torture-"))
     base.mkdir(parents=True, exist_ok=True)
     base.chmod(0o755)
+    first, _, last = (seeds or f"{seed}-").partition("-")
+    wanted = itertools.count(int(first)) if not last else range(int(first), int(last) + 1)
+    lines = []
     wrong = False
-    with Bed(base / "servers", lazy=True) as bed:
-        bed.start("kafka")
-        started = time.monotonic()
-        while time.monotonic() - started < 60 * minutes:
-            run_folder = base / f"seed-{seed}"
-            run_folder.mkdir(exist_ok=True)
-            with bed.new_pair() as (pair, _subscriber):
-                rig = Rig(bed, run_folder, seed)
-                seconds = run_seconds
-                report = rig.run((pair.primary, pair.standby), seconds)
-            sys.stdout.write(report.as_json() + "\n")
+    with servers(base / "servers") as (bed, to_kafka):
+        until = time.monotonic() + 60 * minutes
+        for number in wanted:
+            if not last and time.monotonic() > until:
+                break
+            report = one_run(bed, to_kafka, base / f"seed-{number}", number, run_seconds)
+            lines.append(report.as_json())
+            sys.stdout.write(lines[-1] + "\n")
             sys.stdout.flush()
+            if totals is not None:
+                with totals.open("a", encoding="utf-8") as file:
+                    file.write(lines[-1] + "\n")
             if report.findings:
                 wrong = True
-                kept(run_folder, report)
-                sys.stderr.write(f"findings, log and settings: {run_folder}\n")
-            seed += 1
-    raise SystemExit(int(wrong))
+                sys.stderr.write(f"findings and logs: {base / f'seed-{number}'}\n")
+    content = totals.read_text(encoding="utf-8").splitlines() if totals is not None else lines
+    total = sums(content)
+    sys.stdout.write("\n".join(table(total)) + "\n")
+    raise SystemExit(int(wrong or (total["runs"] >= 10 and bool(never(total)))))
 
 
-typer.run(main)
+if __name__ == "__main__":
+    typer.run(main)

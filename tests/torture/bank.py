@@ -17,7 +17,9 @@ Connection = psycopg.Connection[Any]
 
 ACCOUNTS: Final = 50
 NEVER: Final = "never"
-LARGE_ROWS: Final = 500
+OWN_ROWS: Final = ("items", "toast", "key", "savepoints", "large")
+"""Kinds that touch nothing of other clients: prepared, they may wait for long."""
+LARGE_ROWS: Final = (200, 200, 200, 600)
 SCHEMA: Final = """
     CREATE TABLE ledger (tid text PRIMARY KEY, kind text, expected text);
     CREATE TABLE account (id int PRIMARY KEY, balance bigint, tid text);
@@ -42,22 +44,28 @@ def open_accounts(connection: Connection) -> None:
 
 
 class Work:
-    """One client's transactions: `next_id` numbers its items, `mine` are those that exist."""
+    """One client's transactions: `next_id` numbers its items, `mine` are those that exist.
+
+    `touched` are the old items that the last one changed; `locked` are not to be changed, as an
+    undecided prepared transaction has touched them.
+    """
 
     def __init__(self, client: int, moments: random.Random) -> None:
         self.client = client
         self.random = moments
         self.next_id = client * 10**9
         self.mine: set[int] = set()
+        self.locked: set[int] = set()
+        self.touched: set[int] = set()
         self.kinds: dict[str, tuple[int, Callable[[Connection, str], Counter[str]]]] = {
-            "transfer": (30, self._transfer),
+            "transfer": (28, self._transfer),
             "items": (25, self._items),
-            "toast": (10, self._toast),
-            "key": (6, self._key),
+            "toast": (8, self._toast),
+            "key": (8, self._key),
             "savepoints": (10, self._savepoints),
             "large": (3, self._large),
-            "truncate": (3, self._truncate),
-            "shape": (3, self._shape),
+            "truncate": (4, self._truncate),
+            "shape": (5, self._shape),
             "message": (4, self._message),
             "empty": (2, lambda _connection, _tid: Counter()),
         }
@@ -69,6 +77,7 @@ class Work:
 
     def run(self, connection: Connection, kind: str, tid: str) -> None:
         """Everything between BEGIN and COMMIT, with the ledger's row at the end."""
+        self.touched = set()
         done = self.kinds[kind][1](connection, tid)
         done["ledger"] += 1
         connection.execute(
@@ -81,7 +90,7 @@ class Work:
             "SELECT id FROM item WHERE id BETWEEN %s AND %s",
             [self.client * 10**9, (self.client + 1) * 10**9 - 1],
         ).fetchall()
-        self.mine = {row[0] for row in rows}
+        self.mine = {row[0] for row in rows} - self.locked
 
     def _new_ids(self, count: int) -> list[int]:
         ids = list(range(self.next_id, self.next_id + count))
@@ -114,6 +123,7 @@ class Work:
         connection.execute("UPDATE item SET n = n + 1, tid = %s WHERE id = ANY(%s)", [tid, changed])
         gone = [item for item in self._some(4) if item not in changed]
         connection.execute("DELETE FROM item WHERE id = ANY(%s)", [gone])
+        self.touched = {*changed, *gone}
         self.mine = self.mine - set(gone) | set(added)
         return Counter(item=len(added) + len(changed) + len(gone))
 
@@ -136,6 +146,7 @@ class Work:
             connection.execute(
                 "UPDATE item SET id = %s, tid = %s WHERE id = %s", [after, tid, before]
             )
+        self.touched = set(old)
         self.mine = self.mine - set(old) | set(new)
         return Counter(item=2 * len(old))
 
@@ -153,9 +164,10 @@ class Work:
 
     def _large(self, connection: Connection, tid: str) -> Counter[str]:
         """Streamed while in progress, as logical_decoding_work_mem is 64kB."""
-        kept = self._insert_items(connection, tid, LARGE_ROWS)
+        count = self.random.choice(LARGE_ROWS)
+        kept = self._insert_items(connection, tid, count)
         connection.execute("SAVEPOINT a")
-        self._insert_items(connection, NEVER, LARGE_ROWS)
+        self._insert_items(connection, NEVER, count)
         connection.execute("ROLLBACK TO a")
         gone = kept[:-20]
         connection.execute("DELETE FROM item WHERE id = ANY(%s)", [gone])

@@ -4,22 +4,29 @@
     phantom       in Kafka, not in the ledger, or rolled back to a savepoint
     duplicated    an event twice, or a ledger row in two transactions
     torn          a transaction without all of its events, or in two Kafka transactions
-    disordered    events of a key, or transactions, not in commit order
+    disordered    events of a partition, or transactions, not in commit order
+    wrong         a balance that no transfer makes of the one before it
     missing       acknowledged to a client, not in the database
     resurrected   refused or rolled back for a client, and in the database
 
 A Kafka transaction ends with a marker, which takes an offset of its own: a gap between the offsets
-of a source transaction's events in a partition is a border between two Kafka transactions.
+of a source transaction's events in a partition is a border between two Kafka transactions; so is
+one between its BEGIN and its END, which are next to each other in a topic of one partition.
 """
 
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tests.bridge.reading import Record
 from tests.torture.bank import NEVER
+
+PARTED_EVENTS_MIN: Final = 50
+"""A transaction of fewer events is not larger than transaction_bytes_max."""
+TRANSFERRED: Final = 10
+"""What each of a transfer's two updates changes a balance by."""
 
 
 class Finding(NamedTuple):
@@ -34,12 +41,13 @@ class Truth:
     """The surviving database and the clients.
 
     `ledger`: tid -> table -> number of events. `parted`: commit_lsn of the transactions that were
-    larger than transaction_bytes_max.
+    larger than transaction_bytes_max. `partitions`: of each topic of a table.
     """
 
     ledger: Mapping[str, Mapping[str, int]]
     outcomes: Mapping[str, str]
     parted: Collection[int] = ()
+    partitions: int = 2
 
 
 @dataclass
@@ -49,26 +57,30 @@ class _Transaction:
     tids: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     ends: list[Mapping[str, int]] = field(default_factory=list)
+    boundaries: list[int] = field(default_factory=list)
+    copies: Counter[int] = field(default_factory=Counter)
     offsets: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
 
 
 def check(records: Iterable[Record], transaction_topic: str, truth: Truth) -> list[Finding]:
     """Every violation. `records`: all of the table topics and the transaction topic."""
-    content = list(records)
     transactions: dict[int, _Transaction] = defaultdict(_Transaction)
     findings: list[Finding] = []
     places: dict[tuple[str, int], set[int]] = defaultdict(set)
     seen: set[tuple[int, int, int]] = set()
-    for record in content:
+    content = []
+    for record in records:
         places[record.topic, record.partition].add(record.offset)
         if record.value is None:
             continue
         event = json.loads(record.value)
+        content.append((record, event))
         if record.topic == transaction_topic:
-            _boundary(event, transactions, findings)
+            _boundary(record, event, transactions, findings)
         else:
             _event(record, event, transactions, seen, findings)
     findings += _order(content, transaction_topic)
+    findings += _balances(event for _, event in content if event.get("op") in ("c", "u"))
     for commit_lsn, found in transactions.items():
         findings += _whole(commit_lsn, found, truth)
         if commit_lsn not in truth.parted:
@@ -78,11 +90,15 @@ def check(records: Iterable[Record], transaction_topic: str, truth: Truth) -> li
 
 
 def _boundary(
-    event: dict[str, Any], transactions: dict[int, _Transaction], findings: list[Finding]
+    record: Record,
+    event: dict[str, Any],
+    transactions: dict[int, _Transaction],
+    findings: list[Finding],
 ) -> None:
+    found = transactions[event["commit_lsn"]]
+    found.boundaries.append(record.offset)
     if event["status"] != "END":
         return
-    found = transactions[event["commit_lsn"]]
     found.ends.append(
         {
             c["data_collection"].removeprefix("public."): c["event_count"]
@@ -112,28 +128,46 @@ def _event(
     seen.add(number)
     if after.get("tid") == NEVER:
         findings.append(Finding("phantom", f"{where}: rolled back to a savepoint"))
+    if event["op"] == "t":
+        found.copies[source["seq"]] += 1
     if event["op"] != "t" or copy == 0:
         found.counts[source["table"]] += 1
     if source["table"] == "ledger":
         found.tids.append(after["tid"])
 
 
-def _order(records: Iterable[Record], transaction_topic: str) -> list[Finding]:
+def _order(
+    content: Iterable[tuple[Record, dict[str, Any]]], transaction_topic: str
+) -> list[Finding]:
     findings = []
-    last: dict[tuple[str, int, bytes | None], tuple[int, int]] = {}
-    for record in records:
-        if record.value is None:
-            continue
-        event = json.loads(record.value)
+    last: dict[tuple[str, int], tuple[int, int]] = {}
+    for record, event in content:
         if record.topic == transaction_topic:
-            place: tuple[str, int, bytes | None] = (record.topic, 0, None)
             position = (event["commit_lsn"], int(event["status"] == "END"))
         else:
-            place = (record.topic, record.partition, record.key)
             position = (event["source"]["commit_lsn"], event["source"]["seq"])
+        place = (record.topic, record.partition)
         if place in last and position < last[place]:
             findings.append(Finding("disordered", f"{record[:4]}: {position} < {last[place]}"))
         last[place] = position
+    return findings
+
+
+def _balances(events: Iterable[dict[str, Any]]) -> list[Finding]:
+    """Each update of an account moves its balance by what is transferred, and no sum changes."""
+    findings = []
+    balances: dict[int, int] = {}
+    sums: Counter[int] = Counter()
+    accounts = [event for event in events if "balance" in (event["after"] or {})]
+    for event in sorted(accounts, key=lambda e: (e["source"]["commit_lsn"], e["source"]["seq"])):
+        number, balance = event["after"]["id"], event["after"]["balance"]
+        moved = balance - balances.get(number, 0)
+        if event["op"] == "u" and abs(moved) != TRANSFERRED:
+            what = f"{event['after']['tid']}: account {number} by {moved} to {balance}"
+            findings.append(Finding("wrong", what))
+        sums[event["source"]["commit_lsn"]] += moved
+        balances[number] = balance
+    findings += [Finding("wrong", f"{lsn}: balances by {by}") for lsn, by in sums.items() if by]
     return findings
 
 
@@ -148,6 +182,12 @@ def _whole(commit_lsn: int, found: _Transaction, truth: Truth) -> list[Finding]:
     if Counter(found.ends[0]) != found.counts:
         what = f"{found.tids[0]}: END says {found.ends[0]}, found {dict(found.counts)}"
         findings.append(Finding("torn", what))
+    for seq, copies in found.copies.items():
+        if copies != truth.partitions:
+            what = f"{found.tids[0]}: truncate {seq} in {copies} of {truth.partitions} partitions"
+            findings.append(Finding("torn", what))
+    if commit_lsn in truth.parted and found.counts.total() < PARTED_EVENTS_MIN:
+        findings.append(Finding("torn", f"{found.tids[0]}: parted, though it is small"))
     return findings
 
 
@@ -155,6 +195,9 @@ def _undivided(
     commit_lsn: int, found: _Transaction, places: Mapping[tuple[str, int], set[int]]
 ) -> list[Finding]:
     findings = []
+    if len(found.boundaries) == 2 and found.boundaries[1] - found.boundaries[0] != 1:
+        what = f"{found.tids}, {commit_lsn}: BEGIN and END in two Kafka transactions"
+        findings.append(Finding("torn", what))
     for place, offsets in found.offsets.items():
         within = range(min(offsets), max(offsets) + 1)
         gaps = [offset for offset in within if offset not in places[place]]

@@ -10,24 +10,33 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 import psycopg
 
-from tests.torture.bank import Connection, Work
+from tests.torture.bank import OWN_ROWS, Connection, Work
 
-_PREPARED_SHARE: Final = 0.15
+_PREPARED_SHARE: Final = 0.2
+_LATER_SHARE: Final = 0.3
+_LATER_S: Final = (0.5, 4.0)
 _ROLLED_BACK_SHARE: Final = 0.08
 _OPTIONS: Final = "-c lock_timeout=2s -c logical_decoding_work_mem=64kB -c statement_timeout=30s"
 
 
 @dataclass
 class Outcomes:
-    """tid -> its outcome, of all clients."""
+    """tid -> its outcome, of all clients; `decided`: how prepared transactions were."""
 
     found: dict[str, str] = field(default_factory=dict)
+    decided: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def decide(self, *how: str) -> None:
+        """A prepared transaction was decided, each of `how`."""
+        with self._lock:
+            self.decided.update(how)
 
     def note(self, tid: str, outcome: str) -> None:
         """The last word counts."""
@@ -44,8 +53,24 @@ class Outcomes:
         return Counter(self.found.values())
 
 
+@dataclass
+class Open:
+    """A prepared transaction that is to be decided: `commit` or not, from `due` on.
+
+    `session`: of its PREPARE.
+    """
+
+    commit: bool
+    due: float
+    touched: set[int]
+    session: int
+
+
 class Client(threading.Thread):
-    """Runs transactions on whichever host is writable, until `end` is set."""
+    """Runs transactions on whichever host is writable, until `end` is set.
+
+    While `hold` is set it has no connection, and `held` says so.
+    """
 
     def __init__(
         self, number: int, seed: int, conninfo: str, outcomes: Outcomes, pause_s: float
@@ -58,8 +83,11 @@ class Client(threading.Thread):
         self._random = random.Random(f"{seed}-{number}")
         self._work = Work(number, random.Random(f"{seed}-work-{number}"))
         self._count = 0
-        self._open_gids: dict[str, bool] = {}
+        self._session = 0
+        self._open: dict[str, Open] = {}
         self.end = threading.Event()
+        self.hold = threading.Event()
+        self.held = threading.Event()
         self.problem: BaseException | None = None
 
     def run(self) -> None:
@@ -67,7 +95,12 @@ class Client(threading.Thread):
         try:
             while not self.end.is_set():
                 try:
-                    self._connected()
+                    if self.hold.is_set():
+                        self.held.set()
+                        self.end.wait(0.1)
+                    else:
+                        self.held.clear()
+                        self._connected()
                 except (psycopg.OperationalError, psycopg.InterfaceError):
                     self.end.wait(0.2)
         except BaseException as problem:
@@ -81,10 +114,15 @@ class Client(threading.Thread):
             connect_timeout=3,
             target_session_attrs="read-write",
         ) as connection:
-            self._decide_what_is_open(connection)
+            self._session += 1
+            self._find_what_is_open(connection)
             self._work.settle(connection)
             while not self.end.wait(self._random.random() * 2 * self._pause_s):
+                if self.hold.is_set():
+                    return
                 self._transaction(connection)
+                self._decide(connection, lambda one: time.monotonic() >= one.due)
+            self._decide(connection, lambda _one: True)
 
     def _transaction(self, connection: Connection) -> None:
         self._count += 1
@@ -106,7 +144,7 @@ class Client(threading.Thread):
             return
         chance = self._random.random()
         if chance < _PREPARED_SHARE and kind != "shape":
-            self._prepare(connection, tid)
+            self._prepare(connection, tid, kind)
         elif chance < _PREPARED_SHARE + _ROLLED_BACK_SHARE:
             connection.execute("ROLLBACK")
             self._outcomes.note(tid, "rolled back")
@@ -114,38 +152,44 @@ class Client(threading.Thread):
         else:
             self._end(connection, tid, "COMMIT")
 
-    def _prepare(self, connection: Connection, tid: str) -> None:
+    def _prepare(self, connection: Connection, tid: str, kind: str) -> None:
+        """PREPARE; what touches only our own rows is decided later, often after a fault."""
         commit = self._random.random() < 0.75
+        later_s = self._random.uniform(*_LATER_S) if self._random.random() < _LATER_SHARE else 0.0
+        due = time.monotonic() + later_s if kind in OWN_ROWS else 0.0
         self._outcomes.note(tid, "unknown")
-        self._open_gids[tid] = commit
+        self._open[tid] = Open(commit, due, self._work.touched, self._session)
         connection.execute(f"PREPARE TRANSACTION '{tid}'".encode())
-        if self._random.random() < 0.5:
-            self.end.wait(self._random.random())
-        self._decide(connection, tid)
+        self._work.locked |= self._work.touched
         self._work.settle(connection)
 
-    def _decide(self, connection: Connection, tid: str) -> None:
-        commit = self._open_gids[tid]
-        verb = "COMMIT" if commit else "ROLLBACK"
-        self._end(connection, tid, f"{verb} PREPARED '{tid}'")
-        del self._open_gids[tid]
-        if not commit:
-            self._outcomes.note(tid, "rolled back")
+    def _decide(self, connection: Connection, which: Callable[[Open], bool]) -> None:
+        """COMMIT PREPARED or ROLLBACK PREPARED."""
+        for tid, one in [(tid, one) for tid, one in self._open.items() if which(one)]:
+            verb = "COMMIT" if one.commit else "ROLLBACK"
+            self._end(connection, tid, f"{verb} PREPARED '{tid}'")
+            if not one.commit:
+                self._outcomes.note(tid, "rolled back")
+            later = "in another session" if one.session != self._session else "in its session"
+            self._outcomes.decide(verb.lower(), later)
+            self._forget(tid)
+            self._work.settle(connection)
+
+    def _forget(self, tid: str) -> None:
+        del self._open[tid]
+        self._work.locked = set().union(*(one.touched for one in self._open.values()))
 
     def _end(self, connection: Connection, tid: str, statement: str) -> None:
         self._outcomes.note(tid, "unknown")
         connection.execute(statement.encode())
         self._outcomes.note(tid, "acknowledged")
 
-    def _decide_what_is_open(self, connection: Connection) -> None:
-        """Prepared before the connection broke: decide it now, where the server has it."""
+    def _find_what_is_open(self, connection: Connection) -> None:
+        """Forget what the server does not have: never prepared, or decided, unknown to us."""
         rows = connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall()
         there = {row[0] for row in rows}
-        for tid in list(self._open_gids):
-            if tid in there:
-                self._decide(connection, tid)
-            else:
-                del self._open_gids[tid]
+        for tid in [tid for tid in self._open if tid not in there]:
+            self._forget(tid)
 
 
 def stop_all(clients: list[Client], timeout_s: float) -> None:

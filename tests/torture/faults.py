@@ -7,33 +7,56 @@ from typing import Final, NamedTuple
 from services.bridge.failpoints import FAILPOINTS
 
 _WEIGHTS: Final = {
-    "kill": 30,
-    "failpoint": 45,
+    "kill": 16,
+    "failpoint": 30,
+    "crash loop": 18,
+    "sigterm": 4,
     "freeze": 2,
-    "terminate": 5,
+    "rival": 3,
+    "terminate": 4,
+    "network cut": 3,
+    "network stalled": 2,
     "broker killed": 3,
     "broker paused": 3,
+    "broker cut off": 2,
     "primary restarted": 3,
     "standby killed": 2,
-    "failover": 5,
+    "failover": 6,
 }
-_AT_FIRST_START: Final = ("slot created", "first record")
-_REPEATED: Final = tuple(name for name in FAILPOINTS if name not in _AT_FIRST_START)
-DATABASE_AND_BROKER: Final = frozenset(_WEIGHTS) - {"kill", "failpoint", "freeze", "failover"}
+FAULTS: Final = tuple(_WEIGHTS)
+OF_THE_BRIDGE: Final = frozenset({"kill", "failpoint", "crash loop", "sigterm", "freeze", "rival"})
+DATABASE_AND_BROKER: Final = frozenset(_WEIGHTS) - OF_THE_BRIDGE - {"failover"}
+AT_FIRST_START: Final = ("slot created", "first record")
+AT_STOP: Final = ("stopping", "closing")
+AT_START: Final = ("owned", "topics ready", "fenced", "agreed", "started", "staging loaded")
+INSIDE: Final = ("between parts:1", "resumed inside:1", "skipped:1")
+"""A crash in the middle of a large transaction, and of its resumption, twice."""
+_ONCE: Final = frozenset({*AT_START, "resumed inside"})
+_STREAMING: Final = tuple(
+    name for name in FAILPOINTS if name not in (*AT_FIRST_START, *AT_STOP, "topic made")
+)
+_CRASHES_MAX: Final = 5
 
 
 class Fault(NamedTuple):
-    """`pause_s` before it; `failpoint` as in SLOTBRIDGE_FAILPOINT; `seconds` it lasts."""
+    """`pause_s` before it; `points` as in SLOTBRIDGE_FAILPOINT; `seconds` it lasts.
+
+    `harassed`: the bridge is killed meanwhile, again and again. `revived`: after a failover the
+    old primary comes back alone, as a primary.
+    """
 
     pause_s: float
     name: str
-    failpoint: str
+    points: tuple[str, ...]
     seconds: float
+    harassed: bool
+    revived: bool
 
 
 def first_failpoint(seed: int) -> str:
     """What the very first bridge meets: nothing, or one of what only the first start passes."""
-    return random.Random(f"first {seed}").choice(["", *(f"{n}:1" for n in _AT_FIRST_START)])
+    choices = ["", "topic made:1", "topic made:4", *(f"{n}:1" for n in AT_FIRST_START)]
+    return random.Random(f"first {seed}").choice(choices)
 
 
 def schedule(seed: int) -> Iterator[Fault]:
@@ -41,8 +64,22 @@ def schedule(seed: int) -> Iterator[Fault]:
     moments = random.Random(f"faults {seed}")
     while True:
         name = moments.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
-        point = moments.choice(_REPEATED)
-        passage = 1 if point in ("owned", "fenced") else moments.randint(1, 6)
+        crashes = moments.randint(2, _CRASHES_MAX) if name == "crash loop" else 1
+        points = tuple(_point(moments) for _ in range(crashes))
+        if name == "crash loop" and moments.random() < 0.3:
+            points = (*INSIDE, *points[:2])
+        if name == "sigterm":
+            points = (f"{moments.choice(AT_STOP)}:1",)
         yield Fault(
-            moments.uniform(0.1, 1.5), name, f"{point}:{passage}", moments.uniform(0.3, 5.0)
+            pause_s=moments.uniform(0.0, 1.0),
+            name=name,
+            points=points,
+            seconds=moments.uniform(0.3, 4.0),
+            harassed=moments.random() < 0.5,
+            revived=moments.random() < 0.25,
         )
+
+
+def _point(moments: random.Random) -> str:
+    name = moments.choice(_STREAMING)
+    return f"{name}:{1 if name in _ONCE else moments.choice([1, 1, 2, 3, 5, 8])}"

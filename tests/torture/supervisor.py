@@ -2,14 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.bridge.failpoints import VARIABLE
+from tests.torture.nursery import Nursery
 
 _RETRY = range(10, 20)
 _RESTART_PAUSE_S = 0.1
@@ -22,6 +20,7 @@ class Ends:
     failpoints: Counter[str] = field(default_factory=Counter)
     killed: int = 0
     codes: Counter[int] = field(default_factory=Counter)
+    starts: int = 0
 
     @property
     def sigkills(self) -> int:
@@ -32,12 +31,14 @@ class Ends:
 class Supervised:
     """A bridge of one configuration file; a thread starts it again and again until `stop`."""
 
-    def __init__(self, config: Path, log: Path) -> None:
+    def __init__(self, config: Path, log: Path, *, sabotage: str = "") -> None:
         self._config = config
         self._log = log
+        self._sabotage = sabotage
+        self._nursery = Nursery(log.with_suffix(".passages"))
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._armed = ""
+        self._pid = 0
+        self._armed: deque[str] = deque()
         self._ours = False
         self._stopping = threading.Event()
         self._ended = threading.Condition(self._lock)
@@ -45,64 +46,90 @@ class Supervised:
         self.operator_needed: int | None = None
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
-    def start(self, failpoint: str = "") -> None:
-        """From now on there is a bridge, the first one with `failpoint`."""
-        self._armed = failpoint
+    def start(self, *failpoints: str) -> None:
+        """From now on there is a bridge; the first ones have a failpoint each."""
+        self._armed.extend(failpoints)
         self._thread.start()
 
     def kill(self) -> None:
         """SIGKILL the present one."""
-        with self._lock:
-            if self._process is not None:
-                self._ours = True
-                self._process.kill()
+        self._signal(signal.SIGKILL)
 
-    def arm(self, failpoint: str) -> None:
-        """Give the next process `failpoint` and make way for it."""
+    def terminate(self) -> None:
+        """SIGTERM the present one; another follows."""
+        self._signal(signal.SIGTERM)
+
+    def arm(self, *failpoints: str) -> None:
+        """Give the next processes a failpoint each, and make way for the first."""
         with self._lock:
-            self._armed = failpoint
+            self._armed.clear()
+            self._armed.extend(failpoints)
         self.kill()
 
-    def freeze(self, seconds: float) -> None:
-        """SIGSTOP for a while."""
+    def stopped(self) -> bool:
+        """Whether the present one does not run because of SIGSTOP."""
         with self._lock:
-            process = self._process
-        if process is not None:
-            process.send_signal(signal.SIGSTOP)
-            self._stopping.wait(seconds)
-            process.send_signal(signal.SIGCONT)
+            if not self._pid:
+                return False
+            stat = Path(f"/proc/{self._pid}/stat").read_text(encoding="ascii")
+            return stat.rpartition(")")[2].split()[0] == "T"
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
 
     def await_end(self, count: int, timeout_s: float) -> bool:
         """Whether `count` processes have ended by SIGKILL, within `timeout_s`."""
         with self._ended:
             return self._ended.wait_for(lambda: self.ends.sigkills >= count, timeout_s)
 
+    def passages(self) -> Counter[str]:
+        """How often each failpoint was passed, over all processes."""
+        return self._nursery.passages()
+
     def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM; returns the exit code of the last process."""
+        self._armed.clear()
         self._stopping.set()
-        with self._lock:
-            process = self._process
-        assert process is not None
-        process.terminate()
-        code = process.wait(timeout_s)
+        before = Counter(self.ends.codes)
+        self.terminate()
         self._thread.join(timeout_s)
-        return code
+        alive = self._thread.is_alive()
+        self._nursery.close()
+        assert not alive, f"SIGTERM was not heard for {timeout_s:.0f} s"
+        return max(self.ends.codes - before, default=0)
+
+    def end(self) -> None:
+        """SIGKILL, and no other follows."""
+        self._stopping.set()
+        self.kill()
+        if self._thread.ident is not None:
+            self._thread.join(60)
+        self._nursery.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with self._lock:
+            if self._pid:
+                self._ours = self._ours or number == signal.SIGKILL
+                os.kill(self._pid, number)
 
     def _run(self) -> None:
         while not self._stopping.is_set() and self.operator_needed is None:
-            with self._log.open("ab") as log, self._lock:
-                failpoint, self._armed = self._armed, ""
+            with self._lock:
+                failpoint = self._armed.popleft() if self._armed else ""
                 self._ours = False
-                process = self._process = subprocess.Popen(
-                    [Path(sys.executable).parent / "slotbridge", "run", "--config", self._config],
-                    stdout=log,
-                    stderr=log,
-                    env={**os.environ, VARIABLE: failpoint},
-                )
-            code = process.wait()
+                self._pid = self._nursery.start(self._config, self._log, failpoint, self._sabotage)
+                self.ends.starts += 1
+            code = self._nursery.await_end()
             with self._ended:
+                self._pid = 0
                 self._note(code, failpoint)
                 self._ended.notify_all()
+            self._nursery.reap()
             self._stopping.wait(_RESTART_PAUSE_S)
 
     def _note(self, code: int, failpoint: str) -> None:
@@ -112,5 +139,5 @@ class Supervised:
             self.ends.failpoints[failpoint.partition(":")[0]] += 1
         else:
             self.ends.codes[code] += 1
-            if code not in _RETRY and code != 0:
+            if code not in _RETRY and code not in (0, -signal.SIGTERM):
                 self.operator_needed = code

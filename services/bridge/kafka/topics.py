@@ -25,6 +25,7 @@ from schemas.events import (
     transaction_topic,
 )
 from schemas.settings import KafkaSettings
+from services.bridge.failpoints import reach
 from services.kafka.client import (
     TOPIC_REFUSALS,
     Complaints,
@@ -197,6 +198,7 @@ class Topics:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise _not_created(error, name) from error
         self._await_leader(name)
+        reach("topic made")
         logger.info("topic is there", topic=name, partitions=self._partitions[name])
 
     def _await_leader(self, name: str) -> None:

@@ -1,0 +1,358 @@
+"""Deliberate small mistakes in the bridge, one at a time: the rig must find each.
+
+`commit(name)` makes it in this process, before the bridge runs. `control` changes nothing that
+matters: nothing may be found.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import KafkaException
+
+from schemas.errors import SlotbridgeError
+from schemas.events import PreparedRecord, ProgressRecord
+from services.bridge import session
+from services.bridge.events.envelope import Event
+from services.bridge.kafka.producer import TransactionalProducer
+from services.bridge.kafka.topics import Topics
+from services.bridge.postgres.connection import ReplicationConnection
+from services.bridge.progress import agreement
+from services.bridge.progress.agreement import Ledger, Position
+from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.prepared import Prepared
+from services.bridge.transactions.spool import Spool
+from services.bridge.transactions.streams import Streams
+
+_STEPS: Final[dict[str, Callable[[], None]]] = {}
+
+
+def commit(name: str) -> None:
+    """Make the mistake `name`; none where it is empty."""
+    if name:
+        _STEPS[name]()
+
+
+def names() -> list[str]:
+    """All of them."""
+    return list(_STEPS)
+
+
+def _mistake(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def note(step: Callable[[], None]) -> Callable[[], None]:
+        _STEPS[name] = step
+        return step
+
+    return note
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    setattr(owner, name, value)
+
+
+@_mistake("control: the server is asked for more than is needed")
+def _control() -> None:
+    """From the slot's own position on: what Kafka has comes again, and is dropped."""
+    start = ReplicationConnection.start
+
+    def from_the_slot(self: ReplicationConnection, _lsn: int, *rest: Any, **options: Any) -> None:
+        start(self, 0, *rest, **options)
+
+    _put(ReplicationConnection, "start", from_the_slot)
+
+
+@_mistake("the filter of what Kafka has is dropped")
+def _no_filter() -> None:
+    _control()
+    opened = Assembler._open
+    closed = Assembler._close
+
+    def without_filter(self: Assembler, *arguments: Any) -> None:
+        opened(self, *arguments)
+        if self._skip_below == 2**63:
+            self._skip_below = 0
+            self._announced = False
+
+    def always(self: Assembler, *arguments: Any) -> Portion | None:
+        start = self._start
+        self._start = start._replace(end_lsn=0)
+        try:
+            return closed(self, *arguments)
+        finally:
+            self._start = start
+
+    _put(Assembler, "_open", without_filter)
+    _put(Assembler, "_close", always)
+
+
+@_mistake("the slot is confirmed before Kafka has committed")
+def _confirm_early() -> None:
+    def report(self: Ledger, *, follow: bool = False) -> int:
+        self.flushed = max(self.flushed, self.published.end_lsn)
+        return self.flushed
+
+    _put(Ledger, "report", report)
+
+
+@_mistake("the origin is moved ahead of Kafka")
+def _origin_early() -> None:
+    def mark_origin(self: Ledger) -> int:
+        self.origin = max(self.origin, self.published.end_lsn)
+        return self.origin
+
+    _put(Ledger, "mark_origin", mark_origin)
+
+
+@_mistake("the progress record is in a Kafka transaction of its own, after the events")
+def _progress_after() -> None:
+    commit_both = TransactionalProducer.commit
+
+    def commit_apart(self: TransactionalProducer, record: ProgressRecord) -> None:
+        if self.open:
+            self._producer.commit_transaction(8)
+            self.open = False
+        commit_both(self, record)
+
+    _put(TransactionalProducer, "commit", commit_apart)
+
+
+@_mistake("the progress record is written before the events, by another producer")
+def _progress_before() -> None:
+    take = session.Session._take
+    commit_both = TransactionalProducer.commit
+
+    def announce(self: session.Session, portion: Portion) -> None:
+        assert self._producer is not None and self._primary is not None
+        if not self._producer.open:
+            record = self._record(portion.position, self._primary)
+            commit_both(self._producer, record)
+        take(self, portion)
+
+    _put(session.Session, "_take", announce)
+
+
+@_mistake("a failed commit is taken for a good one")
+def _commit_unchecked() -> None:
+    commit_both = TransactionalProducer.commit
+
+    def unchecked(self: TransactionalProducer, record: ProgressRecord) -> None:
+        try:
+            commit_both(self, record)
+        except (SlotbridgeError, KafkaException):
+            self.open = False
+
+    _put(TransactionalProducer, "commit", unchecked)
+
+
+@_mistake("a new session goes on from memory, not from Kafka's record")
+def _from_memory() -> None:
+    """What was published last, whether or not Kafka has committed it."""
+    memory: list[ProgressRecord] = []
+    record = session.Session._record
+    read = Topics.last_progress
+
+    def remembered(self: session.Session, position: Position, primary: Any) -> ProgressRecord:
+        memory[:] = [record(self, position, primary)]
+        return memory[0]
+
+    def last(self: Topics, slot: str) -> ProgressRecord | None:
+        return memory[0] if memory else read(self, slot)
+
+    _put(session.Session, "_record", remembered)
+    _put(Topics, "last_progress", last)
+
+
+@_mistake("the events already sent of a large transaction are forgotten")
+def _seq_forgotten() -> None:
+    resume = agreement.resume_at
+
+    def resume_at(*arguments: Any) -> Position:
+        return resume(*arguments)._replace(seq=0)
+
+    _put(session, "resume_at", resume_at)
+
+
+@_mistake("the number of the first event of the next part is one too high")
+def _seq_too_high() -> None:
+    part = Assembler._part
+
+    def wrong(self: Assembler) -> Portion:
+        portion = part(self)
+        return portion._replace(position=portion.position._replace(seq=portion.position.seq + 1))
+
+    _put(Assembler, "_part", wrong)
+
+
+@_mistake("a keepalive makes the record forget a part")
+def _reached_forgets() -> None:
+    def reached(_self: Assembler, position: Position) -> Position:
+        return position
+
+    _put(Assembler, "_reached", reached)
+
+
+@_mistake("every transaction may be divided")
+def _divided() -> None:
+    change = Assembler._change
+
+    def small(self: Assembler, *arguments: Any) -> Portion | None:
+        if self._bytes_max > 2**12:
+            self._bytes_max = 2**12
+        return change(self, *arguments)
+
+    _put(Assembler, "_change", small)
+
+
+@_mistake("the end of a transaction is confirmed with its first part")
+def _part_confirms_all() -> None:
+    """As if the commit's end were the resume point of a part."""
+    part = Assembler._part
+
+    def wrong(self: Assembler) -> Portion:
+        portion = part(self)
+        assert self._begin is not None
+        past = self._begin.commit_lsn + 64
+        return portion._replace(position=portion.position._replace(end_lsn=past))
+
+    _put(Assembler, "_part", wrong)
+
+
+@_mistake("a keepalive within a transaction confirms it")
+def _keepalive_inside() -> None:
+    """The position is that of what the server has sent, whatever is still in the bridge."""
+
+    def advance(self: Assembler, lsn: int) -> Portion | None:
+        lsn += 4096
+        if lsn <= self._last.end_lsn:
+            return None
+        self._last = Position(self._last.commit_lsn, lsn, 0)
+        return Portion([], self._reached(self._last), 0, 0)
+
+    _put(Assembler, "advance", advance)
+
+
+@_mistake("subtransactions that were rolled back are published")
+def _aborts_ignored() -> None:
+    abort = Streams._abort
+
+    def ignored(self: Streams, xid: int, subxid: int, lsn: int) -> None:
+        if subxid == xid:
+            abort(self, xid, subxid, lsn)
+
+    _put(Streams, "_abort", ignored)
+
+
+@_mistake("the spool of a killed bridge is not emptied")
+def _spool_kept() -> None:
+    made = Spool.__init__
+
+    def kept(self: Spool, folder: Path, **options: Any) -> None:
+        files = {path: path.read_bytes() for path in folder.glob("*.spool")}
+        made(self, folder, **options)
+        for path, content in files.items():
+            path.write_bytes(content)
+
+    _put(Spool, "__init__", kept)
+
+
+@_mistake("staged transactions are lost at a restart")
+def _staging_lost() -> None:
+    def nothing(*_arguments: Any) -> list[PreparedRecord]:
+        return []
+
+    _put(session, "load_staged", nothing)
+
+
+@_mistake("staging does not leave out subtransactions that were rolled back")
+def _staged_aborts() -> None:
+    stage = Prepared._stage
+
+    def whole(self: Prepared, prepare: Any, _aborted: Any, *, streamed: bool) -> Iterator[Any]:
+        return stage(self, prepare, frozenset(), streamed=streamed)
+
+    _put(Prepared, "_stage", whole)
+
+
+@_mistake("a decided transaction stays staged")
+def _staging_stays() -> None:
+    portion = Prepared._portion
+
+    def without_tombstones(self: Prepared, staging: list[Event]) -> Portion:
+        return portion(self, [event for event in staging if event.value is not None])
+
+    _put(Prepared, "_portion", without_tombstones)
+
+
+@_mistake("the progress passes a PREPARE before it is staged")
+def _prepare_passed() -> None:
+    """Its records are left to the next Kafka transaction."""
+    stage = Prepared._stage
+    late: list[Portion] = []
+
+    def lagging(self: Prepared, *arguments: Any, **options: Any) -> Iterator[Any]:
+        yield from flushed(self)
+        for portion in stage(self, *arguments, **options):
+            if portion is None:
+                yield None
+            else:
+                late.append(portion)
+                yield portion._replace(staging=())
+
+    def flushed(self: Prepared) -> Iterator[Any]:
+        for portion in late:
+            yield portion._replace(position=self._assembler.position)
+        late.clear()
+
+    def decided(self: Prepared, *arguments: Any) -> Iterator[Any]:
+        yield from flushed(self)
+        yield from decide(self, *arguments)
+
+    decide = Prepared._commit
+    _put(Prepared, "_stage", lagging)
+    _put(Prepared, "_commit", decided)
+
+
+@_mistake("the timeline is ignored")
+def _timeline_ignored() -> None:
+    def fine(*_arguments: Any) -> None:
+        return
+
+    _put(agreement, "_check_timeline", fine)
+
+
+@_mistake("another bridge is not fenced")
+def _not_fenced() -> None:
+    """Each process has a transactional.id of its own."""
+    options = TransactionalProducer._options
+
+    def own(self: TransactionalProducer, *arguments: Any) -> dict[str, Any]:
+        return options(self, *arguments) | {"transactional.id": f"own-{os.getpid()}"}
+
+    _put(TransactionalProducer, "_options", own)
+
+
+@_mistake("a truncate reaches one partition only")
+def _truncate_once() -> None:
+    send = TransactionalProducer.send
+
+    def once(self: TransactionalProducer, events: Any, *rest: Any) -> None:
+        send(self, [event._replace(broadcast=False) for event in events], *rest)
+
+    _put(TransactionalProducer, "send", once)
+
+
+@_mistake("the Kafka transaction is closed between events and END")
+def _closed_early() -> None:
+    send = TransactionalProducer.send
+
+    def in_two(self: TransactionalProducer, events: Any, *rest: Any) -> None:
+        if len(events) < 20:
+            send(self, events, *rest)
+            return
+        send(self, events[:-1], *rest)
+        self._producer.commit_transaction(8)
+        self.open = False
+        send(self, events[-1:], *rest)
+
+    _put(TransactionalProducer, "send", in_two)
