@@ -3,48 +3,31 @@
 Ends with a table of sums over them, or over all lines of the file TOTALS.
 """
 
-import contextlib
 import itertools
 import shutil
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from services.local.bed import Bed
-from services.local.kafka import KafkaBroker
 from tests.providers.proxy import Proxy
 from tests.torture.checker import Finding
 from tests.torture.report import Report, never, sums, table
 from tests.torture.rig import Rig, kept
+from tests.torture.servers import servers
 
 
-@contextlib.contextmanager
-def servers(folder: Path) -> Iterator[tuple[Bed, Proxy]]:
-    """A bed whose broker is reached through a proxy."""
-    proxy = Proxy()
-    with contextlib.closing(proxy), Bed(folder, lazy=True) as bed:
-        bed.kafka = KafkaBroker(
-            bed.folder / "kafka", processes=bed.processes, proxy_port=proxy.port
-        )
-        proxy.target_port = bed.kafka.proxied_port
-        bed.start("kafka")
-        yield bed, proxy
-
-
-def one_run(
-    bed: Bed, to_kafka: Proxy, folder: Path, seed: int, seconds: float, *, sabotage: str = ""
-) -> Report:
+def one_run(bed: Bed, to_kafka: Proxy, folder: Path, seed: int, seconds: float) -> Report:
     """With a pair of its own. The folder is kept when something is found, or the rig fails."""
     folder.mkdir(exist_ok=True)
     try:
         with bed.new_pair() as (pair, _subscriber):
-            rig = Rig(bed, folder, seed, to_kafka=to_kafka, sabotage=sabotage)
+            rig = Rig(bed, folder, seed, to_kafka=to_kafka)
             report = rig.run((pair.primary, pair.standby), seconds)
     except Exception:
         what = traceback.format_exc()

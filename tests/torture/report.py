@@ -23,10 +23,14 @@ _SUMMED: Final = (
 
 @dataclass
 class Report:
-    """`failpoints`: kills at each; `passages`: how often each was passed, by whatever process."""
+    """`seconds` with start and verdict, `fire_s` without.
+
+    `failpoints`: kills at each; `passages`: how often each was passed, by whatever process.
+    """
 
     seed: int
     seconds: float = 0.0
+    fire_s: float = 0.0
     transactions: int = 0
     events: int = 0
     acknowledged: int = 0
@@ -46,6 +50,7 @@ class Report:
         found = Counter(finding.kind for finding in self.findings)
         content = vars(self) | {
             "seconds": round(self.seconds),
+            "fire_s": round(self.fire_s),
             "server_faults": sum(n for f, n in self.faults.items() if f in DATABASE_AND_BROKER),
             "lost": found["lost"] + found["missing"],
             "duplicated": found["duplicated"] + found["phantom"] + found["resurrected"],

@@ -3,6 +3,7 @@
 import json
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from tests.providers.waiting import eventually
 from tests.torture import bank
 from tests.torture.checker import Finding, Truth, check
 from tests.torture.clients import Client, Outcomes, decide_leftovers, stop_all
-from tests.torture.faults import first_failpoint, schedule
+from tests.torture.faults import Fault, first_failpoint, schedule
 from tests.torture.report import Report
 from tests.torture.stage import Stage
 
@@ -47,6 +48,7 @@ class Rig:
         pause_s: float = 0.12,
         to_kafka: Proxy | None = None,
         sabotage: str = "",
+        faults: Iterator[Fault] | None = None,
     ) -> None:
         self._bed = bed
         self._folder = folder
@@ -54,6 +56,7 @@ class Rig:
         self._pause_s = pause_s
         self._to_kafka = to_kafka
         self._sabotage = sabotage
+        self._faults = faults or schedule(seed)
 
     def run(self, pair_servers: tuple[PostgresServer, PostgresServer], seconds: float) -> Report:
         """Torture for about `seconds`; then everything recovers and is compared."""
@@ -90,14 +93,17 @@ class Rig:
         ]
         for client in clients:
             client.start()
-        until = time.monotonic() + seconds
-        for fault in schedule(self._seed):
+        began = time.monotonic()
+        until = began + seconds
+        for fault in self._faults:
             time.sleep(fault.pause_s)
             if time.monotonic() > until or stage.supervised.operator_needed:
                 break
             stage.perform(fault)
-        findings = self._end(clients)
-        return self._report(outcomes, findings)
+        fire_s = time.monotonic() - began
+        report = self._report(outcomes, self._end(clients))
+        report.fire_s = fire_s
+        return report
 
     def _configured(self) -> Bridge:
         return Bridge(

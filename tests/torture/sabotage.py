@@ -25,6 +25,7 @@ from services.bridge.transactions.prepared import Prepared
 from services.bridge.transactions.spool import Spool
 from services.bridge.transactions.streams import Streams
 
+CONTROL: Final = "control: the server is asked for more than is needed"
 _STEPS: Final[dict[str, Callable[[], None]]] = {}
 
 
@@ -51,7 +52,7 @@ def _put(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
-@_mistake("control: the server is asked for more than is needed")
+@_mistake(CONTROL)
 def _control() -> None:
     """From the slot's own position on: what Kafka has comes again, and is dropped."""
     start = ReplicationConnection.start

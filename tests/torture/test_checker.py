@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.bridge.reading import Record
+from tests.torture import checker
 from tests.torture.checker import Truth, check
 
 BOUNDARIES = "p.transaction"
@@ -75,6 +76,7 @@ def test_a_repeated_transaction() -> None:
     again = [
         *topic("item", (5, event(30, 0, "item", "b"))),
         *topic("scratch", (1, event(30, 1, "scratch", "b", "t"))),
+        *topic("scratch", (1, event(30, 1, "scratch", "b", "t")), partition=1),
         *topic("ledger", (4, event(30, 2, "ledger", "b"))),
         *topic("transaction", (4, end(30, item=1, scratch=1, ledger=1))),
     ]
@@ -84,6 +86,7 @@ def test_a_repeated_transaction() -> None:
 def test_an_order_that_is_not_the_commits() -> None:
     records, truth = good()
     swapped = [records[2], *records[:2], *records[3:]]
+    swapped[0] = swapped[0]._replace(key=b"another")
     assert kinds(swapped, truth) == {"disordered"}
     turned = [*records[:-2], records[-1], records[-2]]
     assert kinds(turned, truth) == {"disordered"}
@@ -93,7 +96,64 @@ def test_a_transaction_in_two_kafka_transactions() -> None:
     records, truth = good()
     records[1] = replace_offset(records[1], 2)
     assert kinds(records, truth) == {"torn"}
+
+
+def test_a_transaction_larger_than_a_kafka_transaction_may_be_divided() -> None:
+    count = checker.PARTED_EVENTS_MIN
+    content = [(2 * n, event(10, n, "item", "a")) for n in range(count)]
+    records = [
+        *topic("item", *content),
+        *topic("ledger", (0, event(10, count, "ledger", "a"))),
+        *topic("transaction", (0, end(10, item=count, ledger=1))),
+    ]
+    truth = Truth({"a": {"item": count, "ledger": 1}}, {})
+    assert kinds(records, truth) == {"torn"}
     assert kinds(records, replace(truth, parted={10})) == set()
+
+
+def test_a_small_transaction_must_not_be_divided() -> None:
+    records, truth = good()
+    assert kinds(records, replace(truth, parted={10})) == {"torn"}
+
+
+def test_begin_and_end_in_two_kafka_transactions() -> None:
+    """Also where no partition of a table has two of its events."""
+    records, truth = good()
+    begin = json.dumps({"status": "BEGIN", "id": "1:20", "commit_lsn": 20}).encode()
+    within = [*records[:-1], *topic("transaction", (2, begin), (3, end_of_b()))]
+    assert kinds(within, truth) == set()
+    apart = [*records[:-1], *topic("transaction", (2, begin), (4, end_of_b()))]
+    assert kinds(apart, truth) == {"torn"}
+
+
+def end_of_b() -> bytes:
+    return end(20, item=1, scratch=1, ledger=1)
+
+
+def test_a_truncate_that_one_partition_lacks() -> None:
+    records, truth = good()
+    left = [r for r in records if (r.topic, r.partition) != ("p.scratch", 1)]
+    assert kinds(left, truth) == {"torn"}
+
+
+def transfer(lsn: int, *balances: int) -> list[Record]:
+    found = []
+    for number, balance in enumerate(balances):
+        after = {"id": number, "balance": balance, "tid": f"t{lsn}"}
+        source = {"commit_lsn": lsn, "seq": number, "table": "account"}
+        op = "u" if lsn > 1 else "c"
+        value = json.dumps({"op": op, "after": after, "source": source}).encode()
+        found += topic("account", (3 * lsn + number, value))
+    found += topic("ledger", (2 * lsn, event(lsn, 2, "ledger", f"t{lsn}")))
+    return found + topic("transaction", (2 * lsn, end(lsn, account=2, ledger=1)))
+
+
+def test_a_balance_that_no_transfer_makes() -> None:
+    truth = Truth({f"t{n}": {"account": 2, "ledger": 1} for n in (1, 2, 3)}, {})
+    right = [*transfer(1, 0, 0), *transfer(2, 10, -10), *transfer(3, 0, 0)]
+    assert kinds(right, truth) == set()
+    for wrong in (transfer(3, 20, -30), transfer(3, 20, 0), transfer(3, 10, -10)):
+        assert kinds([*right[:-4], *wrong], truth) == {"wrong"}
 
 
 def test_what_was_rolled_back() -> None:

@@ -1,0 +1,113 @@
+"""`make torture SABOTAGE=all`: is the rig strong enough to find a bridge with a mistake in it?
+
+Runs the rig on a bridge with each mistake of `sabotage`, for longer and longer, until it finds
+something; prints a table. Exit code 1 when it misses one, or finds anything in the control.
+"""
+
+import shutil
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple
+
+import typer
+
+from services.local.bed import Bed
+from tests.providers.proxy import Proxy
+from tests.torture.checker import Finding
+from tests.torture.faults import deck
+from tests.torture.report import Report
+from tests.torture.rig import Rig
+from tests.torture.sabotage import CONTROL, names
+from tests.torture.servers import servers
+
+ROUNDS_S: Final = (25.0, 50.0, 100.0)
+_EXAMPLE_CHARACTERS: Final = 160
+
+
+class Outcome(NamedTuple):
+    """What became of one mistake: `fire_s` seconds under fire, over `runs`."""
+
+    name: str
+    runs: int
+    fire_s: float
+    sigkills: int
+    findings: list[Finding]
+
+    @property
+    def as_expected(self) -> bool:
+        """Found, or nothing in the control."""
+        return bool(self.findings) != (self.name == CONTROL)
+
+    def row(self) -> str:
+        """Of the table."""
+        kinds = Counter(_verdict(finding) for finding in self.findings)
+        verdict = ", ".join(f"{kind} {n}" for kind, n in kinds.most_common()) or "nothing"
+        return f"| {self.name} | {self.fire_s:.0f} s | {self.sigkills} | {verdict} |"
+
+
+def _verdict(finding: Finding) -> str:
+    """The kind; of an end that needs an operator, its exit code."""
+    code = finding.what.partition(":")[0]
+    return f"{finding.kind} ({code})" if code.startswith("exit code") else finding.kind
+
+
+def tried(bed: Bed, to_kafka: Proxy, folder: Path, name: str) -> Outcome:
+    """Run after run until something is found."""
+    fire_s, sigkills = 0.0, 0
+    for number, seconds in enumerate(ROUNDS_S, 1):
+        report = _run(bed, to_kafka, folder / f"{names().index(name)}-{number}", name, seconds)
+        fire_s += report.fire_s
+        sigkills += report.sigkills
+        if report.findings:
+            break
+    return Outcome(name, number, fire_s, sigkills, report.findings)
+
+
+def _run(bed: Bed, to_kafka: Proxy, folder: Path, name: str, seconds: float) -> Report:
+    seed = bed.pairs_made + 1
+    folder.mkdir()
+    try:
+        with bed.new_pair() as (pair, _subscriber):
+            rig = Rig(bed, folder, seed, to_kafka=to_kafka, sabotage=name, faults=deck(seed))
+            return rig.run((pair.primary, pair.standby), seconds)
+    except Exception:
+        what = traceback.format_exc()
+        (folder / "traceback.txt").write_text(what, encoding="utf-8")
+        return Report(seed, findings=[Finding("stuck", what.strip().splitlines()[-1])])
+
+
+def _chosen(wanted: str) -> Iterator[str]:
+    for number, name in enumerate(names()):
+        if wanted == "all" or str(number) in wanted.split(","):
+            yield name
+
+
+def main(
+    sabotage: Annotated[str, typer.Argument(help="`all`, or numbers in the list: 3,5")] = "all",
+    folder: Annotated[Path | None, typer.Option(help="Keeps the logs.")] = None,
+) -> None:
+    """Sabotage the bridge and see whether the rig finds out."""
+    base = folder or Path(tempfile.mkdtemp(prefix="slotbridge-sabotage-"))
+    base.mkdir(parents=True, exist_ok=True)
+    base.chmod(0o755)
+    right = True
+    sys.stdout.write("| mistake | found after | kills | by |\n|---|---|---|---|\n")
+    with servers(base / "servers") as (bed, to_kafka):
+        for name in _chosen(sabotage):
+            outcome = tried(bed, to_kafka, base, name)
+            right = right and outcome.as_expected
+            sys.stdout.write(outcome.row() + "\n")
+            sys.stdout.flush()
+            for finding in outcome.findings[:2]:
+                sys.stderr.write(f"    {finding.what[:_EXAMPLE_CHARACTERS]!r}\n")
+    if folder is None and right:
+        shutil.rmtree(base)
+    raise SystemExit(int(not right))
+
+
+if __name__ == "__main__":
+    typer.run(main)
