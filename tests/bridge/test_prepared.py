@@ -203,17 +203,24 @@ def folder() -> Iterator[Path]:
     order=st.lists(st.integers(0, 4), min_size=6, max_size=6),
     bytes_max=st.sampled_from([700, 10**6]),
     crashes=st.lists(st.integers(0, 6), max_size=4),
+    repeats=st.lists(st.booleans(), min_size=5, max_size=5),
 )
 def test_after_any_crash_as_ordinary_transactions(
-    folder: Path, chosen: list[Transaction], order: list[int], bytes_max: int, crashes: list[int]
+    folder: Path,
+    chosen: list[Transaction],
+    order: list[int],
+    bytes_max: int,
+    crashes: list[int],
+    repeats: list[bool],
 ) -> None:
+    """`repeats`: the sessions in which the server sends again also what Kafka has."""
     sent = list(units(chosen, order))
     kafka = Kafka()
-    for crash_in in [*crashes, -1]:
+    for crash_in, repeat in zip([*crashes, -1], repeats, strict=False):
         kafka.crash_in = crash_in
         spool = Spool(folder, memory_bytes_max=100, bytes_max=10**9)
         try:
-            _session(kafka, spool, bytes_max, sent)
+            _session(kafka, spool, bytes_max, sent, repeats=repeat)
         except Crash:
             continue
         finally:
@@ -233,7 +240,9 @@ def test_after_any_crash_as_ordinary_transactions(
     assert gids == {f"gid {100 * (n + 1)}" for n, _ in undecided}
 
 
-def _session(kafka: Kafka, spool: Spool, bytes_max: int, sent: list[Unit]) -> None:
+def _session(
+    kafka: Kafka, spool: Spool, bytes_max: int, sent: list[Unit], *, repeats: bool
+) -> None:
     pipeline = Pipeline(
         spool,
         assembler(kafka.position, bytes_max, kafka.counts),
@@ -244,7 +253,7 @@ def _session(kafka: Kafka, spool: Spool, bytes_max: int, sent: list[Unit]) -> No
         staged=load_staged(kafka.topic, "s", spool),
     )
     for unit in sent:
-        if unit.end_lsn > kafka.position.end_lsn:
+        if repeats or unit.end_lsn > kafka.position.end_lsn:
             for payload in unit.payloads:
                 pipeline.take(payload, 1, NOW_US)
     pipeline.advance(10**6)

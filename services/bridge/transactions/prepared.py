@@ -136,7 +136,8 @@ class Prepared:
         known = self.staged.get(prepare.gid)
         if known is not None:
             _same(known, prepare)
-            self._spool.drop(prepare.xid)
+        if known is not None or prepare.end_lsn <= self._assembler.position.end_lsn:
+            self._spool.drop(prepare.xid)  # Kafka has it already, or its decision
             return
         frames = _Counted(surviving(self._spool.replay(prepare.xid), aborted))
         parts = 0
