@@ -8,8 +8,10 @@
     <prefix>.dead              {commit_lsn, seq}       DeadLetter, one partition
     <prefix>.progress          the slot's name         ProgressRecord, compacted, one partition
     <prefix>.prepared          PreparedKey             part 0: PreparedRecord; else bytes; compacted
+    <prefix>.divergence        the slot's name         DivergenceRecord, one partition
 
-(commit_lsn, seq) identifies and orders every event of all topics. The bridge's encoder does not use
+(commit_lsn, seq) identifies and orders every event of all topics; after an accepted divergence,
+(timeline, commit_lsn, seq) does. The bridge's encoder does not use
 these models, for speed; tests validate its output against them.
 """
 
@@ -248,6 +250,26 @@ class PreparedRecord(_Contract):
     changes: int
 
 
+class DivergenceRecord(_Contract):
+    """Transactions that Kafka has and the database lost at a failover, and that were accepted.
+
+    Those events of `lost_timeline` whose commit_lsn is `switch_lsn` or more never happened; Kafka
+    had them up to `reached_lsn`. `transactions` are the ENDs of the first of `count`; the last may
+    be a BEGIN, where Kafka has only a part. Written in the Kafka transaction after which all events
+    are of `timeline`.
+    """
+
+    slot: str
+    system_identifier: str
+    lost_timeline: int
+    timeline: int
+    switch_lsn: int
+    reached_lsn: int
+    count: int
+    transactions: list[TransactionEvent]
+    ts_ms: int
+
+
 def table_topic(prefix: str, schema: str, table: str) -> str:
     """The topic of a table; characters that Kafka forbids become `_`, as in Debezium."""
     return legal_topic(f"{prefix}.{schema}.{table}")
@@ -288,10 +310,15 @@ def dead_topic(prefix: str) -> str:
     return f"{prefix}.dead"
 
 
+def divergence_topic(prefix: str) -> str:
+    """The topic of accepted divergences."""
+    return f"{prefix}.divergence"
+
+
 def own_topics(prefix: str) -> frozenset[str]:
     """The topics of a prefix that are no table's."""
     makers = (
         *(progress_topic, prepared_topic, message_topic),
-        *(transaction_topic, schema_topic, dead_topic),
+        *(transaction_topic, schema_topic, dead_topic, divergence_topic),
     )
     return frozenset(topic_of(prefix) for topic_of in makers)

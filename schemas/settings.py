@@ -126,6 +126,9 @@ class BridgeSettings(ValueSettings):
     on_refused: Literal["stop", "dead_letter"] = "stop"
     """What to do with a record that Kafka refuses (too large, its topic denied): stop and name it,
     or put it into <prefix>.dead and go on."""
+    on_divergence: Literal["stop", "continue"] = "stop"
+    """What to do where Kafka has transactions that the database lost at a failover: stop and name
+    them, or put them into <prefix>.divergence and go on from the new timeline."""
     transaction_metadata: bool = True
     """BEGIN and END events in <prefix>.transaction, and each event's place in its transaction."""
     sql_deadline_ms: Milliseconds = 20_000

@@ -12,6 +12,7 @@ from schemas.errors import SettingsError
 
 VARIABLE: Final = "SLOTBRIDGE_FAILPOINT"
 FAILPOINTS: Final = (
+    "divergence sent",  # an accepted one is in the open Kafka transaction
     "owned",  # the origin is ours, Kafka knows nothing yet
     "topics ready",  # our own topics are there
     "fenced",  # init_transactions has returned

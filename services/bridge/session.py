@@ -36,7 +36,8 @@ from services.bridge.postgres.connection import Data, Keepalive, ReplicationConn
 from services.bridge.postgres.database import Primary
 from services.bridge.postgres.feedback import Feedback
 from services.bridge.postgres.heartbeat import Heartbeat
-from services.bridge.progress.agreement import Ledger, Position, resume_at
+from services.bridge.progress.acceptance import accept
+from services.bridge.progress.agreement import Diverged, Ledger, Position, resume_at
 from services.bridge.progress.witnesses import compare_witnesses
 from services.bridge.transactions.assembler import Assembler, Portion
 from services.bridge.transactions.pipeline import Pipeline
@@ -126,7 +127,11 @@ class Session:
             wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
             sql_deadline_ms=self._bridge.sql_deadline_ms,
         )
-        seen = compare_witnesses(primary, connection, record, slot, topics)
+        try:
+            seen = compare_witnesses(primary, connection, record, slot, topics)
+        except Diverged as error:
+            record = accept(error, record, self._bridge.on_divergence, primary, producer, topics)
+            seen = compare_witnesses(primary, connection, record, slot, topics)
         reach("agreed")
         self._timeline = seen.server.timeline
         if record is None:

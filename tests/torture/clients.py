@@ -20,7 +20,7 @@ from tests.torture.bank import OWN_ROWS, Connection, Work
 
 _PREPARED_SHARE: Final = 0.2
 _LATER_SHARE: Final = 0.3
-_LATER_S: Final = (0.5, 4.0)
+_LATER_S: Final = (0.5, 3.0)
 _ROLLED_BACK_SHARE: Final = 0.08
 _OPTIONS: Final = "-c lock_timeout=2s -c logical_decoding_work_mem=64kB -c statement_timeout=30s"
 

@@ -8,12 +8,13 @@ from typing import Any, Final
 
 from services.bridge.failpoints import FAILPOINTS
 from tests.torture.checker import Finding
-from tests.torture.faults import DATABASE_AND_BROKER, FAULTS
+from tests.torture.faults import AT_DIVERGENCE, DATABASE_AND_BROKER, FAULTS
 
 KINDS: Final = (
     *("transfer", "items", "toast", "key", "savepoints", "large", "truncate", "shape"),
     *("message", "empty"),
 )
+SEAMS: Final = tuple(name for name in FAILPOINTS if name != AT_DIVERGENCE)
 DECISIONS: Final = ("commit", "rollback", "in another session")
 _SUMMED: Final = (
     *("seconds", "transactions", "events", "acknowledged", "sigkills", "failovers"),
@@ -67,7 +68,7 @@ class Report:
 def never(run: Mapping[str, Any]) -> list[str]:
     """Seams that were not passed, kinds of transactions, decisions and faults that were not."""
     return [
-        *(f"failpoint {name!r} not passed" for name in FAILPOINTS if not run["passages"].get(name)),
+        *(f"failpoint {name!r} not passed" for name in SEAMS if not run["passages"].get(name)),
         *(f"no transaction of kind {name!r}" for name in KINDS if not run["kinds"].get(name)),
         *(f"nothing prepared: {name!r}" for name in DECISIONS if not run["decided"].get(name)),
         *(f"fault {name!r} not drawn" for name in FAULTS if not run["faults"].get(name)),
@@ -93,7 +94,7 @@ def table(total: Mapping[str, Any]) -> Iterator[str]:
     for name in ("kinds", "decided", "faults", "exit_codes"):
         yield f"| {name.replace('_', ' ')} | {_listed(total[name])} |"
     yield "\n| failpoint | passed | killed there |\n|---|---|---|"
-    for name in FAILPOINTS:
+    for name in SEAMS:
         passed, kills = total["passages"].get(name, 0), total["failpoints"].get(name, 0)
         yield f"| {name} | {passed:,} | {kills:,} |"
     killed = total["sigkills"] - sum(total["failpoints"].values())

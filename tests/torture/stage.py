@@ -27,8 +27,10 @@ from tests.torture.clients import Client
 from tests.torture.faults import Fault
 from tests.torture.supervisor import Supervised
 
-_FAILPOINT_WAIT_S: Final = 2.5
-_HARASSED_EVERY_S: Final = (0.5, 2.0)
+_FAILPOINT_WAIT_S: Final = 8.0
+_STREAMING_S: Final = 1.5
+_LOOK_S: Final = 0.05
+_HARASSED_EVERY_S: Final = (0.5, 4.0)
 _TAKE_OVER_S: Final = 60.0
 OLD_PRIMARY: Final = "it is an old primary"
 GHOST: Final = "ghost"
@@ -182,8 +184,24 @@ class Stage:
             self.bridge_streams()
             self.supervised.terminate()
         for number, _ in enumerate(points, 2):
-            if not self.supervised.await_end(kills + number, _FAILPOINT_WAIT_S):
+            if not self._ends(kills + number):
                 self.supervised.kill()
+
+    def _ends(self, kills: int) -> bool:
+        """Whether there were so many, before the bridge has streamed for long enough."""
+        sessions = self._sessions()
+        give_up = time.monotonic() + _FAILPOINT_WAIT_S
+        while not self.supervised.await_end(kills, _LOOK_S):
+            if self._sessions() != sessions:
+                sessions = self._sessions()
+                give_up = time.monotonic() + _STREAMING_S
+            if time.monotonic() > give_up:
+                return False
+        return True
+
+    def _sessions(self) -> int:
+        passages = self.supervised.passages()
+        return passages["started"] + passages["resumed inside"]
 
     @contextlib.contextmanager
     def _harassed(self, fault: Fault) -> Iterator[None]:

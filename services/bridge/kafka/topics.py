@@ -18,6 +18,7 @@ from schemas.events import (
     ProgressRecord,
     SchemaEvent,
     dead_topic,
+    divergence_topic,
     message_topic,
     prepared_topic,
     progress_topic,
@@ -96,6 +97,12 @@ class Topics:
     def prepare_dead(self) -> str:
         """Make the topic of refused records where it is missing; return its name."""
         name = dead_topic(self.prefix)
+        self._ensure(name, partitions=1, compacted=False)
+        return name
+
+    def prepare_divergence(self) -> str:
+        """Make the topic of accepted divergences where it is missing; return its name."""
+        name = divergence_topic(self.prefix)
         self._ensure(name, partitions=1, compacted=False)
         return name
 

@@ -11,11 +11,12 @@ flushed stays behind durable, except while commits wait for the bridge (synchron
 then it follows WAL without events as far as the last record in Kafka has announced, `ahead_lsn`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
-from schemas.events import ProgressRecord
+from schemas.events import ProgressRecord, TransactionEvent
 from schemas.lsn import format_lsn
 from services.slots import Server, Slot
 
@@ -76,6 +77,17 @@ class Ledger:
         return self.published != self.durable
 
 
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """`listed`: the first of `count`, their ENDs; a BEGIN where Kafka has only a part.
+
+    Transactions without events are not among them.
+    """
+
+    listed: Sequence[TransactionEvent]
+    count: int
+
+
 class Diverged(OperatorNeeded):
     """Kafka has what the server never had: changes of `timeline` in [switch_lsn, reached_lsn).
 
@@ -92,7 +104,9 @@ class Diverged(OperatorNeeded):
         switch_lsn: int | None,
         reached_lsn: int,
         transactions: str = "",
+        beyond: Beyond | None = None,
     ) -> None:
+        self.beyond = beyond
         self.slot = slot
         self.timeline = timeline
         self.server_timeline = server_timeline
@@ -107,12 +121,13 @@ class Diverged(OperatorNeeded):
             subject=f"slot {slot}",
             lsn=reached_lsn,
             hint="events after the switch point are in Kafka but not in the database: decide "
-            "about them, then start over with a new slot and topic prefix; set "
-            "synchronized_standby_slots on the primary to prevent it",
+            "about them, then start over with a new slot and topic prefix, or accept them with "
+            "bridge.on_divergence: continue; set synchronized_standby_slots on the primary to "
+            "prevent it",
         )
 
-    def naming(self, transactions: str) -> "Diverged":
-        """The same error, which also tells `transactions`."""
+    def naming(self, transactions: str, beyond: Beyond) -> "Diverged":
+        """The same error, which also tells `transactions`, those of `beyond`."""
         return Diverged(
             self.slot,
             self.timeline,
@@ -120,6 +135,7 @@ class Diverged(OperatorNeeded):
             self.switch_lsn,
             self.reached_lsn,
             transactions,
+            beyond,
         )
 
 

@@ -1,33 +1,20 @@
 """Which transactions Kafka has beyond the point where the server's history left their timeline."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from schemas.events import TransactionEvent
 from schemas.lsn import format_lsn
 from services.bridge.kafka.staged import Records
-from services.bridge.progress.agreement import Diverged
+from services.bridge.progress.agreement import Beyond, Diverged
 from services.kafka.records import READ_DEADLINE_S, parse_record
 
 LISTED_MAX: Final = 20
 _CHUNK_RECORDS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Beyond:
-    """`listed`: the first LISTED_MAX of `count`, their ENDs; a BEGIN where Kafka has only a part.
-
-    Transactions without events are not among them.
-    """
-
-    listed: Sequence[TransactionEvent]
-    count: int
-
-
 def transactions_beyond(reader: Records, lsn: int) -> Beyond:
-    """Those in `<prefix>.transaction` whose commit begins at `lsn` or later.
+    """Those in `<prefix>.transaction` whose commit begins at `lsn` or later; LISTED_MAX by name.
 
     Read backwards: the topic is in commit order. Raises OperatorNeeded for a record that is none.
     """
@@ -59,7 +46,7 @@ def transactions_beyond(reader: Records, lsn: int) -> Beyond:
 
 def with_transactions(error: Diverged, beyond: Beyond) -> Diverged:
     """`error`, naming the transactions as well."""
-    return error.naming(_text(beyond))
+    return error.naming(_text(beyond), beyond)
 
 
 def _text(beyond: Beyond) -> str:
