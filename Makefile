@@ -14,9 +14,15 @@ demo: $(READY)
 test: $(READY)
 	@CONTAINERS=$(CONTAINERS) $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
-# make torture SEED=1 MINUTES=3: faults from seeds, every transaction accounted for (tests/torture)
+# Faults from seeds, every transaction accounted for (tests/torture): SEED=1 MINUTES=3, or SEEDS=1-40;
+# SABOTAGE=all: is a bridge with a deliberate mistake found?
 torture: $(READY)
-	@$(BIN)/python -m tests.torture --seed $(or $(SEED),1) --minutes $(or $(MINUTES),3) $(TORTURE_OPTIONS)
+ifdef SABOTAGE
+	@$(BIN)/python -m tests.torture.mutation $(SABOTAGE) $(TORTURE_OPTIONS)
+else
+	@$(BIN)/python -m tests.torture --seed $(or $(SEED),1) --minutes $(or $(MINUTES),3) \
+	  $(if $(SEEDS),--seeds $(SEEDS)) $(TORTURE_OPTIONS)
+endif
 
 # make bench [QUICK=1] [WORKLOADS=a,c]: contenders in turn over the same WAL (benchmarks/race)
 bench: $(READY)

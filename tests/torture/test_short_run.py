@@ -1,31 +1,61 @@
-"""A short run of the rig: a fixed seed, all kinds of faults that it draws, nothing found.
+"""A short run of the rig: a fixed seed, every kind of fault, nothing found.
 
-Longer ones: `make torture SEED=… MINUTES=…`; the totals so far are in docs/DELIVERY.md.
+Longer ones: `make torture`; the totals so far are in docs/DELIVERY.md.
 """
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from services.local.bed import Bed
-from tests.torture.faults import schedule
+from tests.torture.faults import FAULTS, Fault, deck, schedule
+from tests.torture.report import KINDS, Report, never, sums, table
 from tests.torture.rig import Rig, kept
+from tests.torture.sabotage import CONTROL, names
+
+SECONDS = 45.0
+MET = ("sent", "part sent", "spooled", "staged", "decided", "staging loaded", "after origin")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [7])
 def test_nothing_lost_nothing_twice(local_bed: Bed, tmp_path: Path, seed: int) -> None:
     local_bed.start("kafka")
     with local_bed.new_pair() as (pair, _subscriber):
-        report = Rig(local_bed, tmp_path, seed).run((pair.primary, pair.standby), 45)
+        rig = Rig(local_bed, tmp_path, seed, faults=deck(seed))
+        report = rig.run((pair.primary, pair.standby), SECONDS)
     kept(tmp_path, report)
     assert not report.findings, report.as_json()
     assert report.transactions > 20
     assert report.sigkills >= 3
+    assert not [kind for kind in KINDS if not report.kinds[kind]], report.kinds
+    assert not [name for name in MET if not report.passages[name]], report.passages
 
 
-def test_a_seed_is_a_schedule() -> None:
-    first, again = schedule(3), schedule(3)
+@pytest.mark.parametrize("faults", [schedule, deck])
+def test_a_seed_is_a_schedule(faults: Callable[[int], Iterator[Fault]]) -> None:
+    first, again = faults(3), faults(3)
     assert [next(first) for _ in range(50)] == [next(again) for _ in range(50)]
-    names = {next(first).name for _ in range(1000)}
-    assert {"kill", "failpoint", "failover", "broker killed", "primary restarted"} <= names
+    assert {next(first).name for _ in range(1000)} == set(FAULTS)
+
+
+def test_a_deck_has_every_fault_soon() -> None:
+    cards = deck(1)
+    assert {next(cards).name for _ in range(2 * len(FAULTS))} == set(FAULTS)
+
+
+def test_what_was_never_met_is_told() -> None:
+    report = Report(1)
+    report.kinds["items"] = 3
+    report.passages["sent"] = 7
+    lines = [report.as_json(), report.as_json()]
+    total = sums(lines)
+    assert total["kinds"] == {"items": 6}
+    assert "no transaction of kind 'large'" in never(total)
+    assert not [line for line in never(total) if "'items'" in line or "'sent'" in line]
+    assert "| sent | 14 | 0 |" in list(table(total))
+
+
+def test_there_is_a_control_among_the_mistakes() -> None:
+    assert CONTROL in names() and len(names()) > 20
