@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+WORKERS ?= 3
 
 BENCH := $(or $(OUT),bench-results)
 
@@ -11,8 +12,9 @@ BENCH := $(or $(OUT),bench-results)
 demo: $(READY)
 	@$(BIN)/slotbridge demo $(DEMO_OPTIONS)
 
+# WORKERS processes with servers of their own; a file's tests stay together and share what they make.
 test: $(READY)
-	@CONTAINERS=$(CONTAINERS) $(BIN)/python -m pytest $(PYTEST_OPTIONS)
+	@CONTAINERS=$(CONTAINERS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_OPTIONS)
 
 # Faults from seeds, every transaction accounted for (tests/torture): SEED=1 MINUTES=3, or SEEDS=1-40;
 # SABOTAGE=all: is a bridge with a deliberate mistake found?

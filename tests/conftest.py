@@ -15,6 +15,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -132,9 +133,24 @@ def _keep_logs(folder: Path, config: pytest.Config) -> None:
     for entry in folder.iterdir():
         if entry.is_dir() and entry.name != "logs":
             shutil.rmtree(entry)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["logs"] = str(folder / "logs")
+    else:
+        _tell_where(config, folder / "logs")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of several is done: tell where its servers' logs are, where it kept them."""
+    logs = getattr(node, "workeroutput", {}).get("logs")
+    if logs:
+        _tell_where(node.config, logs)
+
+
+def _tell_where(config: pytest.Config, logs: Path | str) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
-        reporter.write_line(f"the servers' logs are in {folder / 'logs'}")
+        reporter.write_line(f"the servers' logs are in {logs}")
 
 
 def _database(server: Server, standby: Server | None = None) -> Iterator[str]:

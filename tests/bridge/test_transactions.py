@@ -275,3 +275,10 @@ def test_resumed_anywhere_nothing_is_lost_and_nothing_repeated(
         messages = sum(e[0] == end.commit_lsn and e[2] == "m" for e in identities(whole))
         rows = sum(c.event_count for c in end.data_collections or ())
         assert end.event_count == rows + messages
+
+
+def test_resumed_before_the_first_event_it_is_still_announced() -> None:
+    """The part that Kafka has was schema events alone: BEGIN has not been written."""
+    resumed = assembler(Position(200, 100, 1), counts={})
+    stream = transaction(200, Delete(TABLE, "K", row(1, None)), Insert(TABLE, row(2)))
+    assert [b.status for b in boundaries(raw_portions(resumed, stream))] == ["BEGIN", "END"]

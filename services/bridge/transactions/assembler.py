@@ -136,7 +136,7 @@ class Assembler:
         elif begin.commit_lsn == self._start.commit_lsn:
             self._skip_below = self._start.seq
             counts = self._start_counts
-        self._announced = self._skip_below > 0
+        self._announced = self._skip_below > 0 and (counts is None or any(counts.values()))
         self._stamp = Stamp(
             begin.xid, begin.commit_lsn, begin.commit_time_us, self._last.commit_lsn, now_us
         )
