@@ -42,6 +42,15 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(str(error)) from None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several workers one runs all that needs Spark, which is slow to start; else file by file."""
+    for item in items:
+        room = item.path.relative_to(item.config.rootpath).as_posix()
+        name = "spark" if room.startswith("tests/spark_consumers/") else room
+        item.add_marker(pytest.mark.xdist_group(name))
+
+
 @pytest.fixture(scope="session")
 def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
     """Where servers come from; nothing runs yet."""
