@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several workers one runs all that needs Spark, which is slow to start; else file by file."""
+    """Of several workers one runs all that needs Spark, slow to start; the rest file by file."""
     for item in items:
         room = item.path.relative_to(item.config.rootpath).as_posix()
         name = "spark" if room.startswith("tests/spark_consumers/") else room

@@ -165,7 +165,10 @@ class Session:
         shaping = Shaping(self._shaping, prefix)
         warn_of_unmatched(shaping, primary)
         encoders = Encoders(self._bridge, money_digits=primary.money_digits())
-        relations = Relations(prefix, primary, topics.shapes(), shaping, encoders)
+        relations = Relations(
+            *(prefix, primary, topics.shapes(), shaping, encoders),
+            while_waiting=self._feedback.while_waiting,
+        )
         envelope = Envelope(
             prefix,
             primary.server.database,

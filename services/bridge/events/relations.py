@@ -5,6 +5,7 @@ whose changes are published as its root's. pgoutput flags the columns of the rep
 REPLICA IDENTITY FULL these are all, and under NOTHING none: see services.bridge.events.keys.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -35,7 +36,11 @@ class Relations:
         known: dict[tuple[str, str], SchemaEvent],
         shaping: Shaping,
         encoders: Encoders,
+        *,
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
+        self._while_waiting = while_waiting
+        self._awaited_xid = 0
         self._encoders = encoders
         self._text_types: set[int] = set()
         self._primary = primary
@@ -66,7 +71,7 @@ class Relations:
         if not plan.published:
             return Described(plan, None, certain)
         self._own(plan, stamp)
-        certain = self._learn_types(plan.relation) and certain
+        certain = self._learn_types(plan.relation, stamp.xid) and certain
         return Described(plan, self._shapes.change(plan.relation, stamp, seq), certain)
 
     def _own(self, plan: Plan, stamp: Stamp) -> None:
@@ -84,15 +89,16 @@ class Relations:
                 exit_code=ExitCode.RECORD_REFUSED,
             )
 
-    def _learn_types(self, relation: Relation) -> bool:
+    def _learn_types(self, relation: Relation, xid: int) -> bool:
         """Look up the types that are new to the encoders; say once which are text to us.
 
-        False when the catalog lacks one: made by a prepared transaction, it may come yet.
+        False when the catalog lacks one: where commits wait for the bridge, it may come yet.
         """
         oids = [column.type_oid for column in relation.columns]
         unknown = self._encoders.unknown(oids)
         if not unknown:
             return True
+        self._await_catalog(xid)
         self._encoders.learn(self._primary.types(unknown))
         for column in relation.columns:
             oid = column.type_oid
@@ -105,7 +111,14 @@ class Relations:
                 )
         return not self._encoders.unknown(oids)
 
+    def _await_catalog(self, xid: int) -> None:
+        """What the transaction being published has made is to be found in the catalog."""
+        if xid != self._awaited_xid:
+            self._awaited_xid = xid
+            self._primary.await_visible(xid, self._while_waiting)
+
     def _with_primary_key(self, relation: Relation, xid: int) -> tuple[Relation, bool]:
+        self._await_catalog(xid)
         found = self._primary.primary_key(relation.oid)
         names = [column.name for column in relation.columns]
         key = key_columns(names, xid, found, self._shapes.last_key(relation))

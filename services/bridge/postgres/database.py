@@ -5,23 +5,25 @@ One ordinary connection, held as long as the session lasts. Its replication orig
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import psycopg
 import structlog
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 
-from schemas.errors import ExitCode, Retryable, SettingsError, SetupError, SlotbridgeError
+from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
 from schemas.events import HEARTBEAT_PREFIX
 from schemas.lsn import format_lsn
 from schemas.settings import SourceSettings
 from services import slots
 from services.bridge.events.values.catalog import PgType
 from services.bridge.postgres.connection import cut_off_after, walsender_name
+from services.bridge.postgres.hosts import host_name, single_hosts
 from services.bridge.postgres.refusals import connect_error, server_error
 from services.bridge.postgres.type_catalog import money_digits, read_types
+from services.bridge.postgres.visibility import await_visible
 from services.slots import Connection, PrimaryKey, Server, Slot
 
 logger = structlog.get_logger(__name__)
@@ -140,6 +142,17 @@ class Primary:
         """A table's primary key as it is now, None when the table is gone."""
         with self._statement("read the primary key"):
             return slots.primary_key(self._connection, relation_oid)
+
+    def await_visible(self, xid: int, while_waiting: Callable[[], None]) -> bool:
+        """Wait until the catalog shows what the transaction `xid` made; False if it does not.
+
+        Not waited for where commits wait for the bridge: they would wait for each other.
+        """
+        deadline_s = 0 if self.commits_wait() else self._deadline_s / 4
+        with self._statement("read a snapshot"):
+            return await_visible(
+                self._connection, xid, deadline_s=deadline_s, while_waiting=while_waiting
+            )
 
     def published(self) -> dict[tuple[str, str], tuple[str, ...]]:
         """(schema, table) -> the columns of every table that the publication has now."""
@@ -260,53 +273,6 @@ def _probe_all(settings: SourceSettings) -> list[Candidate | SlotbridgeError]:
     hosts = single_hosts(settings)
     with ThreadPoolExecutor(len(hosts), thread_name_prefix="probe") as pool:
         return list(pool.map(_probe, hosts))
-
-
-def single_hosts(settings: SourceSettings) -> list[str]:
-    """One conninfo per host. Raises SettingsError for a text that libpq does not take."""
-    try:
-        parameters = conninfo_to_dict(settings.conninfo.get_secret_value())
-    except psycopg.ProgrammingError:
-        raise _not_a_conninfo() from None  # libpq's own text would repeat parts of it
-    parameters.pop("target_session_attrs", None)
-    parameters.setdefault("connect_timeout", settings.connect_timeout_s)
-    parameters.setdefault("tcp_user_timeout", 20_000)
-    host_list = str(parameters.pop("host", "") or "").split(",")
-    address_list = str(parameters.pop("hostaddr", "") or "").split(",")
-    port_list = str(parameters.pop("port", "") or "").split(",")
-    count = max(len(host_list), len(address_list))
-    if not all(port.isdigit() or not port for port in port_list):
-        raise _not_a_conninfo()
-    if len(port_list) not in (1, count):
-        raise SettingsError(
-            f"source.conninfo has {count} hosts and {len(port_list)} ports",
-            operation="read settings",
-            hint="give one port, or one for each host",
-        )
-    result = []
-    for index in range(count):
-        one = dict(parameters)
-        for key, values in (("host", host_list), ("hostaddr", address_list), ("port", port_list)):
-            value = values[index] if index < len(values) else values[0] if key == "port" else ""
-            if value:
-                one[key] = value
-        result.append(make_conninfo("", **one))
-    return result
-
-
-def _not_a_conninfo() -> SettingsError:
-    return SettingsError(
-        "source.conninfo is no connection string",
-        operation="read settings",
-        hint="write keyword=value pairs, values with blanks in single quotes, or a postgresql:// "
-        "URI with special characters percent-encoded",
-    )
-
-
-def host_name(conninfo: str) -> str:
-    """`host:port` of one host's conninfo, for messages."""
-    where = conninfo_to_dict(conninfo)
-    return f"{where.get('host', '')}:{where.get('port', '5432')}"
 
 
 def _probe(conninfo: str) -> Candidate | SlotbridgeError:

@@ -18,7 +18,8 @@ from services import slots
 from services.bridge.kafka.staged import load_staged
 from services.bridge.kafka.topics import Topics
 from services.bridge.postgres.connection import walsender_name
-from services.bridge.postgres.database import ORIGIN_PREFIX, host_name, single_hosts
+from services.bridge.postgres.database import ORIGIN_PREFIX
+from services.bridge.postgres.hosts import host_name, single_hosts
 from services.bridge.postgres.refusals import connect_error
 from services.slots import Connection, Slot
 

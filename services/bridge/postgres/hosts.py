@@ -1,0 +1,54 @@
+"""The hosts of source.conninfo, each with a conninfo of its own."""
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from schemas.errors import SettingsError
+from schemas.settings import SourceSettings
+
+
+def single_hosts(settings: SourceSettings) -> list[str]:
+    """One conninfo per host. Raises SettingsError for a text that libpq does not take."""
+    try:
+        parameters = conninfo_to_dict(settings.conninfo.get_secret_value())
+    except psycopg.ProgrammingError:
+        raise _not_a_conninfo() from None  # libpq's own text would repeat parts of it
+    parameters.pop("target_session_attrs", None)
+    parameters.setdefault("connect_timeout", settings.connect_timeout_s)
+    parameters.setdefault("tcp_user_timeout", 20_000)
+    host_list = str(parameters.pop("host", "") or "").split(",")
+    address_list = str(parameters.pop("hostaddr", "") or "").split(",")
+    port_list = str(parameters.pop("port", "") or "").split(",")
+    count = max(len(host_list), len(address_list))
+    if not all(port.isdigit() or not port for port in port_list):
+        raise _not_a_conninfo()
+    if len(port_list) not in (1, count):
+        raise SettingsError(
+            f"source.conninfo has {count} hosts and {len(port_list)} ports",
+            operation="read settings",
+            hint="give one port, or one for each host",
+        )
+    result = []
+    for index in range(count):
+        one = dict(parameters)
+        for key, values in (("host", host_list), ("hostaddr", address_list), ("port", port_list)):
+            value = values[index] if index < len(values) else values[0] if key == "port" else ""
+            if value:
+                one[key] = value
+        result.append(make_conninfo("", **one))
+    return result
+
+
+def _not_a_conninfo() -> SettingsError:
+    return SettingsError(
+        "source.conninfo is no connection string",
+        operation="read settings",
+        hint="write keyword=value pairs, values with blanks in single quotes, or a postgresql:// "
+        "URI with special characters percent-encoded",
+    )
+
+
+def host_name(conninfo: str) -> str:
+    """`host:port` of one host's conninfo, for messages."""
+    where = conninfo_to_dict(conninfo)
+    return f"{where.get('host', '')}:{where.get('port', '5432')}"
