@@ -252,3 +252,31 @@ def test_what_can_not_be_published_so_stops_the_bridge(
     assert code in (ExitCode.RECORD_REFUSED, ExitCode.SETTINGS), bridge.output
     assert expected in bridge.output.splitlines()[-1]
     assert "at LSN" in bridge.output.splitlines()[-1]
+
+
+def test_a_prepared_transaction_is_shaped_as_settings_are_at_its_commit(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """It is staged as the server sent it; what may leave is decided when it is published."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    gid = f"shaped {fresh_database}"
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE hidden (id int PRIMARY KEY, what text)")
+        connection.execute("CREATE TABLE person (id int PRIMARY KEY, email text)")
+        bridge = new_bridge(conninfo, two_phase=True).start().streaming()
+        for statement in (
+            "BEGIN",
+            "INSERT INTO hidden VALUES (1, 'not to be seen')",
+            "INSERT INTO person VALUES (1, 'a@example.org')",
+            f"PREPARE TRANSACTION '{gid}'",
+        ):
+            connection.execute(statement.encode())
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+        masks = {"public.person": {"email": {"truncate": 1}}}
+        shaping = {"exclude": ["public.hidden"], "masks": masks}
+        shaped = new_bridge(conninfo, two_phase=True, shaping=shaping).start().streaming()
+        connection.execute(f"COMMIT PREPARED '{gid}'".encode())
+        shaped.caught_up()
+    assert [event["after"] for event in shaped.events("person")] == [{"id": 1, "email": "a"}]
+    assert f"{bridge.prefix}.public.hidden" not in bridge.topics()
