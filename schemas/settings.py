@@ -14,7 +14,7 @@ sections it needs and `require` names the one that is missing.
 import difflib
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import (
@@ -31,10 +31,10 @@ from pydantic_settings.exceptions import SettingsError as EnvironmentUnreadable
 
 from schemas.errors import SettingsError
 from schemas.shaping import ShapingSettings
+from schemas.tables import Milliseconds, TablesSettings
 
 _SLOT_NAME = r"^[a-z0-9_]{1,40}$"
 _TOPIC_NAME = r"^[A-Za-z0-9._-]{1,100}$"
-Milliseconds = Annotated[int, Field(gt=0, le=24 * 3600 * 1000)]
 
 
 class _Section(BaseModel):
@@ -229,25 +229,6 @@ class FailoverSettings(_Section):
     watch: WatchSettings = WatchSettings()
 
 
-class TablesSettings(_Section):
-    """Where the Iceberg tables are and how the stream is cut."""
-
-    warehouse: Path
-    catalog_uri: str = ""
-    """JDBC URI of the Iceberg catalog; empty: an SQLite file in the warehouse."""
-    namespace: str = Field("", pattern=r"^[A-Za-z0-9_]*$")
-    """Iceberg namespace; empty: the topic prefix with `.` and `-` as `_`."""
-    tables: tuple[str, ...] = ()
-    """`schema.table` each; empty: every table that the bridge has published."""
-    on_dead_letter: Literal["stop", "report"] = "stop"
-    """What to do when Kafka has refused an event of a followed table: the table lacks it."""
-    checkpoint: Path | None = None
-    trigger_interval_ms: Milliseconds = 2_000
-    offsets_per_trigger_max: int = Field(200_000, ge=1)
-    driver_memory: str = Field("2g", pattern=r"^[0-9]+[mg]$")
-    spark_options: dict[str, str] = {}
-
-
 class Settings(BaseSettings):
     """All sections; absent ones are None until a service requires them."""
 
@@ -275,7 +256,7 @@ class Settings(BaseSettings):
         return env_settings, init_settings
 
 
-Section = TypeVar("Section", bound=_Section)
+Section = TypeVar("Section", bound=BaseModel)
 
 
 def require(section: Section | None, name: str) -> Section:

@@ -9,14 +9,18 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import structlog
 import typer
 
-from schemas.errors import ExitCode, SlotbridgeError
+from schemas.errors import ExitCode, SettingsError, SlotbridgeError
+from schemas.lsn import parse_lsn
 from schemas.settings import load_settings, require
-from spark_consumers.batches import BatchReport
+from spark_consumers.epochs.report import EpochReport
+
+if TYPE_CHECKING:
+    from spark_consumers.operations import Operator
 
 app = typer.Typer(
     help="Iceberg tables that follow PostgreSQL tables, from the bridge's Kafka topics.",
@@ -43,9 +47,9 @@ def run(
     ] = None,
 ) -> None:
     """Follow the topics and keep the tables current, until SIGTERM or SIGINT."""
-    from spark_consumers import job
+    from spark_consumers.epochs import job
+    from spark_consumers.kafka.reader import require_broker
     from spark_consumers.session import start_session
-    from spark_consumers.source import require_broker
 
     with _exit_codes(as_json=as_json):
         settings = load_settings(config)
@@ -75,18 +79,27 @@ def verify(
     examples: Annotated[
         bool, typer.Option("--examples", help="Show up to 5 keys of rows that differ.")
     ] = False,
+    as_of: Annotated[
+        str, typer.Option(help="LSN: compare the tables of that epoch with Kafka's events.")
+    ] = "",
 ) -> None:
-    """Compare each table with its source; exit 0 only when all rows are equal, else 1."""
+    """Compare each table with its source at rest, or as of an LSN with Kafka's events.
+
+    Exit 0 only when all rows are equal, else 1.
+    """
     from spark_consumers.session import start_session
-    from spark_consumers.verify import verify_tables
+    from spark_consumers.verify.as_of import verify_as_of
+    from spark_consumers.verify.comparison import verify_tables
 
     with _exit_codes(as_json=as_json):
         settings = load_settings(config)
         spark = start_session(require(settings.tables, "tables"), require(settings.kafka, "kafka"))
         try:
-            found = verify_tables(
-                spark, settings, tables=tuple(table or ()), examples_max=5 if examples else 0
-            )
+            names, shown = tuple(table or ()), 5 if examples else 0
+            if as_of:
+                found = verify_as_of(spark, settings, _lsn(as_of), tables=names, examples_max=shown)
+            else:
+                found = verify_tables(spark, settings, tables=names, examples_max=shown)
         finally:
             spark.stop()
         equal = all(comparison.equal for comparison in found)
@@ -100,15 +113,71 @@ def verify(
             raise SystemExit(int(ExitCode.ANSWER_IS_NO))
 
 
-def _print_json(report: BatchReport) -> None:
+@app.command()
+def rebuild(
+    config: Config,
+    table: Annotated[list[str], typer.Option(help="schema.table; may be given several times.")],
+) -> None:
+    """Have `run` make tables anew from Kafka, with its next epoch; the old rows stay until then."""
+    with _exit_codes(as_json=False), _operating(config) as operator:
+        for name in operator.rebuild(table):
+            _write(f"{name}: `slottables run` makes it anew with its next epoch")
+
+
+@app.command()
+def maintain(config: Config, as_json: Json = False) -> None:
+    """Compact tables, forget old epochs, remove files that nothing names; `run` may go on."""
+    with _exit_codes(as_json=as_json), _operating(config) as operator:
+        for done in operator.maintain():
+            if as_json:
+                _write(json.dumps(asdict(done)))
+            else:
+                _write(
+                    f"{done.table}: {done.files_before} files, now {done.files_after};"
+                    f" {done.snapshots} snapshots, {done.orphans} lost files removed"
+                )
+
+
+@app.command()
+def epochs(config: Config, as_json: Json = False) -> None:
+    """List the epochs that are kept: number, LSN, tag, commit time, snapshot of each table."""
+    with _exit_codes(as_json=as_json), _operating(config) as operator:
+        for found in operator.epochs():
+            _write(json.dumps(found) if as_json else f"{found['epoch']} {found['tag']}")
+
+
+@contextlib.contextmanager
+def _operating(config: Path) -> Iterator["Operator"]:
+    from spark_consumers.operations import Operator
+    from spark_consumers.session import start_session
+
+    settings = load_settings(config)
+    spark = start_session(require(settings.tables, "tables"), require(settings.kafka, "kafka"))
+    try:
+        yield Operator(spark, settings)
+    finally:
+        spark.stop()
+
+
+def _lsn(text: str) -> int:
+    try:
+        return parse_lsn(text)
+    except ValueError as error:
+        raise SettingsError(
+            str(error), operation="read the command line", hint="--as-of 0/16B3748"
+        ) from None
+
+
+def _print_json(report: EpochReport) -> None:
     _write(json.dumps(report.document()))
 
 
-def _print_line(report: BatchReport) -> None:
+def _print_line(report: EpochReport) -> None:
     found = report.document()
     _write(
-        f"batch {found['batch']}: {found['events']} events, {len(report.tables)} tables,"
-        f" up to {found['commit_lsn_max']}, {found['seconds']} s, {found['lag_ms']} ms behind"
+        f"epoch {found['epoch']}: {found['transactions']} transactions, {found['events']} events,"
+        f" {len(report.tables)} tables, up to {found['commit_lsn']}, {found['seconds']} s,"
+        f" {found['lag_ms']} ms behind"
     )
 
 

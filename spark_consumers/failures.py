@@ -16,7 +16,7 @@ from schemas.errors import (
     SetupError,
     SlotbridgeError,
 )
-from spark_consumers.changes import REFUSED
+from spark_consumers.events.changes import REFUSED
 
 FOREIGN = (PySparkException, Py4JError)
 _REFUSAL = re.compile(
@@ -108,12 +108,11 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         "check kafka.bootstrap_servers and the broker",
     ),
     (
-        r"CommitFailedException|ValidationException: Found conflicting|CONCURRENT_QUERY"
-        r"|CONCURRENT_STREAM_LOG_UPDATE",
+        r"CommitFailedException|ValidationException: (?:Found|Missing|Cannot commit)",
         Retryable,
         ExitCode.NOT_READY,
-        "another writer changed a table or the checkpoint at the same time",
-        "run one slottables for each checkpoint and warehouse",
+        "another writer changed a table at the same time",
+        "run one slottables for each namespace",
     ),
     (
         r"SQLITE_BUSY|database is locked|UncheckedSQLException|JdbcSQL",

@@ -10,14 +10,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from schemas.errors import ExitCode, SetupError
-from schemas.settings import KafkaSettings, TablesSettings
+from schemas.settings import KafkaSettings
+from schemas.tables import TablesSettings
 
 CATALOG = "slotbridge"
 _CONFIGURATION = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.caseSensitive": "true",
     "spark.sql.catalogImplementation": "in-memory",
@@ -32,15 +31,21 @@ _CONFIGURATION = {
     "spark.shuffle.compress": "false",
     "spark.kafka.consumer.cache.capacity": "512",
     "spark.sql.json.enableExactStringParsing": "true",
-    "spark.sql.streaming.minBatchesToRetain": "10",
     # Each select is planned once for each batch; its text would only fill the driver's memory.
     "spark.sql.ui.retainedExecutions": "1",
+}
+_EMBEDDED = {
+    "spark.master": "local[*]",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
 }
 _QUIET = (
     # Every batch that takes longer than the trigger's interval; the report says how long it took.
     "org.apache.spark.sql.execution.streaming.ProcessingTimeExecutor",
-    # foreachBatch merges in threads of its own, where a consumer can't be interrupted.
+    # Tables are merged in threads, where a consumer can't be interrupted.
     "org.apache.spark.sql.kafka010.KafkaDataConsumer",
+    # Partitions are assigned, and no offset is committed: the group's id only names the consumers.
+    "org.apache.spark.sql.kafka010.KafkaSourceProvider",
     "org.apache.spark.sql.catalyst.util.SparkStringUtils",
     "org.apache.hadoop.util.NativeCodeLoader",
 )
@@ -60,7 +65,7 @@ def start_session(tables: TablesSettings, kafka: KafkaSettings) -> SparkSession:
         }
     )
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has chosen the master
-        options["spark.master"] = "local[*]"
+        options |= _EMBEDDED
     builder = SparkSession.builder
     for name, value in (options | tables.spark_options).items():
         builder = builder.config(name, value)
@@ -83,16 +88,26 @@ def start_session(tables: TablesSettings, kafka: KafkaSettings) -> SparkSession:
 
 
 def catalog_options(tables: TablesSettings) -> dict[str, str]:
-    """Spark's configuration of the Iceberg catalog: JDBC, by default on SQLite in the warehouse."""
+    """Spark's configuration of the Iceberg catalog: JDBC, by default on SQLite in the warehouse.
+
+    A REST catalog says itself where its warehouse is and how files are read.
+    """
     warehouse = tables.warehouse.resolve()
     name = f"spark.sql.catalog.{CATALOG}"
+    kind: dict[str, str] = {f"{name}.type": tables.catalog_type}
+    if tables.catalog_type == "rest":
+        kind |= {f"{name}.uri": tables.catalog_uri}
+    else:
+        kind |= {
+            f"{name}.uri": tables.catalog_uri or _sqlite(warehouse),
+            f"{name}.jdbc.schema-version": "V1",
+            f"{name}.warehouse": str(warehouse),
+            f"{name}.io-impl": "org.apache.iceberg.hadoop.HadoopFileIO",
+        }
     return {
         name: "org.apache.iceberg.spark.SparkCatalog",
-        f"{name}.type": "jdbc",
-        f"{name}.uri": tables.catalog_uri or _sqlite(warehouse),
-        f"{name}.jdbc.schema-version": "V1",
-        f"{name}.warehouse": str(warehouse),
-        f"{name}.io-impl": "org.apache.iceberg.hadoop.HadoopFileIO",
+        **kind,
+        **{f"{name}.{key}": value for key, value in tables.catalog_options.items()},
         # A session must see at once what another session of this process has committed.
         f"{name}.cache-enabled": "false",
         "spark.sql.warehouse.dir": str(warehouse),

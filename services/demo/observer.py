@@ -94,7 +94,7 @@ class Observer:
         self._update(kafka, self._kafka_records())
         batches = table_batches(self._tables_log)
         self._update(iceberg, sum(batch["events"] for batch in batches))
-        iceberg.lag = f"batch {batches[-1]['batch']}" if batches else "starting"
+        iceberg.lag = f"epoch {batches[-1]['epoch']}" if batches else "starting"
         ready = dict(_query(self.standby, _READY)) if self.standby is not None else None
         self._board.slots = {
             slot: "no standby" if ready is None else "ready" if ready.get(slot) else "not ready"
@@ -126,11 +126,11 @@ class Observer:
 
 
 def table_batches(log: Path) -> list[dict[str, Any]]:
-    """The batches that slottables has reported, from its JSON lines."""
+    """The epochs that slottables has reported, from its JSON lines."""
     if not log.exists():
         return []
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [json.loads(line) for line in lines if line.startswith('{"batch"')]
+    return [json.loads(line) for line in lines if line.startswith('{"epoch"')]
 
 
 def _query(conninfo: str, query: str) -> list[tuple[Any, ...]]:

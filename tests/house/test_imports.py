@@ -28,7 +28,10 @@ ALLOWED = {
     "services.local": {"schemas", "services.local"},
     "services.demo": {"schemas", "services.process", "services.local", "services.demo"},
     "spark_consumers": {"schemas", "spark_consumers"},
-    "benchmarks": {"schemas", "services.local", "services.bridge", "services.demo", "benchmarks"},
+    "benchmarks": {
+        *("schemas", "services.local", "services.bridge", "services.demo", "spark_consumers"),
+        "benchmarks",
+    },
 }
 PURE = (
     "schemas.lsn",
@@ -79,8 +82,9 @@ PURE = (
         for name in ("curves", "decision", "markup", "page", "sight", "status", "topology")
     ),
     "services.demo.comparison",
-    "spark_consumers.changes",
-    "spark_consumers.columns",
+    "spark_consumers.epochs.parts",
+    "spark_consumers.events",
+    "spark_consumers.iceberg.layout",
 )
 IMPURE_IMPORTS = {
     *("psycopg", "confluent_kafka", "socket", "select", "threading", "time", "concurrent"),

@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
-from schemas.naming import Naming
-from schemas.settings import KafkaSettings, Settings, SourceSettings, TablesSettings
+from schemas.settings import KafkaSettings, Settings, SourceSettings
 from schemas.shaping import ShapingSettings
+from schemas.tables import TablesSettings
 from services.local import jars
 from services.local.java import find_java_home
-from spark_consumers import job
-from spark_consumers.batches import Applier, BatchReport
-from spark_consumers.columns import METADATA
+from spark_consumers.epochs import job
+from spark_consumers.epochs.follower import Follower
+from spark_consumers.epochs.report import EpochReport
+from spark_consumers.iceberg.layout import METADATA_NAMES, quoted
 from spark_consumers.session import start_session
-from spark_consumers.source import reader_options, topic_pattern
-from spark_consumers.tables import quoted
 from tests.providers.interface import Broker
+from tests.providers.waiting import eventually
 from tests.spark_consumers.publisher import Publisher
 
 IDLE_S = 1.0
@@ -36,8 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark_jars() -> str:
-    """Spark's jars as `spark.jars` wants them."""
-    return ",".join(map(str, jars.resolve("spark")))
+    """Spark's jars as `spark.jars` wants them, and PostgreSQL's driver, which Debezium has."""
+    driver = [jar for jar in jars.resolve("debezium") if jar.name.startswith("postgresql-")]
+    return ",".join(map(str, [*jars.resolve("spark"), *driver]))
 
 
 @pytest.fixture(scope="session")
@@ -81,8 +82,7 @@ class Pipeline:
     publisher: Publisher
 
     def __post_init__(self) -> None:
-        self.applier = self.new_applier()
-        self._taken: dict[str, dict[str, int]] = {}
+        self._follower: Follower | None = None
 
     @property
     def kafka(self) -> KafkaSettings:
@@ -97,33 +97,34 @@ class Pipeline:
         return self.settings.tables
 
     @property
-    def naming(self) -> Naming:
-        """Its topics."""
-        return Naming(self.kafka.topic_prefix, self.settings.shaping)
+    def follower(self) -> Follower:
+        """What brings epochs; `restart` makes it know nothing but what the tables say."""
+        if self._follower is None:
+            self._follower = Follower(self.spark, self.settings)
+        return self._follower
 
-    def new_applier(self) -> Applier:
-        """An applier that knows nothing but what the tables say, as after a restart."""
-        return Applier(self.kafka, self.naming, self.tables)
+    def restart(self) -> None:
+        """End the follower, as a kill does."""
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
 
-    def records(self) -> DataFrame:
-        """All committed records, as a batch."""
-        return (
-            self.spark.read.format("kafka")
-            .options(**reader_options(self.kafka))
-            .option("subscribePattern", self._topics())
-            .load()
-        )
+    def apply(self) -> EpochReport:
+        """Bring epochs until the last published transaction is there; the last one's report."""
+        found: list[EpochReport] = []
 
-    def _topics(self) -> str:
-        return topic_pattern(self.kafka.topic_prefix, self.naming, self.tables.tables)
+        def done() -> bool:
+            report = self.follower.step()
+            found.extend([report] if report else [])
+            return self.follower.record.commit_lsn >= self.publisher.commit_lsn
 
-    def apply(self, condition: str = "true", batch: int = 0) -> BatchReport | None:
-        """Apply the committed records that meet an SQL condition, as one batch."""
-        return self.applier.apply(self.records().where(condition), batch)
+        eventually(done, what="every transaction is applied", timeout_s=90)
+        return found[-1]
 
-    def stream(self, *, idle_s: float = IDLE_S) -> list[BatchReport]:
-        """Run the streaming job until nothing comes any more."""
-        reports: list[BatchReport] = []
+    def stream(self, *, idle_s: float = IDLE_S) -> list[EpochReport]:
+        """Run the job until nothing comes any more."""
+        self.restart()
+        reports: list[EpochReport] = []
         job.run(
             self.spark,
             self.settings,
@@ -140,7 +141,7 @@ class Pipeline:
     def rows(self, table: str, *order: str) -> list[Row]:
         """The Iceberg table's rows without our own columns, sorted."""
         frame = self.spark.table(self.identifier(table))
-        names = [name for name in frame.columns if name not in METADATA]
+        names = [name for name in frame.columns if name not in METADATA_NAMES]
         columns = [F.col(quoted(name)) for name in names]
         return frame.orderBy(*(order or columns[:1])).select(*columns).collect()
 
@@ -155,9 +156,11 @@ NewPipeline = Callable[..., Pipeline]
 @pytest.fixture
 def new_pipeline(
     spark: SparkSession, kafka: Broker, topic_prefix: str, warehouse: Path
-) -> NewPipeline:
+) -> Iterator[NewPipeline]:
     """`new_pipeline(conninfo="", publication="p", shaping={}, **tables_settings)`: nothing is
     published yet."""
+
+    made: list[Pipeline] = []
 
     def make(
         conninfo: str = "",
@@ -176,9 +179,13 @@ def new_pipeline(
             shaping=shaped,
             tables=TablesSettings(warehouse=warehouse, trigger_interval_ms=200, **tables),
         )
-        return Pipeline(spark, settings, Publisher(kafka.bootstrap_servers, topic_prefix, shaped))
+        publisher = Publisher(kafka.bootstrap_servers, topic_prefix, shaped)
+        made.append(Pipeline(spark, settings, publisher))
+        return made[-1]
 
-    return make
+    yield make
+    for pipeline in made:
+        pipeline.restart()
 
 
 @pytest.fixture

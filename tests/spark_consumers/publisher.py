@@ -3,23 +3,27 @@
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.events import (
     Column,
+    DataCollection,
     DeadLetter,
     Envelope,
     SchemaEvent,
     SchemaKey,
     Source,
+    TransactionEvent,
     dead_topic,
     schema_topic,
+    transaction_topic,
 )
 from schemas.naming import Naming
 from schemas.shaping import ShapingSettings
@@ -39,8 +43,9 @@ class SourceTable:
     key: Sequence[str] = ("id",)
     schema: str = "public"
     identity: Literal["default", "nothing", "full", "index"] = "default"
+    oid: int = 0
 
-    def shape_event(self, commit_lsn: int) -> SchemaEvent:
+    def shape_event(self, commit_lsn: int, seq: int = 0) -> SchemaEvent:
         """The schema event that announces it."""
         columns = [
             Column(name=name, type=kind, type_oid=0, typmod=typmod, key=name in self.key)
@@ -49,9 +54,9 @@ class SourceTable:
         return SchemaEvent(
             schema=self.schema,
             table=self.name,
-            oid=0,
+            oid=self.oid,
             commit_lsn=commit_lsn,
-            seq=0,
+            seq=seq,
             ts_ms=0,
             replica_identity=self.identity,
             before=None,
@@ -60,12 +65,19 @@ class SourceTable:
 
 
 class Transaction:
-    """One source transaction inside one Kafka transaction; its events are numbered."""
+    """One source transaction inside one Kafka transaction; its events are numbered and counted."""
 
     def __init__(self, publisher: "Publisher", commit_lsn: int) -> None:
         self._publisher = publisher
         self.commit_lsn = commit_lsn
         self.seq = 0
+        self.counts: Counter[str] = Counter()
+
+    def refuse(self, table: str, seq: int) -> None:
+        """An event that Kafka refuses: a dead letter takes its place."""
+        self._publisher.refuse(table, seq)
+        if table:
+            self.counts[table] += 1
 
     def insert(self, table: SourceTable, row: Row, **at: int) -> None:
         """An insert; `partition`, `commit_lsn`, `seq` can be given to plant disorder."""
@@ -82,6 +94,11 @@ class Transaction:
         self._send(table, "d", before, None, key, **at)
         self._publisher.produce(table, key, None, at.get("partition"))
 
+    def read(self, table: SourceTable, row: Row, commit_lsn: int) -> None:
+        """A row of a snapshot, as it was at an LSN; no transaction counts it."""
+        self._send(table, "r", None, row, self._key(table, row), commit_lsn=commit_lsn)
+        self.seq -= 1
+
     def change_key(self, table: SourceTable, old: Row, new: Row) -> None:
         """An update of the key: a delete, its tombstone, an insert."""
         self.delete(table, old)
@@ -92,11 +109,14 @@ class Transaction:
         seq = self.seq
         for partition in range(PARTITIONS) if partitions is None else partitions:
             self._send(table, "t", None, None, None, seq=seq, partition=partition)
+            self.counts[f"{table.schema}.{table.name}"] -= 1
+        self.counts[f"{table.schema}.{table.name}"] += 1
         self.seq = seq + 1
 
     def raw(self, table: SourceTable, value: str, partition: int = 0) -> None:
         """Any text as a record's value."""
         self._publisher.produce(table, "{}", value, partition)
+        self.counts[f"{table.schema}.{table.name}"] += 1
 
     def _key(self, table: SourceTable, row: Row) -> str | None:
         if not table.key:
@@ -106,7 +126,7 @@ class Transaction:
     def _send(
         self,
         table: SourceTable,
-        op: Literal["c", "u", "d", "t"],
+        op: Literal["c", "u", "d", "t", "r"],
         before: Row | None,
         after: Row | None,
         key: str | None,
@@ -117,8 +137,14 @@ class Transaction:
     ) -> None:
         lsn = self.commit_lsn if commit_lsn is None else commit_lsn
         number = self.seq if seq is None else seq
-        value = envelope(self._publisher.prefix, table, op, before, after, lsn, number)
-        self._publisher.produce(table, key, value.model_dump_json(by_alias=True), partition)
+        told = "c" if op == "r" else op
+        value = envelope(self._publisher.prefix, table, told, before, after, lsn, number)
+        text = value.model_dump_json(by_alias=True)
+        if op == "r":
+            text = text.replace('"op":"c"', '"op":"r"').replace('"false"', '"incremental"', 1)
+        elif (lsn == self.commit_lsn and seq is None) or op == "t":
+            self.counts[f"{table.schema}.{table.name}"] += 1
+        self._publisher.produce(table, key, text, partition)
         self.seq += 1
 
 
@@ -141,7 +167,8 @@ class Publisher:
 
     def announce(self, *tables: SourceTable) -> None:
         """Make the tables' topics and publish their shapes."""
-        names = {schema_topic(self.prefix): 1, dead_topic(self.prefix): 1}
+        own = (schema_topic, dead_topic, transaction_topic)
+        names = {topic(self.prefix): 1 for topic in own}
         names |= {self._topic(table): PARTITIONS for table in tables}
         admin = AdminClient(self._servers)
         there = admin.list_topics(timeout=_TIMEOUT_S).topics
@@ -151,37 +178,74 @@ class Publisher:
         self.reshape(*tables)
 
     def reshape(self, *tables: SourceTable) -> None:
-        """Publish the tables' shapes."""
+        """Publish the tables' shapes, in force from the next transaction on."""
         self._producer.begin_transaction()
         for table in tables:
-            key = SchemaKey(schema=table.schema, table=table.name)
-            self._producer.produce(
-                schema_topic(self.prefix),
-                table.shape_event(self.commit_lsn).model_dump_json(by_alias=True),
-                key.model_dump_json(by_alias=True),
-            )
+            self.shape_at(table, self.commit_lsn + 100, 0)
         self._producer.commit_transaction(_TIMEOUT_S)
+
+    def shape_at(self, table: SourceTable, commit_lsn: int, seq: int) -> None:
+        """Inside the open Kafka transaction: the table's shape from an event on."""
+        key = SchemaKey(schema=table.schema, table=table.name)
+        self._producer.produce(
+            schema_topic(self.prefix),
+            table.shape_event(commit_lsn, seq).model_dump_json(by_alias=True),
+            key.model_dump_json(by_alias=True),
+        )
 
     @contextlib.contextmanager
     def transaction(self, *, commit: bool = True) -> Iterator[Transaction]:
         """A source transaction, committed to Kafka at the end, or aborted."""
         self.commit_lsn += 100
         self._producer.begin_transaction()
-        yield Transaction(self, self.commit_lsn)
+        transaction = Transaction(self, self.commit_lsn)
+        self._mark("BEGIN", None)
+        yield transaction
+        self._mark("END", transaction.counts)
         if commit:
             self._producer.commit_transaction(_TIMEOUT_S)
         else:
             self._producer.flush(_TIMEOUT_S)
             self._producer.abort_transaction(_TIMEOUT_S)
 
+    def _mark(self, status: Literal["BEGIN", "END"], counts: Mapping[str, int] | None) -> None:
+        """The record of a transaction's beginning or end."""
+        found = [
+            DataCollection(data_collection=name, event_count=count)
+            for name, count in (counts or {}).items()
+        ]
+        event = TransactionEvent(
+            status=status,
+            id=f"1:{self.commit_lsn}",
+            ts_ms=int(time.time() * 1000),
+            commit_lsn=self.commit_lsn,
+            event_count=None if counts is None else sum(counts.values()),
+            data_collections=None if counts is None else found,
+        )
+        topic = transaction_topic(self.prefix)
+        self._producer.produce(topic, event.model_dump_json(), json.dumps({"id": event.id}))
+
     def produce(
-        self, table: SourceTable, key: str | None, value: str | None, partition: int | None
+        self,
+        table: SourceTable,
+        key: str | None,
+        value: str | None,
+        partition: int | None,
+        ts_ms: int = 0,
     ) -> None:
-        """One record inside the open Kafka transaction."""
+        """One record inside the open Kafka transaction; `ts_ms`: Kafka's time stamp, 0 for now."""
         topic = self._topic(table)
         place = _ANY_PARTITION if partition is None else partition
-        self._producer.produce(topic, value, key, place)
+        self._producer.produce(topic, value, key, place, timestamp=ts_ms)
         self._producer.poll(0)
+
+    def forget(self, table: SourceTable) -> None:
+        """Delete all records of a table's topic, as retention does."""
+        topic = self._topic(table)
+        ends = [TopicPartition(topic, number, -1) for number in range(PARTITIONS)]
+        admin = AdminClient(self._servers)
+        for future in admin.delete_records(ends).values():
+            future.result(_TIMEOUT_S)
 
     def refuse(self, table: str, seq: int) -> None:
         """A dead letter inside the open Kafka transaction."""

@@ -5,9 +5,8 @@ from typing import Any, Literal
 from pyspark.sql import DataFrame, SparkSession
 
 from schemas.events import UNAVAILABLE
-from spark_consumers import changes
-from spark_consumers.changes import Position
-from spark_consumers.columns import Shape
+from spark_consumers.events import changes
+from spark_consumers.events.shape import Position, Shape
 from tests.spark_consumers.publisher import SourceTable, envelope
 
 TABLE = SourceTable("t", {"id": ("int4", -1), "n": ("int4", -1), "body": ("text", -1)})
@@ -15,7 +14,12 @@ SHAPE = Shape.from_event(TABLE.shape_event(0))
 Op = Literal["c", "u", "d", "t"]
 
 
-def events(spark: SparkSession, *given: tuple[Op, int, dict[str, Any] | None]) -> DataFrame:
+def events(
+    spark: SparkSession,
+    *given: tuple[Op, int, dict[str, Any] | None],
+    after_lsn: int = 0,
+    upto_lsn: int = 100,
+) -> DataFrame:
     """Events (op, commit_lsn, row) of one partition, in that order; the key is the row's id."""
     records: list[tuple[str, int, int, bytearray | None, bytearray | None]] = []
     for offset, (op, lsn, row) in enumerate(given):
@@ -25,7 +29,7 @@ def events(spark: SparkSession, *given: tuple[Op, int, dict[str, Any] | None]) -
         records.append(("p.public.t", 0, offset, key, bytearray(value.encode())))
     records.append(("p.public.t", 0, len(records), bytearray(b"tombstone"), None))
     schema = "topic string, partition int, offset bigint, key binary, value binary"
-    return changes.events(spark.createDataFrame(records, schema))
+    return changes.events(spark.createDataFrame(records, schema), after_lsn, upto_lsn)
 
 
 def row(number: int, n: int | None, body: str | None = "b") -> dict[str, Any]:
@@ -52,8 +56,8 @@ def test_the_last_change_of_a_key_is_left(spark: SparkSession) -> None:
         ("d", 8, 2, None, None, True),
         ("u", 9, 1, 9, "b", True),
     ]
-    assert found(changes.changes(given, SHAPE, unavailable=False)) == expected
-    assert found(changes.changes(given, SHAPE, unavailable=True)) == expected
+    assert found(changes.row_changes(given, [SHAPE], unavailable=False)) == expected
+    assert found(changes.row_changes(given, [SHAPE], unavailable=True)) == expected
 
 
 def test_an_unavailable_value_comes_from_the_same_row_only(spark: SparkSession) -> None:
@@ -69,7 +73,7 @@ def test_an_unavailable_value_comes_from_the_same_row_only(spark: SparkSession) 
         ("u", 8, row(4, 8, None)),
         ("u", 9, row(4, 9, UNAVAILABLE)),
     )
-    assert found(changes.changes(given, SHAPE, unavailable=True)) == [
+    assert found(changes.row_changes(given, [SHAPE], unavailable=True)) == [
         ("c", 7, 3, 7, None, False),
         ("u", 3, 1, 3, "lent", True),
         ("u", 4, 2, 4, None, False),
@@ -77,30 +81,51 @@ def test_an_unavailable_value_comes_from_the_same_row_only(spark: SparkSession) 
     ]
 
 
-def test_the_summary_tells_what_a_batch_brings(spark: SparkSession) -> None:
+def test_the_summary_tells_what_an_epoch_brings(spark: SparkSession) -> None:
     given = events(
         spark,
+        ("c", 3, row(9, 9)),
         ("c", 5, row(1, 1)),
         ("t", 6, None),
-        ("u", 7, {**row(1, 2, UNAVAILABLE), "more": 1}),
+        ("u", 7, row(1, 2, UNAVAILABLE)),
         ("d", 8, row(1, None)),
+        ("c", 9, row(2, 1)),
+        after_lsn=4,
+        upto_lsn=8,
     )
     (part,) = changes.summary(given).collect()
-    assert (part.topic, part.partition) == ("p.public.t", 0)
-    assert (part.events, part.rows, part.identified_rows, part.keyless_rows) == (4, 3, 2, 0)
-    assert (tuple(part["first"]), tuple(part["last"])) == ((5, 0), (8, 0))
-    assert (tuple(part.truncate), part.lsn_min, part.lsn_max) == ((6, 0), 5, 8)
-    assert part.refused_offset is None
-    assert part.unavailable
-    assert part.fields == ["id", "n", "body", "more"]
+    assert (part.topic, part.partition, part.next_offset) == ("p.public.t", 0, 5)
+    assert (part.late, part.events, part.rows, part.counted_rows) == (1, 4, 3, 3)
+    assert (part.identified_rows, part.keyless_rows, part.snapshot_rows) == (2, 0, 0)
+    assert [tuple(t)[:2] for t in part.truncates] == [(6, 0)]
+    assert (part.lsn_max, part.refused_offset, part.unavailable) == (8, None, True)
     assert [tuple(name) for name in part.tables] == [("public", "t")]
+    own = changes.own_events(given, "p.public.t")
+    assert [row.commit_lsn for row in own.collect()] == [5, 6, 7, 8]
+    later = changes.after(own, Position(7, 0))
+    assert [row.commit_lsn for row in later.collect()] == [8]
 
 
-def test_what_came_before_is_known_by_partition_and_position(spark: SparkSession) -> None:
-    given = events(spark, *(("c", lsn, row(lsn, 0)) for lsn in range(1, 7)))
-    again = changes.duplicates(given, {0: Position(3, 0), 1: Position(9, 0)})
-    new = changes.without_duplicates(given, {0: Position(3, 0), 1: Position(9, 0)})
-    assert [row.commit_lsn for row in again.collect()] == [1, 2, 3]
-    assert [row.commit_lsn for row in new.collect()] == [4, 5, 6]
-    late = changes.after_truncate(given, Position(5, 1))
-    assert [row.commit_lsn for row in late.collect()] == [6]
+def test_events_are_read_by_the_shape_they_were_written_with(spark: SparkSession) -> None:
+    old = Shape.from_event(SourceTable("t", TABLE.columns).shape_event(0))
+    columns = {"id": ("int8", -1), "m": ("int4", -1), "body": ("text", -1), "new": ("bool", -1)}
+    renamed = SourceTable("t", {"id": ("int4", -1), "m": ("int4", -1), "body": ("text", -1)})
+    shapes = [
+        old,
+        Shape.from_event(renamed.shape_event(6)),
+        Shape.from_event(SourceTable("t", columns).shape_event(8)),
+    ]
+    given = events(
+        spark,
+        ("c", 5, row(1, 5)),
+        ("c", 6, {"id": 2, "m": 6, "body": "b"}),
+        ("u", 7, {"id": 1, "m": 7, "body": UNAVAILABLE}),
+        ("c", 8, {"id": 3, "m": 8, "body": "b", "new": True}),
+    )
+    folded = changes.row_changes(given, shapes, unavailable=True).orderBy("c0")
+    assert [tuple(x) for x in folded.select("c0", "c1", "c2", "c3").collect()] == [
+        (1, 7, "b", None),
+        (2, 6, "b", None),
+        (3, 8, "b", True),
+    ]
+    assert folded.schema["c0"].dataType.simpleString() == "bigint"

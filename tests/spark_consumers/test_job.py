@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from schemas.errors import BadInput
-from spark_consumers import job
-from spark_consumers.batches import BatchReport
+from spark_consumers.epochs import job
+from spark_consumers.epochs.report import EpochReport
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
@@ -22,7 +22,7 @@ class Running:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._stop = threading.Event()
-        self.reports: list[BatchReport] = []
+        self.reports: list[EpochReport] = []
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(pipeline,))
 
@@ -96,7 +96,8 @@ def test_only_the_configured_tables_and_a_refused_record_ends_it(new_pipeline: N
 
 def test_it_stops_between_two_batches_under_load(pipeline: Pipeline) -> None:
     pipeline.publisher.announce(ONE)
-    insert(pipeline, ONE, *range(2000))
+    for start in range(0, 2000, 25):
+        insert(pipeline, ONE, *range(start, start + 25))
     tables = pipeline.tables.model_copy(update={"offsets_per_trigger_max": 50})
     pipeline.settings = pipeline.settings.model_copy(update={"tables": tables})
     with Running(pipeline) as running:

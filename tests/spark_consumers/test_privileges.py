@@ -8,7 +8,7 @@ from psycopg import sql
 
 from schemas.errors import ExitCode, SetupError
 from schemas.settings import SourceSettings
-from spark_consumers import postgres
+from spark_consumers.verify import postgres
 from tests.providers.interface import Provider
 from tests.providers.roles import ODD, make_roles
 

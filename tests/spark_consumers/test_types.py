@@ -17,8 +17,9 @@ from schemas.events import (
     NEGATIVE_INFINITY_MICROSECONDS,
     UNAVAILABLE,
 )
-from spark_consumers import changes
-from spark_consumers.columns import ColumnShape, Shape
+from spark_consumers.events import changes
+from spark_consumers.events.columns import ColumnShape
+from spark_consumers.events.shape import Shape
 from spark_consumers.failures import translated
 from tests.spark_consumers.conftest import Pipeline
 from tests.spark_consumers.publisher import SourceTable, envelope
@@ -137,7 +138,7 @@ def parsed(spark: SparkSession, kind: str, typmod: int, form: Any) -> Any:
         [("p.public.t", 1, 42, None, bytearray(value.encode()))],
         "topic string, partition int, offset bigint, key binary, value binary",
     )
-    return changes.rows(changes.events(records), shape)
+    return changes.rows(changes.events(records, 0, 100), shape)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from psycopg import sql
 
 from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.settings import SourceSettings
-from spark_consumers.columns import ColumnShape
-from spark_consumers.forms import Layer, value_sql
+from spark_consumers.events.columns import ColumnShape
+from spark_consumers.verify.forms import Layer, value_sql
 
 FILE_BYTES_MAX: Final = 64 * 2**20
 # What the bridge's replication session has, so that text forms are the same.

@@ -1,4 +1,4 @@
-"""A table's shape and its columns: PostgreSQL type -> JSON form -> Spark and Iceberg type.
+"""A table's columns: PostgreSQL type -> JSON form -> Spark and Iceberg type.
 
     PostgreSQL            JSON form in an event             Spark and Iceberg
     bool                  true, false                       boolean
@@ -22,22 +22,17 @@ Pure: builds column expressions, touches no data. A value that does not fit its 
 
 import base64
 from dataclasses import dataclass
-from functools import cached_property
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from schemas.errors import SetupError
 from schemas.events import (
     INFINITY_MICROSECONDS,
     NEGATIVE_INFINITY_MICROSECONDS,
     UNAVAILABLE,
-    SchemaEvent,
 )
 
-METADATA = ("_commit_lsn", "_seq")
-"""The columns each Iceberg table has besides the source's: the position of a row's last change."""
 DECIMAL_DIGITS_MAX = 38
 _UNAVAILABLE_BYTES = base64.b64encode(UNAVAILABLE.encode()).decode()
 _UNAVAILABLE_FORMS = (
@@ -81,52 +76,6 @@ class ColumnShape:
     def may_be_unavailable(self) -> bool:
         """Whether PostgreSQL may store it out of line, so that an UPDATE may leave it out."""
         return not self.key and self.type not in _FIXED_WIDTH
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The columns of one source table, and which of them identify a row (none: `keyless`)."""
-
-    schema: str
-    table: str
-    columns: tuple[ColumnShape, ...]
-    key: tuple[str, ...]
-
-    @classmethod
-    def from_event(cls, event: SchemaEvent) -> "Shape":
-        """Raises SetupError when a column has the name of one of ours (`METADATA`)."""
-        columns = tuple(ColumnShape(c.name, c.type, c.typmod, c.key) for c in event.after)
-        key = tuple(column.name for column in columns if column.key)
-        shape = cls(event.schema_, event.table, columns, key)
-        taken = [name for name in METADATA if name in shape.names]
-        if taken:
-            raise SetupError(
-                f"the source has a column {taken[0]}, which is a name slottables needs itself",
-                operation="read table shapes",
-                subject=shape.name,
-                hint="rename the column at the source",
-            )
-        return shape
-
-    @property
-    def name(self) -> str:
-        """`schema.table` as in PostgreSQL."""
-        return f"{self.schema}.{self.table}"
-
-    @property
-    def keyless(self) -> bool:
-        """Whether its rows have no identity but the event that inserted them."""
-        return not self.key
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The columns' names, in order."""
-        return tuple(column.name for column in self.columns)
-
-    @cached_property
-    def key_positions(self) -> tuple[int, ...]:
-        """Where in `columns` the key's columns are."""
-        return tuple(self.names.index(name) for name in self.key)
 
 
 def typed(raw: Column, column: ColumnShape) -> Column:

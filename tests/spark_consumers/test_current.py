@@ -1,15 +1,20 @@
-"""Batches into tables: last change wins, once, in whatever order partitions come."""
+"""Epochs into current-state tables: last change wins, once, whatever was there before."""
 
 import json
 import random
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 
-from schemas.errors import BadInput, ExitCode, OperatorNeeded, SetupError
+from schemas.errors import BadInput, ExitCode, OperatorNeeded
 from schemas.events import UNAVAILABLE
+from spark_consumers.epochs import writing
 from spark_consumers.failures import translated
-from tests.spark_consumers.conftest import Pipeline
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 
 ITEMS = SourceTable("items", {"id": ("int4", -1), "name": ("text", -1), "body": ("text", -1)})
@@ -35,7 +40,7 @@ def test_aborted_transactions_never_appear(pipeline: Pipeline) -> None:
     with publisher.transaction() as t:
         t.insert(ITEMS, item(3, None))
     report = pipeline.apply()
-    assert report and report.document()["events"] == 2
+    assert report.document()["events"] == 2
     assert rows(pipeline) == [(1, "a", "b"), (3, None, "b")]
 
 
@@ -63,8 +68,8 @@ def test_the_last_change_of_a_row_wins_within_and_across_batches(pipeline: Pipel
         t.change_key(ITEMS, item(5), item(50))
         t.update(ITEMS, item(50, "moved"))
         t.change_key(ITEMS, item(6), item(5, "taken"))
-    report = pipeline.apply(batch=1)
-    assert report and report.tables["public.items"].duplicates == 10
+    report = pipeline.apply()
+    assert (report.epoch, report.tables["public.items"].duplicates) == (2, 0)
     assert [row[:2] for row in rows(pipeline)] == [
         (1, "updated"),
         (3, "again"),
@@ -74,7 +79,7 @@ def test_the_last_change_of_a_row_wins_within_and_across_batches(pipeline: Pipel
     ]
 
 
-def test_a_replayed_batch_changes_nothing(pipeline: Pipeline) -> None:
+def test_without_the_ledger_the_tables_tell_what_they_have(pipeline: Pipeline) -> None:
     publisher = pipeline.publisher
     publisher.announce(ITEMS, HISTORY)
     with publisher.transaction() as t:
@@ -89,38 +94,66 @@ def test_a_replayed_batch_changes_nothing(pipeline: Pipeline) -> None:
         t.insert(HISTORY, {"note": "y"})
     pipeline.apply()
     before = (rows(pipeline), pipeline.rows("history"))
-    written = [pipeline.snapshots(name) for name in ("items", "history")]
-    assert [row.note for row in before[1]] == ["x", "x", "y"]
-    pipeline.applier = pipeline.new_applier()
+    written = pipeline.snapshots("items")
+    pipeline.restart()
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('_epochs')} PURGE")
+    with publisher.transaction() as t:
+        t.insert(HISTORY, {"note": "z"})
     report = pipeline.apply()
-    assert report and report.document()["duplicates"] == report.document()["events"] == 7
-    assert (rows(pipeline), pipeline.rows("history")) == before
-    assert [pipeline.snapshots(name) for name in ("items", "history")] == written
+    assert report.epoch == 3
+    assert report.tables["public.history"].duplicates == 3
+    assert rows(pipeline) == before[0] == [(2, "new", "b")]
+    assert [row.note for row in pipeline.rows("history")] == ["x", "x", "y", "z"]
+    assert pipeline.snapshots("items") == written
 
 
-def test_a_crash_between_rows_and_properties_leaves_a_batch_that_can_be_replayed(
-    pipeline: Pipeline,
+@pytest.mark.parametrize("tables", [1, 2])
+def test_an_epoch_that_some_tables_have_is_made_again_for_the_others(
+    new_pipeline: NewPipeline, tables: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pipeline = new_pipeline(offsets_per_trigger_max=4)
     publisher = pipeline.publisher
     publisher.announce(ITEMS, HISTORY)
     with publisher.transaction() as t:
         t.insert(ITEMS, item(1))
-        t.insert(HISTORY, {"note": "x"})
+    pipeline.apply()
+    with publisher.transaction() as t:
+        t.update(ITEMS, item(1, "first"))
+        t.insert(HISTORY, {"note": "first"})
+    with publisher.transaction() as t:
         t.truncate(ITEMS)
         t.insert(ITEMS, item(2))
-        t.update(ITEMS, item(2, "kept", UNAVAILABLE))
+        t.insert(HISTORY, {"note": "second"})
+    done: list[str] = []
+    write = writing.write
+
+    def killed(work: writing.Work, own: DataFrame) -> None:
+        if len(done) == tables:
+            raise KeyboardInterrupt
+        write(work, own)
+        done.append(work.table.identifier)
+
+    def one_by_one(work: Callable[[Any], None], items: Iterable[Any]) -> None:
+        for each in sorted(items, key=str):
+            work(each)
+        if "KeyboardInterrupt" not in done and len(done) == tables == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_consumers.epochs.writing.write", killed)
+        patch.setattr("spark_consumers.epochs.follower.at_once", one_by_one)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.apply()
+    with publisher.transaction() as t:
+        t.insert(HISTORY, {"note": "third"})
+    written = {name: pipeline.spark.table(f"{name}.snapshots").count() for name in done}
+    pipeline.restart()
+    report = pipeline.follower.step()
+    assert report is not None and report.epoch == 2
+    assert {n: pipeline.spark.table(f"{n}.snapshots").count() for n in done} == written
     pipeline.apply()
-    before = (rows(pipeline), pipeline.rows("history"))
-    assert before[0] == [(2, "kept", "b")]
-    for table in ("items", "history"):
-        name = pipeline.identifier(table)
-        pipeline.spark.sql(
-            f"ALTER TABLE {name} UNSET TBLPROPERTIES ('slotbridge.applied', 'slotbridge.truncate')"
-        )
-    pipeline.applier = pipeline.new_applier()
-    report = pipeline.apply()
-    assert report and report.document()["duplicates"] == 0
-    assert (rows(pipeline), pipeline.rows("history")) == before
+    assert rows(pipeline) == [(2, "a", "b")]
+    assert [row.note for row in pipeline.rows("history")] == ["first", "second", "third"]
 
 
 def test_planted_duplicates_change_nothing_even_after_a_delete(pipeline: Pipeline) -> None:
@@ -138,12 +171,11 @@ def test_planted_duplicates_change_nothing_even_after_a_delete(pipeline: Pipelin
         t.insert(ITEMS, item(2), commit_lsn=first, seq=1)
         t.insert(ITEMS, item(3))
         t.insert(ITEMS, item(3), seq=2)
-    report = pipeline.apply()
-    assert report and report.document()["duplicates"] == 4 + 2
+    assert pipeline.apply().tables["public.items"].duplicates == 3
     assert [row[:2] for row in rows(pipeline)] == [(2, "last"), (3, "a")]
 
 
-def test_a_truncate_takes_late_older_rows_of_other_partitions_with_it(pipeline: Pipeline) -> None:
+def test_a_truncate_takes_older_rows_of_all_partitions_with_it(pipeline: Pipeline) -> None:
     publisher = pipeline.publisher
     publisher.announce(ITEMS)
     with publisher.transaction() as t:
@@ -155,12 +187,7 @@ def test_a_truncate_takes_late_older_rows_of_other_partitions_with_it(pipeline: 
         t.truncate(ITEMS)
         t.insert(ITEMS, item(5), partition=0)
         t.insert(ITEMS, item(6), partition=2)
-    pipeline.apply("partition = 1")
-    assert rows(pipeline) == []
-    pipeline.apply("partition = 2 OR topic LIKE '%.schema'")
-    assert [row[0] for row in rows(pipeline)] == [6]
-    pipeline.applier = pipeline.new_applier()
-    pipeline.apply("partition = 0")
+    pipeline.apply()
     assert [row[0] for row in rows(pipeline)] == [5, 6]
 
 
@@ -266,36 +293,21 @@ def test_a_key_of_all_columns(pipeline: Pipeline) -> None:
     assert [tuple(row) for row in pipeline.rows("link")] == [(1, "y")]
 
 
-def test_new_columns_are_added_other_changes_refused(pipeline: Pipeline) -> None:
-    publisher = pipeline.publisher
-    publisher.announce(ITEMS)
-    with publisher.transaction() as t:
-        t.insert(ITEMS, item(1))
-    pipeline.apply()
-    wider = SourceTable("items", {**ITEMS.columns, "price": ("numeric", (10 << 16 | 2) + 4)})
-    publisher.reshape(wider)
-    with publisher.transaction() as t:
-        t.insert(wider, {**item(2), "price": "1.50"})
-    pipeline.apply()
-    found = [(row.id, row.price and str(row.price)) for row in pipeline.rows("items")]
-    assert found == [(1, None), (2, "1.50")]
-    publisher.reshape(SourceTable("items", {**wider.columns, "name": ("int4", -1)}))
-    with publisher.transaction() as t:
-        t.insert(wider, {**item(3), "name": 3, "price": "1.50"})
-    with pytest.raises(SetupError, match="column name was string and is int") as raised:
-        pipeline.apply()
-    assert raised.value.subject == "public.items"
-
-
-def test_columns_that_the_schema_topic_lacks_are_refused(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "row",
+    [{**item(1), "surprise": 1}, {"id": 1, "name": "n"}, {"id": 1, "name": "n", "bady": "b"}],
+)
+def test_an_event_whose_fields_are_not_the_tables_is_refused(
+    pipeline: Pipeline, row: dict[str, object]
 ) -> None:
-    monkeypatch.setattr("spark_consumers.batches._SHAPE_DEADLINE_S", 0.1)
     pipeline.publisher.announce(ITEMS)
     with pipeline.publisher.transaction() as t:
-        t.insert(ITEMS, {**item(1), "surprise": 1})
-    with pytest.raises(OperatorNeeded, match="column surprise of"):
+        t.insert(ITEMS, row, partition=1)
+    with pytest.raises(PySparkException) as raised:
         pipeline.apply()
+    error = translated(raised.value, "apply")
+    assert (error.exit_code, error.lsn) == (ExitCode.RECORD_REFUSED, pipeline.publisher.commit_lsn)
+    assert error.subject.endswith(".public.items, partition 1, offset 0")
 
 
 def test_two_source_tables_never_share_an_iceberg_table(pipeline: Pipeline) -> None:
@@ -330,7 +342,7 @@ def test_names_that_sql_would_misread(pipeline: Pipeline) -> None:
 def test_a_large_table_is_no_longer_written_anew(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_consumers.tables.COPIED_BYTES_MAX", 0)
+    monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)
     publisher = pipeline.publisher
     publisher.announce(ITEMS)
     with publisher.transaction() as t:
@@ -353,9 +365,9 @@ def test_a_large_table_is_no_longer_written_anew(
     assert rows(pipeline) == [(10, "a", "b")]
 
 
-def test_batches_that_take_the_partitions_unevenly_lead_to_the_same_rows(
-    pipeline: Pipeline,
-) -> None:
+@pytest.mark.parametrize("events_max", [7, 1000])
+def test_any_cut_leads_to_the_same_rows(new_pipeline: NewPipeline, events_max: int) -> None:
+    pipeline = new_pipeline(offsets_per_trigger_max=events_max * 10)
     publisher = pipeline.publisher
     publisher.announce(ITEMS)
     truth: dict[int, dict[str, object]] = {}
@@ -374,15 +386,49 @@ def test_batches_that_take_the_partitions_unevenly_lead_to_the_same_rows(
                 else:
                     truth[key] |= {"name": str(number)}
                     t.update(ITEMS, {**truth[key], "body": UNAVAILABLE})
-    taken = [0, 0, 0]
-    for _ in range(5):
-        cuts = [start + random.choice((0, 40, 90)) for start in taken]
-        pipeline.apply(
-            " OR ".join(
-                f"partition = {number} AND offset >= {start} AND offset < {end}"
-                for number, (start, end) in enumerate(zip(taken, cuts, strict=True))
-            )
-        )
-        taken = cuts
     pipeline.apply()
     assert rows(pipeline) == [tuple(row.values()) for _, row in sorted(truth.items())]
+
+
+def test_rows_of_a_snapshot_give_way_to_changes(pipeline: Pipeline) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1, "changed"))
+        t.insert(ITEMS, item(2, "changed"))
+        before = t.commit_lsn - 1
+    pipeline.apply()
+    with publisher.transaction() as t:
+        t.read(ITEMS, item(1, "read"), before)
+        t.read(ITEMS, item(3, "read"), before)
+        t.read(ITEMS, item(4, "read"), before)
+        t.update(ITEMS, item(2, "again"))
+        t.update(ITEMS, item(4, "again"))
+    pipeline.apply()
+    found = [row[:2] for row in rows(pipeline)]
+    assert found == [(1, "changed"), (2, "again"), (3, "read"), (4, "again")]
+
+
+def test_events_that_come_later_than_their_transactions_end_are_waited_for(
+    pipeline: Pipeline,
+) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1))
+        publisher.produce(ITEMS, None, None, 1, ts_ms=int(time.time() * 1000) + 3_600_000)
+        t.insert(ITEMS, item(2), partition=1)
+    pipeline.apply()
+    assert len(rows(pipeline)) == 2
+
+
+def test_events_that_never_come_stop_it(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_consumers.epochs.reading.ARRIVAL_DEADLINE_S", 0.1)
+    pipeline.publisher.announce(ITEMS)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, item(1))
+        t.counts["public.items"] += 1
+    with pytest.raises(OperatorNeeded, match=r"1 events of public\.items are not there"):
+        pipeline.apply()

@@ -9,7 +9,7 @@ Both sides become multisets of typed rows in Spark. Rows that are on one side on
 
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 
@@ -18,11 +18,15 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from schemas.errors import SettingsError
 from schemas.settings import Settings, require
-from spark_consumers import postgres
-from spark_consumers.columns import METADATA, ColumnShape, typed
+from schemas.tables import TablesSettings
+from spark_consumers.events.columns import ColumnShape, typed
 from spark_consumers.failures import FOREIGN, translated
-from spark_consumers.tables import Tables, key_columns, properties, quoted
+from spark_consumers.iceberg.layout import layout_of, quoted, rule_of
+from spark_consumers.iceberg.sums import is_sums
+from spark_consumers.iceberg.tables import State, Tables
+from spark_consumers.verify import postgres
 
 _KINDS = ("missing", "extra", "different")
 
@@ -74,47 +78,85 @@ def verify_tables(
     try:
         with postgres.snapshot(source) as connection:
             published = postgres.published(connection, source.publication)
-            existing = own.existing(spark)
+            existing = {n: s for n, s in own.states(spark).items() if not is_sums(n)}
             wanted = set(tables) or set(configured.tables) or set(published) | set(existing)
+            changelogs = {n for n in wanted if rule_of(configured, *_split(n)).kind == "changelog"}
             return [
                 _compare(
                     spark,
                     connection,
                     name,
-                    existing.get(name, ""),
+                    _side(configured, existing.get(name)),
                     published.get(name),
                     examples_max,
                 )
-                for name in sorted(wanted)
+                for name in sorted(wanted - (changelogs - set(tables)))
             ]
     except FOREIGN as error:
         raise translated(error, "compare tables") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """An Iceberg table as its source's rows: source column -> its column; `condition` (SQL) leaves
+    the rows that hold."""
+
+    iceberg: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, T.DataType] = field(default_factory=dict)
+    left_out: frozenset[str] = frozenset()
+    key: tuple[str, ...] = ()
+    condition: str = "true"
+
+
+def _split(name: str) -> tuple[str, str]:
+    schema, _, table = name.partition(".")
+    return schema, table
+
+
+def _side(settings: TablesSettings, state: State | None) -> _Side:
+    if state is None or state.shape is None:
+        return _Side(state.identifier if state else "")
+    layout = layout_of(settings, state.shape)
+    if layout.kind == "changelog":
+        raise SettingsError(
+            "a changelog has no rows to compare, but events",
+            operation="compare tables",
+            subject=state.source,
+            hint="leave it out of --table",
+        )
+    columns = state.shape.names
+    return _Side(
+        state.identifier,
+        {columns[f.place]: f.name for f in layout.fields},
+        {columns[f.place]: f.type for f in layout.fields},
+        frozenset(columns) - {columns[f.place] for f in layout.fields},
+        state.shape.key,
+        "_valid_to IS NULL" if layout.kind == "history" else "true",
+    )
 
 
 def _compare(
     spark: SparkSession,
     connection: psycopg.Connection,
     name: str,
-    iceberg: str,
+    side: _Side,
     published: postgres.Published | None,
     examples_max: int,
 ) -> TableComparison:
-    schema, _, table = name.partition(".")
+    schema, table = _split(name)
     columns = postgres.columns(connection, schema, table)
     if published is not None:
         columns = tuple(column for column in columns if column.name in published.columns)
-    fields: dict[str, T.DataType] = {}
-    key: tuple[str, ...] = ()
-    if iceberg:
-        fields = {f.name: f.dataType for f in spark.table(iceberg).schema.fields}
-        key = key_columns(properties(spark, iceberg))
+    columns = tuple(column for column in columns if column.name not in side.left_out)
+    iceberg, fields, key = side.iceberg, side.types, side.key
     problems = _column_problems(columns, fields) if iceberg and columns else ()
     names = [c.name for c in columns if not iceberg or fields.get(c.name) == c.data_type]
     if not columns:
         problems = ("no such table at the source",)
-        names = [name for name in fields if name not in METADATA]
+        names = list(fields)
     with tempfile.TemporaryDirectory(prefix="slottables-verify-") as folder:
-        right = _table_rows(spark, iceberg, names) if iceberg else None
+        right = _table_rows(spark, side, names) if iceberg else None
         if columns:
             shared = tuple(column for column in columns if column.name in names)
             row_filter = published.row_filter if published else None
@@ -125,17 +167,34 @@ def _compare(
         else:
             return TableComparison(name, "", 0, 0, 0, 0, 0, problems)
         places = [names.index(column) for column in key if column in names]
-        groups = _groups(
-            left,
-            left.limit(0) if right is None else right,
-            places if len(places) == len(key) else (),
+        empty = left.limit(0) if right is None else right
+        complete = len(places) == len(key)
+        return compared(
+            name, iceberg, left, empty, names, places if complete else (), examples_max, problems
         )
-        counts = groups.agg(
-            *(F.coalesce(F.sum(c), F.lit(0)).alias(c) for c in ("source", "table", *_KINDS))
-        ).first()
-        assert counts is not None
-        unequal = any(counts[kind] for kind in _KINDS)
-        examples = _examples(groups, names, examples_max) if unequal and examples_max else ()
+
+
+def compared(
+    name: str,
+    iceberg: str,
+    left: DataFrame,
+    right: DataFrame,
+    names: Sequence[str],
+    key: Sequence[int],
+    examples_max: int,
+    problems: tuple[str, ...] = (),
+) -> TableComparison:
+    """How `right` (the Iceberg table) differs from `left`; both have columns c0, c1 …
+
+    `names` are the columns' names, `key` the places of those that identify a row.
+    """
+    groups = _groups(left, right, key)
+    counts = groups.agg(
+        *(F.coalesce(F.sum(c), F.lit(0)).alias(c) for c in ("source", "table", *_KINDS))
+    ).first()
+    assert counts is not None
+    unequal = any(counts[kind] for kind in _KINDS)
+    examples = _examples(groups, names, examples_max) if unequal and examples_max else ()
     return TableComparison(
         name,
         iceberg.replace("`", ""),
@@ -154,11 +213,7 @@ def _column_problems(
 ) -> tuple[str, ...]:
     names = {column.name for column in columns}
     found = [f"column {c.name} is not in the table" for c in columns if c.name not in fields]
-    found += [
-        f"column {name} is not at the source"
-        for name in fields
-        if name not in names and name not in METADATA
-    ]
+    found += [f"column {name} is not at the source" for name in fields if name not in names]
     found += [
         f"column {c.name} is {fields[c.name].simpleString()} in the table,"
         f" {c.data_type.simpleString()} at the source"
@@ -187,10 +242,17 @@ def _typed(raw: Column, column: ColumnShape) -> Column:
     return typed(raw, column)
 
 
-def _table_rows(spark: SparkSession, iceberg: str, names: Sequence[str]) -> DataFrame:
+def _table_rows(spark: SparkSession, side: _Side, names: Sequence[str]) -> DataFrame:
     """The Iceberg table's rows; columns c0, c1 …"""
-    return spark.table(iceberg).select(
-        *(F.col(quoted(name)).alias(f"c{number}") for number, name in enumerate(names))
+    return (
+        spark.table(side.iceberg)
+        .where(side.condition)
+        .select(
+            *(
+                F.col(quoted(side.names[name])).alias(f"c{number}")
+                for number, name in enumerate(names)
+            )
+        )
     )
 
 

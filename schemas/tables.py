@@ -1,0 +1,144 @@
+"""The settings of the section `tables`: which Iceberg tables there are, of what kind, and where.
+
+A table pattern is `schema.table`, a column pattern a name; in both `*` stands for any characters.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Final, Literal, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from schemas.shaping import ColumnPattern, TablePattern
+
+Kind = Literal["current", "history", "changelog"]
+Milliseconds = Annotated[int, Field(gt=0, le=24 * 3600 * 1000)]
+_TRANSFORM: Final = re.compile(r"(?:(\w+)\()?(?:(\d+)\s*,\s*)?([^(),]+?)\)?")
+_NUMBERED: Final = ("bucket", "truncate")
+_TIMED: Final = ("year", "month", "day", "hour")
+_SORT: Final = re.compile(r"(.+?)(?: (asc|desc))?", re.IGNORECASE)
+
+
+class Transform(NamedTuple):
+    """A partition field: `name` is empty for the column's own value, `number` 0 for none."""
+
+    name: str
+    number: int
+    column: str
+
+
+def transform(text: str) -> Transform:
+    """Read `column`, `day(column)` or `bucket(16, column)`. Raises ValueError for anything else."""
+    match = _TRANSFORM.fullmatch(text.strip())
+    if match is None or (match[1] is None) != (not text.strip().endswith(")")):
+        raise ValueError(f"{text!r} is no partition field, as `day(at)` or `bucket(16, id)` are")
+    name, number, column = (match[1] or "").lower(), int(match[2] or 0), match[3].strip()
+    if name and name not in (*_NUMBERED, *_TIMED):
+        raise ValueError(f"{text!r}: there is no transform {name}")
+    if (name in _NUMBERED) != (number > 0):
+        raise ValueError(f"{text!r}: bucket and truncate take a number, the others none")
+    return Transform(name, number, column)
+
+
+def sort_field(text: str) -> tuple[str, str]:
+    """Read `column`, `column asc` or `column desc`: (column, ASC or DESC)."""
+    match = _SORT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no sort field")
+    return match[1], (match[2] or "asc").upper()
+
+
+def _is_transform(text: str) -> str:
+    transform(text)
+    return text
+
+
+def _is_sort(text: str) -> str:
+    sort_field(text)
+    return text
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TableRule(_Part):
+    """How one source table is kept. Columns of `partition` and `sort` are the Iceberg table's."""
+
+    kind: Kind = "current"
+    """`current`: one row per key; `history`: one per version of a row (SCD type 2); `changelog`:
+    one per event."""
+    include: tuple[ColumnPattern, ...] = ()
+    """Columns; empty: all that `exclude` does not name. A key's columns can't be left out."""
+    exclude: tuple[ColumnPattern, ...] = ()
+    rename: dict[str, str] = {}
+    """Source column -> column of the Iceberg table."""
+    partition: tuple[Annotated[str, AfterValidator(_is_transform)], ...] = ()
+    """`column`, `year|month|day|hour(column)`, `bucket(16, column)`, `truncate(4, column)`."""
+    sort: tuple[Annotated[str, AfterValidator(_is_sort)], ...] = ()
+    """`column` or `column desc`: the order within files."""
+    properties: dict[str, str] = {}
+    """Iceberg table properties, when the table is made."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> "TableRule":
+        names = list(self.rename.values())
+        if len(set(names)) != len(names):
+            raise ValueError("rename: two columns get one name")
+        return self
+
+
+class SumSettings(_Part):
+    """A table of sums, kept up to date from the changes of one source table."""
+
+    source: TablePattern
+    """`schema.table` of a followed table of kind `current`, or without key."""
+    group_by: tuple[str, ...] = Field(min_length=1)
+    """Its columns, as named in the Iceberg table."""
+    sums: dict[str, str] = Field(min_length=1)
+    """Column of the table of sums -> column of `source` that it sums."""
+
+
+class TablesSettings(_Part):
+    """Where the Iceberg tables are, what they are like, and how the stream is cut."""
+
+    warehouse: Path
+    catalog_type: Literal["jdbc", "rest"] = "jdbc"
+    catalog_uri: str = ""
+    """JDBC or REST URI of the Iceberg catalog; empty: an SQLite file in the warehouse."""
+    catalog_options: dict[str, str] = Field({}, repr=False)
+    """More properties of the Iceberg catalog: jdbc.user, jdbc.password, token, credential …"""
+    namespace: str = Field("", pattern=r"^[A-Za-z0-9_]*$")
+    """Iceberg namespace; empty: the topic prefix with `.` and `-` as `_`."""
+    tables: tuple[str, ...] = ()
+    """`schema.table` each; empty: every table that the bridge has published."""
+    rules: dict[TablePattern, TableRule] = {}
+    """The first that fits a table holds; without one it is `current`, with all columns."""
+    sums: dict[str, SumSettings] = {}
+    """Iceberg table -> what it sums."""
+    on_dead_letter: Literal["stop", "report"] = "stop"
+    """What to do when Kafka has refused an event of a followed table: the table lacks it."""
+    on_bad_event: Literal["stop", "quarantine"] = "stop"
+    """An event that can't be read, or a value that does not fit: stop and name it, or put it into
+    the table `_quarantine` and go on without it."""
+    on_dropped_column: Literal["keep", "drop"] = "keep"
+    """A column dropped at the source: keep its old values, with NULL in new rows, or drop it."""
+    on_changed_type: Literal["stop", "new_column"] = "stop"
+    """A type that does not hold the old values: stop, or keep them in `column__old<n>`."""
+    trigger_interval_ms: Milliseconds = 2_000
+    """The least time from the beginning of an epoch to that of the next."""
+    offsets_per_trigger_max: int = Field(200_000, ge=1)
+    """Events of an epoch; one transaction is never parted, so that a larger one is an epoch."""
+    epochs_kept: int = Field(300, ge=2, le=100_000)
+    """So many epochs can be read by their tag; older ones leave, and with them their snapshots."""
+    maintenance_interval_ms: int = Field(600_000, ge=0, le=7 * 24 * 3600 * 1000)
+    """How often `run` compacts tables and expires snapshots; 0: never."""
+    compact_files_min: int = Field(12, ge=2)
+    """A table (or partition) of so many files to put together is compacted."""
+    orphans_older_ms: int = Field(24 * 3600 * 1000, ge=0)
+    """`maintain` removes files that no snapshot names once they are older than this."""
+    http_host: str = "127.0.0.1"
+    http_port: int | None = Field(None, ge=0, le=65535)
+    """/metrics; unset: off; 0: a free port, which the log names."""
+    driver_memory: str = Field("2g", pattern=r"^[0-9]+[mg]$")
+    spark_options: dict[str, str] = {}

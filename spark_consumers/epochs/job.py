@@ -1,0 +1,105 @@
+"""Runs epoch after epoch until it is stopped."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+from pyspark.sql import SparkSession
+
+from schemas.errors import ExitCode, SettingsError
+from schemas.lsn import format_lsn
+from schemas.settings import Settings, ValueSettings, require
+from spark_consumers.epochs.follower import Follower
+from spark_consumers.epochs.metrics import Metrics
+from spark_consumers.epochs.report import EpochReport
+from spark_consumers.failures import FOREIGN, translated
+
+log = structlog.get_logger()
+_POLL_S = 0.1
+_LOSSES_MAX = 5
+
+
+def run(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    report: Callable[[EpochReport], None],
+    stop: threading.Event,
+    until_idle_s: float | None = None,
+) -> None:
+    """Bring epochs until `stop` is set, or until nothing has come for `until_idle_s` seconds.
+
+    The epoch under way is finished first. Raises what failed as a SlotbridgeError.
+    """
+    require_readable(settings)
+    metrics = Metrics()
+    metrics.serve(require(settings.tables, "tables"))
+    losses = 0
+    while True:
+        try:
+            _follow(spark, settings, metrics, report, stop, until_idle_s)
+        except FOREIGN as error:
+            failure = translated(error, "apply an epoch")
+            # Somebody else has changed a table, as maintenance does: what it has is read again.
+            if failure.exit_code != ExitCode.NOT_READY or losses >= _LOSSES_MAX:
+                raise failure from error
+            losses += 1
+            log.warning("an epoch begins again", error=str(failure), times=losses)
+        else:
+            log.info("stopped")
+            return
+
+
+def _follow(
+    spark: SparkSession,
+    settings: Settings,
+    metrics: Metrics,
+    report: Callable[[EpochReport], None],
+    stop: threading.Event,
+    until_idle_s: float | None,
+) -> None:
+    tables = require(settings.tables, "tables")
+    interval_s = tables.trigger_interval_ms / 1000
+    follower = Follower(spark, settings)
+    lsn = follower.record.commit_lsn
+    log.info("consuming", last_epoch=follower.record.epoch, commit_lsn=format_lsn(max(0, lsn)))
+    try:
+        idle_since = maintained = time.monotonic()
+        while not stop.is_set():
+            started = time.monotonic()
+            done = follower.step()
+            metrics.waiting(*follower.waiting())
+            if done is not None:
+                metrics.done(done)
+                report(done)
+                idle_since = time.monotonic()
+                stop.wait(max(0.0, interval_s - (idle_since - started)))
+            elif until_idle_s is not None and started - idle_since >= until_idle_s:
+                break
+            else:
+                stop.wait(_POLL_S)
+            if 0 < tables.maintenance_interval_ms <= (started - maintained) * 1000:
+                follower.maintain()
+                maintained = time.monotonic()
+    finally:
+        follower.close()
+
+
+def require_readable(settings: Settings) -> None:
+    """Raise SettingsError where the bridge of the same file writes what tables can't be made of."""
+    if not settings.bridge.transaction_metadata:
+        raise SettingsError(
+            "the tables are cut by <prefix>.transaction, which the bridge does not write",
+            operation="read settings",
+            hint="set bridge.transaction_metadata to true",
+        )
+    for name, field in ValueSettings.model_fields.items():
+        if getattr(settings.bridge, name) != field.default:
+            raise SettingsError(
+                f"bridge.{name} is {getattr(settings.bridge, name)}, a form that slottables does "
+                "not read",
+                operation="read settings",
+                hint=f"leave bridge.{name} at {field.default}, or publish for the tables by a "
+                "bridge of its own",
+            )

@@ -1,0 +1,78 @@
+"""What Prometheus can ask of `slottables run`."""
+
+import time
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from schemas.errors import ExitCode, SetupError
+from schemas.tables import TablesSettings
+from spark_consumers.epochs.report import EpochReport
+
+log = structlog.get_logger()
+_SECONDS = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """Counts epochs; lag is measured when it is asked for."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._epoch = self._gauge("epoch", "number of the last epoch")
+        self._lsn = self._gauge("commit_lsn", "commit LSN that all tables are at")
+        self._bytes = self._gauge(
+            "lag_bytes", "bytes of WAL from there to the last transaction that Kafka has"
+        )
+        lag = self._gauge("lag_seconds", "age of the oldest transaction that is not in the tables")
+        lag.set_function(self._lag_seconds)
+        self._seconds = Histogram(
+            "slottables_epoch_seconds",
+            "how long an epoch took",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        names = ("rows", "events", "transactions", "duplicates", "quarantined", "dead_letters")
+        self._counters = {
+            name: Counter(f"slottables_{name}", f"{name} so far", registry=self.registry)
+            for name in names
+        }
+        self._waiting_since_ms = 0
+
+    def serve(self, tables: TablesSettings) -> None:
+        """Answer /metrics; raises SetupError when the port is taken."""
+        if tables.http_port is None:
+            return
+        try:
+            server, _ = start_http_server(
+                tables.http_port, tables.http_host, registry=self.registry
+            )
+        except OSError as error:
+            raise SetupError(
+                "the port of /metrics is taken",
+                operation="serve metrics",
+                subject=f"{tables.http_host}:{tables.http_port}",
+                hint="set another tables.http_port",
+                exit_code=ExitCode.PORT_IN_USE,
+            ) from error
+        log.info("metrics", host=tables.http_host, port=server.server_port)
+
+    def done(self, report: EpochReport) -> None:
+        """Take in an epoch."""
+        document = report.document()
+        for name, counter in self._counters.items():
+            counter.inc(float(str(document[name])))
+        self._epoch.set(report.epoch)
+        self._lsn.set(report.commit_lsn)
+        self._seconds.observe(report.seconds)
+
+    def waiting(self, since_ms: int, lag_bytes: int) -> None:
+        """The oldest transaction that waits committed at `since_ms`, 0 when none waits."""
+        self._waiting_since_ms = since_ms
+        self._bytes.set(lag_bytes)
+
+    def _lag_seconds(self) -> float:
+        since_ms = self._waiting_since_ms
+        return max(0.0, time.time() - since_ms / 1000) if since_ms else 0.0
+
+    def _gauge(self, name: str, what: str) -> Gauge:
+        return Gauge(f"slottables_{name}", what, registry=self.registry)

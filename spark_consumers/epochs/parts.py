@@ -1,0 +1,118 @@
+"""What an epoch brings to one table: the summaries of its topic's partitions, put together."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pyspark.sql import Row
+
+from schemas.errors import BadInput, ExitCode, OperatorNeeded
+from spark_consumers.events.shape import Position, Shape
+
+
+@dataclass(slots=True)
+class Part:
+    """An epoch's events of one topic. `late`: had before; `refused`: (partition, offset) of the
+    first record that is no event, None where all are."""
+
+    topic: str
+    events: int = 0
+    rows: int = 0
+    counted_rows: int = 0
+    late: int = 0
+    keyless_rows: int = 0
+    identified_rows: int = 0
+    snapshot_rows: int = 0
+    lsn_max: int = 0
+    ts_us_max: int = 0
+    unavailable: bool = False
+    refused: tuple[int, int] | None = None
+    refused_count: int = 0
+    truncates: set[tuple[int, int, int]] = field(default_factory=set)
+    tables: set[tuple[str, str]] = field(default_factory=set)
+    next_offsets: dict[int, int] = field(default_factory=dict)
+
+    def add(self, row: Row) -> None:
+        """Take in the summary of one partition."""
+        self.events += row.events
+        self.rows += row.rows
+        self.counted_rows += row.counted_rows
+        self.late += row.late
+        self.keyless_rows += row.keyless_rows
+        self.identified_rows += row.identified_rows
+        self.snapshot_rows += row.snapshot_rows
+        self.lsn_max = max(self.lsn_max, row.lsn_max or 0)
+        self.ts_us_max = max(self.ts_us_max, row.ts_us_max or 0)
+        self.unavailable |= bool(row.unavailable)
+        self.refused_count += row.refused
+        if row.refused_offset is not None and self.refused is None:
+            self.refused = (row.partition, row.refused_offset)
+        self.truncates |= {(t.commit_lsn, t.seq, t.ts_us) for t in row.truncates}
+        self.tables |= {(name.schema, name.table) for name in row.tables}
+        if row.next_offset is not None:
+            self.next_offsets[row.partition] = row.next_offset
+
+    def counted(self, after_lsn: int) -> int:
+        """Events of the epoch as its transactions count them: a truncate once.
+
+        What can't be read may be one of them.
+        """
+        truncates = sum(lsn > after_lsn for lsn, _, _ in self.truncates)
+        return self.counted_rows + self.refused_count + truncates
+
+    @property
+    def last_truncate(self) -> Position | None:
+        """The last truncate's position."""
+        last = max(self.truncates, default=None)
+        return None if last is None else Position(*last[:2])
+
+    def require_events(self) -> None:
+        """Raise BadInput for a record that is no event."""
+        if self.refused is not None:
+            partition, offset = self.refused
+            raise BadInput(
+                "the record is no event of a table",
+                operation="read events",
+                subject=f"{self.topic}, partition {partition}, offset {offset}",
+                hint="only the bridge may write to its topics; tables.on_bad_event: quarantine "
+                "goes on without it",
+                exit_code=ExitCode.RECORD_REFUSED,
+            )
+
+    def require_fits(self, shape: Shape, *, keyed: bool) -> None:
+        """Raise for events that don't belong to the table, or (`keyed`) can't be applied to it."""
+        wrong = self.tables - {(shape.schema, shape.table)}
+        if wrong:
+            raise OperatorNeeded(
+                f"the topic has events of {'.'.join(map(str, min(wrong)))} besides {shape.name}",
+                operation="read events",
+                subject=self.topic,
+                hint="rename one of the tables: their names are the same for Kafka",
+            )
+        if not keyed:
+            return
+        if shape.keyless and self.identified_rows:
+            raise BadInput(
+                f"{shape.name} has no key, and rows of it are updated or deleted",
+                operation="read events",
+                subject=self.topic,
+                lsn=self.lsn_max,
+                hint="give the table a primary key, or keep it as a changelog (tables.rules)",
+                exit_code=ExitCode.RECORD_REFUSED,
+            )
+        if not shape.keyless and self.keyless_rows:
+            raise BadInput(
+                f"{self.keyless_rows} events of {shape.name} have no Kafka key",
+                operation="read events",
+                subject=self.topic,
+                lsn=self.lsn_max,
+                hint="the table's key was added later: rebuild the table",
+                exit_code=ExitCode.RECORD_REFUSED,
+            )
+
+
+def put_together(rows: Iterable[Row]) -> dict[str, Part]:
+    """topic -> its part."""
+    parts: dict[str, Part] = {}
+    for row in rows:
+        parts.setdefault(row.topic, Part(row.topic)).add(row)
+    return parts

@@ -1,0 +1,104 @@
+"""Puts events aside that can't be read or don't fit, so that the others go on.
+
+    _quarantine   topic, partition, offset, commit_lsn, seq, op, reason, key, value, epoch
+
+The row of a table that such an event would have changed stays as it was. `value` is the whole
+record, so that the table needs the protection that the source has.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+
+import structlog
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from schemas.errors import BadInput, ExitCode
+from spark_consumers.epochs.parts import Part
+from spark_consumers.events import changes
+from spark_consumers.events.shape import Shape
+from spark_consumers.iceberg import catalog
+
+log = structlog.get_logger()
+NAME = "_quarantine"
+PLACES_MAX = 1000
+"""More bad events in one epoch than this are no accident."""
+_COLUMNS = ("topic", "partition", "offset", "commit_lsn", "seq", "op", "reason", "key", "value")
+_SQL = (
+    "topic string, partition int, offset bigint, commit_lsn bigint, seq bigint, op string,"
+    " reason string, key string, value string, epoch bigint"
+)
+Bad = dict[str, list[tuple[int, int]]]
+"""topic -> (partition, offset) of each bad event."""
+
+
+class Quarantine:
+    """The table of bad events of one namespace."""
+
+    def __init__(self, spark: SparkSession, namespace: str) -> None:
+        self._spark = spark
+        self._identifier = catalog.identifier(namespace, NAME)
+
+    def put_aside(
+        self, epoch: int, events: DataFrame, parts: Iterable[tuple[Part, Sequence[Shape]]]
+    ) -> Bad:
+        """Write the bad events of an epoch down, once, and say where they are.
+
+        Raises BadInput when they are more than PLACES_MAX.
+        """
+        given = list(parts)
+        found = [_unfit(events, part, shapes) for part, shapes in given if part.rows]
+        found += [_unread(events, part) for part, _ in given if part.refused is not None]
+        if not found:
+            return {}
+        bad = reduce(DataFrame.unionByName, found).persist()
+        try:
+            places = bad.select("topic", "partition", "offset").limit(PLACES_MAX + 1).collect()
+            if len(places) > PLACES_MAX:
+                raise BadInput(
+                    f"more than {PLACES_MAX} events of one epoch don't fit their tables",
+                    operation="put events aside",
+                    subject=places[0].topic,
+                    hint="compare the shapes in the schema topic with the events",
+                    exit_code=ExitCode.RECORD_REFUSED,
+                )
+            if places:
+                self._write(epoch, bad)
+        finally:
+            bad.unpersist()
+        where: Bad = {}
+        for place in places:
+            where.setdefault(place.topic, []).append((place.partition, place.offset))
+        return where
+
+    def _write(self, epoch: int, bad: DataFrame) -> None:
+        if not self._spark.catalog.tableExists(self._identifier):
+            self._spark.sql(f"CREATE TABLE {self._identifier} ({_SQL}) USING iceberg")
+        table = catalog.load(self._spark, self._identifier)
+        if int(catalog.brought(table).get(catalog.EPOCH, -1)) < epoch:
+            bad.withColumn("epoch", F.lit(epoch).cast("bigint")).writeTo(self._identifier).append()
+        log.warning("events were put aside", table=self._identifier, epoch=epoch)
+
+
+def without(events: DataFrame, places: Sequence[tuple[int, int]]) -> DataFrame:
+    """The events of one topic, but those at the given places."""
+    partitions = sorted({partition for partition, _ in places})
+    for partition in partitions:
+        offsets = [offset for number, offset in places if number == partition]
+        events = events.where(~((F.col("partition") == partition) & F.col("offset").isin(offsets)))
+    return events
+
+
+def _unfit(events: DataFrame, part: Part, shapes: Sequence[Shape]) -> DataFrame:
+    own = changes.own_events(events, part.topic)
+    found = [changes.problems(e, s) for e, s in changes.by_shape(own, shapes)]
+    return reduce(DataFrame.unionByName, found).select(*_COLUMNS)
+
+
+def _unread(events: DataFrame, part: Part) -> DataFrame:
+    """Records that are no events, as far as the epoch goes in each partition."""
+    beyond: Column = F.lit(False)
+    for partition, offset in sorted(part.next_offsets.items()):
+        beyond = beyond | ((F.col("partition") == partition) & (F.col("offset") >= offset))
+    unread = events.where((F.col("topic") == part.topic) & ~changes.is_event() & ~beyond)
+    return unread.withColumn("reason", F.lit("no event of a table")).select(*_COLUMNS)

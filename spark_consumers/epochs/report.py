@@ -1,0 +1,60 @@
+"""What an epoch brought, for people, machines and metrics."""
+
+import time
+from dataclasses import dataclass
+
+from schemas.lsn import format_lsn
+
+
+@dataclass(frozen=True, slots=True)
+class TableReport:
+    """What an epoch brought to one table. `duplicates`: events that it has had before."""
+
+    rows: int
+    events: int
+    duplicates: int
+    commit_lsn_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochReport:
+    """What an epoch brought, by source table; every table now has all up to `commit_lsn`.
+
+    `ts_ms_max` is the latest commit time in it (ms since 1970), `dead_letters` the events that
+    Kafka has refused and that the tables therefore lack, `quarantined` those put aside.
+    """
+
+    epoch: int
+    commit_lsn: int
+    transactions: int
+    seconds: float
+    ts_ms_max: int
+    tables: dict[str, TableReport]
+    dead_letters: int = 0
+    quarantined: int = 0
+
+    def document(self) -> dict[str, object]:
+        """The report as JSON; `lag_ms` is from the latest commit to now."""
+        reports = self.tables.values()
+        return {
+            "epoch": self.epoch,
+            "commit_lsn": format_lsn(self.commit_lsn),
+            "transactions": self.transactions,
+            "rows": sum(report.rows for report in reports),
+            "events": sum(report.events for report in reports),
+            "duplicates": sum(report.duplicates for report in reports),
+            "commit_ts_ms_max": self.ts_ms_max,
+            "dead_letters": self.dead_letters,
+            "quarantined": self.quarantined,
+            "lag_ms": max(0, int(time.time() * 1000) - self.ts_ms_max),
+            "seconds": round(self.seconds, 3),
+            "tables": {
+                name: {
+                    "rows": report.rows,
+                    "events": report.events,
+                    "duplicates": report.duplicates,
+                    "commit_lsn_max": format_lsn(report.commit_lsn_max),
+                }
+                for name, report in sorted(self.tables.items())
+            },
+        }

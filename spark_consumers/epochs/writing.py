@@ -1,0 +1,105 @@
+"""Writes one table's part of an epoch, in one commit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+
+from spark_consumers.epochs.parts import Part
+from spark_consumers.events import changes
+from spark_consumers.events.shape import Position, Shape
+from spark_consumers.iceberg import changelog, current, history
+from spark_consumers.iceberg.tables import OpenTable
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an epoch brings to a table, and the shapes that its events were written with."""
+
+    table: OpenTable
+    part: Part
+    shapes: Sequence[Shape]
+
+
+def write(work: Work, own: DataFrame) -> None:
+    """Bring the events of a table (`own`) into it, by its kind."""
+    table, part, shapes = work.table, work.part, work.shapes
+    kind, keyless = table.layout.kind, table.layout.shape.keyless
+    if kind == "changelog":
+        _write_changelog(table, own, part, shapes)
+    elif kind == "history":
+        _write_history(table, own, part, shapes)
+    elif keyless:
+        _write_keyless(table, own, part, shapes)
+    else:
+        _write_current(table, own, part, shapes)
+
+
+def begins_anew(work: Work) -> bool:
+    """Whether the table's rows from before the epoch do not stay."""
+    return work.table.rebuild or _beginning(work.table, work.part) is not None
+
+
+def folded(work: Work, own: DataFrame) -> DataFrame:
+    """The events of a current-state table as at most one change for each row."""
+    if work.table.layout.shape.keyless:
+        return changes.distinct_events(changes.parsed(own, work.shapes))
+    return changes.row_changes(own, work.shapes, unavailable=work.part.unavailable)
+
+
+def _beginning(table: OpenTable, part: Part) -> Position | None:
+    """After which event the table's rows begin, None where those it has stay."""
+    before = table.replaced
+    replaced = None if before is None else Position(before.commit_lsn, before.seq - 1)
+    return max(filter(None, (part.last_truncate, replaced)), default=None)
+
+
+def _write_current(table: OpenTable, own: DataFrame, part: Part, shapes: Sequence[Shape]) -> None:
+    beginning = _beginning(table, part)
+    if beginning is not None:
+        own = changes.after(own, beginning)
+    folded = changes.row_changes(own, shapes, unavailable=part.unavailable)
+    if beginning is not None or table.rebuild:
+        current.replace(table.identifier, table.layout, folded)
+    elif not part.identified_rows:
+        current.insert(table.identifier, table.layout, folded)
+    else:
+        current.merge(table.identifier, table.layout, folded, unavailable=part.unavailable)
+
+
+def _write_keyless(table: OpenTable, own: DataFrame, part: Part, shapes: Sequence[Shape]) -> None:
+    beginning = _beginning(table, part)
+    if beginning is not None:
+        own = changes.after(own, beginning)
+    rows = changes.distinct_events(changes.parsed(own, shapes))
+    if beginning is not None or table.rebuild:
+        current.replace(table.identifier, table.layout, rows)
+    else:
+        current.insert(table.identifier, table.layout, rows)
+
+
+def _write_changelog(table: OpenTable, own: DataFrame, part: Part, shapes: Sequence[Shape]) -> None:
+    rows = changes.distinct_events(changes.parsed(own, shapes))
+    rows = changelog.of_rows(table.layout, rows)
+    if part.truncates:
+        rows = changelog.with_truncates(table.layout, rows, part.truncates)
+    changelog.append(table.identifier, table.layout, rows, replace=table.rebuild)
+
+
+def _write_history(table: OpenTable, own: DataFrame, part: Part, shapes: Sequence[Shape]) -> None:
+    rows = changes.distinct_events(changes.parsed(own, shapes))
+    truncates = set(part.truncates)
+    if table.replaced is not None:
+        lsn, seq = table.replaced
+        truncates.add((lsn, seq - 1, part.ts_us_max + 1))
+    if table.rebuild:
+        history.replace(table.identifier, table.layout, rows, sorted(truncates))
+        return
+    history.write(
+        table.identifier,
+        table.layout,
+        rows,
+        sorted(truncates),
+        unavailable=part.unavailable,
+        snapshot_rows=bool(part.snapshot_rows),
+    )

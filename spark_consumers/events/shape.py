@@ -1,0 +1,114 @@
+"""A source table's shape: its columns, what identifies a row, and from which event on. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from schemas.events import Column, SchemaEvent
+from spark_consumers.events.columns import ColumnShape
+
+
+class Position(NamedTuple):
+    """Where an event stands: its transaction's commit LSN, its number in the transaction."""
+
+    commit_lsn: int
+    seq: int
+
+
+START = Position(-1, -1)
+"""Before every event."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The columns of one source table, and which of them identify a row (none: `keyless`).
+
+    `oid` is pg_class.oid: another one is another table; 0 is unknown. `since` is the first event
+    that has this shape.
+    """
+
+    schema: str
+    table: str
+    columns: tuple[ColumnShape, ...]
+    key: tuple[str, ...]
+    oid: int = 0
+    since: Position = START
+
+    @classmethod
+    def from_event(cls, event: SchemaEvent) -> "Shape":
+        """What the table is from the event on."""
+        since = Position(event.commit_lsn, event.seq)
+        return cls._of(event, event.after, event.oid, since)
+
+    @classmethod
+    def before(cls, event: SchemaEvent) -> "Shape":
+        """What the table was before the event, since ever; its oid is not told."""
+        return cls._of(event, event.before or (), 0, START)
+
+    @classmethod
+    def _of(
+        cls, event: SchemaEvent, columns: Iterable[Column], oid: int, since: Position
+    ) -> "Shape":
+        shapes = tuple(ColumnShape(c.name, c.type, c.typmod, c.key) for c in columns)
+        key = tuple(column.name for column in shapes if column.key)
+        return cls(event.schema_, event.table, shapes, key, oid, since)
+
+    @classmethod
+    def from_document(cls, name: str, document: dict[str, Any]) -> "Shape":
+        """The inverse of `document`."""
+        schema, _, table = name.partition(".")
+        columns = tuple(ColumnShape(*column) for column in document["columns"])
+        key = tuple(column.name for column in columns if column.key)
+        return cls(schema, table, columns, key, document["oid"], Position(*document["since"]))
+
+    def document(self) -> dict[str, Any]:
+        """The shape as JSON, to keep with the table."""
+        columns = [[c.name, c.type, c.typmod, c.key] for c in self.columns]
+        return {"columns": columns, "oid": self.oid, "since": list(self.since)}
+
+    @property
+    def name(self) -> str:
+        """`schema.table` as in PostgreSQL."""
+        return f"{self.schema}.{self.table}"
+
+    @property
+    def keyless(self) -> bool:
+        """Whether its rows have no identity but the event that inserted them."""
+        return not self.key
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The columns' names, in order."""
+        return tuple(column.name for column in self.columns)
+
+    @cached_property
+    def key_positions(self) -> tuple[int, ...]:
+        """Where in `columns` the key's columns are."""
+        return tuple(self.names.index(name) for name in self.key)
+
+    def same_columns(self, other: "Shape") -> bool:
+        """Whether events of both are read alike."""
+        return self.columns == other.columns
+
+    def another_table(self, other: "Shape") -> bool:
+        """Whether `other` is a table of its own under the same name."""
+        return bool(self.oid and other.oid and self.oid != other.oid)
+
+
+def renamed(before: Shape, after: Shape) -> dict[str, str]:
+    """Old name -> new name of the columns that were renamed from one shape to the next.
+
+    The events tell names and types by place: a column is taken for renamed where all others are
+    the same, in the same places, and its type is.
+    """
+    if len(before.columns) != len(after.columns) or before.another_table(after):
+        return {}
+    pairs = list(zip(before.columns, after.columns, strict=True))
+    if any((a.type, a.typmod) != (b.type, b.typmod) and a.name != b.name for a, b in pairs):
+        return {}
+    changed = {a.name: b.name for a, b in pairs if a.name != b.name}
+    kept = {a.name for a, b in pairs if a.name == b.name}
+    if kept & set(changed.values()) or set(changed) & set(changed.values()):
+        return {}
+    return changed

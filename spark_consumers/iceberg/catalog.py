@@ -1,0 +1,169 @@
+"""Iceberg's own interface, through Spark's Java: tables, properties, snapshots, tags.
+
+What Spark's SQL has no word for is done here, and what SQL would need several commits for.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from schemas.lsn import format_lsn
+from schemas.settings import KafkaSettings
+from schemas.tables import TablesSettings
+from spark_consumers.iceberg.layout import quoted
+from spark_consumers.session import CATALOG
+
+SOURCE = "slotbridge.source"
+KEY = "slotbridge.key"
+KIND = "slotbridge.kind"
+SHAPE = "slotbridge.shape"
+REBUILD = "slotbridge.rebuild"
+REPLACED = "slotbridge.replaced"
+EPOCH = "slotbridge.epoch"
+COMMIT_LSN = "slotbridge.commit_lsn"
+"""Names of table properties; the last two are also in the summary of each snapshot."""
+SUMMARY_OPTION = "spark.sql.iceberg.snapshot-property."
+_TAG = "lsn_"
+
+
+def namespace(kafka: KafkaSettings, tables: TablesSettings) -> str:
+    """The Iceberg namespace of the tables."""
+    return tables.namespace or re.sub(r"[.-]", "_", kafka.topic_prefix)
+
+
+def table_name(schema: str, table: str) -> str:
+    """`table` for the schema public, else `schema__table`; `_` for all but A-Z a-z 0-9 _ and -."""
+    name = table if schema == "public" else f"{schema}__{table}"
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
+
+
+def identifier(space: str, name: str) -> str:
+    """The quoted name of an Iceberg table."""
+    return f"{CATALOG}.{quoted(space)}.{quoted(name)}"
+
+
+def tag_name(commit_lsn: int) -> str:
+    """The tag that every table has as of a commit LSN, e.g. `lsn_0_16B3748`."""
+    return _TAG + format_lsn(commit_lsn).replace("/", "_")
+
+
+def load(spark: SparkSession, identifier: str) -> Any:
+    """The Java table as it is now."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    return jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
+        spark._jsparkSession, identifier
+    )
+
+
+def properties(table: Any) -> dict[str, str]:
+    """A table's properties."""
+    return dict(table.properties())
+
+
+def brought(table: Any) -> dict[str, str]:
+    """The summary of the last snapshot that brought an epoch; compaction brings none."""
+    snapshot = table.currentSnapshot()
+    while snapshot is not None:
+        found = dict(snapshot.summary())
+        if EPOCH in found:
+            return found
+        parent = snapshot.parentId()
+        snapshot = None if parent is None else table.snapshot(parent)
+    return {}
+
+
+def summary(table: Any) -> dict[str, str]:
+    """The summary of the last snapshot; empty without one."""
+    snapshot = table.currentSnapshot()
+    return {} if snapshot is None else dict(snapshot.summary())
+
+
+def snapshot_id(table: Any) -> int | None:
+    """The last snapshot's id."""
+    snapshot = table.currentSnapshot()
+    return None if snapshot is None else int(snapshot.snapshotId())
+
+
+def seal(
+    table: Any, values: Mapping[str, str], tag: str, kept: int, unset: Collection[str] = ()
+) -> int | None:
+    """Set properties and tag the last snapshot, in one commit; returns that snapshot's id.
+
+    Of our tags the last `kept` stay.
+    """
+    transaction = table.newTransaction()
+    update = transaction.updateProperties()
+    for name, value in values.items():
+        update.set(name, value)
+    for name in unset:
+        update.remove(name)
+    update.commit()
+    snapshot = snapshot_id(table)
+    if snapshot is not None:
+        tags = own_tags(table)
+        manage = transaction.manageSnapshots()
+        if tag in tags:
+            manage.replaceTag(tag, snapshot)
+        else:
+            manage.createTag(tag, snapshot)
+        for old in [name for name in tags if name != tag][: max(0, len(tags) + 1 - kept)]:
+            manage.removeTag(old)
+        manage.commit()
+    transaction.commitTransaction()
+    return snapshot
+
+
+def own_tags(table: Any) -> list[str]:
+    """Our tags, the oldest LSN first."""
+    names = [str(name) for name in table.refs() if str(name).startswith(_TAG)]
+    return sorted(names, key=lambda name: [int(part, 16) for part in name.split("_")[1:]])
+
+
+def forget(table: Any, kept: int) -> None:
+    """Remove our tags but the last `kept`."""
+    old = own_tags(table)[:-kept]
+    if old:
+        manage = table.manageSnapshots()
+        for name in old:
+            manage.removeTag(name)
+        manage.commit()
+
+
+def set_property(table: Any, name: str, value: str) -> None:
+    """Set one property."""
+    update = table.updateProperties()
+    update.set(name, value)
+    update.commit()
+
+
+def expire(table: Any, *, keep: int, older_than_ms: int) -> None:
+    """Remove snapshots, and the files that only they name: all but tagged ones and the last."""
+    work = table.expireSnapshots()
+    work.retainLast(keep)
+    work.expireOlderThan(older_than_ms)
+    work.commit()
+
+
+def column_type(spark: SparkSession, kind: str) -> Any:
+    """Iceberg's type of a Spark type's simple string."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    java_type = jvm.org.apache.spark.sql.types.DataType.fromDDL(kind)
+    return jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(java_type)
+
+
+def completed(identifier: str, rows: DataFrame) -> DataFrame:
+    """`rows` with NULL in the columns that only the table has."""
+    fields = rows.sparkSession.table(identifier).schema.fields
+    return rows.select(
+        *(
+            F.col(quoted(field.name))
+            if field.name in rows.columns
+            else F.lit(None).cast(field.dataType).alias(field.name)
+            for field in fields
+        )
+    )

@@ -1,0 +1,175 @@
+"""Brings an Iceberg table from one shape to the next, in one commit.
+
+at the source           in the Iceberg table
+column added            added, NULL in rows that were there
+column dropped          kept, NULL in new rows; or dropped (tables.on_dropped_column)
+column renamed          renamed
+type widened            widened: int -> bigint, float -> double, decimal with more digits
+type changed otherwise  refused, or the old one becomes `column__old<n>` (on_changed_type)
+key changed             refused
+another table           its rows replace all that were there; columns as above
+"""
+
+import json
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import structlog
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+
+from schemas.errors import ExitCode, SetupError
+from schemas.tables import TablesSettings
+from spark_consumers.events.shape import Position, Shape, renamed
+from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.layout import Layout, layout_of
+
+log = structlog.get_logger()
+
+
+class Changes(NamedTuple):
+    """What a table's columns need: each pair is (name, new name or Spark type)."""
+
+    renames: tuple[tuple[str, str], ...]
+    drops: tuple[str, ...]
+    adds: tuple[tuple[str, str], ...]
+    widened: tuple[tuple[str, str], ...]
+
+
+def needed(
+    settings: TablesSettings, old: Layout, new: Layout, existing: Iterable[str], *, replaced: bool
+) -> Changes:
+    """The changes from one layout to the next; `existing` are all columns of the Iceberg table.
+
+    Raises SetupError for what the settings don't allow. Pure.
+    """
+    names = set(existing)
+    renames, drops, adds, widened = [], [], [], []
+    source = {} if replaced else renamed(old.shape, new.shape)
+    of_old = {source.get(old.shape.names[f.place], old.shape.names[f.place]): f for f in old.fields}
+    of_new = {new.shape.names[f.place]: f for f in new.fields}
+
+    def set_aside(name: str) -> None:
+        number = next(n for n in range(1, 10_000) if f"{name}__old{n}" not in names)
+        renames.append((name, f"{name}__old{number}"))
+        names.discard(name)
+        names.add(f"{name}__old{number}")
+
+    for column, field in of_old.items():
+        after = of_new.get(column)
+        if after is None:
+            if settings.on_dropped_column == "drop" or replaced:
+                drops.append(field.name)
+                names.discard(field.name)
+        elif not _widens(field.type, after.type):
+            if not replaced:
+                _allow(settings, old.shape, column, field.type, after.type)
+            set_aside(field.name)
+            adds.append((after.name, after.type.simpleString()))
+        else:
+            if field.name != after.name:
+                renames.append((field.name, after.name))
+            if field.type != after.type:
+                widened.append((after.name, after.type.simpleString()))
+    renaming = {name for name, _ in renames}
+    for column, field in of_new.items():
+        if column not in of_old:
+            if field.name in names and field.name not in renaming:
+                set_aside(field.name)
+            adds.append((field.name, field.type.simpleString()))
+    return Changes(tuple(renames), tuple(drops), tuple(adds), tuple(widened))
+
+
+def evolve(
+    spark: SparkSession, identifier: str, settings: TablesSettings, shapes: list[Shape]
+) -> Position | None:
+    """Take a table from the first of `shapes` to the last; from where on it is another table.
+
+    The shape is written into the table's properties in the same commit.
+    """
+    replaced = None
+    for before, after in pairwise(shapes):
+        table = catalog.load(spark, identifier)
+        another = before.another_table(after)
+        old, new = Layout(before, layout_of(settings, after).rule), layout_of(settings, after)
+        if before.key != after.key and not another and _renamed_key(before, after) != after.key:
+            _refuse(
+                before,
+                f"the key was {', '.join(before.key) or 'none'} and is "
+                f"{', '.join(after.key) or 'none'}",
+            )
+        existing = [str(column.name()) for column in table.schema().columns()]
+        changes = needed(settings, old, new, existing, replaced=another)
+        _commit(spark, table, changes, after, another=another)
+        replaced = after.since if another else replaced
+        log.info(
+            "table changed",
+            table=after.name,
+            another_table=another,
+            added=[name for name, _ in changes.adds],
+            renamed=[f"{a} -> {b}" for a, b in changes.renames],
+            dropped=list(changes.drops),
+            widened=[name for name, _ in changes.widened],
+        )
+    return replaced
+
+
+def _commit(
+    spark: SparkSession, table: Any, changes: Changes, shape: Shape, *, another: bool
+) -> None:
+    transaction = table.newTransaction()
+    update = transaction.updateSchema()
+    for name in changes.drops:
+        update.deleteColumn(name)
+    for name, new_name in changes.renames:
+        update.renameColumn(name, new_name)
+    update.commit()
+    update = transaction.updateSchema()
+    for name, kind in changes.widened:
+        update.updateColumn(name, catalog.column_type(spark, kind))
+    for name, kind in changes.adds:
+        update.addColumn(name, catalog.column_type(spark, kind))
+    update.commit()
+    values = transaction.updateProperties()
+    values.set(catalog.SHAPE, json.dumps(shape.document()))
+    values.set(catalog.KEY, json.dumps(shape.key))
+    if another:
+        values.set(catalog.REPLACED, json.dumps(shape.since))
+    values.commit()
+    transaction.commitTransaction()
+
+
+def _renamed_key(before: Shape, after: Shape) -> tuple[str, ...]:
+    names = renamed(before, after)
+    return tuple(names.get(name, name) for name in before.key)
+
+
+def _widens(old: T.DataType, new: T.DataType) -> bool:
+    """Whether Iceberg can read values of the old type as the new one."""
+    if old == new:
+        return True
+    if isinstance(old, T.DecimalType) and isinstance(new, T.DecimalType):
+        return old.scale == new.scale and old.precision <= new.precision
+    return (type(old), type(new)) in (
+        (T.IntegerType, T.LongType),
+        (T.FloatType, T.DoubleType),
+    )
+
+
+def _allow(
+    settings: TablesSettings, shape: Shape, column: str, old: T.DataType, new: T.DataType
+) -> None:
+    if settings.on_changed_type == "stop" or column in shape.key:
+        _refuse(shape, f"column {column} was {old.simpleString()} and is {new.simpleString()}")
+
+
+def _refuse(shape: Shape, what: str) -> None:
+    raise SetupError(
+        f"the source table changed: {what}",
+        operation="change an Iceberg table",
+        subject=shape.name,
+        hint="tables.on_changed_type: new_column keeps the old values beside the new ones; a "
+        "changed key needs `slottables rebuild`",
+        exit_code=ExitCode.RECORD_REFUSED,
+    )

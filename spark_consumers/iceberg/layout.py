@@ -1,0 +1,187 @@
+"""What an Iceberg table looks like: its columns, kind, partitioning and order, by the rules. Pure.
+
+kind        besides the source's columns
+current     _commit_lsn, _seq: the event that a row is of
+history     the same, of the event that began the version; _op; _valid_from, _valid_to: commit
+            times, the second NULL in the version that holds; _end_lsn, _end_seq, _end_op
+changelog   _commit_lsn, _seq, _op, _commit_time; _unavailable: columns that the UPDATE left
+            unchanged and that the WAL does not hold
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from pyspark.sql import types as T
+
+from schemas.errors import SettingsError
+from schemas.naming import column_matches, table_matches
+from schemas.tables import Kind, TableRule, TablesSettings, sort_field, transform
+from spark_consumers.events.shape import Shape
+
+_PLACE: Final = (("_commit_lsn", "bigint"), ("_seq", "bigint"))
+METADATA: Final[dict[Kind, tuple[tuple[str, str], ...]]] = {
+    "current": _PLACE,
+    "history": (
+        *_PLACE,
+        *(("_op", "string"), ("_valid_from", "timestamp"), ("_valid_to", "timestamp")),
+        *(("_end_lsn", "bigint"), ("_end_seq", "bigint"), ("_end_op", "string")),
+    ),
+    "changelog": (
+        *_PLACE,
+        *(("_op", "string"), ("_commit_time", "timestamp"), ("_unavailable", "array<string>")),
+    ),
+}
+"""The columns each Iceberg table has besides the source's: name and Spark type."""
+METADATA_NAMES: Final = frozenset(name for kind in METADATA.values() for name, _ in kind)
+_FORMAT: Final = {
+    "format-version": "2",
+    "write.merge.mode": "copy-on-write",
+    "write.update.mode": "merge-on-read",
+    "write.delete.mode": "merge-on-read",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    "write.spark.fanout.enabled": "true",
+}
+
+
+class Field(NamedTuple):
+    """A column of the Iceberg table: where it is in the shape, its name, its Spark type."""
+
+    place: int
+    name: str
+    type: T.DataType
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A source table's shape, and how it is kept."""
+
+    shape: Shape
+    rule: TableRule
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        """The source's columns, as selected and renamed."""
+        rename = self.rule.rename
+        return tuple(
+            Field(place, rename.get(column.name, column.name), column.data_type)
+            for place, column in enumerate(self.shape.columns)
+            if self._selects(column.name)
+        )
+
+    @property
+    def kind(self) -> Kind:
+        """What a row of the table is."""
+        return self.rule.kind
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Our own columns: name and Spark type."""
+        return METADATA[self.kind]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """All columns of the Iceberg table, in order."""
+        return (*(field.name for field in self.fields), *(name for name, _ in self.metadata))
+
+    @cached_property
+    def key(self) -> tuple[Field, ...]:
+        """The fields that identify a row."""
+        return tuple(field for field in self.fields if self.shape.columns[field.place].key)
+
+    def _selects(self, column: str) -> bool:
+        include, exclude = self.rule.include, self.rule.exclude
+        if include and not any(column_matches(pattern, column) for pattern in include):
+            return False
+        return not any(column_matches(pattern, column) for pattern in exclude)
+
+
+def rule_of(settings: TablesSettings, schema: str, table: str) -> TableRule:
+    """The first rule that fits a table; without one, that of a current-state table."""
+    found = (r for p, r in settings.rules.items() if table_matches(p, schema, table))
+    return next(found, TableRule())
+
+
+def layout_of(settings: TablesSettings, shape: Shape) -> Layout:
+    """The layout of a table; raises SettingsError for a rule that its columns can't follow."""
+    layout = Layout(shape, rule_of(settings, shape.schema, shape.table))
+    problem = _problem(layout)
+    if problem:
+        raise SettingsError(
+            problem,
+            operation="read settings",
+            subject=shape.name,
+            hint="correct the table's rule in tables.rules",
+        )
+    return layout
+
+
+def _problem(layout: Layout) -> str:
+    shape, rule, names = layout.shape, layout.rule, layout.names
+    taken = [field.name for field in layout.fields if field.name in METADATA_NAMES]
+    twice = [name for name in names if names.count(name) > 1]
+    lost = [name for name in shape.key if shape.names.index(name) not in _places(layout)]
+    unknown = [name for name in rule.rename if name not in shape.names]
+    asked = [transform(text).column for text in rule.partition]
+    asked += [sort_field(text)[0] for text in rule.sort]
+    wrong = [name for name in asked if name not in names]
+    if rule.kind == "history" and shape.keyless:
+        return "a table without a key can't have a history: choose changelog"
+    if lost and rule.kind != "changelog":
+        return f"column {lost[0]} is of the key and can't be left out"
+    if unknown:
+        return f"rename: there is no column {unknown[0]}"
+    if taken:
+        return f"column {taken[0]} has a name that slottables needs itself: rename it"
+    if twice:
+        return f"two columns would be named {twice[0]}"
+    if wrong:
+        return f"partition or sort: the Iceberg table has no column {wrong[0]}"
+    return "" if layout.fields else "no column is left"
+
+
+def _places(layout: Layout) -> tuple[int, ...]:
+    return tuple(field.place for field in layout.fields)
+
+
+def quoted(name: str) -> str:
+    """`name` as one identifier in Spark SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """`text` as a string in Spark SQL."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def create_sql(identifier: str, layout: Layout, properties: dict[str, str]) -> str:
+    """SQL that makes the table."""
+    columns = [f"{quoted(field.name)} {field.type.simpleString()}" for field in layout.fields]
+    columns += [f"{name} {kind}" for name, kind in layout.metadata]
+    parts = [_partition_sql(text) for text in layout.rule.partition]
+    mode = {"write.distribution-mode": "hash" if parts else "none"}
+    mode |= {"write.merge.distribution-mode": mode["write.distribution-mode"]}
+    given = _FORMAT | mode | layout.rule.properties | properties
+    return (
+        f"CREATE TABLE {identifier} ({', '.join(columns)}) USING iceberg"
+        + (f" PARTITIONED BY ({', '.join(parts)})" if parts else "")
+        + f" TBLPROPERTIES ({', '.join(f'{literal(k)} = {literal(v)}' for k, v in given.items())})"
+    )
+
+
+def sort_sql(identifier: str, sort: Sequence[str]) -> str:
+    """SQL that orders rows within the files that are written."""
+    fields = (sort_field(text) for text in sort)
+    order = ", ".join(f"{quoted(name)} {way}" for name, way in fields)
+    return f"ALTER TABLE {identifier} WRITE LOCALLY ORDERED BY {order}"
+
+
+def _partition_sql(text: str) -> str:
+    name, number, column = transform(text)
+    if not name:
+        return quoted(column)
+    plural = {"year": "years", "month": "months", "day": "days", "hour": "hours"}.get(name, name)
+    return f"{plural}({f'{number}, ' if number else ''}{quoted(column)})"

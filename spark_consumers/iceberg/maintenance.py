@@ -1,0 +1,84 @@
+"""Keeps tables small and fast: few files, few snapshots, nothing on the disk that no one names.
+
+A compaction that meets an epoch of the same table leaves it alone or makes it begin again; neither
+loses anything. What is tagged stays readable.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from schemas.tables import TablesSettings
+from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.tables import State
+
+log = structlog.get_logger()
+_TARGET_BYTES = 128 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Maintained:
+    """What was done to one table: data files before and after, snapshots left, files removed."""
+
+    table: str
+    files_before: int
+    files_after: int
+    snapshots: int
+    orphans: int
+
+
+def maintain(
+    spark: SparkSession, settings: TablesSettings, state: State, *, orphans: bool
+) -> Maintained:
+    """Compact a table where it has become many files, forget old epochs, remove lost files."""
+    table = catalog.load(spark, state.identifier)
+    before = _files(spark, state.identifier)
+    if before >= settings.compact_files_min:
+        _compact(spark, table, settings)
+        table.refresh()
+    catalog.forget(table, settings.epochs_kept)
+    catalog.expire(table, keep=1, older_than_ms=int(time.time() * 1000))
+    removed = _remove_orphans(spark, table, settings.orphans_older_ms) if orphans else 0
+    table.refresh()
+    done = Maintained(
+        state.source,
+        before,
+        _files(spark, state.identifier),
+        sum(1 for _ in table.snapshots()),
+        removed,
+    )
+    log.info("table maintained", table=done.table, files=done.files_after, snapshots=done.snapshots)
+    return done
+
+
+def _files(spark: SparkSession, identifier: str) -> int:
+    """Data files and delete files."""
+    found = spark.table(f"{identifier}.files").agg(F.count("*").alias("files")).first()
+    return 0 if found is None else int(found.files)
+
+
+def _compact(spark: SparkSession, table: Any, settings: TablesSettings) -> None:
+    action = _actions(spark).rewriteDataFiles(table)
+    action = action.option("min-input-files", str(settings.compact_files_min))
+    action = action.option("delete-file-threshold", "1")
+    action = action.option("target-file-size-bytes", str(_TARGET_BYTES))
+    if table.sortOrder().isSorted():
+        action = action.sort()
+    action.execute()
+    _actions(spark).rewritePositionDeletes(table).execute()
+
+
+def _remove_orphans(spark: SparkSession, table: Any, older_ms: int) -> int:
+    action = _actions(spark).deleteOrphanFiles(table)
+    action = action.olderThan(int(time.time() * 1000) - older_ms)
+    return sum(1 for _ in action.execute().orphanFileLocations())
+
+
+def _actions(spark: SparkSession) -> Any:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    return jvm.org.apache.iceberg.spark.actions.SparkActions.get(spark._jsparkSession)

@@ -1,0 +1,132 @@
+"""Tables of sums, kept by the changes of their source: what is gone is taken off again.
+
+    <name>   the columns it is grouped by, one column per sum, _rows: how many rows they are of
+
+An epoch's changes are the rows that a key has now, less those that it had at the last epoch, which
+the source's snapshot still has. A group without rows is removed. A template for other aggregates:
+whatever can be added and taken off again (sums, counts, and averages as both) can be kept so.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from schemas.errors import SettingsError
+from schemas.tables import SumSettings
+from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.layout import Layout, literal, quoted
+
+SOURCE_MARK = "sums of "
+ROWS = "_rows"
+
+
+def source_of(name: str) -> str:
+    """What a table of sums has as its source, in its properties."""
+    return SOURCE_MARK + name
+
+
+def is_sums(source: str) -> bool:
+    """Whether a table is of sums."""
+    return source.startswith(SOURCE_MARK)
+
+
+def make(spark: SparkSession, identifier: str, name: str, sums: SumSettings, layout: Layout) -> Any:
+    """The table, made where there is none. Raises SettingsError for columns that don't serve."""
+    if spark.catalog.tableExists(identifier):
+        return catalog.load(spark, identifier)
+    types = {field.name: field.type for field in layout.fields}
+    problem = _problem(sums, types, layout)
+    if problem:
+        raise SettingsError(
+            problem,
+            operation="read settings",
+            subject=name,
+            hint="correct tables.sums",
+        )
+    columns = [f"{quoted(column)} {types[column].simpleString()}" for column in sums.group_by]
+    columns += [f"{quoted(n)} {_sum_type(types[c])}" for n, c in sums.sums.items()]
+    spark.sql(
+        f"CREATE TABLE {identifier} ({', '.join(columns)}, {ROWS} bigint) USING iceberg"
+        f" TBLPROPERTIES ({literal(catalog.SOURCE)} = {literal(source_of(name))},"
+        " 'write.metadata.delete-after-commit.enabled' = 'true')"
+    )
+    return catalog.load(spark, identifier)
+
+
+def recompute(spark: SparkSession, identifier: str, source: str, sums: SumSettings) -> None:
+    """Put the sums of all rows in place of what the table had."""
+    rows = spark.table(source).withColumn("_sign", F.lit(1))
+    _added(sums, rows).writeTo(identifier).overwrite(F.lit(True))
+
+
+def add(
+    identifier: str,
+    sums: SumSettings,
+    layout: Layout,
+    changes: DataFrame,
+    source: str,
+    snapshot: int | None,
+) -> None:
+    """Bring changes (at most one for each key) into the sums; `snapshot`: of the source, before."""
+    spark = changes.sparkSession
+    columns = [F.col(f"c{field.place}").alias(field.name) for field in layout.fields]
+    now = changes.where(F.col("op") != "d").select(*columns).withColumn("_sign", F.lit(1))
+    if snapshot is not None and not layout.shape.keyless:
+        before = spark.read.option("snapshot-id", snapshot).table(source)
+        keys = changes.select(
+            *(F.col(f"c{f.place}").alias(f"k{n}") for n, f in enumerate(layout.key))
+        )
+        match = [before[quoted(f.name)] == keys[f"k{n}"] for n, f in enumerate(layout.key)]
+        had = before.join(keys, match, "left_semi").select(
+            *(F.col(quoted(field.name)) for field in layout.fields)
+        )
+        now = now.unionByName(had.withColumn("_sign", F.lit(-1)))
+    view = f"sums_{abs(hash(identifier))}"
+    _added(sums, now).createOrReplaceTempView(view)
+    try:
+        spark.sql(_merge_sql(identifier, view, sums))
+    finally:
+        spark.catalog.dropTempView(view)
+
+
+def _added(sums: SumSettings, rows: DataFrame) -> DataFrame:
+    groups = [F.col(quoted(column)) for column in sums.group_by]
+    totals = [
+        F.sum(F.when(F.col("_sign") > 0, F.col(quoted(c))).otherwise(-F.col(quoted(c)))).alias(n)
+        for n, c in sums.sums.items()
+    ]
+    return rows.groupBy(*groups).agg(*totals, F.sum("_sign").cast("bigint").alias(ROWS))
+
+
+def _merge_sql(identifier: str, view: str, sums: SumSettings) -> str:
+    match = " AND ".join(f"t.{quoted(c)} <=> s.{quoted(c)}" for c in sums.group_by)
+    names = [quoted(name) for name in sums.sums]
+    sets = ", ".join(f"t.{n} = coalesce(t.{n}, 0) + coalesce(s.{n}, 0)" for n in names)
+    columns = [*(quoted(c) for c in sums.group_by), *names, ROWS]
+    values = ", ".join(f"s.{column}" for column in columns)
+    return (
+        f"MERGE INTO {identifier} t USING {quoted(view)} s ON {match}"  # noqa: S608 - names are quoted
+        f" WHEN MATCHED AND t.{ROWS} + s.{ROWS} = 0 THEN DELETE"
+        f" WHEN MATCHED THEN UPDATE SET {sets}, t.{ROWS} = t.{ROWS} + s.{ROWS}"
+        f" WHEN NOT MATCHED AND s.{ROWS} <> 0 THEN INSERT ({', '.join(columns)}) VALUES ({values})"
+    )
+
+
+def _problem(sums: SumSettings, types: Mapping[str, T.DataType], layout: Layout) -> str:
+    missing = [c for c in (*sums.group_by, *sums.sums.values()) if c not in types]
+    if missing:
+        return f"{layout.shape.name} has no column {missing[0]}"
+    exact = (T.IntegerType, T.LongType, T.DecimalType)
+    inexact = [c for c in sums.sums.values() if not isinstance(types[c], exact)]
+    if inexact:
+        return f"column {inexact[0]} is no integer or decimal: what is taken off would not be exact"
+    if layout.kind != "current":
+        return f"{layout.shape.name} is no table of kind current"
+    return ""
+
+
+def _sum_type(kind: T.DataType) -> str:
+    return f"decimal(38,{kind.scale})" if isinstance(kind, T.DecimalType) else "bigint"

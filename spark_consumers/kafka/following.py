@@ -1,0 +1,108 @@
+"""Follows a small topic from its beginning: shapes of tables, dead letters.
+
+An END is read before the markers of its Kafka transaction may have reached other topics. Whoever
+needs what belongs to it reads those up to where they were written when the END was there.
+"""
+
+import time
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from schemas.errors import ExitCode, Retryable
+from schemas.settings import KafkaSettings
+from spark_consumers.kafka.reader import Topics, client_options, kafka_failure
+
+READ_DEADLINE_S = 60.0
+_POLL_S = 1.0
+_MANY = 5000
+
+
+class Record(NamedTuple):
+    """A committed record; `ts_ms` is Kafka's time stamp."""
+
+    partition: int
+    offset: int
+    ts_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+def consumer(kafka: KafkaSettings) -> Consumer:
+    """A consumer of committed records that keeps no offsets in Kafka."""
+    return Consumer(
+        client_options(kafka)
+        | {
+            "group.id": f"slottables-{kafka.topic_prefix}",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "fetch.wait.max.ms": 50,
+        }
+    )
+
+
+class Following:
+    """The committed records of a topic, each given once."""
+
+    def __init__(self, kafka: KafkaSettings, topics: Topics, topic: str) -> None:
+        self.topic = topic
+        self._topics = topics
+        self._consumer = consumer(kafka)
+        self._at: dict[int, int] = {}
+
+    def close(self) -> None:
+        """Leave the broker."""
+        self._consumer.close()
+
+    def new(self) -> list[Record]:
+        """What was written up to now and is committed, by partition and offset; waits for open
+        transactions. Raises Retryable when they don't end."""
+        partitions = self._topics.partitions(self.topic)
+        if not partitions:
+            return []
+        self._assign(partitions)
+        ends = self._topics.written({self.topic: partitions})[self.topic]
+        found = []
+        deadline = time.monotonic() + READ_DEADLINE_S
+        while any(self._at[number] < end for number, end in ends.items()):
+            if time.monotonic() > deadline:
+                raise Retryable(
+                    "its end was not reached: a transaction is open",
+                    operation="read Kafka",
+                    subject=self.topic,
+                    exit_code=ExitCode.KAFKA_UNREACHABLE,
+                )
+            for message in self._consumer.consume(_MANY, timeout=_POLL_S / 20):
+                record = taken(message, self.topic)
+                if isinstance(record, TopicPartition):
+                    self._at[record.partition] = max(self._at[record.partition], record.offset)
+                elif record is not None:
+                    self._at[record.partition] = record.offset + 1
+                    found.append(record)
+        return sorted(found)
+
+    def _assign(self, partitions: tuple[int, ...]) -> None:
+        new = [number for number in partitions if number not in self._at]
+        if not new:
+            return
+        first = self._topics.first({self.topic: tuple(new)})[self.topic]
+        self._at |= first
+        self._consumer.assign(
+            [TopicPartition(self.topic, number, at) for number, at in sorted(self._at.items())]
+        )
+
+
+def taken(message: object, topic: str) -> Record | TopicPartition | None:
+    """A message as a record, the end of a partition as its place, None for a passing error."""
+    failure = message.error()  # type: ignore[attr-defined]
+    place = message.partition(), message.offset()  # type: ignore[attr-defined]
+    if failure is None:
+        _, ts_ms = message.timestamp()  # type: ignore[attr-defined]
+        return Record(*place, ts_ms, message.key(), message.value())  # type: ignore[attr-defined]
+    if failure.code() == KafkaError._PARTITION_EOF:
+        return TopicPartition(topic, *place)
+    if failure.retriable() or failure.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT):
+        return None
+    raise kafka_failure(KafkaException(failure), topic)

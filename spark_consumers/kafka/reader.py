@@ -1,0 +1,187 @@
+"""Kafka as the tables read it: committed records only; by Spark for events, here for the rest."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr-defined]
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
+from schemas.settings import KafkaSettings
+
+_Spec: Any = _OffsetSpec
+REQUEST_TIMEOUT_S = 20.0
+_PROBE_TIMEOUT_S = 5.0
+_DISCOVERY_INTERVAL_MS = 5_000
+_FETCH_WAIT_MS = 10
+Offsets = dict[str, dict[int, int]]
+"""topic -> partition -> offset."""
+_JAVA_NAMES = {
+    "security.protocol": "security.protocol",
+    "sasl.mechanism": "sasl.mechanism",
+    "sasl.mechanisms": "sasl.mechanism",
+    "ssl.endpoint.identification.algorithm": "ssl.endpoint.identification.algorithm",
+}
+_JAAS = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+
+def reader_options(kafka: KafkaSettings) -> dict[str, str]:
+    """Spark's options of a Kafka source; security settings are translated from librdkafka's."""
+    options = {
+        "kafka.bootstrap.servers": kafka.bootstrap_servers,
+        "kafka.isolation.level": "read_committed",
+        "kafka.metadata.max.age.ms": str(_DISCOVERY_INTERVAL_MS),
+        "kafka.fetch.max.wait.ms": str(_FETCH_WAIT_MS),
+    }
+    given = {name: str(value) for name, value in kafka.options.items()}
+    for name, java_name in _JAVA_NAMES.items():
+        if name in given:
+            options[f"kafka.{java_name}"] = given[name]
+    if "ssl.ca.location" in given:
+        options["kafka.ssl.truststore.type"] = "PEM"
+        options["kafka.ssl.truststore.location"] = given["ssl.ca.location"]
+    if "ssl.certificate.location" in given or "ssl.key.location" in given:
+        raise SetupError(
+            "a client certificate in kafka.options can't be handed on to Spark",
+            operation="read Kafka's settings",
+            hint="use SASL over SSL for slottables",
+        )
+    if "sasl.username" in given:
+        options["kafka.sasl.jaas.config"] = _jaas(given)
+    return options
+
+
+def _jaas(given: dict[str, str]) -> str:
+    mechanism = given.get("sasl.mechanism", given.get("sasl.mechanisms", "PLAIN"))
+    if mechanism not in _JAAS:
+        raise SetupError(
+            f"the SASL mechanism {mechanism} can't be handed on to Spark",
+            operation="read Kafka's settings",
+            hint=f"use one of {', '.join(_JAAS)}",
+        )
+    user, password = (
+        given.get(f"sasl.{part}", "").replace("\\", "\\\\").replace('"', '\\"')
+        for part in ("username", "password")
+    )
+    return f'{_JAAS[mechanism]} required username="{user}" password="{password}";'
+
+
+def client_options(kafka: KafkaSettings) -> dict[str, str | int | float | bool]:
+    """Options of a client of this process."""
+    own: dict[str, str | int | float | bool] = {
+        "bootstrap.servers": kafka.bootstrap_servers,
+        "log_level": 0,
+    }
+    return own | kafka.options
+
+
+def require_broker(kafka: KafkaSettings) -> None:
+    """Raise Retryable (KAFKA_UNREACHABLE) within seconds where Spark would wait for minutes."""
+    try:
+        AdminClient(client_options(kafka)).list_topics(timeout=_PROBE_TIMEOUT_S)
+    except KafkaException as error:
+        raise _unreachable(kafka.bootstrap_servers) from error
+
+
+def kafka_failure(error: KafkaException, topic: str) -> SlotbridgeError:
+    """What to raise for an error of a client."""
+    failure = error.args[0]
+    if failure.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+        return OperatorNeeded(
+            "Kafka no longer has events that the tables have not taken",
+            operation="read Kafka",
+            subject=topic,
+            hint="topic retention was too short or a topic was made anew: rebuild the tables",
+        )
+    if failure.code() in (
+        *(KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED),
+        *(KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION),
+    ):
+        return SetupError(
+            "Kafka refused the credentials or a topic",
+            operation="read Kafka",
+            subject=topic,
+            hint="allow this principal to read and describe the topics",
+            exit_code=ExitCode.PRIVILEGE_MISSING,
+        )
+    return _unreachable(topic)
+
+
+def _unreachable(subject: str) -> Retryable:
+    return Retryable(
+        "Kafka does not answer",
+        operation="connect to Kafka",
+        subject=subject,
+        hint="check kafka.bootstrap_servers and that the broker runs",
+        exit_code=ExitCode.KAFKA_UNREACHABLE,
+    )
+
+
+class Topics:
+    """Asks for the partitions and offsets of topics."""
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        self._admin = AdminClient(client_options(kafka))
+
+    def partitions(self, topic: str) -> tuple[int, ...]:
+        """The topic's partitions, none while there is no such topic."""
+        found = self._all().get(topic)
+        return found or ()
+
+    def matching(self, pattern: str) -> dict[str, tuple[int, ...]]:
+        """Topics whose whole name matches a regular expression, with their partitions."""
+        name = re.compile(pattern)
+        return {topic: parts for topic, parts in self._all().items() if name.fullmatch(topic)}
+
+    def first(self, partitions: Mapping[str, tuple[int, ...]]) -> Offsets:
+        """The first offset that is there, of each partition."""
+        return self._offsets(partitions, _Spec.earliest())
+
+    def stable(self, partitions: Mapping[str, tuple[int, ...]]) -> Offsets:
+        """The last stable offset: committed records are before it, open transactions after it."""
+        return self._offsets(partitions, _Spec.latest())
+
+    def written(self, partitions: Mapping[str, tuple[int, ...]]) -> Offsets:
+        """The end of each partition, open transactions included."""
+        return self._offsets(partitions, _Spec.latest(), IsolationLevel.READ_UNCOMMITTED)
+
+    def later_than(self, partitions: Mapping[str, tuple[int, ...]], ts_ms: int) -> Offsets:
+        """The first offset with a timestamp after `ts_ms`; -1 where there is none."""
+        return self._offsets(partitions, _Spec.for_timestamp(ts_ms + 1))
+
+    def _all(self) -> dict[str, tuple[int, ...]]:
+        try:
+            listed = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        except KafkaException as error:
+            raise kafka_failure(error, "list of topics") from error
+        return {name: tuple(sorted(topic.partitions)) for name, topic in listed.items()}
+
+    def _offsets(
+        self,
+        partitions: Mapping[str, tuple[int, ...]],
+        spec: Any,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> Offsets:
+        wanted = {
+            TopicPartition(topic, number): spec
+            for topic, numbers in partitions.items()
+            for number in numbers
+        }
+        found: Offsets = {topic: {} for topic in partitions}
+        if not wanted:
+            return found
+        asked = self._admin.list_offsets(
+            wanted, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S
+        )
+        for place, future in asked.items():
+            try:
+                found[place.topic][place.partition] = future.result(REQUEST_TIMEOUT_S).offset
+            except KafkaException as error:
+                raise kafka_failure(error, place.topic) from error
+        return found

@@ -1,0 +1,160 @@
+"""The tables' shapes as the schema topic tells them, and dead letters, each with its position."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from schemas.errors import BadInput, ExitCode, SetupError
+from schemas.events import DeadLetter, SchemaEvent, dead_topic, schema_topic
+from schemas.naming import Naming
+from schemas.settings import KafkaSettings
+from spark_consumers.events.shape import Position, Shape
+from spark_consumers.kafka.following import Following, Record
+from spark_consumers.kafka.reader import Topics
+
+
+class ShapeLog:
+    """Every shape that a followed table has had, as far as the topic still has it."""
+
+    def __init__(
+        self, kafka: KafkaSettings, topics: Topics, naming: Naming, follows: Callable[[str], bool]
+    ) -> None:
+        self._following = Following(kafka, topics, schema_topic(kafka.topic_prefix))
+        self._naming = naming
+        self._follows = follows
+        self._shapes: dict[str, list[Shape]] = {}
+        self._topics: dict[str, str] = {}
+
+    @property
+    def topic(self) -> str:
+        """The schema topic."""
+        return self._following.topic
+
+    def close(self) -> None:
+        """Leave the broker."""
+        self._following.close()
+
+    def read(self) -> None:
+        """Take in what has been written up to now.
+
+        Raises SetupError when two tables share a topic or rows have no identity, BadInput for a
+        record that is no SchemaEvent.
+        """
+        for record in self._following.new():
+            if record.value is not None:
+                event = _event(self._following.topic, record)
+                name = f"{event.schema_}.{event.table}"
+                if self._follows(name):
+                    self._take(name, event)
+
+    def table_of(self, topic: str) -> str | None:
+        """`schema.table` whose events are in a topic."""
+        return self._topics.get(topic)
+
+    def first_change(self, after_lsn: int) -> int | None:
+        """The first commit LSN after `after_lsn` at which a known table changed its shape."""
+        changes = [
+            shape.since.commit_lsn
+            for shapes in self._shapes.values()
+            for shape in shapes[1:]
+            if shape.since.commit_lsn > after_lsn
+        ]
+        return min(changes, default=None)
+
+    def upto(self, name: str, commit_lsn: int) -> Sequence[Shape]:
+        """The table's shapes in their order, the first in force from the beginning."""
+        return [s for s in self._shapes.get(name, ()) if s.since.commit_lsn <= commit_lsn]
+
+    def _take(self, name: str, event: SchemaEvent) -> None:
+        shape = Shape.from_event(event)
+        known = self._shapes.setdefault(name, [])
+        if not known:
+            self._claim_topic(shape)
+            if event.before is not None:  # the topic is compacted: what was before is told here
+                known.append(Shape.before(event))
+        if all(shape.since != other.since for other in known):
+            known.append(shape)
+            known.sort(key=lambda s: s.since)
+
+    def _claim_topic(self, shape: Shape) -> None:
+        topic = self._naming.table(shape.schema, shape.table).name
+        if self._naming.key(shape.schema, shape.table):
+            raise SetupError(
+                f"{shape.name} has another key in Kafka (shaping.keys) than at its source",
+                operation="read table shapes",
+                subject=topic,
+                hint="a table needs its primary key: list the tables to follow, without this one, "
+                "in tables.tables",
+            )
+        other = self._topics.setdefault(topic, shape.name)
+        if other != shape.name:
+            raise SetupError(
+                f"{other} and {shape.name} share one topic",
+                operation="read table shapes",
+                subject=topic,
+                hint="give each a topic of its own (shaping.routes), or list those to follow in "
+                "tables.tables; characters that Kafka forbids become `_`",
+            )
+
+
+def _event(topic: str, record: Record) -> SchemaEvent:
+    try:
+        return SchemaEvent.model_validate_json(record.value or b"")
+    except ValidationError as error:
+        raise BadInput(
+            "the record is no schema event of this version",
+            operation="read table shapes",
+            subject=f"{topic}, partition {record.partition}, offset {record.offset}",
+            hint="run bridge and slottables of the same version",
+            exit_code=ExitCode.RECORD_REFUSED,
+        ) from error
+
+
+class Lacking(NamedTuple):
+    """An event that Kafka has refused, so that the table lacks it."""
+
+    table: str
+    position: Position
+    reason: str
+
+
+class DeadLetters:
+    """Which events of followed tables Kafka has refused."""
+
+    def __init__(
+        self, kafka: KafkaSettings, topics: Topics, follows: Callable[[str], bool]
+    ) -> None:
+        self._following = Following(kafka, topics, dead_topic(kafka.topic_prefix))
+        self._follows = follows
+        self._letters: list[Lacking] = []
+
+    @property
+    def topic(self) -> str:
+        """The topic of dead letters."""
+        return self._following.topic
+
+    def close(self) -> None:
+        """Leave the broker."""
+        self._following.close()
+
+    def between(self, after_lsn: int, upto_lsn: int) -> list[Lacking]:
+        """Those of the transactions after `after_lsn`, up to and with `upto_lsn`."""
+        self._letters += self._read(self._following.new())
+        self._letters = [x for x in self._letters if x.position.commit_lsn > after_lsn]
+        return [x for x in self._letters if x.position.commit_lsn <= upto_lsn]
+
+    def _read(self, records: Iterable[Record]) -> Iterable[Lacking]:
+        for record in records:
+            try:
+                letter = DeadLetter.model_validate_json(record.value or b"")
+            except ValidationError as error:
+                raise BadInput(
+                    "the record is no dead letter of this version",
+                    operation="read dead letters",
+                    subject=f"{self.topic}, partition {record.partition}, offset {record.offset}",
+                    hint="run bridge and slottables of the same version",
+                    exit_code=ExitCode.RECORD_REFUSED,
+                ) from error
+            if letter.table and self._follows(letter.table):
+                yield Lacking(letter.table, Position(letter.commit_lsn, letter.seq), letter.reason)

@@ -1,0 +1,62 @@
+"""What an operator asks of tables that are there, beside `slottables run`."""
+
+from collections.abc import Iterator, Sequence
+
+from pyspark.sql import SparkSession
+
+from schemas.errors import SettingsError
+from schemas.lsn import format_lsn
+from schemas.settings import Settings, require
+from spark_consumers.epochs.ledger import Ledger
+from spark_consumers.failures import FOREIGN, translated
+from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.maintenance import Maintained, maintain
+from spark_consumers.iceberg.tables import Tables
+
+
+class Operator:
+    """Works on the tables of one namespace; what it changes, `run` takes in."""
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self._spark = spark
+        self._settings = require(settings.tables, "tables")
+        self._tables = Tables(require(settings.kafka, "kafka"), self._settings)
+
+    def rebuild(self, names: Sequence[str]) -> Iterator[str]:
+        """Mark tables (`schema.table`); raises SettingsError for one that is not there."""
+        states = self._tables.states(self._spark)
+        for name in names:
+            state = states.get(name)
+            if state is None:
+                raise SettingsError(
+                    f"there is no Iceberg table of {name}",
+                    operation="rebuild",
+                    subject=self._tables.namespace,
+                    hint=f"there are {', '.join(sorted(states)) or 'none'}",
+                )
+            table = catalog.load(self._spark, state.identifier)
+            catalog.set_property(table, catalog.REBUILD, "asked")
+            yield name
+
+    def maintain(self) -> Iterator[Maintained]:
+        """Maintain all tables, one after the other."""
+        try:
+            for state in self._tables.states(self._spark).values():
+                yield maintain(self._spark, self._settings, state, orphans=True)
+        except FOREIGN as error:
+            raise translated(error, "maintain tables") from error
+
+    def epochs(self) -> Iterator[dict[str, object]]:
+        """The epochs that are kept, the oldest first."""
+        ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)
+        for record in ledger.all(self._spark):
+            yield {
+                "epoch": record.epoch,
+                "commit_lsn": format_lsn(record.commit_lsn),
+                "tag": catalog.tag_name(record.commit_lsn),
+                "commit_ts_ms": record.commit_ts_ms,
+                "tables": {
+                    name: {"table": table, "snapshot": snapshot}
+                    for name, (table, snapshot) in record.tables.items()
+                },
+            }

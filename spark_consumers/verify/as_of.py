@@ -1,0 +1,149 @@
+"""Compares tables with what Kafka's events make of them up to an epoch's LSN, while all goes on.
+
+Unlike `comparison`, which needs a source at rest. Compared are the tables' tags of one epoch and
+all events of the topics up to its LSN, folded in one go instead of epoch by epoch.
+"""
+
+from collections.abc import Collection
+from itertools import pairwise
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from schemas.errors import OperatorNeeded, SettingsError
+from schemas.lsn import format_lsn
+from schemas.naming import Naming
+from schemas.settings import Settings, require
+from spark_consumers.epochs.ledger import EpochRecord, Ledger
+from spark_consumers.epochs.parts import Part
+from spark_consumers.epochs.reading import EventReader, Wanted
+from spark_consumers.events import changes
+from spark_consumers.events.shape import Position, Shape
+from spark_consumers.failures import FOREIGN, translated
+from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.layout import layout_of, quoted
+from spark_consumers.iceberg.sums import is_sums
+from spark_consumers.iceberg.tables import NEVER, State, Tables
+from spark_consumers.kafka.reader import Topics
+from spark_consumers.kafka.shapes import ShapeLog
+from spark_consumers.kafka.transactions import Cut
+from spark_consumers.verify.comparison import TableComparison, compared
+
+
+def verify_as_of(
+    spark: SparkSession,
+    settings: Settings,
+    commit_lsn: int,
+    *,
+    tables: Collection[str] = (),
+    examples_max: int = 0,
+) -> list[TableComparison]:
+    """Compare all tables (or `tables`) as of the last epoch up to `commit_lsn`.
+
+    Raises OperatorNeeded where a table lacks that epoch's tag or Kafka the first events,
+    SettingsError for an LSN of before the epochs that are kept.
+    """
+    try:
+        return _Witness(spark, settings).compare(commit_lsn, tables, examples_max)
+    except FOREIGN as error:
+        raise translated(error, "compare tables") from error
+
+
+def epoch_of(epochs: list[EpochRecord], commit_lsn: int) -> EpochRecord:
+    """The last epoch up to an LSN; raises SettingsError where none is kept."""
+    found = [epoch for epoch in epochs if epoch.commit_lsn <= commit_lsn]
+    if not found:
+        first = format_lsn(epochs[0].commit_lsn) if epochs else "none"
+        raise SettingsError(
+            f"no epoch of {format_lsn(commit_lsn)} or before is kept; the first is {first}",
+            operation="compare tables",
+            hint="tables.epochs_kept says how many are",
+        )
+    return found[-1]
+
+
+class _Witness:
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self._spark = spark
+        kafka = require(settings.kafka, "kafka")
+        self._settings = require(settings.tables, "tables")
+        self._naming = Naming(kafka.topic_prefix, settings.shaping)
+        self._tables = Tables(kafka, self._settings)
+        topics = Topics(kafka)
+        self._reader = EventReader(spark, kafka, topics)
+        self._shapes = ShapeLog(kafka, topics, self._naming, lambda _: True)
+        self._ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)
+
+    def compare(
+        self, commit_lsn: int, tables: Collection[str], examples_max: int
+    ) -> list[TableComparison]:
+        epoch = epoch_of(self._ledger.all(self._spark), commit_lsn)
+        states = self._tables.states(self._spark)
+        self._shapes.read()
+        wanted = tables or [name for name in epoch.tables if not is_sums(name)]
+        return [
+            self._compare(epoch, states[name], examples_max)
+            for name in sorted(wanted)
+            if name in states and not self._is_changelog(states[name])
+        ]
+
+    def _is_changelog(self, state: State) -> bool:
+        return state.shape is None or layout_of(self._settings, state.shape).kind == "changelog"
+
+    def _compare(self, epoch: EpochRecord, state: State, examples_max: int) -> TableComparison:
+        tag = catalog.tag_name(epoch.commit_lsn)
+        table = catalog.load(self._spark, state.identifier)
+        if tag not in catalog.own_tags(table):
+            raise OperatorNeeded(
+                f"the table has no tag {tag}, as all tables of an epoch have",
+                operation="compare tables",
+                subject=state.source,
+                lsn=epoch.commit_lsn,
+                hint="somebody removed it, or the table was made anew after that epoch",
+            )
+        shapes = list(self._shapes.upto(state.source, epoch.commit_lsn))
+        layout = layout_of(self._settings, shapes[-1])
+        holding = "_valid_to IS NULL" if layout.kind == "history" else "true"
+        right = (
+            self._spark.read.option("tag", tag)
+            .table(state.identifier)
+            .where(holding)
+            .select(*(F.col(quoted(f.name)).alias(f"c{n}") for n, f in enumerate(layout.fields)))
+        )
+        left = self._told(epoch, state, shapes).select(
+            *(F.col(f"c{f.place}").alias(f"c{n}") for n, f in enumerate(layout.fields))
+        )
+        names = [field.name for field in layout.fields]
+        key = [] if shapes[-1].keyless else [layout.fields.index(field) for field in layout.key]
+        return compared(state.source, state.identifier, left, right, names, key, examples_max)
+
+    def _told(self, epoch: EpochRecord, state: State, shapes: list[Shape]) -> DataFrame:
+        """The rows that Kafka's events leave, columns c0, c1 …"""
+        topic = self._naming.table(*state.source.split(".", 1)).name
+        wanted = {topic: Wanted(state.source, 0)}
+        cut = Cut(epoch.commit_lsn, 0)
+        taken = self._reader.read(cut, NEVER, wanted, {}, _require_first)
+        part = taken.parts.get(topic, Part(topic))
+        own = changes.own_events(taken.events, topic)
+        begins = [part.last_truncate] if part.last_truncate else []
+        begins += [
+            Position(after.since.commit_lsn, after.since.seq - 1)
+            for before, after in pairwise(shapes)
+            if before.another_table(after)
+        ]
+        if begins:
+            own = changes.after(own, max(begins))
+        if shapes[-1].keyless:
+            return changes.distinct_events(changes.parsed(own, shapes))
+        folded = changes.row_changes(own, shapes, unavailable=part.unavailable)
+        return folded.where(F.col("op") != "d")
+
+
+def _require_first(table: str, offset: int) -> None:
+    if offset > 0:
+        raise OperatorNeeded(
+            "Kafka no longer has the table's first events to compare with",
+            operation="compare tables",
+            subject=table,
+            hint="compare with the source at rest: slottables verify without --as-of",
+        )

@@ -1,0 +1,282 @@
+"""Kills `slottables run` at random moments under load, fails over in between, compares every row.
+
+`python -m tests.spark_consumers.drill --kills 50` prints one JSON line of totals; exit 0 when all
+rows of all tables are equal to the source's. A few kills of it are a test.
+"""
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import yaml
+
+from services.local import jars
+from services.local.java import find_java_home
+from tests.bridge.running import Bridge
+from tests.providers.embedded import embedded
+from tests.providers.interface import Broker, Server, Trio
+from tests.providers.slots import await_ready
+from tests.providers.waiting import eventually
+from tests.spark_consumers.tables import BANK, BANK_TABLES, LARGE, ROWS, TABLES, TRANSFER
+
+PREFIX = "drill"
+_CHANGES = (
+    "UPDATE types SET small = small % 1000 + 1, middle = %(n)s WHERE id < 6",
+    "UPDATE types SET t = repeat(%(n)s::text, 3000), price = %(n)s WHERE id = 1 + %(n)s % 5",
+    "DELETE FROM types WHERE id = 3; INSERT INTO types (id, j, free) VALUES (3, '{}', 'NaN')",
+    "UPDATE whole SET note = %(n)s::text WHERE id < 4",
+    "UPDATE whole SET id = id + 1000 WHERE id = (SELECT max(id) FROM whole)",
+    "INSERT INTO log SELECT 'same', %(n)s FROM generate_series(1, 5)",
+    "TRUNCATE emptied; INSERT INTO emptied VALUES (1, %(n)s::text), (2, NULL)",
+    "UPDATE lists SET ints = ARRAY[%(n)s, NULL] WHERE id = 1 + %(n)s % 3",
+)
+
+
+@dataclass
+class Totals:
+    """What a drill did and found."""
+
+    seed: int
+    kills: int = 0
+    failovers: int = 0
+    killed_in_epoch: int = 0
+    """Kills after which a table was ahead of the ledger: the epoch was begun and is made again."""
+    epochs: int = 0
+    transactions: int = 0
+    tables: int = 0
+    rows: int = 0
+    different: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Slottables:
+    """`slottables` as processes of one configuration."""
+
+    def __init__(self, folder: Path, source: dict[str, Any], kafka: Broker) -> None:
+        self.config = folder / "tables.yaml"
+        self._out = folder / "tables.out"
+        self._log = folder / "tables.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        document = {
+            "source": source,
+            "kafka": {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": PREFIX},
+            "tables": {
+                "warehouse": str(folder / "warehouse"),
+                "trigger_interval_ms": 100,
+                "driver_memory": "1g",
+                "spark_options": {
+                    "spark.jars": ",".join(map(str, jars.resolve("spark"))),
+                    "spark.local.dir": str(folder / "spark"),
+                },
+            },
+        }
+        self.config.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    def start(self) -> None:
+        """Start `run` and wait until it follows."""
+        before = self.log.count("consuming")
+        with self._out.open("ab") as out, self._log.open("ab") as log:
+            program = Path(sys.executable).parent / "slottables"
+            self._process = subprocess.Popen(
+                [program, "run", "--config", self.config, "--json"],
+                stdout=out,
+                stderr=log,
+                start_new_session=True,
+            )
+        eventually(
+            lambda: self._ended() or self.log.count("consuming") > before,
+            what="slottables follows",
+            timeout_s=300,
+        )
+        self.require_running()
+
+    def require_running(self) -> None:
+        """Fail with its last words when it has ended by itself."""
+        assert not self._ended(), self.log[-3000:]
+
+    def kill(self) -> None:
+        """SIGKILL the driver: Python and its Java at once."""
+        assert self._process is not None
+        subprocess.run(["kill", "-9", "--", f"-{self._process.pid}"], check=True)
+        self._process.wait(timeout=60)
+
+    def stop(self) -> None:
+        """SIGTERM; it must end with 0."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(timeout=300)
+        assert code == 0, self.log[-3000:]
+
+    def verify(self) -> dict[str, Any]:
+        """The report of `slottables verify`."""
+        program = Path(sys.executable).parent / "slottables"
+        done = subprocess.run(
+            [program, "verify", "--config", self.config, "--json", "--examples"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        assert done.stdout, done.stderr[-3000:]
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    @property
+    def log(self) -> str:
+        """What it has logged, over all starts."""
+        return self._log.read_text(encoding="utf-8") if self._log.exists() else ""
+
+    def epochs(self) -> list[dict[str, Any]]:
+        """The epochs that it has reported, over all starts."""
+        lines = self._out.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines if line.startswith('{"epoch"')]
+
+    def _ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+
+class Load:
+    """Transfers and changes of every type, until it is stopped; follows a failover."""
+
+    def __init__(self, conninfo: str, seed: int) -> None:
+        self._conninfo = conninfo
+        self._random = random.Random(seed)
+        self._stop = threading.Event()
+        self.transactions = 0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it after the transaction under way."""
+        self._stop.set()
+        self._thread.join(timeout=120)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with psycopg.connect(self._conninfo, autocommit=True) as connection:
+                    while not self._stop.is_set():
+                        self._change(connection)
+            except psycopg.OperationalError:
+                self._stop.wait(0.2)
+
+    def _change(self, connection: psycopg.Connection) -> None:
+        for _ in range(30):
+            values = [self._random.randint(1, n) for n in (2000, 30, 3)]
+            aid, tid, bid = values
+            delta = self._random.randint(-5000, 5000)
+            connection.execute(TRANSFER.format(aid=aid, tid=tid, bid=bid, delta=delta).encode())
+        number = self._random.randint(0, 10_000)
+        statement = self._random.choice(_CHANGES).replace("%(n)s", str(number))
+        connection.execute(statement.encode())
+        if self._random.random() < 0.05:
+            connection.execute(LARGE.encode())
+        self.transactions += 31
+        self._stop.wait(0.05)
+
+
+def both(trio: Trio) -> str:
+    """A connection setting that finds whichever server is primary."""
+    return trio.primary.conninfo(
+        trio.dbname,
+        host="127.0.0.1,127.0.0.1",
+        port=f"{trio.primary.port},{trio.standby.port}",
+        target_session_attrs="read-write",
+    )
+
+
+def drill(trio: Trio, kafka: Broker, folder: Path, *, kills: int, seed: int) -> Totals:
+    """Kill `kills` times, fail over half-way, and compare."""
+    totals, chance, started = Totals(seed), random.Random(seed), time.monotonic()
+    conninfo = both(trio)
+    primary: Server = trio.primary
+    bridge = Bridge(folder, conninfo, kafka, PREFIX, transaction_bytes_max=65536)
+    source = {"conninfo": conninfo, "publication": bridge.publication}
+    tables = Slottables(folder, source, kafka)
+    try:
+        bridge.start().streaming(primary.conninfo(trio.dbname))
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            for script in (BANK_TABLES, BANK, TABLES, ROWS):
+                connection.execute(script.encode())
+        await_ready(trio.primary, trio.standby, bridge.slot)
+        load = Load(conninfo, seed)
+        try:
+            for number in range(kills):
+                tables.start()
+                time.sleep(chance.uniform(0.0, 6.0))
+                tables.require_running()
+                tables.kill()
+                totals.kills += 1
+                if number == kills // 2:
+                    trio.primary.kill()
+                    with psycopg.connect(trio.standby.conninfo(), autocommit=True) as admin:
+                        admin.execute("SELECT pg_promote()")
+                    primary = trio.standby
+                    bridge.streaming(primary.conninfo(trio.dbname))
+                    totals.failovers += 1
+            tables.start()
+        finally:
+            load.stop()
+        bridge.caught_up(primary.conninfo(trio.dbname))
+        _await_last(bridge, tables)
+        tables.stop()
+        assert bridge.stop() == 0, bridge.output
+        report = tables.verify()
+    finally:
+        bridge.end()
+    totals.transactions = load.transactions
+    totals.epochs = max(epoch["epoch"] for epoch in tables.epochs())
+    totals.killed_in_epoch = tables.log.count("an epoch was begun")
+    totals.tables = len(report["tables"])
+    totals.rows = sum(table["table_rows"] for table in report["tables"])
+    totals.different = [json.dumps(t) for t in report["tables"] if not t["equal"]]
+    totals.seconds = round(time.monotonic() - started, 1)
+    return totals
+
+
+def _await_last(bridge: Bridge, tables: Slottables) -> None:
+    """Wait until the tables are at the last transaction that Kafka has."""
+    lsn = max(
+        json.loads(value)["commit_lsn"] for _, value in bridge.records("transaction") if value
+    )
+    last = f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+    def there() -> bool:
+        tables.require_running()
+        return any(epoch["commit_lsn"] == last for epoch in tables.epochs()[-3:])
+
+    eventually(there, what=f"the tables are at {last}", timeout_s=600, interval_s=0.2)
+
+
+def main() -> None:
+    """The large drill, on servers of its own."""
+    import os
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    os.environ["JAVA_HOME"] = str(find_java_home())
+    folder = Path(tempfile.mkdtemp(prefix="slotbridge-drill-"))
+    folder.chmod(0o755)
+    with embedded(folder) as servers:
+        servers.start("kafka")
+        with servers.new_trio(synchronous=True, settings={}) as trio:
+            totals = drill(trio, servers.kafka, folder, kills=options.kills, seed=options.seed)
+    sys.stdout.write(json.dumps(asdict(totals)) + "\n")
+    raise SystemExit(bool(totals.different))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The same job by spark-submit, on a standalone cluster of two workers."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+import yaml
+
+from services.local.java import find_java_home
+from services.local.ports import free_port
+from spark_consumers import submit
+from tests.providers.waiting import eventually
+from tests.spark_consumers.conftest import Pipeline
+from tests.spark_consumers.publisher import SourceTable
+
+SPARK_HOME = Path(pyspark.__file__).parent
+ROWS = SourceTable("rows", {"id": ("int4", -1), "v": ("int4", -1)})
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[str]:
+    """The URL of a master with two workers of one core each."""
+    port = free_port()
+    url = f"spark://127.0.0.1:{port}"
+    java = find_java_home() / "bin" / "java"
+    log = tmp_path / "cluster.log"
+    begin: list[str | Path] = [java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+    begin += ["-cp", f"{SPARK_HOME}/jars/*"]
+    place = "org.apache.spark.deploy"
+    worker = [f"{place}.worker.Worker", "--cores", "1", "--memory", "700m", "--host", "127.0.0.1"]
+    commands = [[f"{place}.master.Master", "--host", "127.0.0.1", "--port", str(port)]]
+    commands += [[*worker, "--work-dir", str(tmp_path / f"w{n}"), url] for n in range(2)]
+    processes = []
+    environment = {**os.environ, "JAVA_HOME": str(java.parents[1]), "SPARK_HOME": str(SPARK_HOME)}
+    environment["SPARK_SCALA_VERSION"] = "2.13"
+    try:
+        for number, command in enumerate(commands):
+            more = ["--webui-port", "0"]
+            with log.open("ab") as file:
+                processes.append(
+                    subprocess.Popen(
+                        [*begin, *command[:1], *more, *command[1:]],
+                        stdout=file,
+                        stderr=file,
+                        env=environment,
+                    )
+                )
+            if number == 0:
+                eventually(
+                    lambda: "New state: ALIVE" in log.read_text(), what="the master", timeout_s=120
+                )
+        eventually(
+            lambda: log.read_text().count("Successfully registered with master") == 2,
+            what="two workers",
+            timeout_s=120,
+        )
+        yield url
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(timeout=30)
+
+
+@pytest.mark.timeout(600)
+def test_spark_submit_runs_the_same_job_on_two_workers(
+    master: str, pipeline: Pipeline, tmp_path: Path, spark_jars: str, warehouse: Path
+) -> None:
+    pipeline.publisher.announce(ROWS)
+    with pipeline.publisher.transaction() as t:
+        for number in range(200):
+            t.insert(ROWS, {"id": number, "v": 0})
+    with pipeline.publisher.transaction() as t:
+        for number in range(100):
+            t.update(ROWS, {"id": number, "v": 1})
+    config = tmp_path / "c.yaml"
+    kafka = pipeline.kafka.model_dump(include={"bootstrap_servers", "topic_prefix"})
+    tables = {"warehouse": str(warehouse), "offsets_per_trigger_max": 200}
+    config.write_text(yaml.safe_dump({"kafka": kafka, "tables": tables}), encoding="utf-8")
+    done = subprocess.run(
+        [
+            *(SPARK_HOME / "bin" / "spark-submit", "--master", master, "--jars", spark_jars),
+            *("--driver-memory", "700m", "--executor-memory", "500m"),
+            *("--conf", "spark.driver.host=127.0.0.1"),
+            *(submit.__file__, "run", "--config", config, "--json", "--until-idle", "1"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+        env={
+            **os.environ,
+            "JAVA_HOME": str(find_java_home()),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(Path(submit.__file__).parents[1]),
+        },
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(x) for x in done.stdout.splitlines() if x.startswith('{"epoch"')]
+    assert [line["events"] for line in lines] == [200, 100]
+    assert [tuple(row) for row in pipeline.rows("rows")] == [(n, n < 100) for n in range(200)]
+    executors = list(tmp_path.glob("w*/app-*/*"))
+    assert len(executors) == 2

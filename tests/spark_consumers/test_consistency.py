@@ -1,0 +1,142 @@
+"""All tables move from one commit LSN to a later one together: seen at every epoch, under load."""
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from schemas.lsn import format_lsn
+from spark_consumers.epochs.ledger import EpochRecord, Ledger
+from spark_consumers.iceberg import catalog
+from spark_consumers.verify.as_of import verify_as_of
+from spark_consumers.verify.comparison import verify_tables
+from tests.bridge.running import Bridge
+from tests.providers.interface import Broker, Provider
+from tests.providers.waiting import eventually
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.tables import BANK, BANK_TABLES, LARGE, TRANSFER
+from tests.spark_consumers.test_job import Running
+
+RANDOM = """
+    \\set aid random(1, 2000)
+    \\set bid random(1, 3)
+    \\set tid random(1, 30)
+    \\set delta random(-5000, 5000)
+"""
+NAMES = {name: f":{name}" for name in ("aid", "bid", "tid", "delta")}
+TABLES = ("pgbench_accounts", "pgbench_tellers", "pgbench_branches")
+
+
+@dataclass
+class Bank:
+    """A source under load, its bridge, and what follows it."""
+
+    pipeline: Pipeline
+    bridge: Bridge
+    conninfo: str
+
+
+@pytest.fixture
+def bank(
+    pair: Provider,
+    fresh_database: str,
+    kafka: Broker,
+    tmp_path: Path,
+    topic_prefix: str,
+    new_pipeline: NewPipeline,
+) -> Iterator[Bank]:
+    """A bank whose large transactions leave in many parts; its first rows are there."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    sums = {"source": "public.pgbench_history", "group_by": ["bid"], "sums": {"balance": "delta"}}
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        bridge = Bridge(tmp_path, conninfo, kafka, topic_prefix, transaction_bytes_max=65536)
+        try:
+            bridge.start().streaming()
+            connection.execute(BANK_TABLES.encode())
+            connection.execute(BANK.encode())
+            pipeline = new_pipeline(
+                conninfo, publication=f"p_{topic_prefix}", sums={"branch_balance": sums}
+            )
+            yield Bank(pipeline, bridge, conninfo)
+        finally:
+            bridge.end()
+
+
+def test_sums_agree_at_every_epoch_while_transfers_go_on(
+    bank: Bank, pair: Provider, tmp_path: Path
+) -> None:
+    pipeline = bank.pipeline
+    spark, ledger = pipeline.spark, Ledger(pipeline.kafka.topic_prefix, 300)
+    script = tmp_path / "transfer.sql"
+    script.write_text(RANDOM + TRANSFER.format(**NAMES), encoding="utf-8")
+    dbname = psycopg.conninfo.conninfo_to_dict(bank.conninfo)["dbname"]
+    options = ["-n", "-c", "3", "-T", "15", "-R", "150", "-f", str(script), str(dbname)]
+    load = threading.Thread(target=pair.primary.run_tool, args=("pgbench", options))
+    seen: dict[int, tuple[int, ...]] = {}
+    with Running(pipeline) as running:
+        load.start()
+        while load.is_alive():
+            look(spark, ledger, seen)
+            with psycopg.connect(bank.conninfo) as connection:
+                connection.execute(LARGE.encode())
+            load.join(timeout=2.0)
+        bank.bridge.caught_up()
+        last = last_commit(bank)
+        eventually(
+            lambda: running.failure or last_of(ledger, spark) >= last,
+            what=f"the tables are at {format_lsn(last)}",
+            timeout_s=120,
+        )
+        assert running.failure is None, running.failure
+    look(spark, ledger, seen)
+    assert len(seen) >= 3
+    assert len(set(seen.values())) > 1
+    equal = verify_tables(spark, pipeline.settings)
+    assert all(found.equal for found in equal), [found.line() for found in equal]
+    assert len(equal) == 4
+    middle = sorted(seen)[len(seen) // 2]
+    told = verify_as_of(spark, pipeline.settings, middle)
+    assert all(found.equal for found in told), [found.line() for found in told]
+    assert {found.table for found in told} == {found.table for found in equal}
+    branches = spark.table(pipeline.identifier("pgbench_branches")).select("bid", "bbalance")
+    derived = spark.table(pipeline.identifier("branch_balance")).select("bid", "balance")
+    assert sorted(map(tuple, branches.collect())) == sorted(map(tuple, derived.collect()))
+
+
+def look(spark: SparkSession, ledger: Ledger, seen: dict[int, tuple[int, ...]]) -> None:
+    """Add up the tables as of each epoch that is new; they must agree."""
+    for epoch in ledger.all(spark):
+        if epoch.commit_lsn in seen or len(epoch.tables) < 4:
+            continue
+        sums = tuple(total(spark, epoch, table) for table in (*TABLES, "pgbench_history"))
+        assert len(set(sums)) == 1, (epoch, sums)
+        seen[epoch.commit_lsn] = sums
+
+
+def total(spark: SparkSession, epoch: EpochRecord, table: str) -> int:
+    """The sum of a table's balances as of an epoch's tag."""
+    column = {"pgbench_history": "delta"}.get(table, f"{table.removeprefix('pgbench_')[0]}balance")
+    if f"public.{table}" not in epoch.tables:
+        return 0
+    name, _ = epoch.tables[f"public.{table}"]
+    tag = catalog.tag_name(epoch.commit_lsn)
+    row = spark.sql(f"SELECT sum({column}) FROM {name} VERSION AS OF '{tag}'").first()
+    assert row is not None
+    return int(row[0] or 0)
+
+
+def last_commit(bank: Bank) -> int:
+    """The commit LSN of the last transaction with events."""
+    records = bank.bridge.records("transaction")
+    return max(int(json.loads(value)["commit_lsn"]) for _, value in records if value)
+
+
+def last_of(ledger: Ledger, spark: SparkSession) -> int:
+    """The commit LSN that the tables are at."""
+    record = ledger.last(spark)
+    return -1 if record is None else record.commit_lsn

@@ -1,0 +1,143 @@
+"""What an operator does to tables: make anew, maintain, read from elsewhere."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from schemas.errors import OperatorNeeded, SettingsError
+from spark_consumers.epochs import job
+from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.maintenance import maintain
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.publisher import SourceTable
+
+ACCOUNTS = SourceTable("accounts", {"id": ("int4", -1), "b": ("int4", -1), "v": ("int4", -1)})
+MOVES = SourceTable("moves", {"b": ("int4", -1), "v": ("int4", -1)}, key=(), identity="nothing")
+
+
+def load(pipeline: Pipeline) -> dict[int, dict[str, int]]:
+    """Some epochs of changes; what the accounts are."""
+    truth: dict[int, dict[str, int]] = {}
+    for _ in range(4):
+        with pipeline.publisher.transaction() as t:
+            for _ in range(8):
+                key = random.randrange(12)
+                row = {"id": key, "b": random.randrange(3), "v": random.randrange(100)}
+                t.insert(MOVES, {"b": row["b"], "v": row["v"]})
+                if key in truth and random.random() < 0.3:
+                    t.delete(ACCOUNTS, truth.pop(key))
+                elif key in truth:
+                    t.update(ACCOUNTS, row)
+                    truth[key] = row
+                else:
+                    t.insert(ACCOUNTS, row)
+                    truth[key] = row
+        pipeline.apply()
+    return truth
+
+
+def accounts(pipeline: Pipeline) -> list[tuple[object, ...]]:
+    return [tuple(row) for row in pipeline.rows("accounts", "id")]
+
+
+def test_sums_are_kept_by_changes_with_what_is_gone_taken_off(new_pipeline: NewPipeline) -> None:
+    pipeline = new_pipeline(
+        sums={
+            "balances": {"source": "public.accounts", "group_by": ["b"], "sums": {"total": "v"}},
+            "moved": {"source": "public.moves", "group_by": ["b"], "sums": {"total": "v"}},
+        }
+    )
+    pipeline.publisher.announce(ACCOUNTS, MOVES)
+    truth = load(pipeline)
+    pipeline.restart()
+    truth |= {99: {"id": 99, "b": 1, "v": 5}}
+    with pipeline.publisher.transaction() as t:
+        t.insert(ACCOUNTS, truth[99])
+    pipeline.apply()
+    expected: Counter[int] = Counter()
+    counts = Counter(row["b"] for row in truth.values())
+    for row in truth.values():
+        expected[row["b"]] += row["v"]
+    found = [tuple(r) for r in pipeline.spark.table(pipeline.identifier("balances")).collect()]
+    assert sorted(found) == [(b, expected[b], n) for b, n in sorted(counts.items())]
+    moved = pipeline.spark.table(pipeline.identifier("moved")).agg({"total": "sum"}).first()
+    moves = pipeline.spark.table(pipeline.identifier("moves")).agg({"v": "sum"}).first()
+    assert moved and moves and moved[0] == moves[0]
+    with pipeline.publisher.transaction() as t:
+        t.truncate(ACCOUNTS)
+        t.insert(ACCOUNTS, {"id": 1, "b": 7, "v": 70})
+    pipeline.apply()
+    assert pipeline.spark.table(pipeline.identifier("balances")).collect() == [(7, 70, 1)]
+
+
+def test_a_table_is_made_anew_from_kafka_while_the_old_one_is_there(
+    new_pipeline: NewPipeline,
+) -> None:
+    pipeline = new_pipeline(rules={"public.moves": {"kind": "changelog"}})
+    pipeline.publisher.announce(ACCOUNTS, MOVES)
+    truth = load(pipeline)
+    moves = len(pipeline.rows("moves"))
+    for name in ("accounts", "moves"):
+        pipeline.spark.sql(f"DELETE FROM {pipeline.identifier(name)} WHERE b = 1")
+        table = catalog.load(pipeline.spark, pipeline.identifier(name))
+        catalog.set_property(table, catalog.REBUILD, "asked")
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        t.insert(ACCOUNTS, {"id": 50, "b": 1, "v": 1})
+    before = pipeline.spark.table(pipeline.identifier("accounts"))
+    assert before.where("b = 1").count() == 0
+    pipeline.apply()
+    expected = [*(tuple(row.values()) for _, row in sorted(truth.items())), (50, 1, 1)]
+    assert accounts(pipeline) == expected
+    assert len(pipeline.rows("moves")) == moves
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('accounts')} PURGE")
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        t.insert(MOVES, {"b": 1, "v": 1})
+    pipeline.apply()
+    assert accounts(pipeline) == expected
+    assert len(pipeline.rows("moves")) == moves + 1
+
+
+def test_maintenance_leaves_rows_and_tags_and_few_files(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)
+    pipeline = new_pipeline(epochs_kept=2, compact_files_min=2, orphans_older_ms=0)
+    pipeline.publisher.announce(ACCOUNTS, MOVES)
+    load(pipeline)
+    before = accounts(pipeline)
+    tag = catalog.tag_name(pipeline.publisher.commit_lsn)
+    state = pipeline.follower.states["public.accounts"]
+    done = maintain(pipeline.spark, pipeline.tables, state, orphans=True)
+    assert done.files_after == 1 < done.files_before
+    assert accounts(pipeline) == before
+    tagged = pipeline.spark.sql(f"SELECT * FROM {state.identifier} VERSION AS OF '{tag}'")
+    assert tagged.count() == len(before)
+    assert len(catalog.own_tags(catalog.load(pipeline.spark, state.identifier))) == 2
+    changed = {"id": before[0][0], "b": 1, "v": -1}
+    with pipeline.publisher.transaction() as t:
+        t.update(ACCOUNTS, changed)
+    pipeline.apply()
+    assert accounts(pipeline) == [tuple(changed.values()), *before[1:]]
+
+
+@pytest.mark.parametrize(
+    "bridge", [{"transaction_metadata": False}, {"decimal_handling": "precise"}]
+)
+def test_what_tables_can_not_be_made_of_is_refused(
+    pipeline: Pipeline, bridge: dict[str, object]
+) -> None:
+    changed = pipeline.settings.bridge.model_copy(update=bridge)
+    with pytest.raises(SettingsError, match=r"transaction|decimal_handling is precise"):
+        job.require_readable(pipeline.settings.model_copy(update={"bridge": changed}))
+
+
+def test_topics_that_have_lost_their_beginning_are_refused(pipeline: Pipeline) -> None:
+    pipeline.publisher.announce(ACCOUNTS)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ACCOUNTS, {"id": 1, "b": 1, "v": 1}, partition=0)
+    pipeline.publisher.forget(ACCOUNTS)
+    with pytest.raises(OperatorNeeded, match="no longer has the table's first events"):
+        pipeline.apply()
