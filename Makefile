@@ -27,8 +27,9 @@ else
 endif
 
 # make bench [QUICK=1] [WORKLOADS=a,c]: contenders in turn over the same WAL (benchmarks/race)
+# make bench LATENCY=1: latency over offered load
 bench: $(READY)
-	@$(BIN)/python -m benchmarks.race $(if $(QUICK),--quick) $(if $(WORKLOADS),--workloads $(WORKLOADS)) \
+	@$(BIN)/python -m benchmarks.race$(if $(LATENCY),.latency) $(if $(QUICK),--quick) $(if $(WORKLOADS),--workloads $(WORKLOADS)) \
 	  --out $(BENCH) $(BENCH_OPTIONS)
 
 check: $(READY) lint types

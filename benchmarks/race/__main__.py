@@ -103,7 +103,7 @@ def main(
 ) -> None:
     """Start servers of its own, race, print the table, write JSON and plot."""
     if quick:
-        laps, scale = min(laps, 2), min(scale, QUICK_SCALE)
+        laps, scale = 1, min(scale, QUICK_SCALE)
     keys = (workloads or (QUICK_WORKLOADS if quick else ",".join(WORKLOADS))).split(",")
     names = contenders.split(",")
     for wrong in [k for k in keys if k not in WORKLOADS] + [
@@ -123,4 +123,6 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(main)
+    app()

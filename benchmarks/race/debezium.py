@@ -40,8 +40,9 @@ class DebeziumContender:
     name = "debezium"
     to_kafka = True
 
-    def __init__(self) -> None:
+    def __init__(self, producer: Mapping[str, str | int] | None = None) -> None:
         self._connect: Debezium | None = None
+        self._producer = {**PRODUCER, **(producer or {})}
 
     def launch(self, lane: Lane) -> None:
         """Start the worker with its connector."""
@@ -75,7 +76,7 @@ class DebeziumContender:
             processes=lane.bed.processes,
             name=f"{self.name}-{lane.slot}",
             heap=HEAP,
-            settings=PRODUCER,
+            settings=self._producer,
         )
 
 
@@ -94,6 +95,7 @@ class _Distributed(Debezium):
             "group.id": group,
             "exactly.once.source.support": "enabled",
         }
+        del properties["offset.storage.file.filename"]  # it would be taken for a topic's setting
         for kind in ("offset", "config", "status"):
             properties[f"{kind}.storage.topic"] = f"{group}-connect-{kind}"
             properties[f"{kind}.storage.replication.factor"] = 1
@@ -115,7 +117,9 @@ class _Distributed(Debezium):
         )
 
         def handed_over() -> bool:
-            assert self.running, f"Connect ended: {self._reason()}"
+            if not self.running:
+                log = self.log.read_text(encoding="utf-8", errors="replace")
+                raise RuntimeError(f"Connect ended:\n{log[-3000:]}")
             try:
                 with urllib.request.urlopen(request, timeout=10) as answer:
                     return bool(answer.status == 201)
@@ -127,7 +131,7 @@ class _Distributed(Debezium):
                 return False
 
         if not wait_until(handed_over, timeout_s=_REST_TIMEOUT_S):
-            raise TimeoutError(f"Connect took no connector: {self._reason()}")
+            raise RuntimeError(f"Connect took no connector: {self._reason()}")
 
 
 class ExactlyOnceDebezium(DebeziumContender):
@@ -147,5 +151,5 @@ class ExactlyOnceDebezium(DebeziumContender):
             processes=lane.bed.processes,
             name=f"{self.name}-{lane.slot}",
             heap=HEAP,
-            settings=PRODUCER,
+            settings=self._producer,
         )

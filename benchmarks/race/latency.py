@@ -1,0 +1,158 @@
+"""Latency over offered load: from a client's COMMIT until a read_committed consumer has the event.
+
+    make bench LATENCY=1    python -m benchmarks.race.latency [--rates 100,1000] [--seconds 10]
+
+Transactions of one row, evenly spaced, from a process of its own; consumer and clock are here.
+Every event must arrive. `reached`: the transactions in a second that the clients managed.
+"""
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import psycopg
+import typer
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from benchmarks.bridge import Figures, report
+from benchmarks.race.contenders import PUBLICATION, Contender, Lane, Slotbridge
+from benchmarks.race.debezium import DebeziumContender, ExactlyOnceDebezium
+from benchmarks.race.plot import lines
+from benchmarks.race.writers import Load
+from services.local.bed import Bed
+from services.local.pair import create_database
+from services.local.postgres import PostgresServer
+
+PROMPT: Final = {"producer.linger.ms": 0}
+CLIENTS: Final = 4
+WARM_UP_S: Final = 5.0
+ARRIVAL_S: Final = 60.0
+START_S: Final = 120.0
+
+
+def measure(
+    bed: Bed, server: PostgresServer, contender: Contender, rates: list[float], seconds: float
+) -> list[Figures]:
+    """One line for each rate, after a warm-up at 200 a second."""
+    name = f"latency_{contender.name.replace('-', '_')}"
+    create_database(server, name)
+    lane = Lane(bed, server, name, "", True, name)
+    with psycopg.connect(lane.conninfo, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE narrow"
+            " (id bigint PRIMARY KEY, a int, b text, c numeric, d text, e timestamptz)"
+        )
+        connection.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE narrow".encode())
+        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+        servers: dict[str, Any] = {"bootstrap.servers": bed.kafka.bootstrap_servers}
+        topic = f"{lane.prefix}.public.narrow"
+        admin = AdminClient(servers)
+        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+        consumer = Consumer(
+            servers
+            | {"group.id": name, "isolation.level": "read_committed", "fetch.wait.max.ms": 100}
+        )
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        contender.launch(lane)
+        try:
+            _await_streaming(connection, name, contender)
+            first, found = 1, []
+            for rate, duration in [(200.0, WARM_UP_S), *((rate, seconds) for rate in rates)]:
+                found.append(_one(lane, contender, consumer, first, rate, duration))
+                first += int(rate * duration) + CLIENTS
+        finally:
+            contender.stop()
+            consumer.close()
+    return found[1:]
+
+
+def _one(
+    lane: Lane, contender: Contender, consumer: Consumer, first: int, rate: float, seconds: float
+) -> Figures:
+    load = Load(lane.conninfo, first=first, rate=rate, seconds=seconds, clients=CLIENTS)
+    arrived: dict[int, float] = {}
+    committed: dict[int, float] | None = None
+    deadline = float("inf")
+    while committed is None or len(arrived) < len(committed):
+        message = consumer.poll(0.05)
+        if message is not None and message.error() is None:
+            arrived.setdefault(json.loads(message.key() or b"{}")["id"], time.monotonic())
+        elif committed is None and not load.writing:
+            committed = load.committed()
+            deadline = time.monotonic() + ARRIVAL_S
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{contender.name}: events are missing\n{contender.complaint()}")
+    waits = sorted((arrived[number] - at) * 1000 for number, at in committed.items())
+    took_s = max(committed.values()) - min(committed.values())
+    return {
+        "contender": contender.name,
+        "offered/s": round(rate),
+        "reached/s": round(len(committed) / took_s),
+        "events": len(waits),
+        "median ms": round(statistics.median(waits), 1),
+        "p99 ms": round(waits[int(len(waits) * 0.99)], 1),
+        "max ms": round(waits[-1], 1),
+    }
+
+
+def _await_streaming(
+    connection: "psycopg.Connection[Any]", slot: str, contender: Contender
+) -> None:
+    query = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
+    deadline = time.monotonic() + START_S
+    while connection.execute(query, [slot]).fetchone() != (True,):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{contender.name} does not stream:\n{contender.complaint()}")
+        time.sleep(0.05)
+
+
+def main(
+    rates: Annotated[str, typer.Option()] = "10,100,1000,2000,4000",
+    seconds: Annotated[float, typer.Option(min=1)] = 10.0,
+    contenders: Annotated[str, typer.Option()] = "slotbridge,debezium,debezium-eos",
+    out: Annotated[Path, typer.Option()] = Path("bench-results"),
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Start servers of its own, measure, print, write JSON and plot."""
+    known: dict[str, Contender] = {
+        "slotbridge": Slotbridge(),
+        "debezium": DebeziumContender(PROMPT),
+        "debezium-eos": ExactlyOnceDebezium(PROMPT),
+    }
+    found: list[Figures] = []
+    with tempfile.TemporaryDirectory(prefix="slotbridge-bench-") as name:
+        Path(name).chmod(0o755)
+        with Bed(Path(name), lazy=True, synchronous=False) as bed:
+            bed.start("kafka")
+            server = bed.server("source")
+            server.create()
+            server.start()
+            for each in contenders.split(","):
+                found += measure(bed, server, known[each], [*map(float, rates.split(","))], seconds)
+                sys.stderr.write(f"{json.dumps(found[-len(rates.split(',')) :])}\n")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "latency.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    series = {
+        f"{each} {which}": [
+            (float(line["offered/s"]), max(float(line[f"{which} ms"]), 0.1))
+            for line in found
+            if line["contender"] == each
+        ]
+        for each in contenders.split(",")
+        for which in ("median", "p99")
+    }
+    plot = lines(series, x_title="transactions/s offered", y_title="ms")
+    (out / "latency.svg").write_text(plot, encoding="utf-8")
+    report(found, as_json=as_json)
+
+
+if __name__ == "__main__":
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(main)
+    app()
