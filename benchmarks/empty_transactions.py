@@ -24,7 +24,6 @@ from benchmarks.bridge import Connection, Figures, connect, report, wait_until
 from benchmarks.wire import Relay, Traffic
 from schemas.lsn import parse_lsn
 from services.bridge.postgres.connection import (
-    Data,
     Keepalive,
     ReplicationConnection,
     walsender_name,
@@ -58,8 +57,9 @@ class Receiver(threading.Thread):
             for item in self._connection.read():
                 if isinstance(item, Keepalive):
                     reached = max(reached, item.wal_end)
-                elif isinstance(item, Data) and item.payload[:1] == b"C":
-                    reached = max(reached, int.from_bytes(item.payload[10:18]))
+                    continue
+                ends = (int.from_bytes(data[10:18]) for _, data in item if data[:1] == b"C")
+                reached = max(reached, *ends, 0)
             if reached > self.confirmed:
                 self.confirmed = reached
                 self._connection.feedback(reached, reached)

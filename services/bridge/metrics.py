@@ -4,7 +4,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 EVENTS = Counter("slotbridge_events_total", "Events in committed Kafka transactions.")
 EVENT_BYTES = Counter("slotbridge_event_bytes_total", "Their keys and values, with overhead.")
-TRANSACTIONS = Counter("slotbridge_transactions_total", "Source transactions received whole.")
+TRANSACTIONS = Counter("slotbridge_transactions_total", "Source transactions that Kafka has.")
 DROPPED = Counter("slotbridge_dropped_events_total", "Events decoded again that Kafka already had.")
 DEAD_LETTERS = Counter(
     "slotbridge_dead_letters_total", "Records that Kafka refused, committed to <prefix>.dead."

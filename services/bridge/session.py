@@ -12,8 +12,6 @@ progress record, exactly as after a crash.
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as StillRunning
 from typing import Final
 
 import structlog
@@ -29,17 +27,18 @@ from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.failpoints import reach
 from services.bridge.kafka.producer import TransactionalProducer
-from services.bridge.kafka.refused import RefusalLearned, Refused, origin_of
+from services.bridge.kafka.publishing import Publishing
+from services.bridge.kafka.refused import Refused
 from services.bridge.kafka.staged import load_staged
 from services.bridge.kafka.topics import Topics
-from services.bridge.postgres.connection import Data, Keepalive, ReplicationConnection
+from services.bridge.postgres.connection import Keepalive, ReplicationConnection
 from services.bridge.postgres.database import Primary
 from services.bridge.postgres.feedback import Feedback
 from services.bridge.postgres.heartbeat import Heartbeat
 from services.bridge.progress.acceptance import accept
 from services.bridge.progress.agreement import Diverged, Ledger, Position, resume_at
 from services.bridge.progress.witnesses import compare_witnesses
-from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.assembler import Assembler
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull, prepared_exceed_spool
 from services.process import Stop
@@ -47,6 +46,8 @@ from services.process import Stop
 logger = structlog.get_logger(__name__)
 
 WAIT_MAX_S: Final = 0.2
+MANY_MESSAGES: Final = 100
+"""As many at once say that the server has sent faster than we have read."""
 AHEAD_BYTES: Final = 16 * 2**20
 """How much WAL without events the slot may be confirmed ahead of Kafka's record."""
 
@@ -70,21 +71,16 @@ class Session:
         self._bridge = bridge
         self._shaping = shaping
         self._refused = refused
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-commit")
         self._primary: Primary | None = None
         self._producer: TransactionalProducer | None = None
         self._connection: ReplicationConnection | None = None
         self._spool: Spool | None = None
         self._pipeline: Pipeline | None = None
-        self._portion_bytes = 0
-        self._events = 0
-        self._counts: Mapping[str, int] = {}
-        self._commit_due = 0.0
+        self._publishing: Publishing | None = None
         self._feedback = Feedback(
             wal_sender_timeout_ms=bridge.wal_sender_timeout_ms, subject=f"slot {source.slot}"
         )
         self._heartbeat = Heartbeat(source.slot, interval_ms=bridge.heartbeat_interval_ms)
-        self._now_us = 0
         self._turned = time.monotonic()
 
     @property
@@ -118,6 +114,14 @@ class Session:
             self._refused,
             while_waiting=self._feedback.while_waiting,
         )
+        publishing = self._publishing = Publishing(
+            producer,
+            self._bridge,
+            self._feedback,
+            self._heartbeat,
+            lambda position, counts: self._record(position, counts, primary),
+            subject=f"slot {slot}",
+        )
         producer.begin_session()
         reach("fenced")
         record = topics.last_progress(slot)
@@ -138,8 +142,8 @@ class Session:
             record = self._begin(primary, producer)
         start = resume_at(record, seen.slot)
         self._ledger = Ledger(start)
-        self._counts = record.counts
-        self._pipeline = self._build(primary, topics, start)
+        publishing.begin(self._ledger, record.counts)
+        self._pipeline = self._build(primary, topics, start, record.counts)
         connection.start(
             start.end_lsn,
             self._source.publication,
@@ -159,7 +163,9 @@ class Session:
             system_identifier=primary.server.system_identifier,
         )
 
-    def _build(self, primary: Primary, topics: Topics, start: Position) -> Pipeline:
+    def _build(
+        self, primary: Primary, topics: Topics, start: Position, counts: Mapping[str, int]
+    ) -> Pipeline:
         """From pgoutput's bytes to portions, for what comes after `start`."""
         prefix, slot = self._kafka.topic_prefix, self._source.slot
         shaping = Shaping(self._shaping, prefix)
@@ -183,10 +189,11 @@ class Session:
             memory_bytes_max=self._bridge.spool_memory_bytes_max,
             bytes_max=self._bridge.spool_bytes_max,
         )
+        assert self._publishing is not None
         return Pipeline(
             spool,
-            Assembler(envelope, start, self._bridge.transaction_bytes_max, self._counts),
-            emit=self._take,
+            Assembler(envelope, start, self._bridge.transaction_bytes_max, counts),
+            emit=self._publishing.take,
             breathe=self._breathe,
             prepared_topic=prepared_topic(prefix),
             slot=slot,
@@ -195,33 +202,34 @@ class Session:
 
     def stream(self, stop: Stop) -> None:
         """Stream until `stop` is set, then finish the open Kafka transaction and confirm."""
-        assert self._connection is not None and self._pipeline is not None
+        connection, publishing, pipeline = self._connection, self._publishing, self._pipeline
+        assert connection is not None and publishing is not None and pipeline is not None
         while not stop.is_set():
             now = self._turned = time.monotonic()
-            self._connection.wait(min(WAIT_MAX_S, self._next_deadline() - now))
-            self._now_us = time.time_ns() // 1000
-            spoken = False
-            for item in self._connection.read():
+            due = min(self._feedback.due, self._heartbeat.due, publishing.next_due())
+            connection.wait(min(WAIT_MAX_S, due - now), publishing.wakes)
+            now_us = time.time_ns() // 1000
+            spoken, messages = False, 0
+            for received in connection.read():
                 spoken = True
-                if isinstance(item, Data):
-                    self._pipeline.take(item.payload, item.lsn, self._now_us)
+                if isinstance(received, Keepalive):
+                    self._keepalive(received, pipeline, publishing)
                 else:
-                    self._keepalive(item)
+                    messages += len(received)
+                    pipeline.take_all(received, now_us)
             if spoken:  # now, not before: nobody listened while that was worked on
                 self._feedback.heard(time.monotonic())
-            self._perform_due(time.monotonic())
-        self._finish()
+            self._perform_due(publishing, time.monotonic(), behind=messages >= MANY_MESSAGES)
+        self._finish(publishing)
 
     def close(self) -> None:
         """Drop everything; what Kafka has not committed comes again in the next session."""
         reach("closing")
         metrics.STREAMING.set(0)
-        if self._producer is not None:
-            self._producer.cancel()
         self._pipeline = None  # it refers to this session: without the cycle all is freed at once
-        self._pool.shutdown(wait=True)
-        if self._producer is not None:
-            self._producer.abandon()
+        if self._publishing is not None:
+            self._publishing.close()
+            self._publishing = None
         if self._connection is not None:
             self._connection.close()
         if self._spool is not None:
@@ -236,13 +244,15 @@ class Session:
         if lsn is None:
             lsn = primary.create_slot()
             reach("slot created")
-        record = self._record(Position(0, lsn, 0), primary)
+        record = self._record(Position(0, lsn, 0), {}, primary)
         producer.commit(record)
         reach("first record")
         primary.move_origin(lsn)
         return record
 
-    def _record(self, position: Position, primary: Primary) -> ProgressRecord:
+    def _record(
+        self, position: Position, counts: Mapping[str, int], primary: Primary
+    ) -> ProgressRecord:
         return ProgressRecord(
             slot=self._source.slot,
             system_identifier=primary.server.system_identifier,
@@ -250,7 +260,7 @@ class Session:
             commit_lsn=position.commit_lsn,
             end_lsn=position.end_lsn,
             seq=position.seq,
-            counts=dict(self._counts) if position.seq else {},
+            counts=dict(counts) if position.seq else {},
             ts_ms=time.time_ns() // 1_000_000,
             ahead_lsn=position.end_lsn + AHEAD_BYTES if self._heartbeat.commits_wait else 0,
         )
@@ -267,61 +277,14 @@ class Session:
             reach("staging loaded")
         return staged
 
-    def _keepalive(self, item: Keepalive) -> None:
-        assert self._pipeline is not None
+    def _keepalive(self, item: Keepalive, pipeline: Pipeline, publishing: Publishing) -> None:
         self._ledger.receive(item.wal_end)
-        self._pipeline.advance(item.wal_end)
-        assert self._producer is not None
+        pipeline.advance(item.wal_end)
         if item.reply:
             self._feedback.due = 0.0
-            if self._uncommitted:
-                self._commit_due = 0.0
+            publishing.hurry()
         elif self._heartbeat.commits_wait:
-            self._feedback.tell_news(follow=not self._producer.open)
-
-    @property
-    def _uncommitted(self) -> bool:
-        """Whether Kafka lacks something that was published, or has a transaction open."""
-        assert self._producer is not None
-        return self._producer.open or self._ledger.outstanding
-
-    def _take(self, portion: Portion) -> None:
-        """Put a portion into the open Kafka transaction; part of a large one closes it at once."""
-        assert self._producer is not None
-        due = time.monotonic() + self._commit_delay_s(portion)
-        self._commit_due = min(self._commit_due, due) if self._uncommitted else due
-        if not portion.position.seq:
-            metrics.TRANSACTIONS.inc()
-        if portion.dropped:
-            metrics.DROPPED.inc(portion.dropped)
-            reach("skipped")
-        if portion.events:
-            self._producer.send(portion.events, origin_of(portion))
-            reach("part sent" if portion.position.seq else "sent")
-        if portion.staging:
-            self._producer.send(portion.staging)
-            reach("decided" if portion.events else "staged")
-        self._events += len(portion.events)
-        self._portion_bytes += portion.bytes
-        if portion.counts is not None:
-            self._counts = portion.counts
-        self._ledger.publish(portion.position)
-        if portion.position.seq or self._portion_bytes >= self._bridge.commit_bytes_max:
-            self._commit()
-            if portion.position.seq:
-                reach("between parts")
-
-    def _commit_delay_s(self, portion: Portion) -> float:
-        """How long the portion may wait for others; not at all where commits wait for it."""
-        if not self._heartbeat.commits_wait:
-            return self._bridge.commit_interval_ms / 1000
-        if portion.events or portion.staging or portion.position.end_lsn > self._ledger.ahead:
-            return 0.0
-        return self._heartbeat.interval_s
-
-    def _next_deadline(self) -> float:
-        due = min(self._feedback.due, self._heartbeat.due)
-        return min(due, self._commit_due) if self._uncommitted else due
+            self._feedback.tell_news(follow=publishing.settled)
 
     def _breathe(self) -> None:
         """In the middle of long work: the server hears from us, and keeps the origin for us."""
@@ -334,60 +297,18 @@ class Session:
             assert self._primary is not None
             self._heartbeat.perform(self._primary, self._ledger)
 
-    def _perform_due(self, now: float) -> None:
+    def _perform_due(self, publishing: Publishing, now: float, *, behind: bool) -> None:
         if now >= self._feedback.due:
-            self._report()
-        if self._uncommitted and now >= self._commit_due:
-            self._commit()
+            publishing.report()
+        publishing.perform(now, behind=behind)
         self._beat(now)
 
-    def _commit(self) -> None:
-        """Commit the open Kafka transaction with its progress record, then tell the slot.
-
-        Kafka may take its time: the server hears from us meanwhile.
-        """
-        assert self._producer is not None and self._primary is not None
-        record = self._record(self._ledger.published, self._primary)
-        started = time.monotonic()
-        reach("before kafka commit")
-        future: Future[None] = self._pool.submit(self._producer.commit, record)
-        reach("committing")
-        while True:
-            try:
-                future.result(self._feedback.interval_s)
-                break
-            except StillRunning:
-                self._feedback.while_waiting()
-        reach("after kafka commit")
-        self._ledger.commit(record.ahead_lsn)
-        self._feedback.heard(time.monotonic())  # we did not listen meanwhile
-        metrics.COMMIT_SECONDS.observe(time.monotonic() - started)
-        metrics.EVENTS.inc(self._events)
-        metrics.EVENT_BYTES.inc(self._portion_bytes)
-        metrics.DURABLE_LSN.set(self._ledger.durable.end_lsn)
-        self._events = 0
-        self._portion_bytes = 0
-        self._report()
-        if self._producer.done:
-            raise RefusalLearned(
-                "what Kafka refuses is dealt with; going on with full batches",
-                operation="stream",
-                subject=f"slot {self._source.slot}",
-            )
-
-    def _report(self) -> None:
-        assert self._producer is not None
-        reach("before feedback")
-        self._feedback.send(follow=not self._producer.open)
-        reach("after feedback")
-
-    def _finish(self) -> None:
+    def _finish(self, publishing: Publishing) -> None:
         """A clean stop: commit what is whole, confirm it, and leave the origin where Kafka is."""
         assert self._primary is not None
         reach("stopping")
         self._heartbeat.commits_wait = False
-        if self._uncommitted or self._ledger.ahead:
-            self._commit()
+        publishing.finish()
         self._heartbeat.perform(self._primary, self._ledger)
-        self._report()
+        publishing.report()
         logger.info("stopped", lsn=format_lsn(self._ledger.durable.end_lsn))

@@ -53,6 +53,7 @@ PURE = (
     "services.bridge.kafka.refused",
     "services.bridge.events.rows",
     "services.bridge.events.shapes",
+    "services.bridge.events.writers",
     "services.bridge.events.shaping.masks",
     "services.bridge.events.shaping.outbox",
     "services.bridge.events.shaping.tables",

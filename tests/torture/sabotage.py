@@ -16,6 +16,7 @@ from schemas.events import PreparedRecord, ProgressRecord
 from services.bridge import session
 from services.bridge.events.envelope import Event
 from services.bridge.kafka.producer import TransactionalProducer
+from services.bridge.kafka.publishing import Publishing
 from services.bridge.kafka.topics import Topics
 from services.bridge.postgres.connection import ReplicationConnection
 from services.bridge.progress import agreement
@@ -120,17 +121,15 @@ def _progress_after() -> None:
 
 @_mistake("the progress record is written before the events, by another producer")
 def _progress_before() -> None:
-    take = session.Session._take
+    send = Publishing._send
     commit_both = TransactionalProducer.commit
 
-    def announce(self: session.Session, portion: Portion) -> None:
-        assert self._producer is not None and self._primary is not None
+    def announce(self: Publishing, portion: Portion) -> None:
         if not self._producer.open:
-            record = self._record(portion.position, self._primary)
-            commit_both(self._producer, record)
-        take(self, portion)
+            commit_both(self._producer, self._record_of(portion.position, self._counts))
+        send(self, portion)
 
-    _put(session.Session, "_take", announce)
+    _put(Publishing, "_send", announce)
 
 
 @_mistake("a failed commit is taken for a good one")
@@ -153,8 +152,8 @@ def _from_memory() -> None:
     record = session.Session._record
     read = Topics.last_progress
 
-    def remembered(self: session.Session, position: Position, primary: Any) -> ProgressRecord:
-        memory[:] = [record(self, position, primary)]
+    def remembered(self: session.Session, position: Position, *rest: Any) -> ProgressRecord:
+        memory[:] = [record(self, position, *rest)]
         return memory[0]
 
     def last(self: Topics, slot: str) -> ProgressRecord | None:

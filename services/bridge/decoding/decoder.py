@@ -28,7 +28,7 @@ src/backend/replication/logical/proto.c.
 
 import struct
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from schemas.errors import BadInput, ExitCode
 from services.bridge.decoding.messages import (
@@ -94,6 +94,7 @@ class Decoder:
 
     `relations` (oid -> Relation) and `types` (oid -> Type) hold what the server has described, and
     `descriptions` ((message kind, oid) -> bytes) these messages as they are outside of blocks.
+    `writers` is for who encodes rows, by `row_kind`: emptied when the server describes something.
     The server describes relations anew within every streamed transaction: with `streamed`, a
     Decoder is for the blocks of one such transaction, whose messages carry their (sub)xid.
     """
@@ -103,6 +104,7 @@ class Decoder:
         self.relations: dict[int, Relation] = {}
         self.types: dict[int, Type] = {}
         self.descriptions: dict[tuple[int, int], bytes] = {}
+        self.writers: dict[bytes, Any] = {}
         self._parsers: dict[int, Callable[[bytes], AnyMessage]] = {
             b"B"[0]: _begin,
             b"C"[0]: _commit,
@@ -142,6 +144,15 @@ class Decoder:
             cut = DecodeError(f"truncated at offset {len(data)}")
             raise self._located(cut, data, lsn) from None
 
+    @property
+    def row_at(self) -> int:
+        """Where the values of the first row begin in an insert or update."""
+        return self._body + 7
+
+    def row_kind(self, data: bytes) -> bytes:
+        """What such a message of a relation begins with: kind, relation, N K or O, column count."""
+        return data[:8] if self._body == 1 else data[:1] + data[5:12]
+
     def _located(self, error: DecodeError, data: bytes, lsn: int) -> DecodeError:
         error.operation = "decode pgoutput"
         error.lsn = lsn
@@ -176,6 +187,7 @@ class Decoder:
         _finished(data, pos)
         relation = Relation(oid, schema or "pg_catalog", table, identity, tuple(columns))
         self.relations[oid] = relation
+        self.writers.clear()
         self.descriptions[data[0], oid] = self._plain(data)
         return relation
 
@@ -184,6 +196,7 @@ class Decoder:
         schema, pos = _cstring(data, self._body + 4)
         name, pos = _cstring(data, pos)
         _finished(data, pos)
+        self.writers.clear()
         self.types[oid] = result = Type(oid, schema or "pg_catalog", name)
         self.descriptions[data[0], oid] = self._plain(data)
         return result
@@ -232,6 +245,7 @@ class Decoder:
 
     def learn(self, other: "Decoder") -> None:
         """Take over what `other` has been told, when the server takes it for told here too."""
+        self.writers.clear()
         self.relations.update(other.relations)
         self.types.update(other.types)
         self.descriptions.update(other.descriptions)
@@ -248,14 +262,16 @@ class Decoder:
 
 def _begin(data: bytes) -> Begin:
     commit_lsn, time, xid = _BEGIN.unpack_from(data, 1)
-    _finished(data, 21)
+    if len(data) != 21:
+        _finished(data, 21)
     return Begin(commit_lsn, time + POSTGRES_EPOCH_US, xid)
 
 
 def _commit(data: bytes) -> Commit:
     _flags, commit_lsn, end_lsn, time = _COMMIT.unpack_from(data, 1)
-    _finished(data, 26)
-    _ordered(commit_lsn, end_lsn, 10)
+    if len(data) != 26 or end_lsn <= commit_lsn:
+        _finished(data, 26)
+        _ordered(commit_lsn, end_lsn, 10)
     return Commit(commit_lsn, end_lsn, time + POSTGRES_EPOCH_US)
 
 

@@ -19,7 +19,6 @@ The JSON text is put together from parts that are made once per relation and onc
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
 from typing import Final, Literal, NamedTuple
 
@@ -39,6 +38,7 @@ from services.bridge.events.rows import Counter, Table
 from services.bridge.events.shaping.outbox import Headers, Outbox
 from services.bridge.events.shaping.tables import Plan
 from services.bridge.events.values.encoders import Encoders
+from services.bridge.events.writers import Write
 
 VERSION: Final = "0.1.0"
 NEW_KEY_HEADER: Final = "__debezium.newkey"
@@ -61,8 +61,7 @@ class Event(NamedTuple):
     lsn: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """What all events of one transaction share; times in microseconds since 1970."""
 
     xid: int
@@ -70,6 +69,14 @@ class Stamp:
     commit_time_us: int
     previous_commit_lsn: int
     encoded_us: int
+
+
+class Writer(NamedTuple):
+    """How rows of one relation become events without detours; `numbers`: how many each takes."""
+
+    write: Write
+    counter: Counter
+    numbers: int
 
 
 class Described(NamedTuple):
@@ -117,6 +124,14 @@ class Envelope:
         self._messages = 0
         self.total = 0
         """Events of the current transaction so far, tombstones left out."""
+        self._source = (
+            f'"source":{{"version":"{VERSION}","connector":"postgresql",'
+            f'"name":{quoted(name)},"ts_ms":'
+        )
+        self._source_db = f',"snapshot":"false","db":{quoted(database)},"txId":'
+        self._source_timeline = f',"timeline":{timeline},"sequence":"[\\"'
+        self._boundary_topic = transaction_topic(name)
+        self._encoded_us = -1
         self._head = ""
         self._tail = ""
 
@@ -125,28 +140,29 @@ class Envelope:
 
         `counts`: what `counts` said at the point where the transaction is resumed.
         """
-        time_us = stamp.commit_time_us
-        self._stamp = stamp
+        xid, commit_lsn, time_us, previous_lsn, now_us = self._stamp = stamp
         self._head = (
-            f'"source":{{"version":"{VERSION}","connector":"postgresql",'
-            f'"name":{quoted(self._name)},"ts_ms":{time_us // 1000},"ts_us":{time_us},'
-            f'"ts_ns":{time_us * 1000},"snapshot":"false","db":{quoted(self._database)},'
-            f'"txId":{stamp.xid},"xmin":null,"commit_lsn":{stamp.commit_lsn},'
-            f'"timeline":{self._timeline},"sequence":"[\\"{stamp.previous_commit_lsn}\\",\\"'
+            f'{self._source}{time_us // 1000},"ts_us":{time_us},"ts_ns":{time_us * 1000}'
+            f'{self._source_db}{xid},"xmin":null,"commit_lsn":{commit_lsn}{self._source_timeline}'
+            f'{previous_lsn}\\",\\"'
         )
-        now_us = stamp.encoded_us
-        self._id = f"{stamp.xid}:{stamp.commit_lsn}"
-        self._reset(counts or {})
+        self._id = f"{xid}:{commit_lsn}"
+        self._reset(counts)
         while self._unsettled:
             self._tables.pop(self._unsettled.pop(), None)
-        times = f'"ts_ms":{now_us // 1000},"ts_us":{now_us},"ts_ns":{now_us * 1000}'
-        self._tail = f"{times}}}"
+        if now_us != self._encoded_us:
+            self._encoded_us = now_us
+            self._tail = f'"ts_ms":{now_us // 1000},"ts_us":{now_us},"ts_ns":{now_us * 1000}}}'
         self._order = f'"transaction":{{"id":"{self._id}","total_order":'
+        self._row_order = self._order if self._metadata else '"transaction":null'
 
-    def _reset(self, counts: Mapping[str, int]) -> None:
+    def _reset(self, counts: Mapping[str, int] | None) -> None:
         for counter in self._touched:
             counter.events = 0
         self._touched.clear()
+        self.total = self._messages = 0
+        if not counts:
+            return
         self.total = sum(counts.values())
         self._messages = counts.get("", 0)
         for name, events in counts.items():
@@ -169,22 +185,52 @@ class Envelope:
         """The BEGIN of the current transaction, or its END with the counts so far."""
         if not self._metadata:
             return []
-        stamp = self._stamp
-        total, counts = "null", "null"
         if status == "END":
-            total = str(self.total)
             counts = ",".join(
-                f'{{"data_collection":{counter.name},"event_count":{counter.events}}}'
-                for counter in self._touched
+                [
+                    f'{{"data_collection":{counter.name},"event_count":{counter.events}}}'
+                    for counter in self._touched
+                ]
             )
-            counts = f"[{counts}]"
+            end = f'"event_count":{self.total},"data_collections":[{counts}]}}'
+        else:
+            end = '"event_count":null,"data_collections":null}'
+        stamp = self._stamp
         value = (
             f'{{"status":"{status}","id":"{self._id}","ts_ms":{stamp.commit_time_us // 1000},'
-            f'"commit_lsn":{stamp.commit_lsn},"event_count":{total},'
-            f'"data_collections":{counts}}}'
+            f'"commit_lsn":{stamp.commit_lsn},{end}'
         )
         key = f'{{"id":"{self._id}"}}'
-        return [Event(transaction_topic(self._name), key.encode(), value.encode())]
+        return [Event(self._boundary_topic, key.encode(), value.encode())]
+
+    def writer(self, change: Insert | Update) -> Writer | None:
+        """For rows like this change, which was encoded just now; None: they go the long way.
+
+        Good until the server describes the relation anew.
+        """
+        relation = change.relation
+        known, table = self._tables.get(relation.oid, (None, None))
+        if known is not relation or table is None or relation.oid in self._unsettled:
+            return None
+        op = "c" if isinstance(change, Insert) else "u"
+        old = isinstance(change, Update) and change.old is not None
+        write = table.writer(Event, op, len(relation.columns), metadata=self._metadata, old=old)
+        return None if write is None else Writer(write, table.counter, 2 if old else 1)
+
+    def row(self, writer: Writer, data: bytes, at: int, lsn: int, seq: int) -> Event | None:
+        """The event of the row in `data` from `at` on; None when it must go the long way."""
+        write, counter, _ = writer
+        total = self.total + 1
+        events = counter.events + 1
+        event: Event | None = write(
+            data, at, lsn, seq, total, events, self._head, self._row_order, self._tail
+        )
+        if event is not None:
+            if events == 1:
+                self._touched.append(counter)
+            counter.events = events
+            self.total = total
+        return event
 
     def insert(self, change: Insert, lsn: int, seq: int) -> list[Event]:
         """The event of an insert; of an outbox's row, the message that it is."""

@@ -7,6 +7,10 @@ from services.bridge.decoding.messages import UNCHANGED, Row, Unchanged
 from services.bridge.events.shaping.tables import Plan
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.events.values.plain import Encode
+from services.bridge.events.writers import Column, Frame, Write, writer
+
+WORTH_ROWS = 20
+"""How many rows of a table come the long way before code is made for it."""
 
 
 @dataclass(slots=True)
@@ -29,6 +33,7 @@ class Table:
         self.skipped = plan.skipped
         self.outbox = plan.outbox
         self.names = f'"schema":{quoted(relation.schema)},"table":{quoted(relation.table)},'
+        self._rows = 0
         self._columns: list[tuple[str, Encode, str]] = []
         for column in relation.columns:
             encode, unavailable = encoders.of(column.type_oid, column.typmod)
@@ -63,6 +68,28 @@ class Table:
             )
             + "}"
         )
+
+    def writer(
+        self, event: type, op: str, count: int, *, metadata: bool, old: bool
+    ) -> Write | None:
+        """Code for rows of `count` columns that come with `op` c or u; None where there is none.
+
+        `old`: an update's old row, whole, is told.
+
+        Not for outboxes, nor what is left out, nor before enough rows have come.
+        """
+        self._rows += 1
+        if self._rows < WORTH_ROWS or op in self.skipped or self.outbox is not None:
+            return None
+        places = range(count) if self._places is None else self._places
+        keys = {place for place, *_ in self._key}
+        columns = [
+            Column(place, *encoder, place in keys)
+            for place, encoder in zip(places, self._columns, strict=True)
+        ]
+        opening = f'{{"op":"{op}","before":' + ("{" if old else 'null,"after":{')
+        frame = Frame(opening, self.names, metadata, old)
+        return writer(event, self.topic, self.name, columns, count, frame)
 
     def lacks_key(self, row: Row) -> bool:
         """Whether an old row that has but its identity does not have this key."""

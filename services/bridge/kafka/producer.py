@@ -106,7 +106,8 @@ class TransactionalProducer:
             "batch.size": max(1, min(BATCH_BYTES_MAX, smallest)),
             "topic.metadata.propagation.max.ms": 10_000,
             **client_options(kafka),
-            **({"batch.size": 1, "delivery.report.only.error": True} if self._careful else {}),
+            **({"batch.size": 1} if self._careful else {}),
+            "delivery.report.only.error": True,
             "partitioner": "murmur2_random",
             "transactional.id": f"slotbridge.{kafka.topic_prefix}.{self._slot}",
             "transaction.timeout.ms": bridge.transaction_timeout_ms,
@@ -130,9 +131,18 @@ class TransactionalProducer:
         self._begin()
         self._sent_until = max(self._sent_until, origin.commit_lsn)
         ready, known = self._ready, self._refused.records
+        plainly = not (self._careful or known)
+        produce = self._producer.produce
         for number, event in enumerate(events, 1):
             if number % _BREATH_EVENTS == 0:
                 self._while_waiting()
+            topic, key, value, headers, broadcast, *_ = event
+            if plainly and headers is None and not broadcast and topic in ready:
+                try:
+                    produce(topic, value, key)
+                except (BufferError, KafkaException):  # nothing was taken: again, with care
+                    self._produce(event, -1, origin, self._while_waiting)
+                continue
             if event.topic not in ready:
                 denied = self._prepare(event.topic)
                 if denied is not None:

@@ -26,7 +26,7 @@ from schemas.lsn import format_lsn, parse_lsn
 from services.bridge.decoding.decoder import POSTGRES_EPOCH_US
 from services.bridge.postgres.refusals import connect_error, server_error
 
-_XLOG_DATA = struct.Struct("!QQq")
+_U64 = struct.Struct("!Q")
 _KEEPALIVE = struct.Struct("!QqB")
 _STATUS = struct.Struct("!cQQQqB")
 _W, _K = b"w"[0], b"k"[0]
@@ -70,11 +70,8 @@ def walsender_name(slot: str) -> str:
     return f"slotbridge_{slot}"
 
 
-class Data(NamedTuple):
-    """One pgoutput message, its place in the WAL, and how far the server has read."""
-
-    lsn: int
-    payload: bytes
+Messages = list[tuple[int, bytes]]
+"""pgoutput messages, each with its place in the WAL."""
 
 
 class Keepalive(NamedTuple):
@@ -145,33 +142,38 @@ class ReplicationConnection:
         )
         self._conn.nonblocking = 1
 
-    def wait(self, timeout_s: float) -> None:
-        """Return when something can be read, or after `timeout_s`."""
-        select.select([self._conn.socket], [], [], max(0.0, timeout_s))
+    def wait(self, timeout_s: float, *others: int) -> None:
+        """Return when something can be read, also of the descriptors `others`, or at time-out."""
+        select.select([self._conn.socket, *others], [], [], max(0.0, timeout_s))
 
-    def read(self) -> Iterator[Data | Keepalive]:
-        """Yield every message that has arrived. Raises Retryable when the server has gone."""
+    def read(self) -> Iterator[Messages | Keepalive]:
+        """Yield everything that has arrived. Raises Retryable when the server has gone."""
         try:
             self._conn.consume_input()
         except psycopg.Error as error:
             raise self._lost(str(error)) from error
         get = self._conn.get_copy_data
+        messages: Messages = []
         while True:
             try:
                 length, raw = get(1)
             except psycopg.Error as error:
                 raise self._lost(str(error)) from error
-            if length == 0:
-                return
-            if length < 0:
-                raise self._ended()
+            if length <= 0:
+                break
             data = bytes(raw)
             if data[0] == _W:
-                lsn = _XLOG_DATA.unpack_from(data, 1)[0]
-                yield Data(lsn, data[_XLOG_HEADER_BYTES:])
+                messages.append((_U64.unpack_from(data, 1)[0], data[_XLOG_HEADER_BYTES:]))
             elif data[0] == _K:
+                if messages:
+                    yield messages
+                    messages = []
                 wal_end, _time, reply = _KEEPALIVE.unpack_from(data, 1)
                 yield Keepalive(wal_end, bool(reply))
+        if messages:
+            yield messages
+        if length < 0:
+            raise self._ended()
 
     def feedback(self, write_lsn: int, flush_lsn: int, *, ask: bool = False) -> None:
         """Tell the server how far we are; `ask` for a keepalive. Raises Retryable at its end."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from schemas.events import HEARTBEAT_PREFIX
-from services.bridge.decoding.decoder import DecodeError, misplaced
+from services.bridge.decoding.decoder import DecodeError, Decoder, misplaced
 from services.bridge.decoding.messages import (
     AnyMessage,
     Begin,
@@ -29,9 +29,10 @@ from services.bridge.decoding.messages import (
     Type,
     Update,
 )
-from services.bridge.events.envelope import Envelope, Event, Stamp
+from services.bridge.events.envelope import Envelope, Event, Stamp, Writer
 from services.bridge.progress.agreement import Position
 
+_ROWS = frozenset((b"I", b"U"))
 EVENT_OVERHEAD_BYTES = 200
 """What holding one event costs beyond its key and value (objects and list slots)."""
 
@@ -89,18 +90,51 @@ class Assembler:
         """The position after the last whole transaction."""
         return self._reached(self._last)
 
+    def take(self, decoder: Decoder, payload: bytes, lsn: int, now_us: int) -> Portion | None:
+        """Take one message as it came, as `feed` does; most rows need not be decoded for it."""
+        if payload[:1] not in _ROWS:
+            return self.feed(decoder.decode(payload, lsn), lsn, now_us)
+        kind = decoder.row_kind(payload)
+        writer = decoder.writers.get(kind)
+        if writer is not None and self.row(writer, payload, decoder.row_at, lsn):
+            return self.full()
+        message = decoder.decode(payload, lsn)
+        portion = self.feed(message, lsn, now_us)
+        if isinstance(message, Insert) or (isinstance(message, Update) and message.old_kind != "K"):
+            made = self._envelope.writer(message) if self._seq > self._skip_below else None
+            if made is not None:
+                decoder.writers[kind] = made
+        return portion
+
+    def row(self, writer: Writer, payload: bytes, at: int, lsn: int) -> bool:
+        """Take a row whose values begin at `at`; False when it must go through `feed`."""
+        seq = self._seq
+        if self._begin is None or seq < self._skip_below:
+            return False
+        event = self._envelope.row(writer, payload, at, lsn, seq)
+        if event is None:
+            return False
+        self._seq = seq + writer.numbers
+        self._events.append(event)
+        self._bytes += EVENT_OVERHEAD_BYTES + len(event[2] or b"") + len(event[1] or b"")
+        return True
+
+    def full(self) -> Portion | None:
+        """A part of the open transaction, when what is held exceeds the limit."""
+        return self._part() if self._bytes > self._bytes_max else None
+
     def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Portion | None:
         """Take one message that came at WAL position `lsn`; `now_us` since 1970.
 
         Returns a portion when one is due. Raises DecodeError for a message out of place.
         """
-        if isinstance(message, (Insert, Update, Delete, Truncate)):
-            return self._change(message, lsn)
         if isinstance(message, Begin):
             self._open(message, lsn, now_us)
             return None
         if isinstance(message, Commit):
             return self._close(message, lsn)
+        if isinstance(message, (Insert, Update, Delete, Truncate)):
+            return self._change(message, lsn)
         if isinstance(message, Message):
             return self._message(message, lsn, now_us)
         if not isinstance(message, (Relation, Type, Origin)):
@@ -161,9 +195,10 @@ class Assembler:
                 lsn=lsn,
                 hint="report this with the table's definition; the slot keeps the change",
             ) from error
-        self._hold(self._envelope.take_shapes())
+        if shapes := self._envelope.take_shapes():
+            self._hold(shapes)
         self._hold(events)
-        return self._part() if self._bytes > self._bytes_max else None
+        return self.full()
 
     def _encoded(
         self, change: Insert | Update | Delete | Truncate, lsn: int, number: int
@@ -187,7 +222,7 @@ class Assembler:
                 self._dropped += 1
                 return None
             self._hold(self._envelope.message(message, self._seq - 1))
-            return self._part() if self._bytes > self._bytes_max else None
+            return self.full()
         if message.prefix == HEARTBEAT_PREFIX or message.lsn <= self._start.end_lsn:
             return None
         if self._begin is not None:
@@ -248,4 +283,7 @@ def numbers(change: Insert | Update | Delete | Truncate) -> int:
 
 def size_of(events: list[Event]) -> int:
     """What holding these events costs, in bytes."""
-    return sum(EVENT_OVERHEAD_BYTES + len(e.value or b"") + len(e.key or b"") for e in events)
+    size = 0
+    for _, key, value, *_ in events:
+        size += EVENT_OVERHEAD_BYTES + len(value or b"") + len(key or b"")
+    return size

@@ -43,12 +43,12 @@ def replay(
     None now and then: the caller's chance to keep its connection alive. None is returned for what
     Kafka has whole. `decoder` must be new; it knows the relations afterwards.
     """
-    feed = assembler.feed
+    feed, take = assembler.feed, assembler.take
     feed(Begin(decision.commit_lsn, decision.commit_time_us, decision.xid), lsn, now_us)
     for number, frame in enumerate(frames, 1):
         if number % BREATH_FRAMES == 0:
             yield None
-        portion = feed(decoder.decode(frame.payload, frame.lsn), frame.lsn, now_us)
+        portion = take(decoder, frame.payload, frame.lsn, now_us)
         if portion is not None:
             yield portion
     end = Commit(decision.commit_lsn, decision.end_lsn, decision.commit_time_us)

@@ -84,21 +84,27 @@ def timestamp(precision: str, typmod: int) -> Encode:
 def timestamptz(typmod: int) -> Encode:
     """The encoder of timestamptz(p)."""
     digits = _FRACTION_DIGITS if typmod < 0 else typmod
+    return instant if digits == _FRACTION_DIGITS else lambda value: _instant(value, digits)
 
-    def encode(value: bytes) -> str:
-        text = value.decode("ascii")
-        if len(text) == _INSTANT_BYTES and digits == _FRACTION_DIGITS and text[4] == "-":
-            return f'"{text[:10]}T{text[11:26]}Z"'
-        if value in _INFINITIES:
-            return f'"{text}"'
-        day, _, rest = text.partition(" ")
-        clock, _, era = rest.partition(" ")
-        whole, _, fraction = clock.removesuffix("+00").partition(".")
-        _microseconds(whole.encode())
-        fraction = f".{fraction:0<{digits}}" if digits else ""
-        return f'"{_iso_day(day, era)}T{whole}{fraction}Z"'
 
-    return encode
+def instant(value: bytes) -> str:
+    """timestamptz with all digits."""
+    text = value.decode("ascii")
+    if len(text) == _INSTANT_BYTES and text[4] == "-":
+        return f'"{text[:10]}T{text[11:26]}Z"'
+    return _instant(value, _FRACTION_DIGITS)
+
+
+def _instant(value: bytes, digits: int) -> str:
+    text = value.decode("ascii")
+    if value in _INFINITIES:
+        return f'"{text}"'
+    day, _, rest = text.partition(" ")
+    clock, _, era = rest.partition(" ")
+    whole, _, fraction = clock.removesuffix("+00").partition(".")
+    _microseconds(whole.encode())
+    fraction = f".{fraction:0<{digits}}" if digits else ""
+    return f'"{_iso_day(day, era)}T{whole}{fraction}Z"'
 
 
 def timetz(value: bytes) -> str:

@@ -12,6 +12,7 @@ The bytes of a bit string end with its last 1, as Debezium's: the length of a va
 import base64
 from collections.abc import Callable
 from json.encoder import encode_basestring
+from math import isfinite
 from typing import Final
 
 Encode = Callable[[bytes], str]
@@ -29,9 +30,9 @@ def string(value: bytes) -> str:
 
 def integer(value: bytes) -> str:
     """int2 int4 int8 oid."""
-    if value.isdigit() or (value[:1] == b"-" and value[1:].isdigit()):
-        return value.decode("ascii")
-    raise ValueError("no integer")
+    if not value.isdigit() and not (value[:1] == b"-" and value[1:].isdigit()):
+        raise ValueError("no integer")
+    return value.decode()
 
 
 def boolean(value: bytes) -> str:
@@ -44,8 +45,7 @@ def boolean(value: bytes) -> str:
 
 def floating(value: bytes) -> str:
     """float4 float8: the shortest text that gives the same number."""
-    number = float(value)
-    if number - number == 0:  # finite
+    if isfinite(float(value)):
         return value.decode("ascii")
     found = SPECIAL_NUMBERS.get(value)
     if found is None:

@@ -1,0 +1,193 @@
+"""Rows that go the short way become the same events as by Decoder and Envelope."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.shaping import ShapingSettings
+from services.bridge.decoding.decoder import DecodeError, Decoder
+from services.bridge.decoding.messages import (
+    UNCHANGED,
+    Begin,
+    Commit,
+    Insert,
+    Relation,
+    RelationColumn,
+    Row,
+    Update,
+)
+from services.bridge.events.envelope import Described, Envelope, Event, Stamp
+from services.bridge.events.rows import WORTH_ROWS
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.progress.agreement import Position
+from services.bridge.transactions.assembler import Assembler
+from tests.bridge.strategies import names
+from tests.bridge.wire import encode
+
+NOW_US = 1_700_000_000_000_000
+LSN = 5_000
+digits = st.integers(-(2**63), 2**63 - 1).map(lambda number: str(number).encode())
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=400)
+VALUES = {
+    16: st.sampled_from([b"t", b"f"]),
+    20: digits,
+    25: texts.map(str.encode) | st.text('t"\\\n xyz', max_size=300).map(str.encode),
+    701: st.sampled_from([b"1.5", b"-2", b"1e+300", b"NaN", b"Infinity", b"-Infinity"]),
+    1082: st.dates().map(lambda day: day.isoformat().encode()),
+    1184: st.datetimes().map(lambda at: f"{at.isoformat(' ')}+00".encode())
+    | st.sampled_from([b"infinity", b"-infinity", b"2024-02-29 10:20:30.123456+00"]),
+    1700: st.decimals(allow_nan=False, allow_infinity=False).map(lambda d: f"{d:f}".encode()),
+}
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[Relation, list[Row]]:
+    """A relation and rows for it: whole ones, and such with NULL or what the WAL lacks."""
+    kinds = draw(st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=6))
+    column_names = draw(st.lists(names, min_size=len(kinds), max_size=len(kinds), unique=True))
+    columns = [
+        RelationColumn(name, kind, -1, draw(st.booleans()))
+        for name, kind in zip(column_names, kinds, strict=True)
+    ]
+    relation = Relation(7, draw(names), draw(names), "d", tuple(columns))
+    whole = st.tuples(*(VALUES[kind] for kind in kinds)).map(list)
+    holes = st.tuples(*(VALUES[k] | st.none() | st.just(UNCHANGED) for k in kinds)).map(list)
+    return relation, draw(st.lists(whole | holes, min_size=1, max_size=4))
+
+
+def assembler(settings: ShapingSettings, *, metadata: bool) -> Assembler:
+    shaping = Shaping(settings, "bank")
+
+    def describe(relation: Relation, _stamp: Stamp, _seq: int) -> Described:
+        return Described(shaping.plan(relation))
+
+    envelope = Envelope("b", "db", 3, describe, tombstones=True, transaction_metadata=metadata)
+    return Assembler(envelope, Position(0, 100, 0), 10**9)
+
+
+def events(
+    relation: Relation,
+    rows: Sequence[Row],
+    *,
+    short: bool,
+    xid: int | None = None,
+    settings: ShapingSettings | None = None,
+    metadata: bool = True,
+) -> list[Event]:
+    """An insert and two updates of each row, in one transaction, after enough rows for code."""
+    machine = assembler(settings or ShapingSettings(), metadata=metadata)
+    decoder = Decoder(streamed=xid is not None)
+    decoder.decode(encode(relation, xid), LSN)
+    machine.feed(Begin(200, NOW_US, 77), LSN, NOW_US)
+    before = rows[0]
+    for row in [*[rows[0]] * WORTH_ROWS, *rows, rows[0], rows[0]]:
+        updates = (Update(relation, None, None, row), Update(relation, "O", before, row))
+        before = row
+        for change in (Insert(relation, row), *updates):
+            payload = encode(change, xid)
+            if short:
+                machine.take(decoder, payload, LSN, NOW_US)
+            else:
+                machine.feed(decoder.decode(payload, LSN), LSN, NOW_US)
+    if short:
+        assert len(decoder.writers) == 3
+    portion = machine.feed(Commit(200, 248, NOW_US), LSN, NOW_US)
+    assert portion is not None
+    return portion.events
+
+
+@given(tables(), st.sampled_from([None, 9]), st.booleans())
+def test_the_short_way_makes_the_same_events(
+    table: tuple[Relation, list[Row]], xid: int | None, metadata: bool
+) -> None:
+    relation, rows = table
+    by_the_long_way = events(relation, rows, short=False, xid=xid, metadata=metadata)
+    assert events(relation, rows, short=True, xid=xid, metadata=metadata) == by_the_long_way
+
+
+TABLE = Relation(
+    7,
+    "public",
+    "people",
+    "d",
+    (
+        RelationColumn("id", 20, -1, True),
+        RelationColumn("secret", 25, -1, False),
+        RelationColumn("left_out", 25, -1, False),
+        RelationColumn("note", 25, -1, False),
+    ),
+)
+ROW: Row = [b"1", b"hush", b"nobody's", b"x"]
+
+
+@pytest.mark.parametrize("row", [ROW, [b"1", b"hu\xc3\x9fh", None, b"x" * 300]])
+def test_masks_and_left_out_columns(row: Row) -> None:
+    settings = ShapingSettings.model_validate(
+        {
+            "columns": {"public.people": {"exclude": ["left_out"]}},
+            "masks": {"public.people": {"secret": {"hash": "sha256"}}},
+            "salt": "salt for the hashes",
+        }
+    )
+    found = events(TABLE, [row], short=True, settings=settings)
+    assert found == events(TABLE, [row], short=False, settings=settings)
+    assert not any(b"hush" in (event.value or b"") for event in found)
+
+
+def prepared_decoder() -> tuple[Assembler, Decoder]:
+    """Inside a transaction, with code for inserts into TABLE."""
+    machine, decoder = assembler(ShapingSettings(), metadata=True), Decoder()
+    decoder.decode(encode(TABLE), LSN)
+    machine.feed(Begin(200, NOW_US, 77), LSN, NOW_US)
+    for _ in range(WORTH_ROWS):
+        machine.take(decoder, encode(Insert(TABLE, ROW)), LSN, NOW_US)
+        machine.take(decoder, encode(Update(TABLE, "O", ROW, ROW)), LSN, NOW_US)
+    assert len(decoder.writers) == 2
+    return machine, decoder
+
+
+@pytest.mark.parametrize("row", [ROW, [b"1", None, b"\xc3\x9f", b"x" * 300]])
+@pytest.mark.parametrize("old", [None, ROW])
+def test_every_truncation_and_surplus_is_a_decode_error(row: Row, old: Row | None) -> None:
+    machine, decoder = prepared_decoder()
+    change = Insert(TABLE, row) if old is None else Update(TABLE, "O", old, row)
+    whole = encode(change)
+    for length in range(len(whole)):
+        with pytest.raises(DecodeError):
+            machine.take(decoder, whole[:length], LSN, NOW_US)
+    for surplus in (b"\0", b"t\0\0\0\0", b"n", b"x"):
+        with pytest.raises(DecodeError):
+            machine.take(decoder, whole + surplus, LSN, NOW_US)
+
+
+@pytest.mark.parametrize("value", [b"1x", b"", b"--1", b"\xff"])
+def test_what_is_no_value_of_its_type_is_a_decode_error(value: bytes) -> None:
+    machine, decoder = prepared_decoder()
+    with pytest.raises(DecodeError, match="text form") as raised:
+        machine.take(decoder, encode(Insert(TABLE, [value, *ROW[1:]])), LSN, NOW_US)
+    assert raised.value.subject == "public.people"
+
+
+def test_a_relation_described_anew_has_new_columns_at_once() -> None:
+    machine, decoder = prepared_decoder()
+    columns = [
+        replace(TABLE.columns[0]),
+        *(replace(c, name=f"{c.name}2") for c in TABLE.columns[1:]),
+    ]
+    changed = replace(TABLE, columns=tuple(columns))
+    machine.take(decoder, encode(changed), LSN, NOW_US)
+    machine.take(decoder, encode(Insert(changed, ROW)), LSN, NOW_US)
+    portion = machine.feed(Commit(200, 248, NOW_US), LSN, NOW_US)
+    assert portion is not None
+    assert b'"note":' in (portion.events[2].value or b"")
+    assert b'"note2":' in (portion.events[-2].value or b"")
+
+
+def test_a_row_outside_a_transaction_is_misplaced() -> None:
+    machine, decoder = prepared_decoder()
+    machine.feed(Commit(200, 248, NOW_US), LSN, NOW_US)
+    with pytest.raises(DecodeError, match="outside"):
+        machine.take(decoder, encode(Insert(TABLE, ROW)), LSN, NOW_US)
