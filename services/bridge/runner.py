@@ -112,6 +112,8 @@ class Runner:
                 self._session = None
                 self._opening_since = time.monotonic()
                 session.close()
+                del session
+                gc.collect()  # clients in cycles, such as an error's traceback, keep threads
             self._stop.wait(pause_s)
 
     def _stop_streaming(self, error: SpoolFull) -> None:

@@ -146,6 +146,7 @@ class Publishing:
         """End; whether a commit in progress came through is then unknown."""
         self._producer.cancel()
         self._pool.shutdown(wait=True)
+        self._committing = None  # it refers to us: without the cycle all is freed at once
         self._producer.abandon()
         for end in (self.wakes, self._waker):
             os.close(end)
