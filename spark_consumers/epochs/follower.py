@@ -32,6 +32,7 @@ from spark_consumers.events.shape import Shape
 from spark_consumers.iceberg import catalog, sums
 from spark_consumers.iceberg.maintenance import maintain
 from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables, merge_mode
+from spark_consumers.kafka.divergence import Divergences
 from spark_consumers.kafka.reader import Topics
 from spark_consumers.kafka.shapes import DeadLetters, ShapeLog
 from spark_consumers.kafka.transactions import Cut, TransactionLog
@@ -56,8 +57,14 @@ class Follower:
         topics = Topics(kafka)
         self._reader = EventReader(spark, kafka, topics)
         self._shapes = ShapeLog(kafka, topics, self._naming, self._follows)
+        self._divergences = Divergences(kafka, topics)
         self._dead = DeadLetters(kafka, topics, self._follows)
-        self._states = self._tables.states(spark)
+        self._states = {
+            name: state
+            for name, state in self._tables.states(spark).items()
+            if (name.removeprefix(sums.SOURCE_MARK) in self._settings.sums)
+            or (not sums.is_sums(name) and self._follows(name))
+        }
         self._quarantine = Quarantine(spark, self._tables.namespace)
         self._sums: dict[str, str] = {}
         self._record, self._redo_lsn = self._found()
@@ -92,7 +99,7 @@ class Follower:
 
     def close(self) -> None:
         """Leave the broker."""
-        for part in (self._log, self._shapes, self._dead):
+        for part in (self._log, self._shapes, self._dead, self._divergences):
             part.close()
 
     def step(self) -> EpochReport | None:
@@ -135,8 +142,9 @@ class Follower:
         record = self._ledger.last(self._spark)
         positions = [s.commit_lsn for s in self._states.values() if not s.rebuild]
         if record is None:
-            done = min((lsn for lsn in positions if lsn != NEVER), default=NEVER)
+            done = min(positions, default=NEVER)
             epoch = max((s.epoch for s in self._states.values()), default=0)
+            epoch -= max(positions, default=NEVER) > done  # one was begun
             record = EpochRecord(max(epoch, 0), done, 0, {}, None, {})
         begun = max(positions, default=NEVER)
         if begun <= record.commit_lsn:
@@ -155,6 +163,7 @@ class Follower:
             cut = self._log.cut(self._settings.offsets_per_trigger_max, change)
         if cut is not None:
             self._shapes.read()  # what has come with the last transactions
+            self._divergences.require_none()
         return cut
 
     def _lacking(self, cut: Cut) -> dict[str, int]:
@@ -197,10 +206,12 @@ class Follower:
         return found
 
     def _behind(self) -> Iterable[str]:
-        """Tables to be made anew, whether or not the epoch brings them something."""
-        lost = set(self._record.tables) - set(self._states)
-        asked = {name for name, state in self._states.items() if state.rebuild}
-        return {n for n in lost | asked if not sums.is_sums(n) and self._follows(n)}
+        """Tables that lack what the others have, whether or not the epoch brings them something:
+        to be made anew, dropped by somebody, or not followed until now."""
+        done = self._record.commit_lsn
+        lost = {*self._record.tables, *self._shapes.known_at(done)} - set(self._states)
+        late = {n for n, s in self._states.items() if s.rebuild or s.commit_lsn < done}
+        return {n for n in lost | late if not sums.is_sums(n) and self._follows(n)}
 
     def _read(self, cut: Cut, opened: dict[str, OpenTable], lacking: dict[str, int]) -> Taken:
         known = self._record.commit_lsn

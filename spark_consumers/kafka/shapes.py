@@ -52,6 +52,10 @@ class ShapeLog:
         """`schema.table` whose events are in a topic."""
         return self._topics.get(topic)
 
+    def known_at(self, commit_lsn: int) -> set[str]:
+        """The tables that had events at or before a commit LSN."""
+        return {n for n, s in self._shapes.items() if s[0].since.commit_lsn <= commit_lsn}
+
     def first_change(self, after_lsn: int) -> int | None:
         """The first commit LSN after `after_lsn` at which a known table changed its shape."""
         changes = [

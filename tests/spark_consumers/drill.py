@@ -196,8 +196,10 @@ def both(trio: Trio) -> str:
     )
 
 
-def drill(trio: Trio, kafka: Broker, folder: Path, *, kills: int, seed: int) -> Totals:
-    """Kill `kills` times, fail over half-way, and compare."""
+def drill(
+    trio: Trio, kafka: Broker, folder: Path, *, kills: int, seed: int, minutes: float = 1e6
+) -> Totals:
+    """Kill up to `kills` times within `minutes`, fail over early on, and compare."""
     totals, chance, started = Totals(seed), random.Random(seed), time.monotonic()
     conninfo = both(trio)
     primary: Server = trio.primary
@@ -213,12 +215,14 @@ def drill(trio: Trio, kafka: Broker, folder: Path, *, kills: int, seed: int) -> 
         load = Load(conninfo, seed)
         try:
             for number in range(kills):
+                if number > 1 and time.monotonic() - started > minutes * 60:
+                    break
                 tables.start()
                 time.sleep(chance.uniform(0.0, 6.0))
                 tables.require_running()
                 tables.kill()
                 totals.kills += 1
-                if number == kills // 2:
+                if number == min(kills // 2, 3):
                     trio.primary.kill()
                     with psycopg.connect(trio.standby.conninfo(), autocommit=True) as admin:
                         admin.execute("SELECT pg_promote()")
@@ -266,6 +270,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=1e6)
     options = parser.parse_args()
     os.environ["JAVA_HOME"] = str(find_java_home())
     folder = Path(tempfile.mkdtemp(prefix="slotbridge-drill-"))
@@ -273,7 +278,14 @@ def main() -> None:
     with embedded(folder) as servers:
         servers.start("kafka")
         with servers.new_trio(synchronous=True, settings={}) as trio:
-            totals = drill(trio, servers.kafka, folder, kills=options.kills, seed=options.seed)
+            totals = drill(
+                trio,
+                servers.kafka,
+                folder,
+                kills=options.kills,
+                seed=options.seed,
+                minutes=options.minutes,
+            )
     sys.stdout.write(json.dumps(asdict(totals)) + "\n")
     raise SystemExit(bool(totals.different))
 

@@ -16,12 +16,14 @@ from schemas.events import (
     Column,
     DataCollection,
     DeadLetter,
+    DivergenceRecord,
     Envelope,
     SchemaEvent,
     SchemaKey,
     Source,
     TransactionEvent,
     dead_topic,
+    divergence_topic,
     schema_topic,
     transaction_topic,
 )
@@ -167,7 +169,7 @@ class Publisher:
 
     def announce(self, *tables: SourceTable) -> None:
         """Make the tables' topics and publish their shapes."""
-        own = (schema_topic, dead_topic, transaction_topic)
+        own = (schema_topic, dead_topic, transaction_topic, divergence_topic)
         names = {topic(self.prefix): 1 for topic in own}
         names |= {self._topic(table): PARTITIONS for table in tables}
         admin = AdminClient(self._servers)
@@ -238,6 +240,23 @@ class Publisher:
         place = _ANY_PARTITION if partition is None else partition
         self._producer.produce(topic, value, key, place, timestamp=ts_ms)
         self._producer.poll(0)
+
+    def diverge(self, switch_lsn: int) -> None:
+        """An accepted divergence."""
+        record = DivergenceRecord(
+            slot="s",
+            system_identifier="1",
+            lost_timeline=1,
+            timeline=2,
+            switch_lsn=switch_lsn,
+            reached_lsn=self.commit_lsn,
+            count=3,
+            transactions=[],
+            ts_ms=1,
+        )
+        self._producer.begin_transaction()
+        self._producer.produce(divergence_topic(self.prefix), record.model_dump_json(), "s")
+        self._producer.commit_transaction(_TIMEOUT_S)
 
     def forget(self, table: SourceTable) -> None:
         """Delete all records of a table's topic, as retention does."""

@@ -141,3 +141,29 @@ def test_topics_that_have_lost_their_beginning_are_refused(pipeline: Pipeline) -
     pipeline.publisher.forget(ACCOUNTS)
     with pytest.raises(OperatorNeeded, match="no longer has the table's first events"):
         pipeline.apply()
+
+
+def test_topics_of_a_divergence_are_refused(pipeline: Pipeline) -> None:
+    pipeline.publisher.announce(ACCOUNTS)
+    pipeline.publisher.diverge(0x500)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ACCOUNTS, {"id": 1, "b": 1, "v": 1})
+    with pytest.raises(OperatorNeeded, match="3 transactions of timeline 1 that the database lost"):
+        pipeline.apply()
+
+
+def test_a_table_that_was_not_followed_gets_what_it_lacks(new_pipeline: NewPipeline) -> None:
+    pipeline = new_pipeline(tables=("public.moves",))
+    pipeline.publisher.announce(ACCOUNTS, MOVES)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ACCOUNTS, {"id": 1, "b": 1, "v": 1})
+        t.insert(MOVES, {"b": 1, "v": 1})
+    pipeline.apply()
+    pipeline.restart()
+    both = new_pipeline()
+    both.publisher.commit_lsn = pipeline.publisher.commit_lsn
+    with both.publisher.transaction() as t:
+        t.insert(MOVES, {"b": 1, "v": 2})
+    both.apply()
+    assert accounts(both) == [(1, 1, 1)]
+    assert sorted(row.v for row in both.rows("moves")) == [1, 2]

@@ -1,0 +1,31 @@
+"""Refuses topics in which some transactions never happened (docs/DELIVERY.md)."""
+
+from schemas.errors import OperatorNeeded
+from schemas.events import DivergenceRecord, divergence_topic
+from schemas.settings import KafkaSettings
+from spark_consumers.kafka.following import Following
+from spark_consumers.kafka.reader import Topics
+
+
+class Divergences:
+    """Accepted divergences: the new timeline uses LSNs of the lost transactions again."""
+
+    def __init__(self, kafka: KafkaSettings, topics: Topics) -> None:
+        self._following = Following(kafka, topics, divergence_topic(kafka.topic_prefix))
+
+    def close(self) -> None:
+        """Leave the broker."""
+        self._following.close()
+
+    def require_none(self) -> None:
+        """Raise OperatorNeeded when there is one."""
+        for record in self._following.new():
+            found = DivergenceRecord.model_validate_json(record.value or b"")
+            raise OperatorNeeded(
+                f"Kafka has {found.count} transactions of timeline {found.lost_timeline} that the "
+                "database lost at a failover: tables made of these topics would have them",
+                operation="read transactions",
+                subject=self._following.topic,
+                lsn=found.switch_lsn,
+                hint="start over: a new slot, a new kafka.topic_prefix, with it a new namespace",
+            )
