@@ -67,7 +67,8 @@ class Source:
         )
         self._producer.init_transactions(30)
         own = {schema_topic(PREFIX): 1, transaction_topic(PREFIX): 1, TOPIC: PARTITIONS}
-        made = AdminClient({"bootstrap.servers": servers}).create_topics(
+        admin = AdminClient({"bootstrap.servers": servers})
+        made = admin.create_topics(
             [NewTopic(name, num_partitions=count) for name, count in own.items()]
         )
         for future in made.values():

@@ -100,6 +100,15 @@ class Slottables:
         )
         self.require_running()
 
+    def await_epoch(self) -> None:
+        """Wait for an epoch of this start."""
+        before = len(self.epochs())
+        eventually(
+            lambda: self._ended() or len(self.epochs()) > before,
+            what="an epoch",
+            timeout_s=600,
+        )
+
     def require_running(self) -> None:
         """Fail with its last words when it has ended by itself."""
         assert not self._ended(), self.log[-3000:]
@@ -109,6 +118,11 @@ class Slottables:
         assert self._process is not None
         subprocess.run(["kill", "-9", "--", f"-{self._process.pid}"], check=True)
         self._process.wait(timeout=60)
+
+    def end(self) -> None:
+        """End it in any case."""
+        if not self._ended():
+            self.kill()
 
     def stop(self) -> None:
         """SIGTERM; it must end with 0."""
@@ -218,6 +232,8 @@ def drill(
                 if number > 1 and time.monotonic() - started > minutes * 60:
                     break
                 tables.start()
+                if chance.random() < 0.7:  # else killed before it has done anything, maybe
+                    tables.await_epoch()
                 time.sleep(chance.uniform(0.0, 6.0))
                 tables.require_running()
                 tables.kill()
@@ -238,6 +254,7 @@ def drill(
         assert bridge.stop() == 0, bridge.output
         report = tables.verify()
     finally:
+        tables.end()
         bridge.end()
     totals.transactions = load.transactions
     totals.epochs = max(epoch["epoch"] for epoch in tables.epochs())
