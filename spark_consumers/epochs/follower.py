@@ -30,6 +30,7 @@ from spark_consumers.epochs.threads import at_once
 from spark_consumers.events import changes
 from spark_consumers.events.shape import Shape
 from spark_consumers.iceberg import catalog, sums
+from spark_consumers.iceberg.layout import layout_of
 from spark_consumers.iceberg.maintenance import maintain
 from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables, merge_mode
 from spark_consumers.kafka.divergence import Divergences
@@ -161,9 +162,13 @@ class Follower:
             self._shapes.read()
             change = self._shapes.first_change(self._record.commit_lsn)
             cut = self._log.cut(self._settings.offsets_per_trigger_max, change)
-        if cut is not None:
-            self._shapes.read()  # what has come with the last transactions
-            self._divergences.require_none()
+        if cut is None:
+            return None
+        self._divergences.require_none()
+        self._shapes.read()  # what has come with the last transactions
+        change = self._shapes.first_change(self._record.commit_lsn)
+        if self._redo_lsn is None and change is not None and change <= cut.commit_lsn:
+            return self._log.cut(self._settings.offsets_per_trigger_max, change)
         return cut
 
     def _lacking(self, cut: Cut) -> dict[str, int]:
@@ -245,38 +250,39 @@ class Follower:
             return without(changes.own_events(taken.events, topic), bad.get(topic, ()))
 
         at_once(lambda item: writing.write(item, own(item.part.topic)), work)
-        self._add_up(epoch, {item.table.layout.shape.name: item for item in work}, own)
+        self._add_up(epoch, cut, {item.table.layout.shape.name: item for item in work}, own)
         return sum(map(len, bad.values()))
 
     def _add_up(
-        self, epoch: int, work: dict[str, writing.Work], own: Callable[[str], DataFrame]
+        self,
+        epoch: int,
+        cut: Cut,
+        work: dict[str, writing.Work],
+        own: Callable[[str], DataFrame],
     ) -> None:
         """Bring the epoch into the tables of sums."""
         for name, settings in self._settings.sums.items():
-            item = work.get(settings.source)
-            if item is None:
+            item, state = work.get(settings.source), self._states.get(settings.source)
+            if item is not None:
+                layout, source = item.table.layout, item.table.identifier
+            elif state is not None and state.shape and state.commit_lsn == cut.commit_lsn:
+                # The source had the epoch already when it was begun again: the sums may not.
+                layout, source = layout_of(self._settings, state.shape), state.identifier
+            else:
                 continue
-            source = sums.source_of(name)
             identifier = catalog.identifier(self._tables.namespace, name)
-            layout = item.table.layout
             table = sums.make(self._spark, identifier, name, settings, layout)
+            self._sums[sums.source_of(name)] = identifier
             if int(catalog.brought(table).get(catalog.EPOCH, NEVER)) >= epoch:
                 continue
-            place = self._record.tables.get(settings.source, ("", None))
-            anew = writing.begins_anew(item) or item.part.unavailable
-            if anew or source not in self._states:
-                sums.recompute(self._spark, identifier, item.table.identifier, settings)
+            known = self._states.get(sums.source_of(name))
+            behind = known is None or known.commit_lsn < self._record.commit_lsn
+            if item is None or behind or writing.begins_anew(item) or item.part.unavailable:
+                sums.recompute(self._spark, identifier, source, settings)
             else:
+                _, before = self._record.tables.get(settings.source, ("", None))
                 folded = writing.folded(item, own(item.part.topic))
-                sums.add(
-                    identifier,
-                    settings,
-                    layout,
-                    folded,
-                    item.table.identifier,
-                    place[1],
-                )
-            self._sums[source] = identifier
+                sums.add(identifier, settings, layout, folded, source, before)
 
     def _shapes_in_use(self, table: OpenTable, cut: Cut) -> list[Shape]:
         """The shapes that the epoch's events of a table were written with."""

@@ -1,7 +1,6 @@
-"""`slottables` as a process: its lines, its signals, its exit codes."""
+"""`slottables` as a process: its lines and its exit codes; test_drill kills and stops it."""
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +10,8 @@ import pytest
 import yaml
 
 from schemas.errors import ExitCode
-from schemas.lsn import format_lsn
-from services.local.java import find_java_home
 from tests.providers.interface import Provider
-from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import Pipeline
-from tests.spark_consumers.publisher import SourceTable
-
-ROWS = SourceTable("rows", {"id": ("int4", -1), "v": ("int4", -1)})
-LOG = SourceTable("log", {"v": ("int4", -1)}, key=(), identity="nothing")
 
 
 class Process:
@@ -39,24 +31,13 @@ class Process:
         text = self.lines_file.read_text(encoding="utf-8")
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    def events(self) -> dict[int, int]:
-        """epoch -> how many events it had."""
-        return {line["epoch"]: line["events"] for line in self.lines() if "epoch" in line}
-
     def log(self) -> str:
         """What it has logged."""
         return self.log_file.read_text(encoding="utf-8")
 
-    def end(self, number: signal.Signals | None = None) -> int:
-        """Send a signal, if any, and wait for the exit code."""
-        if number is not None:
-            self._process.send_signal(number)
+    def end(self) -> int:
+        """Wait for the exit code."""
         return self._process.wait(timeout=240)
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
 
 
 @pytest.fixture
@@ -67,61 +48,12 @@ def config(tmp_path: Path, warehouse: Path, spark_jars: str, pipeline: Pipeline)
         "kafka": pipeline.kafka.model_dump(include={"bootstrap_servers", "topic_prefix"}),
         "tables": {
             "warehouse": str(warehouse),
-            "trigger_interval_ms": 100,
-            "offsets_per_trigger_max": 300,
             "driver_memory": "1g",
             "spark_options": {"spark.jars": spark_jars},
         },
     }
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
     return path
-
-
-def publish(pipeline: Pipeline, transactions: int) -> None:
-    for _ in range(transactions):
-        with pipeline.publisher.transaction() as t:
-            for number in range(20):
-                t.update(ROWS, {"id": number, "v": t.commit_lsn})
-                t.insert(LOG, {"v": t.commit_lsn})
-
-
-def test_killed_in_the_middle_it_goes_on_where_it_was(
-    pipeline: Pipeline, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(find_java_home()))
-    pipeline.publisher.announce(ROWS, LOG)
-    with pipeline.publisher.transaction() as t:
-        for number in range(20):
-            t.insert(ROWS, {"id": number, "v": 0})
-    publish(pipeline, 20)
-    process = Process(config, "run")
-    eventually(
-        lambda: len(process.lines()) >= 1 or not process.running,
-        what="a batch",
-        timeout_s=240,
-    )
-    assert process.end(signal.SIGKILL) == -signal.SIGKILL, process.log()
-    events = process.events()
-    last_lsn = format_lsn(pipeline.publisher.commit_lsn)
-    process = Process(config, "run")
-    eventually(
-        lambda: (
-            any(line.get("commit_lsn") == last_lsn for line in process.lines())
-            or not process.running
-        ),
-        what="every event is applied",
-        timeout_s=240,
-    )
-    assert process.end(signal.SIGTERM) == 0, process.log()
-    first = process.lines()[0]
-    assert first["epoch"] - max(events) in (1, 2)
-    assert set(first["tables"]) == {"public.rows", "public.log"}
-    assert first["events"] == sum(table["events"] for table in first["tables"].values())
-    last = pipeline.publisher.commit_lsn
-    assert [tuple(row) for row in pipeline.rows("rows")] == [(n, last) for n in range(20)]
-    assert sorted(row.v for row in pipeline.rows("log")) == sorted(
-        lsn for lsn in range(last - 1900, last + 1, 100) for _ in range(20)
-    )
 
 
 @pytest.mark.parametrize(

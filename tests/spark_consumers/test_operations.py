@@ -41,7 +41,9 @@ def accounts(pipeline: Pipeline) -> list[tuple[object, ...]]:
     return [tuple(row) for row in pipeline.rows("accounts", "id")]
 
 
-def test_sums_are_kept_by_changes_with_what_is_gone_taken_off(new_pipeline: NewPipeline) -> None:
+def test_sums_are_kept_by_changes_with_what_is_gone_taken_off(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pipeline = new_pipeline(
         sums={
             "balances": {"source": "public.accounts", "group_by": ["b"], "sums": {"total": "v"}},
@@ -50,8 +52,19 @@ def test_sums_are_kept_by_changes_with_what_is_gone_taken_off(new_pipeline: NewP
     )
     pipeline.publisher.announce(ACCOUNTS, MOVES)
     truth = load(pipeline)
+    truth |= {98: {"id": 98, "b": 2, "v": 3}, 99: {"id": 99, "b": 1, "v": 5}}
+    with pipeline.publisher.transaction() as t:
+        t.insert(ACCOUNTS, truth[98])
+        t.insert(MOVES, {"b": 2, "v": 3})
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_consumers.iceberg.sums.add", killed)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.apply()
     pipeline.restart()
-    truth |= {99: {"id": 99, "b": 1, "v": 5}}
     with pipeline.publisher.transaction() as t:
         t.insert(ACCOUNTS, truth[99])
     pipeline.apply()
