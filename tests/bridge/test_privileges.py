@@ -11,6 +11,7 @@ from psycopg import sql
 
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
+from tests.providers import databases
 from tests.providers.interface import Provider
 from tests.providers.roles import ODD, make_roles
 
@@ -105,3 +106,37 @@ def _status(bridge: Bridge) -> tuple[int, dict[str, Any]]:
         check=False,
     )
     return done.returncode, json.loads(done.stdout)
+
+
+def test_database_publication_and_slot_of_odd_and_longest_names(
+    pair: Provider, new_bridge: NewBridge, topic_prefix: str
+) -> None:
+    """63 bytes each, but the slot: PostgreSQL lets it have lower-case letters, digits and _."""
+    database = _longest("d'\"; drop table x; --é🐘MixedCase", topic_prefix)
+    known = databases.origins(pair.primary)
+    databases.create(pair.primary, database)
+    databases.await_copy(pair.standby, database)
+    conninfo = pair.primary.conninfo(database)
+    bridge = new_bridge(
+        conninfo,
+        publication=_longest("P'\"; drop table x; --é🐘", topic_prefix),
+        slot=f"{topic_prefix}_".ljust(40, "0"),
+    )
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        bridge.start().streaming()
+        connection.execute("INSERT INTO t SELECT generate_series(1, 10)")
+        bridge.caught_up()
+        code, status = _status(bridge)
+        assert (code, status["hosts"][0]["problem"]) == (0, None)
+        assert bridge.stop() == 0, bridge.output
+        bridge.start().streaming()
+        assert bridge.stop() == 0, bridge.output
+    bridge.assert_kafka_equals(conninfo, "t")
+    assert {event["source"]["db"] for event in bridge.events("t")} == {database}
+    databases.remove(pair.primary, database, keep_origins=known)
+
+
+def _longest(start: str, end: str) -> str:
+    """`start` and `end`, and between them what makes it 63 bytes long."""
+    return start + "x" * (63 - len((start + end).encode())) + end

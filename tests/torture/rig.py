@@ -45,7 +45,7 @@ class Rig:
         folder: Path,
         seed: int,
         *,
-        pause_s: float = 0.12,
+        pause_s: float = 0.18,
         to_kafka: Proxy | None = None,
         sabotage: str = "",
         faults: Iterator[Fault] | None = None,

@@ -128,6 +128,8 @@ class Stage:
             case "terminate":
                 self._terminate_bridge()
             case _:
+                if fault.name == "failover":
+                    self._await_ready()
                 with self._harassed(fault):
                     self._to_servers(fault)
         self._note(fault.name, "done")
@@ -266,12 +268,16 @@ class Stage:
             if rival.operator_needed is not None:
                 self.supervised.operator_needed = rival.operator_needed
 
+    def _await_ready(self) -> None:
+        """Wait until the slot would survive a promotion: the bridge must advance it for that."""
+        self.bridge_streams()
+        if self.supervised.operator_needed is None:
+            await_ready(self.primary, self.standby, self.bridge.slot, timeout_s=120)
+
     def _fail_over(self, *, revived: bool) -> None:
         """The primary dies; the runbook command; the old one comes back as a new standby."""
-        self.bridge_streams()
         if self.supervised.operator_needed is not None:
             return
-        await_ready(self.primary, self.standby, self.bridge.slot, timeout_s=120)
         self.primary.kill()
         config = self._folder / "failover.yaml"
         nodes = {s.name: s.conninfo() for s in (self.primary, self.standby)}
