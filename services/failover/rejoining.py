@@ -125,7 +125,7 @@ class _Folder:
             for line in auto.read_text(encoding="utf-8").splitlines()
             if line.partition("=")[0].strip() not in values
         ]
-        lines += [f"{k} = '{v.replace(chr(39), chr(39) * 2)}'" for k, v in values.items() if v]
+        lines += [f"{k} = {_quoted(v)}" for k, v in values.items() if v]
         self._write("postgresql.auto.conf", "\n".join(lines) + "\n")
         self._write("standby.signal", "")
 
@@ -155,3 +155,8 @@ class _Folder:
             os_user=self._machine.os_user,
             environment=environment,
         )
+
+
+def _quoted(value: str) -> str:
+    """As ALTER SYSTEM writes it: a backslash escapes in configuration files."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from schemas.errors import ExitCode, Retryable
 from services.local import procfs
-from services.local.postgres import PostgresServer
+from services.local.postgres import PostgresServer, quoted
 
 STANDBY_SLOT = "standby_1"
 """The standby's physical slot on the primary, and its application_name."""
@@ -94,8 +94,7 @@ def standby_settings(source: Reachable, *, slot: str, dbname: str) -> str:
         "synchronized_standby_slots": "",
         "synchronous_standby_names": "",
     }
-    quoted = {name: value.replace("'", "''") for name, value in values.items()}
-    return "".join(f"{name} = '{value}'\n" for name, value in quoted.items())
+    return "".join(f"{name} = {quoted(value)}\n" for name, value in values.items())
 
 
 def clone(source: PostgresServer, target: PostgresServer, *, slot: str, dbname: str) -> None:

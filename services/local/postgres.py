@@ -119,7 +119,7 @@ class PostgresServer:
 
     def configure(self, settings: Mapping[str, str | int]) -> None:
         """Append settings to postgresql.conf; they count from the next start or reload."""
-        lines = "".join(f"{name} = {_quoted(str(value))}\n" for name, value in settings.items())
+        lines = "".join(f"{name} = {quoted(str(value))}\n" for name, value in settings.items())
         with (self.data / "postgresql.conf").open("a", encoding="utf-8") as file:
             file.write(lines)
 
@@ -308,5 +308,6 @@ def _environment() -> dict[str, str | None]:
     }
 
 
-def _quoted(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
+def quoted(value: str) -> str:
+    """A value for a configuration file, where a backslash escapes."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"

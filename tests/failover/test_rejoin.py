@@ -4,6 +4,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from services.failover.statements import literal
 from services.local.bed import Bed
 from services.local.pair import clone
 from services.local.postgres import PostgresServer
@@ -21,6 +24,8 @@ from tests.providers.interface import Trio
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 
+ODD_PASSWORD = "it's a \\ back\\\\slash"
+
 
 def test_a_killed_primary_that_diverged_is_rewound_and_then_copied_anew(
     local_trio: NewTrio, local_bed: Bed, tmp_path: Path
@@ -28,6 +33,9 @@ def test_a_killed_primary_that_diverged_is_rewound_and_then_copied_anew(
     trio = local_trio()
     subscribe(trio, "s1")
     config = configuration(tmp_path, trio, machines=machines(trio, local_bed))
+    upstream = make_conninfo(ask(trio.standby, "SHOW primary_conninfo"), password=ODD_PASSWORD)
+    told = f"ALTER SYSTEM SET primary_conninfo = {literal(upstream)}"
+    tell(trio.standby, told, "SELECT pg_reload_conf()")
     assert isinstance(trio.primary, PostgresServer)
     tell(trio.primary, "ALTER SYSTEM SET work_mem = '5MB'", "SELECT pg_reload_conf()")
     unknown = slotfailover("rejoin", "x", "--config", config, "--yes")
@@ -44,6 +52,8 @@ def test_a_killed_primary_that_diverged_is_rewound_and_then_copied_anew(
     assert "make a a standby of b" in steps
     assert slotfailover("check", "--config", config).code == 0
     assert ask(trio.primary, "SHOW work_mem") == "5MB"  # its own configuration was kept
+    rejoined = conninfo_to_dict(ask(trio.primary, "SHOW primary_conninfo"))
+    assert rejoined["password"] == ODD_PASSWORD
     assert ask(trio.primary, "SELECT count(*) FROM t WHERE note = 'lost'", trio.dbname) == 0
     assert slotfailover("rejoin", "a", "--config", config, "--yes", "--json").json["steps"] == []
 
