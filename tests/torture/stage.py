@@ -320,8 +320,8 @@ class Stage:
                     "SELECT active FROM pg_replication_slots WHERE slot_name = %s",
                     [self.bridge.slot],
                 ).fetchone()
-                taken = row is not None and bool(row[0])
-                return taken or self.bridge.output.count(OLD_PRIMARY) > refused
+                taken = self.supervised.operator_needed or (row is not None and bool(row[0]))
+                return bool(taken) or self.bridge.output.count(OLD_PRIMARY) > refused
 
             eventually(noticed, what="the bridge has met the old primary", timeout_s=60)
         time.sleep(0.5)
