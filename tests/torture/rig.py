@@ -118,7 +118,7 @@ class Rig:
             spool_memory_bytes_max=2**13,
             spool_folder=str(self._folder),
             wal_sender_timeout_ms=4_000,
-            transaction_timeout_ms=8_000,
+            transaction_timeout_ms=3_000,
             sql_deadline_ms=8_000,
             origin_idle_timeout_ms=10_000,
             connect_deadline_ms=600_000,
