@@ -19,7 +19,7 @@ ACCOUNTS: Final = 50
 NEVER: Final = "never"
 OWN_ROWS: Final = ("items", "toast", "key", "savepoints", "large")
 """Kinds that touch nothing of other clients: prepared, they may wait for long."""
-LARGE_ROWS: Final = (150, 150, 150, 600)
+LARGE_ROWS: Final = (150, 300, 300, 600)
 SCHEMA: Final = """
     CREATE TABLE ledger (tid text PRIMARY KEY, kind text, expected text);
     CREATE TABLE account (id int PRIMARY KEY, balance bigint, tid text);

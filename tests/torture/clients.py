@@ -22,7 +22,7 @@ _PREPARED_SHARE: Final = 0.2
 _LATER_SHARE: Final = 0.3
 _LATER_S: Final = (0.5, 3.0)
 _ROLLED_BACK_SHARE: Final = 0.08
-_OPTIONS: Final = "-c lock_timeout=2s -c logical_decoding_work_mem=64kB -c statement_timeout=30s"
+_OPTIONS: Final = "-c lock_timeout=2s -c statement_timeout=30s"
 
 
 @dataclass

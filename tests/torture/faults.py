@@ -95,7 +95,7 @@ def _drawn(name: str, moments: random.Random) -> Fault:
         name=name,
         points=points,
         seconds=moments.uniform(0.3, 4.0),
-        harassed=moments.random() < 0.7,
+        harassed=moments.random() < 0.5,
         revived=moments.random() < 0.25,
     )
 

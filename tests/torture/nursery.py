@@ -27,8 +27,15 @@ from services.bridge import failpoints
 _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG, prctl(2)."""
 _CELL = struct.Struct("=Q")
-_FILE_BYTES: Final = _CELL.size * len(failpoints.FAILPOINTS)
-_PLACES: Final = {name: _CELL.size * n for n, name in enumerate(failpoints.FAILPOINTS)}
+STREAMS: Final = {
+    "stream committed": "_commit",
+    "stream prepared": "release",
+    "part of a stream rolled back": "_abort",
+}
+"""Passages that are no failpoints: methods of Streams."""
+_COUNTED: Final = (*failpoints.FAILPOINTS, *STREAMS)
+_FILE_BYTES: Final = _CELL.size * len(_COUNTED)
+_PLACES: Final = {name: _CELL.size * n for n, name in enumerate(_COUNTED)}
 
 
 class Nursery:
@@ -87,9 +94,20 @@ class Nursery:
 
 def _main(passages: Path) -> None:
     _end_with_parent()
-    vars(failpoints)["reach"] = _counting(passages, failpoints.reach)  # before others import it
+    count = _counter(passages)
+    reach = failpoints.reach
+
+    def counted(name: str) -> None:
+        count(name)
+        reach(name)
+
+    vars(failpoints)["reach"] = counted  # before others import it
     from services.bridge.command import app
+    from services.bridge.transactions.streams import Streams
     from tests.torture.sabotage import commit
+
+    for name, method in STREAMS.items():
+        setattr(Streams, method, _also(count, name, getattr(Streams, method)))
 
     while line := sys.stdin.readline():
         order = json.loads(line)
@@ -128,14 +146,23 @@ def _be_bridge(
         os._exit(code)
 
 
-def _counting(passages: Path, reach: Callable[[str], None]) -> Callable[[str], None]:
+def _counter(passages: Path) -> Callable[[str], None]:
     file: IO[bytes] = passages.open("r+b")
     cells = mmap.mmap(file.fileno(), _FILE_BYTES)
 
-    def counted(name: str) -> None:
+    def count(name: str) -> None:
         place = _PLACES[name]
         _CELL.pack_into(cells, place, _CELL.unpack_from(cells, place)[0] + 1)
-        reach(name)
+
+    return count
+
+
+def _also(
+    count: Callable[[str], None], name: str, method: Callable[..., Any]
+) -> Callable[..., Any]:
+    def counted(*arguments: Any) -> Any:
+        count(name)
+        return method(*arguments)
 
     return counted
 

@@ -9,12 +9,13 @@ from typing import Any, Final
 from services.bridge.failpoints import FAILPOINTS
 from tests.torture.checker import Finding
 from tests.torture.faults import AT_DIVERGENCE, DATABASE_AND_BROKER, FAULTS
+from tests.torture.nursery import STREAMS
 
 KINDS: Final = (
     *("transfer", "items", "toast", "key", "savepoints", "large", "truncate", "shape"),
     *("message", "empty"),
 )
-SEAMS: Final = tuple(name for name in FAILPOINTS if name != AT_DIVERGENCE)
+SEAMS: Final = (*(name for name in FAILPOINTS if name != AT_DIVERGENCE), *STREAMS)
 DECISIONS: Final = ("commit", "rollback", "in another session")
 _SUMMED: Final = (
     *("seconds", "transactions", "events", "acknowledged", "sigkills", "failovers"),

@@ -82,15 +82,17 @@ class Stage:
 
     @property
     def proxied_conninfo(self) -> str:
-        """Of the pair, for the bridge."""
-        return self._conninfo([proxy.port for proxy in self._proxies])
+        """Of the pair, for the bridge: its walsender streams what is larger than 64 kB."""
+        options = "-c logical_decoding_work_mem=64kB"
+        return self._conninfo([proxy.port for proxy in self._proxies], options=options)
 
-    def _conninfo(self, ports: Sequence[int]) -> str:
+    def _conninfo(self, ports: Sequence[int], **more: str) -> str:
         return self.primary.conninfo(
             self._bed.dbname,
             host="127.0.0.1,127.0.0.1",
             port=",".join(map(str, ports)),
             target_session_attrs="read-write",
+            **more,
         )
 
     def bridge_streams(self) -> None:
@@ -148,7 +150,7 @@ class Stage:
             case "broker cut off":
                 if self._to_kafka is not None:
                     self._to_kafka.cut()
-                    time.sleep(fault.seconds)
+                    time.sleep(1 + fault.seconds)
                     self._to_kafka.heal()
             case "broker killed":
                 broker.kill()

@@ -10,12 +10,16 @@ import pytest
 
 from services.local.bed import Bed
 from tests.torture.faults import FAULTS, Fault, deck, schedule
+from tests.torture.nursery import STREAMS
 from tests.torture.report import KINDS, Report, never, sums, table
 from tests.torture.rig import Rig, kept
 from tests.torture.sabotage import CONTROL, names
 
 SECONDS = 45.0
-MET = ("sent", "part sent", "spooled", "staged", "decided", "staging loaded", "after origin")
+MET = (
+    *("sent", "part sent", "spooled", "staged", "decided", "staging loaded", "after origin"),
+    *STREAMS,
+)
 
 
 @pytest.mark.timeout(900)
