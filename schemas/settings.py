@@ -139,7 +139,13 @@ class BridgeSettings(ValueSettings):
     that is frozen or cut off unnoticed keeps another one waiting no longer."""
     http_host: str = "127.0.0.1"
     http_port: int | None = Field(None, ge=0, le=65535)
-    """/healthz, /readyz and /metrics; unset: off; 0: a free port, which the log names."""
+    """/healthz, /readyz, /metrics and /v1/source; unset: off; 0: a free port, named in the log."""
+    token: SecretStr | None = None
+    """Whoever gives the bridge other hosts (POST /v1/source) must show it; without, nobody can."""
+    token_file: Path | None = None
+    """A file with the same."""
+    control_url: str = Field("", pattern=r"^(https?://[^/\s@]+/?)?$")
+    """Where `slotfailover` reaches that (http://host:port), to send the bridge to a new primary."""
 
     @model_validator(mode="after")
     def _in_proportion(self) -> "BridgeSettings":
@@ -196,7 +202,7 @@ class WatchSettings(_Section):
     cooldown_ms: Milliseconds = 30_000
     """Between two acts; doubled with each act that failed, up to 64 times."""
     http_host: str = "127.0.0.1"
-    http_port: int = Field(9187, ge=0, le=65535)
+    http_port: int = Field(9188, ge=0, le=65535)
     """The page, /v1/…, /metrics and /healthz; 0: a free port, which the log names."""
     token: SecretStr | None = None
     """Whoever pauses or resumes must show it (Authorization: Bearer …); without, nobody can."""
@@ -204,6 +210,22 @@ class WatchSettings(_Section):
     """A file with the same."""
     history_points_max: int = Field(720, ge=10, le=100_000)
     """How many observations the curves of lag are drawn from."""
+
+
+class DrillSettings(_Section):
+    """The rehearsal `slotfailover drill`: where its clone lives, and for how long."""
+
+    folder: Path = Path(tempfile.gettempdir())
+    """A folder `slotfailover-drill-…` is made in it and removed; as large as the databases."""
+    bin_folder: Path | None = None
+    """Where pg_basebackup and pg_ctl are; unset: as `machines` has it for the standby."""
+    os_user: str = ""
+    """Whom the clone runs as; empty: as `machines` has it, else as ourselves."""
+    copy_deadline_ms: Milliseconds = 3_600_000
+    slots_deadline_ms: Milliseconds = 120_000
+    """How long the clone may take to have the slots."""
+    settings: dict[str, str] = {}
+    """Further settings of the clone's server, where its own do not do."""
 
 
 class FailoverSettings(_Section):
@@ -228,6 +250,7 @@ class FailoverSettings(_Section):
     journal_database: str = Field("postgres", min_length=1, max_length=63)
     """The database on the primary that has the same as a table; also where the lock is."""
     watch: WatchSettings = WatchSettings()
+    drill: DrillSettings = DrillSettings()
 
 
 class Settings(BaseSettings):

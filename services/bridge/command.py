@@ -10,6 +10,7 @@ import typer
 
 from schemas.errors import ExitCode, SettingsError
 from schemas.settings import load_settings, require
+from services.access import read_token
 from services.bridge import failpoints
 from services.bridge.runner import Runner
 from services.process import Probes, configure_logging, exit_codes, stop_on_signals
@@ -40,11 +41,16 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
         stop = stop_on_signals()
         runner = Runner(source, kafka, settings.bridge, settings.shaping, stop)
         if settings.bridge.http_port is not None:
+            from services.bridge.control import SECTION, Control  # only with HTTP
+
+            bridge = settings.bridge
+            token = read_token(bridge.token, bridge.token_file, section=SECTION)
             probes = Probes(
                 settings.bridge.http_host,
                 settings.bridge.http_port,
                 healthy=runner.healthy,
                 ready=runner.ready,
+                routes=Control(runner, source, token).routes(),
             )
             stack.enter_context(probes)
             logger.info("serving", url=f"http://{settings.bridge.http_host}:{probes.port}/metrics")

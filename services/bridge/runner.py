@@ -2,6 +2,7 @@
 
 import gc
 import random
+import threading
 import time
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ from services.bridge.session import Session
 from services.bridge.transactions.spool import SpoolFull, prepared_exceed_spool
 from services.bridge.transactions.streams import MessageUnclear
 from services.process import Stop
+from services.slots import Server
 
 logger = structlog.get_logger(__name__)
 
@@ -65,6 +67,9 @@ class Runner:
         self._refused = Refused()
         self._stop = stop
         self._session: Session | None = None
+        self._moved = threading.Event()
+        self.server: Server | None = None
+        """The primary of the last session."""
         self._opening_since = time.monotonic()
         self._streaming = bridge.streaming
 
@@ -79,6 +84,18 @@ class Runner:
         """Whether changes flow."""
         return self._session is not None
 
+    def move(self, source: SourceSettings) -> None:
+        """Go on from other hosts, from another thread: this session ends, the next is opened there.
+
+        Every session compares all witnesses again, so a wrong database or timeline is refused.
+        """
+        self._source = source
+        self._moved.set()
+
+    def is_set(self) -> bool:
+        """Whether the session is to end: a stop was asked for, or a move."""
+        return self._stop.is_set() or self._moved.is_set()
+
     def run(self) -> None:
         """Stream until the stop is set. Raises what no new session can mend."""
         gc.freeze()  # what is there now stays; the rest is freed by count, and seldom in cycles
@@ -90,9 +107,9 @@ class Runner:
                 return
             pause_s = 0.0
             try:
-                self._session = session
+                self._session, self.server = session, session.server
                 with descriptors_needed("stream"):
-                    session.stream(self._stop)
+                    session.stream(self)
             except Retryable as error:
                 if error.exit_code is ExitCode.FENCED:
                     raise
@@ -114,7 +131,8 @@ class Runner:
                 session.close()
                 del session
                 gc.collect()  # clients in cycles, such as an error's traceback, keep threads
-            self._stop.wait(pause_s)
+            if not self._moved.is_set():
+                self._stop.wait(pause_s)
 
     def _stop_streaming(self, error: SpoolFull) -> None:
         """Let the server spill; without streaming, only prepared transactions fill the spool."""
@@ -143,6 +161,7 @@ class Runner:
             raise
 
     def _open(self) -> Session:
+        self._moved.clear()  # before the source is read: a move from here on ends the session
         session = Session(
             self._source,
             self._kafka,

@@ -12,7 +12,7 @@ progress record, exactly as after a crash.
 
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -41,7 +41,7 @@ from services.bridge.progress.witnesses import compare_witnesses
 from services.bridge.transactions.assembler import Assembler
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull, prepared_exceed_spool
-from services.process import Stop
+from services.slots import Server
 
 logger = structlog.get_logger(__name__)
 
@@ -50,6 +50,12 @@ MANY_MESSAGES: Final = 100
 """As many at once say that the server has sent faster than we have read."""
 AHEAD_BYTES: Final = 16 * 2**20
 """How much WAL without events the slot may be confirmed ahead of Kafka's record."""
+
+
+class Ending(Protocol):
+    """What tells a session to end in order."""
+
+    def is_set(self) -> bool: ...
 
 
 class Session:
@@ -87,6 +93,12 @@ class Session:
     def beat(self) -> float:
         """When the loop last turned (time.monotonic), for the liveness probe."""
         return max(self._turned, self._feedback.beat)
+
+    @property
+    def server(self) -> Server:
+        """The primary that it is connected to."""
+        assert self._primary is not None
+        return self._primary.server
 
     @property
     def durable(self) -> Position:
@@ -200,7 +212,7 @@ class Session:
             staged=self._load_staged(topics, spool),
         )
 
-    def stream(self, stop: Stop) -> None:
+    def stream(self, stop: Ending) -> None:
         """Stream until `stop` is set, then finish the open Kafka transaction and confirm."""
         connection, publishing, pipeline = self._connection, self._publishing, self._pipeline
         assert connection is not None and publishing is not None and pipeline is not None

@@ -133,6 +133,17 @@ class Conninfo:
         return Conninfo((*kept, *wanted.items()))
 
 
+def at_any(addresses: Iterable[Address]) -> Conninfo:
+    """A connection string that lists these places, and says nothing else."""
+    found = tuple(addresses)
+    lists = {
+        "host": [address.host for address in found],
+        "hostaddr": [address.hostaddr for address in found],
+        "port": [address.port for address in found],
+    }
+    return Conninfo(tuple((key, ",".join(each)) for key, each in lists.items() if any(each)))
+
+
 def _listed(text: str) -> list[str]:
     return text.split(",") if text else []
 

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from schemas.errors import ExitCode, SettingsError
-from schemas.settings import load_settings
 from services.failover import report
 from services.failover.checks.model import Order
 from services.failover.checkup import Checkup, check_up
@@ -35,14 +34,15 @@ def check(
     with report.as_plugin() if nagios else exit_codes(as_json=as_json):
         if nagios and (as_json or fix):
             raise SettingsError("--nagios goes with neither --json nor --fix", operation="check")
-        settings, bridge_slot = settings_of(config)
-        kafka = load_settings(config).kafka
+        settings, bridge = settings_of(config)
+        kafka = bridge.kafka if bridge is not None else None
+        slot = bridge.slot if bridge is not None else None
         if kafka is not None:
             configure_logging(json_lines=as_json)  # Kafka's client speaks, and stdout is taken
-        with Cluster(settings, bridge_slot=bridge_slot) as cluster:
+        with Cluster(settings, bridge) as cluster:
 
             def look() -> Checkup:
-                view = with_published(kafka, bridge_slot, cluster.survey)
+                view = with_published(kafka, slot, cluster.survey)
                 return check_up(view, standby)
 
             checkup = look()

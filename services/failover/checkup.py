@@ -116,7 +116,7 @@ def check_up(view: View, standby: str = "") -> Checkup:
     or no standby.
     """
     require_one_system(view)
-    _require_one_primary(view)
+    require_single_primary(view)
     chosen = _named(view, standby) if standby else candidate(view)
     return Checkup(
         primary=view.primary.name if view.primary else "",
@@ -134,7 +134,7 @@ def nagios_of(error: SlotbridgeError) -> tuple[str, int]:
     return f"SLOTFAILOVER {word} - {error}".replace("|", "/"), status
 
 
-def _require_one_primary(view: View) -> None:
+def require_single_primary(view: View) -> None:
     """Raise OperatorNeeded (SPLIT_BRAIN) if more than one node is writable."""
     if len(view.writable) > 1:
         listing = ", ".join(

@@ -18,6 +18,7 @@ from schemas.lsn import parse_lsn
 from schemas.settings import FailoverSettings
 from services import slots
 from services.failover.address import SECRETS, Address, Conninfo, Endpoint
+from services.failover.bridging import Bridge
 from services.failover.checks.registry import SETTINGS
 from services.failover.links import Link, Unreachable, parse_conninfo, with_service
 from services.failover.machine import machine_of
@@ -35,9 +36,9 @@ _VERSION_MIN = 170000
 
 
 class Cluster:
-    """All servers of the settings; `bridge_slot` where the settings name one."""
+    """All servers of the settings, and the bridge where they have one."""
 
-    def __init__(self, settings: FailoverSettings, *, bridge_slot: str | None = None) -> None:
+    def __init__(self, settings: FailoverSettings, bridge: Bridge | None = None) -> None:
         _require_nodes("advertised", settings.advertised, settings)
         _require_nodes("machines", settings.machines, settings)
         self._timeout_s = settings.connect_timeout_s
@@ -52,7 +53,8 @@ class Cluster:
             name: machine_of(name, given, self.nodes[name].conninfo.address)
             for name, given in settings.machines.items()
         }
-        self._bridge_slot = bridge_slot
+        self.bridge = bridge
+        self._bridge_slot = bridge.slot if bridge is not None else None
         self._systems: dict[str, str] = {}
         servers = len(self.nodes) + len(self.subscribers)
         self._pool = ThreadPoolExecutor(servers, thread_name_prefix="observe")
@@ -74,7 +76,8 @@ class Cluster:
         """Ask every server. Raises SetupError where one answers but our role may not look."""
         nodes = self._pool.map(self._observe_node, self.nodes)
         subscribers = self._pool.map(self._observe_subscriber, self.subscribers)
-        view = View(tuple(nodes), tuple(subscribers), self._bridge_slot)
+        url = self.bridge.control_url if self.bridge is not None else ""
+        view = View(tuple(nodes), tuple(subscribers), self._bridge_slot, bridge_url=url)
         view = self._with_systems(view)
         return replace(view, nodes=tuple(self._pool.map(self._with_received, view.nodes)))
 

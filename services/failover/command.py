@@ -7,6 +7,7 @@ the others 0 done, 1 something is left for another run, 13 15 34 35 … refused 
 import typer
 
 from services.failover import checking, orders
+from services.failover.drill.command import drill
 from services.failover.watch.command import watch
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ for order in (
     orders.rejoin,
     orders.history,
     watch,
+    drill,
 ):
     app.command()(order)
 

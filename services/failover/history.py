@@ -1,12 +1,13 @@
 """What the journals say was done: the table of whichever node answers, and the file."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from schemas.errors import SlotbridgeError
 from services.failover.cluster import Cluster
-from services.failover.journal import BEGIN, DONE, END, Entry
+from services.failover.journal import BEGIN, DONE, DRILL, END, Entry
 from services.failover.links import Unreachable
 from services.failover.view import View
 from services.slots import Connection
@@ -29,8 +30,40 @@ def read_history(cluster: Cluster, view: View, path: Path | None, database: str)
     return sorted(found.values(), key=lambda e: (begun[e.run], e.run, e.number))
 
 
+@dataclass(frozen=True, slots=True)
+class LastDrill:
+    """The last rehearsal that came to its end. `at`: UTC, ISO 8601; `age_s` by the server."""
+
+    at: str
+    outcome: str
+    age_s: float
+
+    @property
+    def well(self) -> bool:
+        """Every slot was usable."""
+        return self.outcome == DONE
+
+
+def read_last_drill(connection: Connection) -> LastDrill | None:
+    """From the journal's table in the connected database."""
+    found = connection.execute("SELECT to_regclass('slotfailover.journal')").fetchone()
+    if found is None or found[0] is None:
+        return None
+    row = connection.execute(
+        "SELECT to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), outcome,"
+        " greatest(0, extract(epoch FROM clock_timestamp() - at))::float8"
+        " FROM slotfailover.journal WHERE command = %s AND step = %s ORDER BY at DESC LIMIT 1",
+        [DRILL, END],
+    ).fetchone()
+    return LastDrill(*cast("tuple[str, str, float]", row)) if row is not None else None
+
+
 def unfinished(entries: list[Entry]) -> Entry | None:
-    """The `begin` of the last run, if that run did not come to its end with nothing left."""
+    """The `begin` of the last run, if that run did not come to its end with nothing left.
+
+    A drill is no run that could go on.
+    """
+    entries = [entry for entry in entries if entry.command != DRILL]
     if not entries:
         return None
     run = [entry for entry in entries if entry.run == entries[-1].run]

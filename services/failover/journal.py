@@ -27,6 +27,8 @@ from services.failover.view import View
 from services.slots import Connection
 
 BEGIN, END, DONE = "begin", "end", "done"
+DRILL = "drill"
+"""The command of a rehearsal."""
 _TABLE = """
     CREATE SCHEMA IF NOT EXISTS slotfailover;
     CREATE TABLE IF NOT EXISTS slotfailover.journal (
@@ -83,6 +85,11 @@ class Journal:
             outcome=outcome,
             seconds=round(seconds, 3),
         )
+
+    def note(self, view: View, step: str, server: str, seconds: float, outcome: str) -> None:
+        """Record what is no step of a plan."""
+        rounded = round(seconds, 3)
+        self._add(view, step=step, server=server, outcome=outcome, seconds=rounded)
 
     def end(self, view: View, outcome: str, seconds: float) -> None:
         """Record how it ended; DONE where nothing is left."""

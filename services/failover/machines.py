@@ -9,13 +9,16 @@ import pwd
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
+from services.failover.address import Conninfo
 from services.failover.machine import Command
 
 _LAST_BYTES = 4000
+SERVICE = "slotfailover"
+"""The name by which `service_file` lets programs find a server."""
 
 
 def run_command(
@@ -26,8 +29,12 @@ def run_command(
     deadline_s: float,
     os_user: str = "",
     environment: Mapping[str, str] | None = None,
+    ends_with_us: bool = False,
 ) -> None:
-    """Run it to its end. Raises SetupError if it fails, Retryable (DEADLINE) if it does not end."""
+    """Run it to its end. Raises SetupError if it fails, Retryable (DEADLINE) if it does not end.
+
+    `ends_with_us`: an interruption of ours ends it, too.
+    """
     entry = account(os_user)
     with tempfile.TemporaryFile() as output:
         try:
@@ -64,6 +71,12 @@ def run_command(
                 hint="see what it waits for, then go on: slotfailover resume",
                 exit_code=ExitCode.DEADLINE,
             ) from error
+        except BaseException:
+            if ends_with_us:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            raise
         if status != 0:
             raise SetupError(
                 f"{command[0]} ended with {status}: {_last_words(output.fileno())}",
@@ -71,6 +84,18 @@ def run_command(
                 subject=subject,
                 hint="mend it, then go on: slotfailover resume",
             )
+
+
+@contextlib.contextmanager
+def service_file(source: Conninfo, os_user: str) -> Iterator[dict[str, str]]:
+    """The environment by which programs find a server as SERVICE, its secrets in a file."""
+    pairs = dict(source.pairs)
+    pairs.setdefault("dbname", "postgres")
+    with tempfile.NamedTemporaryFile("w", suffix=".conf", encoding="utf-8") as file:
+        file.write(f"[{SERVICE}]\n" + "".join(f"{k}={v}\n" for k, v in pairs.items()))
+        file.flush()
+        own(Path(file.name), os_user)
+        yield {"PGSERVICEFILE": file.name, "PGCONNECT_TIMEOUT": "10"}
 
 
 def account(os_user: str) -> pwd.struct_passwd | None:

@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 
 from schemas.settings import FailoverSettings, load_settings, require
+from services.failover.bridging import Bridge, bridge_of
 
 Config = Annotated[Path, typer.Option("--config", help="The YAML file of settings.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document on stdout.")]
 
 
-def settings_of(config: Path) -> tuple[FailoverSettings, str | None]:
-    """The section `failover`, and the bridge's slot where the file has a bridge."""
+def settings_of(config: Path) -> tuple[FailoverSettings, Bridge | None]:
+    """The section `failover`, and the bridge where the file has one."""
     settings = load_settings(config)
-    bridge_slot = settings.source.slot if settings.source is not None else None
-    return require(settings.failover, "failover"), bridge_slot
+    return require(settings.failover, "failover"), bridge_of(settings)

@@ -186,15 +186,15 @@ class _Order:
         """Observe, plan, confirm, and carry it out. Raises SystemExit with the exit code."""
         started = time.monotonic()
         with exit_codes(as_json=self._as_json):
-            self.settings, bridge_slot = settings_of(self._config)
-            with Cluster(self.settings, bridge_slot=bridge_slot) as cluster:
+            self.settings, bridge = settings_of(self._config)
+            with Cluster(self.settings, bridge) as cluster:
                 view = cluster.observe()
                 if self._dry_run:
                     planner, wish = choose_it(cluster, view, self._wish())
                     self._show(planner(view, wish))
                     raise SystemExit(int(ExitCode.OK))
                 database, path = self.settings.journal_database, self.settings.journal
-                with locked(cluster, view, database, path), _sigterm_interrupts():
+                with locked(cluster, view, database, path), sigterm_interrupts():
                     result = self._carry_out(cluster, choose_it, started, undo=undo)
             if self._as_json:
                 report.print_json(result.as_json())
@@ -250,7 +250,7 @@ class _Order:
             raise SystemExit(int(ExitCode.ANSWER_IS_NO))
 
 
-class _sigterm_interrupts:
+class sigterm_interrupts:
     """SIGTERM is taken as Ctrl-C, so that what can be taken back is."""
 
     def __enter__(self) -> None:

@@ -10,17 +10,14 @@ backup replaces is kept beside it (`<data_folder>.before-<time>`).
 
 import contextlib
 import shutil
-import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 from schemas.errors import SetupError
 from services.failover import machines
 from services.failover.address import Conninfo
 from services.failover.cluster import Cluster
 from services.failover.effects.step import Step
-from services.failover.effects.topology import FALLBACK_DBNAME, upstream_of
+from services.failover.effects.topology import upstream_of
 from services.failover.links import parse_conninfo
 from services.failover.machine import Machine
 from services.failover.view import FENCE
@@ -28,7 +25,6 @@ from services.slots import setting
 
 _CONFIGURATION = ("postgresql.conf", "postgresql.auto.conf", "pg_hba.conf", "pg_ident.conf")
 _OF_PRIMARIES = (FENCE, "synchronized_standby_slots", "synchronous_standby_names")
-_SERVICE = "slotfailover"
 
 
 def rejoin(step: Step, cluster: Cluster, deadline_s: float) -> None:
@@ -71,7 +67,7 @@ class _Folder:
         if not broken:
             self._keep_configuration()
         self._changing.touch()
-        with self._service(source) as environment:
+        with machines.service_file(source, self._machine.os_user) as environment:
             if broken or not self._rewound(environment):
                 self._copy(environment)
         self._configure(upstream)
@@ -91,7 +87,7 @@ class _Folder:
 
     def _rewound(self, environment: dict[str, str]) -> bool:
         program = self._machine.program("pg_rewind")
-        source = f"--source-server=service={_SERVICE}"
+        source = f"--source-server=service={machines.SERVICE}"
         try:
             self._run((program, f"--target-pgdata={self._data}", source), environment)
         except SetupError:
@@ -104,7 +100,7 @@ class _Folder:
         self._data.mkdir(mode=0o700)
         machines.own(self._data, self._machine.os_user)
         program = self._machine.program("pg_basebackup")
-        where = ("-d", f"service={_SERVICE}", "-D", str(self._data))
+        where = ("-d", f"service={machines.SERVICE}", "-D", str(self._data))
         self._run((program, *where, "--checkpoint=fast", "--wal-method=stream"), environment)
 
     def _configure(self, upstream: Conninfo) -> None:
@@ -134,17 +130,6 @@ class _Folder:
         path.write_text(text, encoding="utf-8")
         path.chmod(0o600)
         machines.own(path, self._machine.os_user)
-
-    @contextlib.contextmanager
-    def _service(self, source: Conninfo) -> Iterator[dict[str, str]]:
-        """The environment by which programs find the new primary, its secrets in a file."""
-        pairs = dict(source.pairs)
-        pairs.setdefault("dbname", FALLBACK_DBNAME)
-        with tempfile.NamedTemporaryFile("w", suffix=".conf", encoding="utf-8") as file:
-            file.write(f"[{_SERVICE}]\n" + "".join(f"{k}={v}\n" for k, v in pairs.items()))
-            file.flush()
-            machines.own(Path(file.name), self._machine.os_user)
-            yield {"PGSERVICEFILE": file.name, "PGCONNECT_TIMEOUT": "10"}
 
     def _run(self, command: tuple[str, ...], environment: dict[str, str] | None = None) -> None:
         machines.run_command(

@@ -14,6 +14,7 @@ from rich.text import Text
 from schemas.errors import SlotbridgeError
 from services.failover.checks.model import Finding, Order, Severity
 from services.failover.checkup import NAGIOS, Checkup, nagios_of
+from services.failover.drill.outcome import Outcome, Part
 from services.failover.fixing import Fixes
 from services.failover.journal import BEGIN, END, Entry
 from services.failover.plan.wish import Plan
@@ -125,6 +126,27 @@ def print_history(console: Console, entries: Iterable[Entry]) -> None:
             console.print(Text(f"    {entry.seconds:7.3f} s  in all: {entry.outcome}"))
         else:
             console.print(Text(f"    {entry.seconds:7.3f} s  {entry.step}: {entry.outcome}"))
+
+
+def print_part(console: Console, part: Part) -> None:
+    """A part of a drill that is done."""
+    console.print(Text(f"{part.seconds:7.3f} s  {part.name}: {part.detail}"))
+
+
+def print_drill(console: Console, outcome: Outcome) -> None:
+    """The end of a drill: a line for each slot."""
+    for slot in outcome.slots:
+        state = ("NOT USABLE", "bold red") if slot.reason else ("usable    ", "green")
+        what = slot.reason or f"{slot.changes} changes decoded in {slot.seconds:.3f} s"
+        console.print(Text.assemble(state, f" {slot.slot}: {what}"))
+    promotion = sum(part.seconds for part in outcome.parts if part.name == "promote")
+    console.print(
+        Text(
+            f"a clone of {outcome.standby} was promoted in {promotion:.3f} s, and is removed; "
+            f"{outcome.seconds:.3f} s in all",
+            style="bold",
+        )
+    )
 
 
 def history_as_json(entries: Iterable[Entry]) -> dict[str, object]:

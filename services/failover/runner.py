@@ -194,6 +194,7 @@ def standing_of(view: View) -> dict[str, str]:
 def _not_done(step: Step, error: SlotbridgeError) -> Left:
     hints = {
         Action.FLOW: "read the subscribers' logs; the subscriptions are enabled and go on trying",
+        Action.SEND: error.hint,
         Action.BRIDGE: "see that it runs, and that source.conninfo names every node",
         Action.REJOIN: f"mend it, then slotfailover rejoin {step.server}",
         Action.READY: f"slotfailover check says why; then slotfailover rejoin {step.server}",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from schemas.errors import ExitCode, Retryable, SetupError
 from services.failover import machines, statements
+from services.failover.bridging import marker_in_kafka, send_to
 from services.failover.cluster import Cluster
 from services.failover.effects.step import Action, Step
 from services.failover.effects.topology import upstream_of
@@ -38,7 +39,10 @@ def perform(
     Raises Retryable (SERVER_UNREACHABLE, DEADLINE) and SetupError (PRIVILEGE_MISSING).
     """
     deadline = time.monotonic() + deadline_s
+    before = 0
     try:
+        if step.action is Action.BRIDGE:
+            before = cluster.nodes[step.server].ask(read_replication).written_lsn or 0
         lsn = _order(step, cluster, deadline)
     except Unreachable as error:
         raise Retryable(
@@ -48,13 +52,18 @@ def perform(
             hint="go on once it answers: slotfailover resume",
         ) from error
     told = time.monotonic()
-    while not (step.holds(view := cluster.observe()) and _confirmed(step, view, lsn)):
+    while True:
+        view = cluster.observe()
+        confirmed = step.holds(view) and _confirmed(step, view, lsn)
+        if confirmed and _published(step, cluster, before):
+            break
+        progress = "the marker is not in Kafka" if confirmed else step.progress(view)
         now = time.monotonic()
         if now > deadline:
-            raise _late(step, deadline_s, step.progress(view))
+            raise _late(step, deadline_s, progress)
         if now - told > TELL_S:
             told = now
-            tell(step.progress(view) or f"not yet: {step.after}")
+            tell(progress or f"not yet: {step.after}")
             if step.action is Action.READY:
                 _hasten(step, cluster)
         time.sleep(POLL_S)
@@ -81,6 +90,9 @@ def _order(step: Step, cluster: Cluster, deadline: float) -> int:
             )
         case Action.PROMOTE:
             _promote(step, cluster.nodes[step.server], deadline)
+        case Action.SEND:
+            assert cluster.bridge is not None
+            send_to(cluster.bridge, step.sql[0])
         case Action.FLOW | Action.BRIDGE:
             return _send_markers(step, cluster)
         case Action.FOLLOW:
@@ -131,10 +143,18 @@ def _send_markers(step: Step, cluster: Cluster) -> int:
 
 
 def _confirmed(step: Step, view: View, lsn: int) -> bool:
-    """Whether the consumers of the step's slots have what was written at the marker."""
+    """Whether the consumers of the step's slots have what was written with the marker."""
     state = view.node(step.node).state
     found = [state.slot(name) if state is not None else None for name in step.slots] if lsn else []
     return all(slot is not None and (slot.confirmed_flush_lsn or 0) >= lsn for slot in found)
+
+
+def _published(step: Step, cluster: Cluster, since: int) -> bool:
+    """Whether the marker is in Kafka, of the bridge's step, where the settings name Kafka."""
+    bridge = cluster.bridge
+    if step.action is not Action.BRIDGE or bridge is None or bridge.kafka is None:
+        return True
+    return marker_in_kafka(bridge.kafka, since)
 
 
 def _promote(step: Step, link: Link, deadline: float) -> None:

@@ -182,6 +182,8 @@ class View:
     """The bridge's slot, where the settings name one."""
     published: Published | None = None
     """Only for `check`, where the settings name Kafka."""
+    bridge_url: str = ""
+    """Where the bridge can be told of a new primary."""
 
     @property
     def writable(self) -> tuple[Node, ...]:

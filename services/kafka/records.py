@@ -22,10 +22,11 @@ Contract = TypeVar("Contract", bound=BaseModel)
 
 
 class TopicReader:
-    """Reads the committed records of a one-partition topic between two offsets."""
+    """Reads the committed records of a topic's partition (its only one) between two offsets."""
 
-    def __init__(self, settings: KafkaSettings, topic: str) -> None:
+    def __init__(self, settings: KafkaSettings, topic: str, partition: int = 0) -> None:
         self.topic = topic
+        self._partition = partition
         self._options = {
             **client_options(settings),
             "group.id": f"slotbridge-start-{uuid.uuid4()}",
@@ -52,12 +53,20 @@ class TopicReader:
         asking = make_client(Consumer, options)
         try:
             return asking.get_watermark_offsets(
-                TopicPartition(self.topic, 0), timeout=REQUEST_TIMEOUT_S
+                TopicPartition(self.topic, self._partition), timeout=REQUEST_TIMEOUT_S
             )
         except KafkaException as error:
             raise kafka_error(error, "read the topic", self.topic) from error
         finally:
             asking.close()
+
+    def partitions(self) -> list[int]:
+        """The numbers of the topic's partitions; [] where there is no such topic."""
+        try:
+            found = self._consumer.list_topics(self.topic, timeout=REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            raise kafka_error(error, "read the topic", self.topic) from error
+        return sorted(found.topics[self.topic].partitions)
 
     def between(self, start: int, stop: int, deadline: float) -> Iterator[Record]:
         """Yield the committed records in [start, stop) as (offset, key, value).
@@ -67,7 +76,7 @@ class TopicReader:
         """
         if start >= stop:
             return
-        self._consumer.assign([TopicPartition(self.topic, 0, start)])
+        self._consumer.assign([TopicPartition(self.topic, self._partition, start)])
         while time.monotonic() < deadline:
             message = self._consumer.poll(1.0)
             if message is None:
@@ -112,6 +121,25 @@ def last_progress(
             if last is not None:
                 return parse_record(ProgressRecord, topic, *last)
     return None
+
+
+def newest(
+    settings: KafkaSettings, topic: str, key: bytes, records_max: int, *, deadline_s: float
+) -> list[bytes]:
+    """The values of `key` among the last committed records of each of the topic's partitions.
+
+    Raises Retryable when the end isn't reached.
+    """
+    deadline = time.monotonic() + deadline_s
+    with TopicReader(settings, topic) as first:
+        partitions = first.partitions()
+    found: list[bytes] = []
+    for partition in partitions:
+        with TopicReader(settings, topic, partition) as reader:
+            low, end = reader.bounds()
+            records = reader.between(max(low, end - records_max), end, deadline)
+            found += [value for _, name, value in records if name == key and value is not None]
+    return found
 
 
 def no_such_topic(error: SlotbridgeError) -> bool:

@@ -275,6 +275,14 @@ def _probe_all(settings: SourceSettings) -> list[Candidate | SlotbridgeError]:
         return list(pool.map(_probe, hosts))
 
 
+def writable_servers(settings: SourceSettings) -> list[Server]:
+    """The hosts that accept writes now, asked at the same time; those that don't are left out."""
+    found = [result for result in _probe_all(settings) if isinstance(result, Candidate)]
+    for candidate in found:
+        candidate.connection.close()
+    return [candidate.server for candidate in found]
+
+
 def _probe(conninfo: str) -> Candidate | SlotbridgeError:
     where = conninfo_to_dict(conninfo)
     options = f"{where.get('options') or ''} {_PROBE_OPTIONS}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from services.failover import statements
+from services.failover.address import at_any
 from services.failover.effects.step import Action, Step, active, with_state
 from services.failover.standby_lists import listed
 
@@ -70,6 +71,25 @@ def label(node: Node, primary: Node) -> Step:
     )
 
 
+def send(view: View, node: Node, slot: str) -> Step:
+    """Tell the bridge where the new primary is: its address first, then the other nodes'."""
+    others = (other.address for other in view.nodes if other.name != node.name)
+    conninfo = at_any((node.address, *others)).text
+    return Step(
+        Action.SEND,
+        node.name,
+        slot,
+        node.name,
+        f"send the bridge to {node.address}",
+        f"{node.name} is writable, and the bridge is not there",
+        "it has taken the order",
+        lambda view: view,
+        lambda view: True,
+        (f"POST {view.bridge_url}/v1/source {conninfo}",),
+        (conninfo,),
+    )
+
+
 def bridge(node: Node, slot: str) -> Step:
     """Wait until the bridge has come to the new primary."""
     return Step(
@@ -82,6 +102,7 @@ def bridge(node: Node, slot: str) -> Step:
         "a marker message written there is in Kafka: its slot is active and confirmed past it",
         lambda view: with_state(view, node.name, lambda state: _flowing(state, (slot,))),
         lambda view: active(view.node(node.name), slot),
+        statements.marker(node.name),
         statements.marker(node.name),
         slots=(slot,),
         progress=lambda view: _missing(view.node(node.name), (slot,)),
@@ -100,6 +121,7 @@ def flow(node: Node, slots: tuple[str, ...]) -> Step:
         "each slot has its walsender, and is confirmed past a marker message written there",
         lambda view: with_state(view, node.name, lambda state: _flowing(state, slots)),
         lambda view: all(active(view.node(node.name), slot) for slot in slots),
+        statements.marker(node.name),
         statements.marker(node.name),
         slots=slots,
         progress=lambda view: _missing(view.node(node.name), slots),

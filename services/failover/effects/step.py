@@ -34,6 +34,7 @@ class Action(StrEnum):
     REPOINT = "repoint"
     ENABLE = "enable"
     FLOW = "flow"
+    SEND = "send"
     BRIDGE = "bridge"
     SLOT = "slot"
     FOLLOW = "follow"
@@ -46,8 +47,8 @@ class Action(StrEnum):
 
 OF_SUBSCRIBERS = frozenset({Action.DISABLE, Action.REPOINT, Action.ENABLE})
 AFTERWARDS = frozenset(
-    {Action.LABEL, Action.FLOW, Action.BRIDGE, Action.SLOT, Action.FOLLOW, Action.REJOIN}
-    | {Action.CLEAN, Action.READY}
+    {Action.LABEL, Action.FLOW, Action.SEND, Action.BRIDGE, Action.SLOT, Action.FOLLOW}
+    | {Action.REJOIN, Action.CLEAN, Action.READY}
 )
 """Writes are taken again before these, so that what fails of them is left, and the rest goes on."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from services.failover.view import View
 
 OPERATION = "fail over"
-_ONCE = frozenset({Action.SETTLE, Action.LABEL, Action.FLOW, Action.BRIDGE})
+_ONCE = frozenset({Action.SETTLE, Action.LABEL, Action.FLOW, Action.SEND, Action.BRIDGE})
 
 
 @dataclass(frozen=True, slots=True)

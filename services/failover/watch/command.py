@@ -23,7 +23,7 @@ def watch(
     from services.failover.watch.metrics import registry_of
 
     with exit_codes():
-        settings, bridge_slot = settings_of(config)
+        settings, bridge = settings_of(config)
         configure_logging(json_lines=json_lines)
         logger = structlog.get_logger(__name__)
         given = settings.watch
@@ -33,7 +33,7 @@ def watch(
             synchronous_standbys=settings.synchronous_standbys,
         )
         stop = stop_on_signals()
-        with Cluster(settings, bridge_slot=bridge_slot) as cluster:
+        with Cluster(settings, bridge) as cluster:
             loop = Watch(settings, cluster, wish)
             api = Api(loop, wish, token, given.interval_ms / 1000)
             with Probes(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from schemas.errors import SlotbridgeError
 from services.failover.cluster import Cluster
-from services.failover.history import read_entries
+from services.failover.history import LastDrill, read_entries, read_last_drill
 from services.failover.journal import Entry
 from services.failover.links import Link, Unreachable
 from services.failover.lock import holder
@@ -38,6 +38,7 @@ class Desktop:
     """The pause is stored for all replicas."""
     at_work: str = ""
     entries: tuple[Entry, ...] = ()
+    drill: LastDrill | None = None
     problem: str = ""
 
 
@@ -86,6 +87,7 @@ def _look(connection: Connection, ours: Pause, idle_ms: int) -> Desktop:
         shared=shared,
         at_work=holder(connection),
         entries=tuple(read_entries(connection, _ENTRIES)),
+        drill=read_last_drill(connection),
     )
 
 

@@ -119,6 +119,7 @@ class Watch:
                 leading=desktop.leading,
                 at_work=desktop.at_work,
                 entries=desktop.entries or before.entries,
+                drilled=desktop.drill or before.drilled,
                 counts=counts,
             )
         )

@@ -14,6 +14,7 @@ from services.failover.watch.pausing import Pause
 
 if TYPE_CHECKING:
     from services.failover.checkup import Checkup
+    from services.failover.history import LastDrill
     from services.failover.journal import Entry
     from services.failover.view import Node, View
 
@@ -46,16 +47,6 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Drilled:
-    """The last rehearsal in the journal. `at`: UTC, ISO 8601."""
-
-    at: str
-    outcome: str
-    well: bool
-    age_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All of it. `at`: UTC, ISO 8601; "" before the first observation."""
 
@@ -78,7 +69,7 @@ class Snapshot:
     at_work: str = ""
     """Who holds the commands' lock on the primary."""
     counts: Counts = field(default_factory=Counts)
-    drilled: Drilled | None = None
+    drilled: LastDrill | None = None
 
 
 def lags_of(view: View) -> dict[str, int]:

@@ -50,7 +50,12 @@ def status_of(snapshot: Snapshot) -> dict[str, Any]:
         "repoint_failures": snapshot.counts.failures,
         "last_drill": None
         if drilled is None
-        else {"at": drilled.at, "usable": drilled.well, "outcome": drilled.outcome},
+        else {
+            "at": drilled.at,
+            "usable": drilled.well,
+            "outcome": drilled.outcome,
+            "age_s": round(drilled.age_s),
+        },
     }
 
 

@@ -1,0 +1,127 @@
+"""POST /v1/source: whoever shows the token sends the bridge to other hosts, as a failover manager.
+
+    {"conninfo": "host=a,b port=5432,5433"}   hosts only: everything else is as configured
+    200 {"hosts": […], "writable": 1}         this session ends in order, the next is opened there
+    400 401 403                               not so; no token shown; none configured
+    409                                       another database answers there, or an older timeline
+
+It holds until the bridge is started anew. The fences of every session hold there, too; the 409 only
+spares the bridge from ending because of a mistake.
+"""
+
+import json
+from typing import Any
+
+import psycopg
+import structlog
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from pydantic import SecretStr
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from schemas.errors import SettingsError
+from schemas.settings import SourceSettings
+from services.access import refusal
+from services.bridge.postgres.database import writable_servers
+from services.bridge.postgres.hosts import single_hosts
+from services.bridge.runner import Runner
+from services.slots import Server
+
+logger = structlog.get_logger(__name__)
+
+SECTION = "bridge"
+_PLACES = ("host", "hostaddr", "port")
+_BODY_BYTES_MAX = 8192
+_HOSTS_MAX = 32
+
+
+class Control:
+    """The route of one runner."""
+
+    def __init__(self, runner: Runner, source: SourceSettings, token: bytes) -> None:
+        self._runner = runner
+        self._source = source
+        self._token = token
+
+    def routes(self) -> list[Route]:
+        """For services.process.Probes."""
+        return [Route("/v1/source", self._move, methods=["POST"])]
+
+    async def _move(self, request: Request) -> Response:
+        refused = refusal(request, self._token, section=SECTION)
+        if refused is not None:
+            return refused
+        try:
+            source = source_at(self._source, await _body(request))
+        except SettingsError as error:
+            return _answer(400, error=error.message, hint=error.hint)
+        servers = await run_in_threadpool(writable_servers, source)
+        wrong = _wrong(servers, self._runner.server)
+        if wrong:
+            return _answer(409, error=wrong, hint="name the hosts of the bridge's own cluster")
+        self._source = source
+        self._runner.move(source)
+        places = [conninfo_to_dict(text) for text in single_hosts(source)]
+        hosts = [f"{p.get('host') or p.get('hostaddr')}:{p.get('port') or 5432}" for p in places]
+        logger.info("sent to other hosts", hosts=hosts, writable=len(servers))
+        return _answer(200, hosts=hosts, writable=len(servers))
+
+
+def source_at(source: SourceSettings, body: bytes | None) -> SourceSettings:
+    """The settings with the hosts of `body`. Raises SettingsError saying what is wrong with it."""
+    try:
+        document: Any = json.loads(body) if body is not None else None
+    except ValueError:
+        document = None
+    given = document.get("conninfo") if isinstance(document, dict) else None
+    if not isinstance(given, str) or set(document) != {"conninfo"}:
+        raise _bad("the body is no JSON document with conninfo alone")
+    try:
+        places = {key: value for key, value in conninfo_to_dict(given).items() if value}
+    except psycopg.ProgrammingError:
+        raise _bad("it is not a connection string") from None
+    strangers = sorted(set(places) - set(_PLACES))
+    if strangers:
+        raise _bad(f"{strangers[0]} can't be changed here")
+    if not places.get("host") and not places.get("hostaddr"):
+        raise _bad("it names no host")
+    kept = conninfo_to_dict(source.conninfo.get_secret_value())
+    merged = {key: value for key, value in kept.items() if key not in _PLACES} | places
+    moved = source.model_copy(update={"conninfo": SecretStr(make_conninfo("", **merged))})
+    if len(single_hosts(moved)) > _HOSTS_MAX:
+        raise _bad(f"it names more than {_HOSTS_MAX} hosts")
+    return moved
+
+
+def _wrong(servers: list[Server], known: Server | None) -> str:
+    """Why the bridge must not go there; "" also where nothing can be said."""
+    if known is None or not servers:
+        return ""
+    ours = [s for s in servers if s.system_identifier == known.system_identifier]
+    if len(ours) < len(servers):
+        return f"another database answers there, not {known.system_identifier}"
+    newest = max(server.timeline for server in ours)
+    if newest < known.timeline:
+        return f"the primary there is on timeline {newest}, the bridge was on {known.timeline}"
+    return ""
+
+
+async def _body(request: Request) -> bytes | None:
+    """The body, None where it is too long."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _BODY_BYTES_MAX:
+            return None
+    return body
+
+
+def _bad(message: str) -> SettingsError:
+    hint = 'send {"conninfo": "host=a,b port=5432,5433"}: hosts, hostaddr and ports only'
+    return SettingsError(message, operation="move the source", hint=hint)
+
+
+def _answer(status_code: int, **document: Any) -> Response:
+    return JSONResponse(document, status_code=status_code)

@@ -1,0 +1,308 @@
+"""A failover rehearsed on a clone, so that production is not touched but for what stands here.
+
+    copy      pg_basebackup of the standby                 reads there; one replication connection
+    start     the clone streams from the primary           a physical slot there, its feedback
+    slots     pg_sync_replication_slots() on the clone     reads there; standby snapshots in its WAL
+    cut off   the clone lets go of the primary             the slot is dropped
+    promote   the clone
+    decode    a message is written in each slot's database of the clone, and read from the slot
+
+A base backup has no slots (pg_replslot is left out), so the clone gets them as a standby does. A
+slot is synchronized there only once its consumer has advanced a little: what an idle consumer, or a
+disabled one, does not show in a drill, `slotfailover check` tells of the standby itself.
+Source: PostgreSQL documentation 47.2.3 Replication Slot Synchronization; slotsync.c.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
+from schemas.lsn import format_lsn
+from services.failover import statements
+from services.failover.address import Conninfo
+from services.failover.checks.facts import required_slots
+from services.failover.cluster import Cluster
+from services.failover.drill.clone import LIMITS, SLOT, Clone
+from services.failover.drill.outcome import Outcome, Part, Usable
+from services.failover.links import Link, Unreachable
+from services.failover.view import Node, View
+from services.slots import Connection, Slot, read_received, read_settings, read_slots
+
+KEY = 0x510_7FA_112
+"""The advisory lock of drills: not that of the commands, which a drill must never keep waiting."""
+_POLL_S = 0.2
+_START_S = 120.0
+_RELEASE_S = 30.0
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """One drill. `tell` is told of each part done; `slots_s` is the deadline for the slots."""
+
+    cluster: Cluster
+    view: View
+    primary: Node
+    standby: Node
+    clone: Clone
+    tell: Callable[[Part], None]
+    copy_s: float
+    slots_s: float
+    settings: dict[str, str]
+    parts: list[Part] = field(default_factory=list)
+
+    def run(self) -> Outcome:
+        """All of it. Raises SlotbridgeError where it could not be carried out."""
+        begun = time.monotonic()
+        wanted = [required.slot for required in required_slots(self.view)]
+        with self._alone(), self._cleaned_up():
+            with self._part("copy", f"a base backup of {self.standby.name}"):
+                self.clone.copy(self._conninfo(self.standby), self.copy_s)
+            with self._part("start", f"the clone streams from {self.primary.name}"):
+                self._start()
+            user, databases = self._who_and_where()
+            with self.clone.link(user, databases[0], self.slots_s) as clone:
+                self._catch_up(clone)
+                with self._part("slots", "the clone has them"):
+                    missing = self._slots(clone, wanted)
+                with self._part("cut off", f"it is on its own, {SLOT} is dropped"):
+                    self._cut_off(clone)
+                with self._part("promote", "it takes writes"):
+                    _promote(clone, self.slots_s)
+            found = [
+                Usable(name, missing[name]) if name in missing else self._decoded(name, user)
+                for name in wanted
+            ]
+        seconds = time.monotonic() - begun
+        return Outcome(self.standby.name, tuple(self.parts), tuple(found), seconds)
+
+    def clean(self) -> list[str]:
+        """Remove what a killed drill has left; says what."""
+        with self._alone():
+            return self._remove()
+
+    @contextlib.contextmanager
+    def _part(self, name: str, detail: str) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        self.parts.append(Part(name, time.monotonic() - begun, detail))
+        self.tell(self.parts[-1])
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the drills' lock on the primary. Raises Retryable (LOCKED)."""
+        database = self.cluster.nodes[self.primary.name].conninfo.value("dbname") or "postgres"
+        with reachable(), self.cluster.in_database(self.primary.name, database) as link:
+            if not link.ask(_lock):
+                raise Retryable(
+                    "another drill is at work",
+                    operation="drill",
+                    subject=self.primary.name,
+                    hint="wait for it, or end it; its lock ends with it",
+                    exit_code=ExitCode.LOCKED,
+                )
+            yield
+
+    @contextlib.contextmanager
+    def _cleaned_up(self) -> Iterator[None]:
+        """Nothing is left of an earlier drill before, nor of this one after, whatever happens."""
+        self._remove()
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(
+                SlotbridgeError, Unreachable
+            ):  # the first error is the telling
+                self._remove()
+            raise
+        self._remove()
+
+    def _remove(self) -> list[str]:
+        done = []
+        if self.clone.exists:
+            self.clone.remove()
+            done.append(f"removed {self.clone.folder}")
+        # on all nodes: a primary of then may be a standby now
+        there = [node.name for node in self.view.nodes if node.state is not None]
+        done += [f"dropped the slot {SLOT} on {name}" for name in there if self._drop_slot(name)]
+        return done
+
+    def _drop_slot(self, name: str) -> bool:
+        """Drop it once nobody uses it. Raises SetupError where somebody goes on using it."""
+        link = self.cluster.nodes[name]
+        deadline = time.monotonic() + _RELEASE_S
+        while (found := self._own_slot(link)) is not None:
+            if found.active_pid is None:
+                try:
+                    link.order(_drop)
+                except SetupError:
+                    pass  # it was taken or dropped meanwhile: seen in the next round
+                else:
+                    return True
+            if time.monotonic() > deadline:
+                raise SetupError(
+                    f"the slot {SLOT} is in use (process {found.active_pid})",
+                    operation="drill",
+                    subject=name,
+                    hint="a drill that was killed on another machine: slotfailover drill --clean "
+                    f"there, then SELECT pg_drop_replication_slot('{SLOT}')",
+                )
+            time.sleep(_POLL_S)
+        return False
+
+    def _own_slot(self, link: Link) -> Slot | None:
+        return next((s for s in link.ask(read_slots) if s.slot_name == SLOT), None)
+
+    def _conninfo(self, node: Node) -> Conninfo:
+        """How the clone's programs reach a node: as we do."""
+        pairs = self.cluster.nodes[node.name].conninfo.pairs
+        return Conninfo(tuple(p for p in pairs if p[0] not in ("target_session_attrs", "service")))
+
+    def _start(self) -> None:
+        link = self.cluster.nodes[self.primary.name]
+        limits = link.ask(lambda c: read_settings(c, list(LIMITS)))
+        link.order(lambda c: c.execute(statements.create_physical_slot(SLOT)[0].encode()))
+        given = self._conninfo(self.primary)
+        if not given.value("dbname"):
+            given = given.with_value("dbname", "postgres")
+        given = given.with_value("application_name", SLOT)
+        values = {name: setting.value for name, setting in limits.items()}
+        self.clone.isolate(given, values, self.settings)
+        self.clone.start(_START_S)
+
+    def _who_and_where(self) -> tuple[str, list[str]]:
+        """A superuser who may log in, and the databases."""
+        link = self.cluster.nodes[self.primary.name]
+        return link.ask(_superuser), link.ask(_databases)
+
+    def _catch_up(self, clone: Link) -> None:
+        """Until it has all that the primary had at this moment."""
+        target = self.cluster.observe().node(self.primary.name).received
+        with self._part("catch up", f"it has the WAL up to {format_lsn(target)}"):
+            _until(lambda: (clone.ask(read_received) or 0) >= target, self.slots_s, "catch up")
+
+    def _slots(self, clone: Link, wanted: list[str]) -> dict[str, str]:
+        """Synchronize until all are there for good; slot -> why it is not."""
+        deadline = time.monotonic() + self.slots_s
+        reason = ""
+        while True:
+            try:
+                clone.order(lambda c: c.execute("SELECT pg_sync_replication_slots()"))
+                reason = ""
+            except SlotbridgeError as error:  # a slot is ahead, or another is temporary: once more
+                reason = error.message
+            there = {slot.slot_name for slot in clone.ask(read_slots) if slot.ready}
+            missing = [name for name in wanted if name not in there]
+            if not missing or time.monotonic() > deadline:
+                why = reason or "its consumer did not advance meanwhile"
+                text = f"not synchronized within {self.slots_s:.0f} s: {why}"
+                return dict.fromkeys(missing, text)
+            self.cluster.nodes[self.primary.name].order(
+                lambda c: c.execute(statements.SNAPSHOT.encode())
+            )
+            time.sleep(_POLL_S)
+
+    def _cut_off(self, clone: Link) -> None:
+        self.clone.cut_off()
+        clone.order(lambda c: c.execute(statements.RELOAD.encode()))
+        self._drop_slot(self.primary.name)
+
+    def _decoded(self, name: str, user: str) -> Usable:
+        """Decode from it, from where it was synchronized to a message written on the clone."""
+        begun = time.monotonic()
+        slot = self.view.node(self.primary.name).state
+        found = slot.slot(name) if slot is not None else None
+        database = found.database if found is not None else None
+        if found is None or database is None:
+            return Usable(name, f"it is not on {self.primary.name}")
+        try:
+            with self.clone.link(user, database, self.slots_s) as link:
+                changes, seen = link.order(lambda c: _peek(c, name, found.plugin or ""))
+        except Unreachable as error:
+            return Usable(name, f"the clone went away: {error.detail}")
+        except SlotbridgeError as error:
+            return Usable(name, error.message)
+        reason = "" if seen else "what was written after the promotion is not decoded from it"
+        seconds = time.monotonic() - begun
+        self.tell(Part("decode", seconds, f"{name}: {changes} changes"))
+        return Usable(name, reason, changes, seconds)
+
+
+@contextlib.contextmanager
+def reachable() -> Iterator[None]:
+    """Turn Unreachable into a Retryable."""
+    try:
+        yield
+    except Unreachable as error:
+        raise Retryable(
+            f"a server went away: {error.detail}",
+            operation="drill",
+            hint="once all answer: slotfailover drill --clean, then the drill again",
+        ) from error
+
+
+def _lock(connection: Connection) -> bool:
+    row = connection.execute("SELECT pg_try_advisory_lock(%s)", [KEY]).fetchone()
+    return bool(row and row[0])
+
+
+def _drop(connection: Connection) -> None:
+    connection.execute("SELECT pg_drop_replication_slot(%s)", [SLOT])
+
+
+def _superuser(connection: Connection) -> str:
+    row = connection.execute(
+        "SELECT rolname::text FROM pg_roles WHERE rolsuper AND rolcanlogin ORDER BY oid LIMIT 1"
+    ).fetchone()
+    return str(row[0]) if row is not None else "postgres"
+
+
+def _databases(connection: Connection) -> list[str]:
+    rows = connection.execute(
+        "SELECT datname::text FROM pg_database WHERE datallowconn ORDER BY datname <> 'postgres'"
+    ).fetchall()
+    return [name for (name,) in rows]
+
+
+def _promote(clone: Link, deadline_s: float) -> None:
+    clone.order(lambda c: c.execute(statements.PROMOTE.encode()))
+    _until(lambda: not clone.ask(_in_recovery), deadline_s, "promote")
+
+
+def _in_recovery(connection: Connection) -> bool:
+    row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+    return bool(row and row[0])
+
+
+def _until(so: Callable[[], bool], deadline_s: float, what: str) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not so():
+        if time.monotonic() > deadline:
+            raise Retryable(
+                f"the clone did not {what} within {deadline_s:.0f} s",
+                operation="drill",
+                hint="see failover.drill.slots_deadline_ms",
+                exit_code=ExitCode.DEADLINE,
+            )
+        time.sleep(_POLL_S / 4)
+
+
+def _peek(connection: Connection, slot: str, plugin: str) -> tuple[int, bool]:
+    """(changes, whether a message written just now is among them), the slot left as it is."""
+    row = connection.execute(
+        "SELECT pg_logical_emit_message(true, %s, %s)", [statements.MESSAGE_PREFIX, SLOT]
+    ).fetchone()
+    assert row is not None
+    options: list[str] = []
+    if plugin == "pgoutput":
+        names = connection.execute("SELECT quote_ident(pubname) FROM pg_publication").fetchall()
+        listed = ",".join(name for (name,) in names) or '"none"'
+        options = ["proto_version", "4", "messages", "true", "publication_names", listed]
+    found = connection.execute(
+        "SELECT count(*), coalesce(bool_or(lsn >= %s::pg_lsn), false)"
+        " FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, VARIADIC %s::text[])",
+        [row[0], slot, options],
+    ).fetchone()
+    assert found is not None
+    return int(found[0]), bool(found[1])
