@@ -136,14 +136,8 @@ class Prepared:
         known = self.staged.get(prepare.gid)
         if known is not None:
             _same(known, prepare)
-        if known is not None or prepare.end_lsn <= self._assembler.position.end_lsn:
-            self._spool.drop(prepare.xid)  # Kafka has it already, or its decision
+            self._spool.drop(prepare.xid)
             return
-        frames = _Counted(surviving(self._spool.replay(prepare.xid), aborted))
-        parts = 0
-        for part in staged_parts(self._topic, self._slot, prepare.gid, frames):
-            parts += part is not None
-            yield self._portion([part]) if part is not None else None
         record = PreparedRecord(
             slot=self._slot,
             gid=prepare.gid,
@@ -152,14 +146,23 @@ class Prepared:
             end_lsn=prepare.end_lsn,
             prepare_ts_ms=prepare.prepare_time_us // 1000,
             streamed=streamed,
-            parts=parts,
-            changes=frames.changes,
+            parts=0,
+            changes=0,
         )
+        if prepare.end_lsn > self._assembler.position.end_lsn:
+            frames = _Counted(surviving(self._spool.replay(prepare.xid), aborted))
+            parts = 0
+            for part in staged_parts(self._topic, self._slot, prepare.gid, frames):
+                parts += part is not None
+                yield self._portion([part]) if part is not None else None
+            record = record.model_copy(update={"parts": parts, "changes": frames.changes})
+            self._assembler.advance(prepare.end_lsn)
+            yield self._portion([staged_header(self._topic, record)])
+        # Else its decision comes next, or once more: it was prepared before two-phase decoding
+        # began, or Kafka has it all. The server sends both again after a crash: nothing to stage.
         self._spool.rename(prepare.xid, waiting_place(prepare.xid))
         self._aborted[record.gid] = aborted
         self.staged[record.gid] = record
-        self._assembler.advance(prepare.end_lsn)
-        yield self._portion([staged_header(self._topic, record)])
 
     def _commit(self, commit: CommitPrepared, lsn: int, now_us: int) -> Iterator[Portion | None]:
         record = self.staged.get(commit.gid)
