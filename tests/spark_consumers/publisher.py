@@ -72,6 +72,7 @@ class Transaction:
     def __init__(self, publisher: "Publisher", commit_lsn: int) -> None:
         self._publisher = publisher
         self.commit_lsn = commit_lsn
+        self._ts_ms = int(time.time() * 1000)
         self.seq = 0
         self.counts: Counter[str] = Counter()
 
@@ -140,7 +141,9 @@ class Transaction:
         lsn = self.commit_lsn if commit_lsn is None else commit_lsn
         number = self.seq if seq is None else seq
         told = "c" if op == "r" else op
-        value = envelope(self._publisher.prefix, table, told, before, after, lsn, number)
+        value = envelope(
+            self._publisher.prefix, table, told, before, after, lsn, number, self._ts_ms
+        )
         text = value.model_dump_json(by_alias=True)
         if op == "r":
             text = text.replace('"op":"c"', '"op":"r"').replace('"false"', '"incremental"', 1)
@@ -296,10 +299,10 @@ def envelope(
     after: Row | None,
     commit_lsn: int,
     seq: int,
+    ts_ms: int = 0,
 ) -> Envelope:
-    """An event as the bridge writes it."""
-    now_ms = int(time.time() * 1000)
-    times = {"ts_ms": now_ms, "ts_us": now_ms * 1000, "ts_ns": now_ms * 1_000_000}
+    """An event as the bridge writes it; its transaction was committed at `ts_ms`."""
+    times = {"ts_ms": ts_ms, "ts_us": ts_ms * 1000, "ts_ns": ts_ms * 1_000_000}
     source = Source(
         version="0",
         connector="postgresql",
