@@ -25,6 +25,7 @@ from tests.providers import databases
 from tests.providers.interface import Broker, Provider, Server, Trio
 
 NewPair = Callable[..., Trio]
+_WITH_SPARK = ("tests/spark_consumers/", "tests/end_to_end/")
 
 # A loaded machine must not fail a property for being slow; pytest-timeout ends what hangs.
 settings.register_profile("slotbridge", deadline=None)
@@ -47,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of several workers one runs all that needs Spark, slow to start; the rest file by file."""
     for item in items:
         room = item.path.relative_to(item.config.rootpath).as_posix()
-        name = "spark" if room.startswith("tests/spark_consumers/") else room
+        name = "spark" if room.startswith(_WITH_SPARK) else room
         item.add_marker(pytest.mark.xdist_group(name))
 
 

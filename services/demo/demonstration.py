@@ -26,7 +26,7 @@ from services.demo.workload import TABLES
 from services.local.bed import Bed
 from services.local.pair import hasten_slot_sync
 
-_SETTLE_TIMEOUT_S: Final = 120.0
+_SETTLE_TIMEOUT_S: Final = 240.0
 _WRITABLE_TIMEOUT_S: Final = 120.0
 
 
@@ -113,7 +113,7 @@ class _Demonstration:
             hasten_slot_sync(bed.primary.conninfo(bed.dbname), bed.standby.conninfo(bed.dbname))
             services.wait("all slots are ready", services.slots_ready, timeout_s=120)
         with stage("wait until Spark has applied the load"):
-            services.wait("Spark applies changes", self._tables_started, timeout_s=120)
+            services.wait("Spark applies changes", self._tables_started, timeout_s=240)
 
     def _load_through_failover(self) -> float:
         """Load, kill, fail over, load again; return the seconds without a writable primary."""

@@ -29,7 +29,7 @@ def demo(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
         [program, "demo", "--folder", folder / "bed", "--seconds", "5", *options],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=570,
         check=False,
     )
     lines = done.stdout.strip().splitlines()
