@@ -213,7 +213,7 @@ def _exit_codes(*, as_json: bool) -> Iterator[None]:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             renderer,
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
     try:
         yield

@@ -128,9 +128,11 @@ class Runner:
             finally:
                 self._session = None
                 self._opening_since = time.monotonic()
-                session.close()
+                fenced = _close(session)
                 del session
                 gc.collect()  # clients in cycles, such as an error's traceback, keep threads
+            if fenced is not None:
+                raise fenced
             if not self._moved.is_set():
                 self._stop.wait(pause_s)
 
@@ -180,6 +182,17 @@ class Runner:
 
     def _may_retry(self, error: BaseException) -> bool:
         return isinstance(error, Retryable) and error.exit_code is not ExitCode.FENCED
+
+
+def _close(session: Session) -> Retryable | None:
+    """End it; that Kafka has fenced us, where the commit that it did not wait for says so.
+
+    A bridge that stood still for long finds its server gone before it hears from Kafka.
+    """
+    failure = session.close()
+    if isinstance(failure, Retryable) and failure.exit_code is ExitCode.FENCED:
+        return failure
+    return None
 
 
 def _log_retry(state: tenacity.RetryCallState) -> None:

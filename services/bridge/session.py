@@ -234,13 +234,18 @@ class Session:
             self._perform_due(publishing, time.monotonic(), behind=messages >= MANY_MESSAGES)
         self._finish(publishing)
 
-    def close(self) -> None:
-        """Drop everything; what Kafka has not committed comes again in the next session."""
+    def close(self) -> BaseException | None:
+        """Drop everything; what Kafka has not committed comes again in the next session.
+
+        Returns what a commit that was in progress failed with: that Kafka has fenced us may be
+        known only now.
+        """
         reach("closing")
+        failure = None
         metrics.STREAMING.set(0)
         self._pipeline = None  # it refers to this session: without the cycle all is freed at once
         if self._publishing is not None:
-            self._publishing.close()
+            failure = self._publishing.close()
             self._publishing = None
         if self._connection is not None:
             self._connection.close()
@@ -248,6 +253,7 @@ class Session:
             self._spool.close()
         if self._primary is not None:
             self._primary.close()
+        return failure
 
     def _begin(self, primary: Primary, producer: TransactionalProducer) -> ProgressRecord:
         """The very first start: make the slot, and put its position into Kafka and the origin."""

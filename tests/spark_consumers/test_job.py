@@ -46,6 +46,11 @@ class Running:
         except Exception as error:
             self.failure = error
 
+    def sound(self) -> None:
+        """Raise what it ended with, with its own trace."""
+        if self.failure is not None:
+            raise self.failure
+
 
 @pytest.fixture
 def running(pipeline: Pipeline) -> Iterator[Running]:
@@ -69,7 +74,7 @@ def test_tables_appear_while_it_runs_and_a_restart_goes_on(
     insert(pipeline, TWO, 3)
     eventually(lambda: running.failure or running.events == 3, what="two arrives", timeout_s=60)
     running.__exit__()
-    assert running.failure is None
+    running.sound()
     assert [tuple(row) for row in pipeline.rows("one")] == [(1, "1"), (2, "2")]
     assert [tuple(row) for row in pipeline.rows("other__two")] == [(3, "3")]
     insert(pipeline, ONE, 4)
@@ -102,7 +107,7 @@ def test_it_stops_between_two_batches_under_load(pipeline: Pipeline) -> None:
     pipeline.settings = pipeline.settings.model_copy(update={"tables": tables})
     with Running(pipeline) as running:
         eventually(lambda: running.failure or running.reports, what="a batch", timeout_s=60)
-    assert running.failure is None
+    running.sound()
     taken = running.events
     assert 0 < taken < 2000
     assert len(pipeline.rows("one")) == taken

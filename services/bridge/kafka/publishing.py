@@ -142,14 +142,16 @@ class Publishing:
         self._feedback.send(follow=self.settled)
         reach("after feedback")
 
-    def close(self) -> None:
-        """End; whether a commit in progress came through is then unknown."""
+    def close(self) -> BaseException | None:
+        """End; what a commit in progress failed with. Whether it came through is unknown."""
         self._producer.cancel()
         self._pool.shutdown(wait=True)
+        failure = self._committing.exception() if self._committing is not None else None
         self._committing = None  # it refers to us: without the cycle all is freed at once
         self._producer.abandon()
         for end in (self.wakes, self._waker):
             os.close(end)
+        return failure
 
     def _send_waiting(self) -> None:
         while self._waiting and self._committing is None:
