@@ -14,7 +14,7 @@ demo: $(READY)
 
 # WORKERS processes with servers of their own; a file's tests stay together and share what they make.
 test: $(READY)
-	@CONTAINERS=$(CONTAINERS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_OPTIONS)
+	@CONTAINERS=$(CONTAINERS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 # Faults from seeds, every transaction accounted for (tests/torture): SEED=1 MINUTES=3, or SEEDS=1-40;
 # SABOTAGE=all: is a bridge with a deliberate mistake found?

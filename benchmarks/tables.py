@@ -41,7 +41,6 @@ TOPIC = f"{PREFIX}.public.{TABLE}"
 PARTITIONS = 2
 ROWS_A_TRANSACTION = 10
 EVENTS_AN_EPOCH = 50_000
-LOADS = ("insert", "update", "mixed")
 _COLUMNS = (("aid", "int4"), ("bid", "int4"), ("abalance", "int4"), ("filler", "text"))
 _FILLER = "x" * 40
 _ROW = (

@@ -146,8 +146,3 @@ class ShapingSettings(_Part):
         if not all(self.keys.values()):
             raise ValueError("keys: name at least one column for each table")
         return self
-
-    @property
-    def default_topics(self) -> bool:
-        """Whether every table has the topic `<prefix>.<schema>.<table>`."""
-        return self.topic == DEFAULT_TEMPLATE and not self.routes

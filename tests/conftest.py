@@ -23,9 +23,9 @@ from hypothesis import settings
 from schemas.errors import SetupError
 from tests.providers import databases
 from tests.providers.interface import Broker, Provider, Server, Trio
+from tests.scheduling import weight
 
 NewPair = Callable[..., Trio]
-_WITH_SPARK = ("tests/spark_consumers/", "tests/end_to_end/")
 
 # A loaded machine must not fail a property for being slow; pytest-timeout ends what hangs.
 settings.register_profile("slotbridge", deadline=None)
@@ -43,13 +43,18 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(str(error)) from None
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Several workers share the tests by file."""
+    from tests.scheduling import ByFile
+
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several workers one runs all that needs Spark, slow to start; the rest file by file."""
-    for item in items:
-        room = item.path.relative_to(item.config.rootpath).as_posix()
-        name = "spark" if room.startswith(_WITH_SPARK) else room
-        item.add_marker(pytest.mark.xdist_group(name))
+    """What takes longest begins first, so that no worker is left with it at the end."""
+    items.sort(key=lambda item: weight(item.nodeid))
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from schemas.errors import SettingsError
 from schemas.settings import SourceSettings
 from services.access import refusal
 from services.bridge.postgres.database import writable_servers
-from services.bridge.postgres.hosts import single_hosts
+from services.bridge.postgres.hosts import host_name, single_hosts
 from services.bridge.runner import Runner
 from services.slots import Server
 
@@ -63,8 +63,7 @@ class Control:
             return _answer(409, error=wrong, hint="name the hosts of the bridge's own cluster")
         self._source = source
         self._runner.move(source)
-        places = [conninfo_to_dict(text) for text in single_hosts(source)]
-        hosts = [f"{p.get('host') or p.get('hostaddr')}:{p.get('port') or 5432}" for p in places]
+        hosts = [host_name(text) for text in single_hosts(source)]
         logger.info("sent to other hosts", hosts=hosts, writable=len(servers))
         return _answer(200, hosts=hosts, writable=len(servers))
 

@@ -40,7 +40,6 @@ from spark_consumers.kafka.transactions import Cut, TransactionLog
 
 log = structlog.get_logger()
 _REDO_DEADLINE_S = 60.0
-NOTHING = EpochRecord(0, NEVER, 0, {}, None, {})
 
 
 class Follower:

@@ -87,10 +87,6 @@ class Shape:
         """Where in `columns` the key's columns are."""
         return tuple(self.names.index(name) for name in self.key)
 
-    def same_columns(self, other: "Shape") -> bool:
-        """Whether events of both are read alike."""
-        return self.columns == other.columns
-
     def another_table(self, other: "Shape") -> bool:
         """Whether `other` is a table of its own under the same name."""
         return bool(self.oid and other.oid and self.oid != other.oid)

@@ -3,8 +3,9 @@
 What Spark's SQL has no word for is done here, and what SQL would need several commits for.
 """
 
+import contextlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -154,6 +155,17 @@ def column_type(spark: SparkSession, kind: str) -> Any:
     assert jvm is not None
     java_type = jvm.org.apache.spark.sql.types.DataType.fromDDL(kind)
     return jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(java_type)
+
+
+@contextlib.contextmanager
+def viewed(rows: DataFrame, identifier: str) -> Iterator[str]:
+    """The quoted name under which SQL finds the rows that are to be merged into a table."""
+    view = f"merged_into_{abs(hash(identifier))}"
+    rows.createOrReplaceTempView(view)
+    try:
+        yield quoted(view)
+    finally:
+        rows.sparkSession.catalog.dropTempView(view)
 
 
 def completed(identifier: str, rows: DataFrame) -> DataFrame:

@@ -4,7 +4,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from spark_consumers.events.changes import REFUSED
-from spark_consumers.iceberg.catalog import completed
+from spark_consumers.iceberg.catalog import completed, viewed
 from spark_consumers.iceberg.layout import Layout, literal, quoted
 
 
@@ -21,12 +21,8 @@ def replace(identifier: str, layout: Layout, changes: DataFrame) -> None:
 
 def merge(identifier: str, layout: Layout, changes: DataFrame, *, unavailable: bool) -> None:
     """Bring changes into the table; `unavailable`: some values may be missing from them."""
-    view = f"changes_of_{abs(hash(identifier))}"
-    changes.createOrReplaceTempView(view)
-    try:
+    with viewed(changes, identifier) as view:
         changes.sparkSession.sql(_merge_sql(identifier, layout, view, unavailable=unavailable))
-    finally:
-        changes.sparkSession.catalog.dropTempView(view)
 
 
 def _rows(layout: Layout, changes: DataFrame) -> DataFrame:
@@ -64,7 +60,7 @@ def _merge_sql(identifier: str, layout: Layout, view: str, *, unavailable: bool)
     later = "(s.commit_lsn > t._commit_lsn OR s.commit_lsn = t._commit_lsn AND s.seq > t._seq)"
     sets = ", ".join(f"t.{c} = {v}" for c, v in zip(columns, kept, strict=True))
     return (
-        f"MERGE INTO {identifier} t USING {quoted(view)} s ON {match}"  # noqa: S608 - names are quoted
+        f"MERGE INTO {identifier} t USING {view} s ON {match}"  # noqa: S608 - names are quoted
         f" WHEN MATCHED AND {later} AND s.op = 'd' THEN DELETE"
         f" WHEN MATCHED AND {later} THEN UPDATE SET {sets}"
         f" WHEN NOT MATCHED AND s.op <> 'd' THEN INSERT ({', '.join(columns)})"

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from spark_consumers.iceberg.catalog import completed
+from spark_consumers.iceberg.catalog import completed, viewed
 from spark_consumers.iceberg.current import missing
 from spark_consumers.iceberg.layout import Layout, quoted
 
@@ -33,12 +33,8 @@ def write(
     if unavailable:
         rows = _filled(layout, rows, _open_rows(identifier, layout, rows))
     source = _versions(layout, rows, truncates)
-    view = f"versions_of_{abs(hash(identifier))}"
-    source.createOrReplaceTempView(view)
-    try:
+    with viewed(source, identifier) as view:
         source.sparkSession.sql(_merge_sql(identifier, layout, view, truncates))
-    finally:
-        source.sparkSession.catalog.dropTempView(view)
 
 
 def replace(
@@ -151,7 +147,7 @@ def _merge_sql(identifier: str, layout: Layout, view: str, truncates: Sequence[T
     columns = ", ".join(quoted(name) for name in layout.names)
     values = ", ".join(f"s.c{field.place}" for field in layout.fields)
     sql = (
-        f"MERGE INTO {identifier} t USING {quoted(view)} s"  # noqa: S608 - names are quoted
+        f"MERGE INTO {identifier} t USING {view} s"  # noqa: S608 - names are quoted
         f" ON {match} AND NOT s.b AND t._valid_to IS NULL"
         " WHEN MATCHED THEN UPDATE SET t._valid_to = timestamp_micros(s.end.us),"
         " t._end_lsn = s.end.lsn, t._end_seq = s.end.seq, t._end_op = s.end.op"

@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 from schemas.errors import SettingsError
 from schemas.tables import SumSettings
 from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.catalog import viewed
 from spark_consumers.iceberg.layout import Layout, literal, quoted
 
 SOURCE_MARK = "sums of "
@@ -84,12 +85,8 @@ def add(
             *(F.col(quoted(field.name)) for field in layout.fields)
         )
         now = now.unionByName(had.withColumn("_sign", F.lit(-1)))
-    view = f"sums_{abs(hash(identifier))}"
-    _added(sums, now).createOrReplaceTempView(view)
-    try:
+    with viewed(_added(sums, now), identifier) as view:
         spark.sql(_merge_sql(identifier, view, sums))
-    finally:
-        spark.catalog.dropTempView(view)
 
 
 def _added(sums: SumSettings, rows: DataFrame) -> DataFrame:
@@ -108,7 +105,7 @@ def _merge_sql(identifier: str, view: str, sums: SumSettings) -> str:
     columns = [*(quoted(c) for c in sums.group_by), *names, ROWS]
     values = ", ".join(f"s.{column}" for column in columns)
     return (
-        f"MERGE INTO {identifier} t USING {quoted(view)} s ON {match}"  # noqa: S608 - names are quoted
+        f"MERGE INTO {identifier} t USING {view} s ON {match}"  # noqa: S608 - names are quoted
         f" WHEN MATCHED AND t.{ROWS} + s.{ROWS} = 0 THEN DELETE"
         f" WHEN MATCHED THEN UPDATE SET {sets}, t.{ROWS} = t.{ROWS} + s.{ROWS}"
         f" WHEN NOT MATCHED AND s.{ROWS} <> 0 THEN INSERT ({', '.join(columns)}) VALUES ({values})"

@@ -20,7 +20,7 @@ class Divergences:
     def require_none(self) -> None:
         """Raise OperatorNeeded when there is one."""
         for record in self._following.new():
-            found = DivergenceRecord.model_validate_json(record.value or b"")
+            found = self._following.parsed(record, DivergenceRecord)
             raise OperatorNeeded(
                 f"Kafka has {found.count} transactions of timeline {found.lost_timeline} that the "
                 "database lost at a failover: tables made of these topics would have them",

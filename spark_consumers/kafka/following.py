@@ -5,17 +5,19 @@ needs what belongs to it reads those up to where they were written when the END 
 """
 
 import time
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from pydantic import BaseModel, ValidationError
 
-from schemas.errors import ExitCode, Retryable
+from schemas.errors import BadInput, ExitCode, Retryable
 from schemas.settings import KafkaSettings
 from spark_consumers.kafka.reader import Topics, client_options, kafka_failure
 
 READ_DEADLINE_S = 60.0
 _POLL_S = 1.0
 _MANY = 5000
+Document = TypeVar("Document", bound=BaseModel)
 
 
 class Record(NamedTuple):
@@ -82,6 +84,19 @@ class Following:
                     self._at[record.partition] = record.offset + 1
                     found.append(record)
         return sorted(found)
+
+    def parsed(self, record: Record, kind: type[Document]) -> Document:
+        """A record as what the topic is made of; raises BadInput naming its place."""
+        try:
+            return kind.model_validate_json(record.value or b"")
+        except ValidationError as error:
+            raise BadInput(
+                f"the record is no {kind.__name__} of this version",
+                operation="read Kafka",
+                subject=f"{self.topic}, partition {record.partition}, offset {record.offset}",
+                hint="run bridge and slottables of the same version",
+                exit_code=ExitCode.RECORD_REFUSED,
+            ) from error
 
     def _assign(self, partitions: tuple[int, ...]) -> None:
         new = [number for number in partitions if number not in self._at]

@@ -1,6 +1,5 @@
 """Kafka as the tables read it: committed records only; by Spark for events, here for the rest."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -133,11 +132,6 @@ class Topics:
         """The topic's partitions, none while there is no such topic."""
         found = self._all().get(topic)
         return found or ()
-
-    def matching(self, pattern: str) -> dict[str, tuple[int, ...]]:
-        """Topics whose whole name matches a regular expression, with their partitions."""
-        name = re.compile(pattern)
-        return {topic: parts for topic, parts in self._all().items() if name.fullmatch(topic)}
 
     def first(self, partitions: Mapping[str, tuple[int, ...]]) -> Offsets:
         """The first offset that is there, of each partition."""

@@ -3,9 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
-from schemas.errors import BadInput, ExitCode, SetupError
+from schemas.errors import SetupError
 from schemas.events import DeadLetter, SchemaEvent, dead_topic, schema_topic
 from schemas.naming import Naming
 from schemas.settings import KafkaSettings
@@ -43,14 +41,10 @@ class ShapeLog:
         """
         for record in self._following.new():
             if record.value is not None:
-                event = _event(self._following.topic, record)
+                event = self._following.parsed(record, SchemaEvent)
                 name = f"{event.schema_}.{event.table}"
                 if self._follows(name):
                     self._take(name, event)
-
-    def table_of(self, topic: str) -> str | None:
-        """`schema.table` whose events are in a topic."""
-        return self._topics.get(topic)
 
     def known_at(self, commit_lsn: int) -> set[str]:
         """The tables that had events at or before a commit LSN."""
@@ -102,19 +96,6 @@ class ShapeLog:
             )
 
 
-def _event(topic: str, record: Record) -> SchemaEvent:
-    try:
-        return SchemaEvent.model_validate_json(record.value or b"")
-    except ValidationError as error:
-        raise BadInput(
-            "the record is no schema event of this version",
-            operation="read table shapes",
-            subject=f"{topic}, partition {record.partition}, offset {record.offset}",
-            hint="run bridge and slottables of the same version",
-            exit_code=ExitCode.RECORD_REFUSED,
-        ) from error
-
-
 class Lacking(NamedTuple):
     """An event that Kafka has refused, so that the table lacks it."""
 
@@ -150,15 +131,6 @@ class DeadLetters:
 
     def _read(self, records: Iterable[Record]) -> Iterable[Lacking]:
         for record in records:
-            try:
-                letter = DeadLetter.model_validate_json(record.value or b"")
-            except ValidationError as error:
-                raise BadInput(
-                    "the record is no dead letter of this version",
-                    operation="read dead letters",
-                    subject=f"{self.topic}, partition {record.partition}, offset {record.offset}",
-                    hint="run bridge and slottables of the same version",
-                    exit_code=ExitCode.RECORD_REFUSED,
-                ) from error
+            letter = self._following.parsed(record, DeadLetter)
             if letter.table and self._follows(letter.table):
                 yield Lacking(letter.table, Position(letter.commit_lsn, letter.seq), letter.reason)

@@ -28,7 +28,6 @@ SLOTS = f"""
                failover, synced, invalidation_reason
           FROM pg_replication_slots) s WHERE slot_name <> '{SLOT}'
 """
-OF_DRILL = f"FROM pg_replication_slots WHERE slot_name = '{SLOT}'"
 SUBSCRIPTIONS = "SELECT json_agg(s ORDER BY oid) FROM pg_subscription s"
 SETTINGS = "SELECT json_agg(s ORDER BY name) FROM (SELECT name, setting FROM pg_settings) s"
 STANDBYS = "SELECT json_agg(application_name ORDER BY 1) FROM pg_stat_replication"

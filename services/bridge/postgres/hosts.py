@@ -51,4 +51,4 @@ def _not_a_conninfo() -> SettingsError:
 def host_name(conninfo: str) -> str:
     """`host:port` of one host's conninfo, for messages."""
     where = conninfo_to_dict(conninfo)
-    return f"{where.get('host', '')}:{where.get('port', '5432')}"
+    return f"{where.get('host') or where.get('hostaddr', '')}:{where.get('port') or 5432}"
