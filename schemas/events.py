@@ -28,6 +28,9 @@ INFINITY_MILLISECONDS = 9223372036825200000
 NEGATIVE_INFINITY_MILLISECONDS = -9223372036832400000
 DATE_INFINITY_DAYS = 2146033979
 DATE_NEGATIVE_INFINITY_DAYS = -2147472691
+SETTLED_KEY = b'{"slotbridge":"settled"}'
+"""The key of a tombstone that means nothing, in any topic: a transaction that Kafka had decided to
+commit, but left open, was ended with it (docs/DELIVERY.md)."""
 HEARTBEAT_PREFIX = "slotbridge"
 """The prefix of the bridge's own logical messages, which are recognised and not published."""
 

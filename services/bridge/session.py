@@ -26,6 +26,7 @@ from services.bridge.events.relations import Relations, warn_of_unmatched
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.failpoints import reach
+from services.bridge.kafka.hanging import settle
 from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.publishing import Publishing
 from services.bridge.kafka.refused import Refused
@@ -136,6 +137,7 @@ class Session:
         )
         producer.begin_session()
         reach("fenced")
+        settle(topics, producer, primary, slot, self._feedback.while_waiting)
         record = topics.last_progress(slot)
         connection = self._connection = ReplicationConnection(
             primary.conninfo,

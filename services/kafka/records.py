@@ -22,16 +22,21 @@ Contract = TypeVar("Contract", bound=BaseModel)
 
 
 class TopicReader:
-    """Reads the committed records of a topic's partition (its only one) between two offsets."""
+    """Reads the committed records of a topic's partition (its only one) between two offsets.
 
-    def __init__(self, settings: KafkaSettings, topic: str, partition: int = 0) -> None:
+    Not `committed`: those of open and aborted transactions as well.
+    """
+
+    def __init__(
+        self, settings: KafkaSettings, topic: str, partition: int = 0, *, committed: bool = True
+    ) -> None:
         self.topic = topic
         self._partition = partition
         self._options = {
             **client_options(settings),
             "group.id": f"slotbridge-start-{uuid.uuid4()}",
             "enable.auto.commit": False,
-            "isolation.level": "read_committed",
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 50,
@@ -68,6 +73,16 @@ class TopicReader:
             raise kafka_error(error, "read the topic", self.topic) from error
         return sorted(found.topics[self.topic].partitions)
 
+    def last(self, count: int) -> list[Record]:
+        """The committed ones among the last `count` records."""
+        low, end = self.bounds()
+        start = max(low, end - count)
+        return list(self.between(start, end, time.monotonic() + READ_DEADLINE_S))
+
+    def first_from(self, offset: int) -> list[Record]:
+        """The record at `offset`, where there is one."""
+        return list(self.between(offset, offset + 1, time.monotonic() + REQUEST_TIMEOUT_S))
+
     def between(self, start: int, stop: int, deadline: float) -> Iterator[Record]:
         """Yield the committed records in [start, stop) as (offset, key, value).
 
@@ -96,21 +111,25 @@ class TopicReader:
             "its end was not reached: a transaction of another producer is open",
             operation="read the topic",
             subject=self.topic,
+            hint="it ends at that producer's time-out; if it does not, it hangs: a start of the "
+            "bridge whose it is ends it, others' kafka-transactions.sh find-hanging shows",
             exit_code=ExitCode.KAFKA_UNREACHABLE,
         )
 
 
 def last_progress(
-    settings: KafkaSettings, slot: str, *, deadline_s: float
+    settings: KafkaSettings, slot: str, *, deadline_s: float, until: int | None = None
 ) -> ProgressRecord | None:
     """The last committed progress record of `slot`, read backwards from the topic's end.
+
+    `until`: from this offset, which is not beyond the last stable one.
 
     Raises OperatorNeeded for a record that is none, Retryable when the end isn't reached.
     """
     topic = progress_topic(settings.topic_prefix)
     with TopicReader(settings, topic) as reader:
         low, end = reader.bounds()
-        start = end
+        start = end if until is None else until
         deadline = time.monotonic() + deadline_s
         while start > low:
             stop, start = start, max(low, start - _TAIL_RECORDS)

@@ -82,7 +82,8 @@ class Following:
                     self._at[record.partition] = max(self._at[record.partition], record.offset)
                 elif record is not None:
                     self._at[record.partition] = record.offset + 1
-                    found.append(record)
+                    if record.value is not None:  # else it ends a transaction that hangs
+                        found.append(record)
         return sorted(found)
 
     def parsed(self, record: Record, kind: type[Document]) -> Document:

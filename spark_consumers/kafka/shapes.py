@@ -40,11 +40,10 @@ class ShapeLog:
         record that is no SchemaEvent.
         """
         for record in self._following.new():
-            if record.value is not None:
-                event = self._following.parsed(record, SchemaEvent)
-                name = f"{event.schema_}.{event.table}"
-                if self._follows(name):
-                    self._take(name, event)
+            event = self._following.parsed(record, SchemaEvent)
+            name = f"{event.schema_}.{event.table}"
+            if self._follows(name):
+                self._take(name, event)
 
     def known_at(self, commit_lsn: int) -> set[str]:
         """The tables that had events at or before a commit LSN."""

@@ -160,8 +160,10 @@ class TransactionLog:
         return True
 
     def _take(self, record: Record) -> None:
+        if record.value is None:  # what ends a transaction that hangs means nothing
+            return
         try:
-            event = json.loads(record.value or b"null")
+            event = json.loads(record.value)
             if event["status"] == "BEGIN":
                 return
             lsn, ts_ms = int(event["commit_lsn"]), int(event["ts_ms"])

@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from schemas.events import (
+    SETTLED_KEY,
     UNAVAILABLE,
     Envelope,
     SchemaEvent,
@@ -125,7 +126,8 @@ def rebuild(servers: str, prefix: str) -> Copy:
     """Apply all committed events. Raises AssertionError for what breaks the contract."""
     shapes = _shapes(read_committed(servers, [schema_topic(prefix)]))
     topics = {table_topic(prefix, shape.schema_, shape.table) for shape in shapes}
-    records = read_committed(servers, [*topics, transaction_topic(prefix)])
+    read = read_committed(servers, [*topics, transaction_topic(prefix)])
+    records = [record for record in read if record.key != SETTLED_KEY]
     changes = [r for r in records if r.topic in topics]
     events = _events(changes)
     _check_tombstones(changes)

@@ -7,7 +7,7 @@ this object; a new one's `begin_session` aborts what was open and fences what is
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -120,6 +120,22 @@ class TransactionalProducer:
             self._producer.init_transactions(INIT_TIMEOUT_S)
         except KafkaException as error:
             raise kafka_error(error, "init transactions", self._subject) from error
+
+    def settle(self, records: Mapping[tuple[str, int], Event], *, commit: bool) -> None:
+        """Write one record into each (topic, partition), and commit or abort: a marker of this
+        producer id also ends what an earlier session of it has left open there.
+        """
+        self._begin()
+        for (topic, partition), event in records.items():
+            self._produce(event, partition, NOWHERE, None)
+            self._ready.add(topic)
+        try:
+            self._producer.flush(INIT_TIMEOUT_S)
+            end = self._producer.commit_transaction if commit else self._producer.abort_transaction
+            end(INIT_TIMEOUT_S)
+        except KafkaException as error:
+            raise kafka_error(error, "end hanging transactions", self._subject) from error
+        self.open = False
 
     def send(self, events: Sequence[Event], origin: Origin = NOWHERE) -> None:
         """Add `events` of the transaction `origin` to the open Kafka transaction, begun if need be.

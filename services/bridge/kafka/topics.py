@@ -7,10 +7,17 @@ from concurrent.futures import wait
 from typing import Final
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
@@ -138,9 +145,43 @@ class Topics:
                 found[resource.name] = int(entries["max.message.bytes"].value)
         return found
 
-    def last_progress(self, slot: str) -> ProgressRecord | None:
-        """The last committed progress record of `slot`; raises as `services.kafka.records`."""
-        return last_progress(self._settings, slot, deadline_s=READ_DEADLINE_S)
+    def last_progress(self, slot: str, *, until: int | None = None) -> ProgressRecord | None:
+        """The last committed progress record of `slot`; as in `services.kafka.records`."""
+        return last_progress(self._settings, slot, deadline_s=READ_DEADLINE_S, until=until)
+
+    def unstable(self) -> dict[tuple[str, int], int]:
+        """The last stable offset of every partition of the prefix that has more than that."""
+        asked = [TopicPartition(*place) for place in self._own_partitions()]
+        stable, ends = (
+            {
+                (where.topic, where.partition): future
+                for where, future in self._admin.list_offsets(
+                    {where: OffsetSpec.latest() for where in asked},  # type: ignore[no-untyped-call]
+                    isolation_level=level,
+                    request_timeout=REQUEST_TIMEOUT_S,
+                ).items()
+            }
+            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+        )
+        try:
+            found = {place: future.result().offset for place, future in stable.items()}
+            return {p: at for p, at in found.items() if ends[p].result().offset > at}
+        except KafkaException as error:
+            raise kafka_error(error, "look for open transactions", self.prefix) from error
+
+    def event_partitions(self) -> list[tuple[str, int]]:
+        """The partitions of the prefix that hold events, or transactions' beginnings and ends."""
+        own = (progress_topic, schema_topic, prepared_topic, dead_topic, divergence_topic)
+        others = {topic_of(self.prefix) for topic_of in own}
+        return [place for place in self._own_partitions() if place[0] not in others]
+
+    def _own_partitions(self) -> list[tuple[str, int]]:
+        return [
+            (name, partition)
+            for name, count in sorted(self._partitions.items())
+            if name.startswith(f"{self.prefix}.")
+            for partition in range(count)
+        ]
 
     def shapes(self) -> dict[tuple[str, str], SchemaEvent]:
         """(schema, table) -> the last published shape of each table."""
@@ -180,9 +221,9 @@ class Topics:
             if topic.error is None
         }
 
-    def reader(self, topic: str) -> TopicReader:
-        """A reader of one of the one-partition topics; a context manager."""
-        return TopicReader(self._settings, topic)
+    def reader(self, topic: str, partition: int = 0, *, committed: bool = True) -> TopicReader:
+        """A reader of one of the topics' partitions; a context manager."""
+        return TopicReader(self._settings, topic, partition, committed=committed)
 
     def _ensure(
         self, name: str, *, partitions: int, compacted: bool, short_lived: bool = False

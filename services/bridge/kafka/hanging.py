@@ -1,0 +1,170 @@
+"""Ends transactions that Kafka has decided without telling every partition.
+
+A broker that dies between its coordinator's decision and the markers may take the transaction for
+complete when it comes back (seen with 4.3.0: one SIGKILL in ten under load). Its records then hide
+for ever, from readers of committed ones, all that follows them. Kafka's own remedy is an operator
+with `kafka-transactions.sh abort`, which loses what was decided to be committed.
+
+A marker of the same producer id ends it as well. So at the start of a session, when no transaction
+of ours can be open, every partition that stays unstable gets one record that means nothing, and
+
+    commit   where a witness shows that Kafka had decided so: the slot or the origin is beyond the
+             last visible progress record, some partition shows events that are, or the record is
+             there and covers what is hidden
+    abort    else: the slot sends again what it had
+
+Committed, that record is a tombstone of a key that no table has. Partitions that are unstable for
+another producer's sake are none the worse for it.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
+
+import structlog
+
+from schemas.errors import ExitCode, OperatorNeeded
+from schemas.events import (
+    SETTLED_KEY,
+    PreparedKey,
+    ProgressRecord,
+    prepared_topic,
+    progress_topic,
+)
+from services.bridge.events.envelope import Event
+from services.bridge.kafka.producer import TransactionalProducer
+from services.bridge.kafka.topics import Topics
+from services.bridge.postgres.database import Primary
+
+logger = structlog.get_logger(__name__)
+
+PATIENCE_S: Final = 1.5
+"""A partition whose last stable offset stays the same for so long is taken for stuck."""
+_LOOK_S: Final = 0.25
+_TAIL_RECORDS: Final = 20
+Partition = tuple[str, int]
+
+
+class Place(NamedTuple):
+    """An event's place in the order of all."""
+
+    commit_lsn: int
+    seq: int
+
+
+def settle(
+    topics: Topics,
+    producer: TransactionalProducer,
+    primary: Primary,
+    slot: str,
+    while_waiting: Callable[[], None],
+) -> None:
+    """End what hangs in the topics of the prefix. `producer` has begun its session.
+
+    Raises OperatorNeeded where nothing tells how Kafka had decided.
+    """
+    stuck = _stuck(topics, while_waiting)
+    if not stuck:
+        return
+    commit = _decision(topics, primary, slot, stuck)
+    where = ", ".join(f"{topic}[{partition}]@{at}" for (topic, partition), at in stuck.items())
+    logger.warning(
+        "Kafka has left a transaction open after deciding it: ending it",
+        decision="commit" if commit else "abort",
+        partitions=where,
+    )
+    prepared = prepared_topic(topics.prefix)
+    nothing = PreparedKey(slot="", gid="", part=0).model_dump_json().encode()
+    producer.settle(
+        {
+            (topic, partition): Event(topic, nothing if topic == prepared else SETTLED_KEY, None)
+            for topic, partition in stuck
+        },
+        commit=commit,
+    )
+
+
+def has(last: ProgressRecord | None, place: Place) -> bool:
+    """Whether the event at `place` is among what the record covers. Pure."""
+    if last is None:
+        return False
+    in_part = place.commit_lsn == last.commit_lsn and place.seq < last.seq
+    return place.commit_lsn < last.end_lsn or in_part
+
+
+def was_committed(
+    last: ProgressRecord | None, told_lsn: int, shown: Iterable[Place], hidden: Iterable[Place]
+) -> bool:
+    """Whether a witness shows that Kafka had decided to commit what hangs. Pure.
+
+    `last`: the last visible record. `told_lsn`: how far the slot and the origin have been told.
+    `shown`: places of the last visible events; `hidden`: of the first ones that are not.
+    """
+    announced = max(last.end_lsn, last.ahead_lsn) if last is not None else 0
+    return (
+        told_lsn > announced
+        or any(not has(last, place) for place in shown)
+        or any(has(last, place) for place in hidden)
+    )
+
+
+def place_of(value: bytes | None) -> Place | None:
+    """Where the event of a record stands; None for what does not say."""
+    try:
+        document = json.loads(value or b"null")
+        said = document.get("source", document)
+        return Place(int(said["commit_lsn"]), int(said.get("seq", 0)))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _stuck(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition, int]:
+    found = topics.unstable()
+    until = time.monotonic() + PATIENCE_S
+    while found and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+        while_waiting()
+        now = topics.unstable()
+        found = {place: at for place, at in found.items() if now.get(place) == at}
+    return found
+
+
+def _decision(topics: Topics, primary: Primary, slot: str, stuck: Mapping[Partition, int]) -> bool:
+    progress = progress_topic(topics.prefix)
+    record_hidden = (progress, 0) in stuck
+    last = topics.last_progress(slot, until=stuck.get((progress, 0)))
+    if record_hidden:
+        found = primary.slot()
+        confirmed = found.confirmed_flush_lsn if found is not None else None
+        told_lsn = max(confirmed or 0, primary.origin_lsn() or 0)
+        return was_committed(last, told_lsn, _shown(topics, stuck), ())
+    hidden = list(_hidden(topics, stuck))
+    if not hidden:
+        raise OperatorNeeded(
+            "Kafka has left a transaction open, and its records do not say which",
+            operation="end hanging transactions",
+            subject=", ".join(f"{topic}[{partition}]" for topic, partition in stuck),
+            hint="a producer of yours that writes there is at work, or its transaction hangs: "
+            "kafka-transactions.sh find-hanging, then abort",
+            exit_code=ExitCode.KAFKA_UNREACHABLE,
+        )
+    return was_committed(last, 0, (), hidden)
+
+
+def _shown(topics: Topics, stuck: Mapping[Partition, int]) -> Iterable[Place]:
+    """The places of the last visible events, of every partition that shows all it has."""
+    for topic, partition in topics.event_partitions():
+        if (topic, partition) not in stuck:
+            with topics.reader(topic, partition) as reader:
+                values = [value for _, _, value in reader.last(_TAIL_RECORDS)]
+            yield from [place for value in values if (place := place_of(value)) is not None]
+
+
+def _hidden(topics: Topics, stuck: Mapping[Partition, int]) -> Iterable[Place]:
+    """The places of the first event that each stuck partition hides."""
+    for (topic, partition), offset in stuck.items():
+        with topics.reader(topic, partition, committed=False) as reader:
+            for _, _, value in reader.first_from(offset):
+                if (place := place_of(value)) is not None:
+                    yield place

@@ -1,0 +1,128 @@
+"""Kafka has decided a transaction and told only some partitions, or none, before its broker died.
+
+The markers that were not written are cut off from the broker's files: it finds what it would have
+found, had it died a moment before, and, like after such a death, never writes them.
+"""
+
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from services.local.kafka import KafkaBroker
+from tests.bridge.conftest import NewBridge
+from tests.bridge.faults.load import Load, assert_intact, await_session
+from tests.bridge.running import Bridge
+from tests.providers.waiting import eventually
+
+HEADER = struct.Struct(">qiibihiqq")
+"""baseOffset, batchLength, leader epoch, magic, crc, attributes, last delta, first and last time"""
+BEFORE_LENGTH = 12
+IS_CONTROL = 0x20
+
+
+def last_batch(log: Path) -> tuple[int, bool, int]:
+    """Where the last batch of a partition's file begins, whether it is a marker, its time in ms."""
+    data = log.read_bytes()
+    at, found = 0, (0, False, 0)
+    while at + HEADER.size <= len(data):
+        _, length, _, _, _, attributes, _, _, time_ms = HEADER.unpack_from(data, at)
+        if length <= 0:
+            break
+        found = (at, bool(attributes & IS_CONTROL), time_ms)
+        at += BEFORE_LENGTH + length
+    return found
+
+
+def forget_markers(
+    broker: KafkaBroker, prefix: str, since_ms: int, wanted: Callable[[str], bool]
+) -> list[str]:
+    """Cut the markers of the last transaction off, in partitions of `wanted` names."""
+    data = broker.folder / "data"
+    done = []
+    for log in sorted(data.glob(f"{prefix}.*/*.log")):
+        at, is_marker, time_ms = last_batch(log)
+        name = log.parent.name.removeprefix(f"{prefix}.")
+        if is_marker and time_ms >= since_ms and wanted(name):
+            with log.open("r+b") as file:
+                file.truncate(at)
+            for kept in (*log.parent.glob("*.snapshot"), *log.parent.glob("*index")):
+                kept.unlink()
+            done.append(name)
+    for checkpoint in (*data.glob("*-offset-checkpoint"), data / ".kafka_cleanshutdown"):
+        checkpoint.unlink(missing_ok=True)
+    return done
+
+
+def is_any(_name: str) -> bool:
+    return True
+
+
+def is_not_the_progress(name: str) -> bool:
+    return not name.startswith("progress-")
+
+
+def is_not_of_transactions(name: str) -> bool:
+    return not name.startswith("transaction-")
+
+
+CASES = [
+    pytest.param(is_any, False, "abort", id="no marker, the slot knows nothing"),
+    pytest.param(is_any, True, "commit", id="no marker, the slot was told"),
+    pytest.param(is_not_the_progress, False, "commit", id="only the record is visible"),
+    pytest.param(is_not_of_transactions, False, "commit", id="only END is visible"),
+]
+
+
+@pytest.mark.parametrize(("forgotten", "told", "decision"), CASES)
+def test_what_kafka_left_open_is_ended_as_it_was_decided(
+    conninfo: str,
+    load: Load,
+    own_kafka: KafkaBroker,
+    new_bridge: NewBridge,
+    forgotten: Callable[[str], bool],
+    told: bool,
+    decision: str,
+) -> None:
+    bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
+    load.more(20)
+    bridge.kill()
+    load.more(20)
+    time.sleep(0.1)
+    since_ms = int(time.time() * 1000)
+    _commit_once(bridge)
+    end_lsn = bridge.progress()[-1].end_lsn
+    own_kafka.kill()
+    names = forget_markers(own_kafka, bridge.prefix, since_ms, forgotten)
+    assert len(names) >= 3, names
+    if told:
+        _tell(conninfo, bridge, end_lsn)
+    own_kafka.start()
+    bridge.start()
+    await_session(bridge, 3)
+    assert f"decision={decision}" in bridge.output
+    assert_intact(bridge, load, conninfo)
+
+
+def _commit_once(bridge: Bridge) -> None:
+    """It ends right after its first commit, of all that has gathered; the slot knows nothing."""
+    bridge.start(SLOTBRIDGE_FAILPOINT="after kafka commit:1")
+    bridge.exit_code()
+
+
+def _tell(conninfo: str, bridge: Bridge, lsn: int) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+
+        def told() -> bool:
+            slot = connection.execute(
+                "SELECT active FROM pg_replication_slots WHERE slot_name = %s", [bridge.slot]
+            ).fetchone()
+            return slot is not None and not slot[0]
+
+        eventually(told, what="the slot is free")
+        connection.execute(
+            "SELECT pg_replication_slot_advance(%s, '0/0'::pg_lsn + %s)", [bridge.slot, lsn]
+        )

@@ -1,0 +1,59 @@
+"""What had Kafka decided? The pure part of services.bridge.kafka.hanging."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.events import ProgressRecord
+from services.bridge.kafka.hanging import Place, has, place_of, was_committed
+
+
+def record(commit_lsn: int, end_lsn: int, seq: int = 0, ahead_lsn: int = 0) -> ProgressRecord:
+    return ProgressRecord(
+        slot="s",
+        system_identifier="1",
+        timeline=1,
+        commit_lsn=commit_lsn,
+        end_lsn=end_lsn,
+        seq=seq,
+        ts_ms=0,
+        ahead_lsn=ahead_lsn,
+    )
+
+
+WHOLE = record(100, 110)
+PART = record(200, 110, seq=5)
+
+
+def test_a_record_covers_whole_transactions_and_the_first_part_of_one() -> None:
+    assert has(WHOLE, Place(100, 3))
+    assert not has(WHOLE, Place(110, 0))
+    assert has(PART, Place(200, 4))
+    assert not has(PART, Place(200, 5))
+    assert not has(PART, Place(150, 0))
+    assert not has(None, Place(1, 0))
+
+
+def test_without_a_witness_it_is_aborted() -> None:
+    assert not was_committed(WHOLE, 110, [Place(100, 0)], [Place(120, 0)])
+    assert not was_committed(None, 0, [], [])
+    assert not was_committed(record(100, 110, ahead_lsn=500), 500, [], [])
+
+
+def test_each_witness_alone_is_enough() -> None:
+    assert was_committed(WHOLE, 111, [], [])
+    assert was_committed(WHOLE, 110, [Place(120, 0)], [])
+    assert was_committed(PART, 110, [Place(200, 5)], [])
+    assert was_committed(WHOLE, 110, [], [Place(100, 0)])
+
+
+@given(st.binary() | st.none())
+def test_what_is_no_event_has_no_place(value: bytes | None) -> None:
+    assert place_of(value) is None or isinstance(place_of(value), Place)
+
+
+def test_events_and_ends_of_transactions_have_a_place() -> None:
+    event = {"source": {"commit_lsn": 7, "seq": 2}}
+    assert place_of(json.dumps(event).encode()) == Place(7, 2)
+    assert place_of(b'{"status": "END", "commit_lsn": 9}') == Place(9, 0)
