@@ -6,7 +6,6 @@ where commits wait for the receiver a keepalive takes their place.
 
 import contextlib
 import re
-import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,8 +31,6 @@ from tests.providers.interface import Provider, Server, Trio
 from tests.providers.waiting import eventually
 
 SLOWED_MAX = 2.0
-NOISE_MS = 50.0
-"""What a busy machine may add; a commit that waits for a heartbeat takes up to a second."""
 PAIRS = 3
 PAIRS_MAX = 15
 """Where other work keeps the processors busy, every hand-over between processes waits for them."""
@@ -109,7 +106,7 @@ def test_commits_that_wait_for_the_bridge_are_released_at_once_when_filtered(
 
 
 def _slowed(alone: list[float], waiting: list[float]) -> bool:
-    return statistics.median(waiting) > SLOWED_MAX * statistics.median(alone) + NOISE_MS
+    return min(waiting) > SLOWED_MAX * min(alone)  # the least: others' work slows both at random
 
 
 def _announced(bridge: Bridge) -> bool:
