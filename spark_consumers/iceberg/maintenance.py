@@ -69,7 +69,8 @@ def _compact(spark: SparkSession, table: Any, settings: TablesSettings) -> None:
     if table.sortOrder().isSorted():
         action = action.sort()
     action.execute()
-    _actions(spark).rewritePositionDeletes(table).execute()
+    # Few as they are: of deletes that no data file has any more, nothing is written again.
+    _actions(spark).rewritePositionDeletes(table).option("rewrite-all", "true").execute()
 
 
 def _remove_orphans(spark: SparkSession, table: Any, older_ms: int) -> int:

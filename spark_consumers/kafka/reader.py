@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import tenacity
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr-defined]
@@ -122,6 +123,12 @@ def _unreachable(subject: str) -> Retryable:
     )
 
 
+def _passes(error: BaseException) -> bool:
+    """Whether Kafka refused for a moment only, as for a topic that was just made."""
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and bool(cause.args[0].retriable())
+
+
 class Topics:
     """Asks for the partitions and offsets of topics."""
 
@@ -156,6 +163,12 @@ class Topics:
             raise kafka_failure(error, "list of topics") from error
         return {name: tuple(sorted(topic.partitions)) for name, topic in listed.items()}
 
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception(_passes),
+        wait=tenacity.wait_fixed(0.2),
+        stop=tenacity.stop_after_delay(REQUEST_TIMEOUT_S),
+        reraise=True,
+    )
     def _offsets(
         self,
         partitions: Mapping[str, tuple[int, ...]],

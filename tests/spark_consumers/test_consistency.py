@@ -1,5 +1,6 @@
 """All tables move from one commit LSN to a later one together: seen at every epoch, under load."""
 
+import itertools
 import json
 import tempfile
 import threading
@@ -30,6 +31,8 @@ RANDOM = """
     \\set delta random(-5000, 5000)
 """
 NAMES = {name: f":{name}" for name in ("aid", "bid", "tid", "delta")}
+ONE = TRANSFER.format(aid=7, bid=1, tid=7, delta=11)
+LARGE_ONES = 3
 TABLES = ("pgbench_accounts", "pgbench_tellers", "pgbench_branches")
 
 
@@ -91,10 +94,12 @@ def test_sums_agree_at_every_epoch_while_transfers_go_on(
     with Running(pipeline) as running:
         load.start()
 
+        larger = itertools.repeat(LARGE, LARGE_ONES)
+
         def enough() -> bool:
             look(spark, ledger, seen)
             with psycopg.connect(bank.conninfo) as connection:
-                connection.execute(LARGE.encode())
+                connection.execute(next(larger, ONE).encode())
             load.join(timeout=2.0)
             several = len(seen) >= 3 and len(set(seen.values())) > 1
             return running.failure is not None or (several and not load.is_alive())

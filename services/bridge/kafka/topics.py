@@ -163,11 +163,16 @@ class Topics:
             }
             for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
         )
-        try:
-            found = {place: future.result().offset for place, future in stable.items()}
-            return {p: at for p, at in found.items() if ends[p].result().offset > at}
-        except KafkaException as error:
-            raise kafka_error(error, "look for open transactions", self.prefix) from error
+        found = {}
+        for place, future in stable.items():
+            try:
+                at = future.result().offset
+                if ends[place].result().offset > at:
+                    found[place] = at
+            except KafkaException as error:
+                if not error.args[0].retriable():  # else its topic was just made
+                    raise kafka_error(error, "look for open transactions", place[0]) from error
+        return found
 
     def event_partitions(self) -> list[tuple[str, int]]:
         """The partitions of the prefix that hold events, or transactions' beginnings and ends."""

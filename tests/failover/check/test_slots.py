@@ -224,9 +224,10 @@ def test_consumer_ahead_of_the_standby(sound: Examiner) -> None:
         lambda: ask(trio.standby, "SELECT count(*) FROM pg_stat_wal_receiver") == 0,
         what="the standby receives nothing",
     )
-    write(trio.primary, trio.dbname, 1)
+    write(trio.primary, trio.dbname, 1301)
+    written = "SELECT count(*) FROM t WHERE id BETWEEN 1301 AND 1310"
     eventually(
-        lambda: ask(trio.subscriber, "SELECT count(*) FROM t WHERE id <= 10", trio.dbname) == 10,
+        lambda: ask(trio.subscriber, written, trio.dbname) == 10,
         what="the subscriber got ahead",
     )
     found = sound.expect(

@@ -47,36 +47,42 @@ def test_it_follows_a_promotion_pauses_and_hands_over_to_another_replica(
         write(trio.standby, trio.dbname, 101)
         await_equal(trio, trio.standby)
         await_kafka(bridge, trio, trio.standby)
-        eventually(lambda: first.metric("slotfailover_repoints_total") == 1, what="it is counted")
-        assert "b was promoted: timeline 1 -> 2" in first.events
-        assert second.metric("slotfailover_repoints_total") == 0
-        assert not second.status["leading"]
+        leader, other = await_one_repoint(first, second)
+        assert "b was promoted: timeline 1 -> 2" in leader.events
+        assert not other.status["leading"]
         assert ran(config) == [("watch", "done")]
 
-        first.kill()
-        eventually(lambda: second.status["leading"], what="the other replica leads", timeout_s=60)
+        leader.kill()
+        eventually(lambda: other.status["leading"], what="the other replica leads", timeout_s=60)
         rejoined = slotfailover("rejoin", "a", "--config", config, "--yes")
         assert rejoined.code == 0, rejoined.err
-        second.order("pause", "a person is at work")
+        other.order("pause", "a person is at work")
         promote(trio.standby, trio.primary)
-        paused = second.await_verdict("paused")
+        paused = other.await_verdict("paused")
         assert paused["decision"]["pending"]
-        second.await_rounds(8)
+        other.await_rounds(8)
         assert f"port={trio.standby.port}" in unquoted(ask(trio.subscriber, LEADS_TO, trio.dbname))
         third = Watching(config, "third")
         eventually(lambda: third.status["pause"]["paused"], what="a new replica knows the pause")
         third.end()
-        second.order("resume")
+        other.order("resume")
         write(trio.primary, trio.dbname, 201)
         await_equal(trio, trio.primary)
         await_kafka(bridge, trio, trio.primary)
         assert ran(config)[-1] == ("watch", "done")
-        assert second.stop() == 0
-        assert "Traceback" not in first.output + second.output
+        assert other.stop() == 0
+        assert "Traceback" not in first.output + other.output
     finally:
         for replica in (first, second):
             replica.end()
         bridge.end()
+
+
+def await_one_repoint(first: Watching, second: Watching) -> tuple[Watching, Watching]:
+    """Which replica has repointed, and which has not: whoever gets the new primary's lock leads."""
+    repoints = "slotfailover_repoints_total"
+    eventually(lambda: first.metric(repoints) + second.metric(repoints) == 1, what="it is counted")
+    return (first, second) if first.metric(repoints) else (second, first)
 
 
 def prepare(trio: Trio, bridge: Bridge) -> None:
