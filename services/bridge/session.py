@@ -1,7 +1,7 @@
 """One connection from start to end: agree on the position, stream, commit, confirm.
 
-    open    probe hosts -> own the origin -> fence in Kafka -> read progress -> compare witnesses
-            -> START_REPLICATION
+    open    probe hosts -> own the origin -> fence in Kafka -> end what hangs there -> read progress
+            -> compare witnesses -> START_REPLICATION
     stream  read -> decode -> assemble -> send -> (commit -> feedback) -> (move origin)
     close   abandon the open Kafka transaction, drop both connections
 
