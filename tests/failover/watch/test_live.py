@@ -42,7 +42,7 @@ def test_it_follows_a_promotion_pauses_and_hands_over_to_another_replica(
     assert first.await_verdict("rest")["leading"]
     second = Watching(config, "second")
     try:
-        second.await_verdict("passive")
+        second.await_verdict("rest")
         write(trio.primary, trio.dbname, 1)
         promote(trio.primary, trio.standby)
         write(trio.standby, trio.dbname, 101)
