@@ -50,10 +50,11 @@ def test_each_witness_alone_is_enough() -> None:
 
 @given(st.binary() | st.none())
 def test_what_is_no_event_has_no_place(value: bytes | None) -> None:
-    assert place_of(value) is None or isinstance(place_of(value), Place)
+    assert place_of(value, "p") is None or isinstance(place_of(value, "p"), Place)
 
 
 def test_events_and_ends_of_transactions_have_a_place() -> None:
-    event = {"source": {"commit_lsn": 7, "seq": 2}}
-    assert place_of(json.dumps(event).encode()) == Place(7, 2)
-    assert place_of(b'{"status": "END", "commit_lsn": 9}') == Place(9, 0)
+    event = json.dumps({"source": {"name": "p", "commit_lsn": 7, "seq": 2}}).encode()
+    assert place_of(event, "p") == Place(7, 2)
+    assert place_of(event, "another") is None
+    assert place_of(b'{"status": "END", "commit_lsn": 9}', "p") == Place(9, 0)

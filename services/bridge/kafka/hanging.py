@@ -13,8 +13,8 @@ of ours can be open, every partition that stays unstable gets one record that me
              there and covers what is hidden
     abort    else: the slot sends again what it had
 
-Committed, that record is a tombstone of a key that no table has. Partitions that are unstable for
-another producer's sake are none the worse for it.
+Committed, that record is a tombstone of a key that no table has. What other producers have open is
+left alone, or none the worse for a marker of ours.
 """
 
 import json
@@ -24,7 +24,6 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from schemas.errors import ExitCode, OperatorNeeded
 from schemas.events import (
     SETTLED_KEY,
     PreparedKey,
@@ -60,26 +59,32 @@ def settle(
     slot: str,
     while_waiting: Callable[[], None],
 ) -> None:
-    """End what hangs in the topics of the prefix. `producer` has begun its session.
-
-    Raises OperatorNeeded where nothing tells how Kafka had decided.
-    """
+    """End what hangs in the topics of the prefix. `producer` has begun its session."""
     stuck = _stuck(topics, while_waiting)
     if not stuck:
         return
-    commit = _decision(topics, primary, slot, stuck)
-    where = ", ".join(f"{topic}[{partition}]@{at}" for (topic, partition), at in stuck.items())
+    ours, hidden = _ours(topics, slot, stuck)
+    if not ours:
+        logger.info("transactions of other producers are open", partitions=_names(stuck))
+        return
+    record_at = ours.get((progress_topic(topics.prefix), 0))
+    last = topics.last_progress(slot, until=record_at)
+    if record_at is None:
+        commit = was_committed(last, 0, (), hidden)
+    else:
+        commit = was_committed(last, _told_lsn(primary), _shown(topics, stuck), ())
+    ending = ours if commit else stuck  # an abort leaves nothing that could be seen
     logger.warning(
         "Kafka has left a transaction open after deciding it: ending it",
         decision="commit" if commit else "abort",
-        partitions=where,
+        partitions=_names(ending),
     )
     prepared = prepared_topic(topics.prefix)
     nothing = PreparedKey(slot="", gid="", part=0).model_dump_json().encode()
     producer.settle(
         {
             (topic, partition): Event(topic, nothing if topic == prepared else SETTLED_KEY, None)
-            for topic, partition in stuck
+            for topic, partition in ending
         },
         commit=commit,
     )
@@ -109,11 +114,13 @@ def was_committed(
     )
 
 
-def place_of(value: bytes | None) -> Place | None:
-    """Where the event of a record stands; None for what does not say."""
+def place_of(value: bytes | None, prefix: str) -> Place | None:
+    """Where the event of a record stands; None for what is no event of `prefix`. Pure."""
     try:
         document = json.loads(value or b"null")
         said = document.get("source", document)
+        if said.get("name", prefix) != prefix:
+            return None
         return Place(int(said["commit_lsn"]), int(said.get("seq", 0)))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -130,26 +137,33 @@ def _stuck(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition,
     return found
 
 
-def _decision(topics: Topics, primary: Primary, slot: str, stuck: Mapping[Partition, int]) -> bool:
-    progress = progress_topic(topics.prefix)
-    record_hidden = (progress, 0) in stuck
-    last = topics.last_progress(slot, until=stuck.get((progress, 0)))
-    if record_hidden:
-        found = primary.slot()
-        confirmed = found.confirmed_flush_lsn if found is not None else None
-        told_lsn = max(confirmed or 0, primary.origin_lsn() or 0)
-        return was_committed(last, told_lsn, _shown(topics, stuck), ())
-    hidden = list(_hidden(topics, stuck))
-    if not hidden:
-        raise OperatorNeeded(
-            "Kafka has left a transaction open, and its records do not say which",
-            operation="end hanging transactions",
-            subject=", ".join(f"{topic}[{partition}]" for topic, partition in stuck),
-            hint="a producer of yours that writes there is at work, or its transaction hangs: "
-            "kafka-transactions.sh find-hanging, then abort",
-            exit_code=ExitCode.KAFKA_UNREACHABLE,
-        )
-    return was_committed(last, 0, (), hidden)
+def _ours(
+    topics: Topics, slot: str, stuck: Mapping[Partition, int]
+) -> tuple[dict[Partition, int], list[Place]]:
+    """Those that hide records of this bridge, and the places of the first events they hide."""
+    progress, own = progress_topic(topics.prefix), topics.own()
+    ours: dict[Partition, int] = {}
+    places = []
+    for (topic, partition), offset in stuck.items():
+        with topics.reader(topic, partition, committed=False) as reader:
+            for _, key, value in reader.first_from(offset):
+                place = place_of(value, topics.prefix)
+                if topic == progress:
+                    is_ours, place = key == slot.encode(), None
+                else:
+                    is_ours = topic in own or place is not None
+                if is_ours:
+                    ours[topic, partition] = offset
+                if place is not None:
+                    places.append(place)
+    return ours, places
+
+
+def _told_lsn(primary: Primary) -> int:
+    """How far the slot and the origin have been told."""
+    slot = primary.slot()
+    confirmed = slot.confirmed_flush_lsn if slot is not None else None
+    return max(confirmed or 0, primary.origin_lsn() or 0)
 
 
 def _shown(topics: Topics, stuck: Mapping[Partition, int]) -> Iterable[Place]:
@@ -158,13 +172,9 @@ def _shown(topics: Topics, stuck: Mapping[Partition, int]) -> Iterable[Place]:
         if (topic, partition) not in stuck:
             with topics.reader(topic, partition) as reader:
                 values = [value for _, _, value in reader.last(_TAIL_RECORDS)]
-            yield from [place for value in values if (place := place_of(value)) is not None]
+            places = (place_of(value, topics.prefix) for value in values)
+            yield from (place for place in places if place is not None)
 
 
-def _hidden(topics: Topics, stuck: Mapping[Partition, int]) -> Iterable[Place]:
-    """The places of the first event that each stuck partition hides."""
-    for (topic, partition), offset in stuck.items():
-        with topics.reader(topic, partition, committed=False) as reader:
-            for _, _, value in reader.first_from(offset):
-                if (place := place_of(value)) is not None:
-                    yield place
+def _names(partitions: Mapping[Partition, int]) -> str:
+    return ", ".join(f"{topic}[{partition}]@{at}" for (topic, partition), at in partitions.items())

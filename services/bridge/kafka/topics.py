@@ -52,6 +52,15 @@ from services.kafka.records import (
 
 logger = structlog.get_logger(__name__)
 
+_OWN: Final = (
+    progress_topic,
+    schema_topic,
+    prepared_topic,
+    transaction_topic,
+    message_topic,
+    dead_topic,
+    divergence_topic,
+)
 _ATTEMPT_S: Final = 0.5
 _REFUSAL_S: Final = 2.0
 """How long another broker may still take what one has refused."""
@@ -176,9 +185,12 @@ class Topics:
 
     def event_partitions(self) -> list[tuple[str, int]]:
         """The partitions of the prefix that hold events, or transactions' beginnings and ends."""
-        own = (progress_topic, schema_topic, prepared_topic, dead_topic, divergence_topic)
-        others = {topic_of(self.prefix) for topic_of in own}
+        others = self.own() - {transaction_topic(self.prefix), message_topic(self.prefix)}
         return [place for place in self._own_partitions() if place[0] not in others]
+
+    def own(self) -> set[str]:
+        """The topics that are the bridge's own, not a table's."""
+        return {topic_of(self.prefix) for topic_of in _OWN}
 
     def _own_partitions(self) -> list[tuple[str, int]]:
         return [
