@@ -318,9 +318,11 @@ class Session:
             self._heartbeat.perform(self._primary, self._ledger)
 
     def _perform_due(self, publishing: Publishing, now: float, *, behind: bool) -> None:
+        publishing.perform(now, behind=behind)
+        if self._heartbeat.commits_wait:  # also of what had to wait until Kafka had committed
+            self._feedback.tell_news(follow=publishing.settled)
         if now >= self._feedback.due:
             publishing.report()
-        publishing.perform(now, behind=behind)
         self._beat(now)
 
     def _finish(self, publishing: Publishing) -> None:

@@ -31,6 +31,9 @@ from tests.providers.interface import Provider, Server, Trio
 from tests.providers.waiting import eventually
 
 SLOWED_MAX = 2.0
+HEARTBEAT_S = 1.0
+FEEDBACK_S = 0.9
+"""A little less than the time after which the server hears from the bridge in any case."""
 PAIRS = 3
 PAIRS_MAX = 15
 """Where other work keeps the processors busy, every hand-over between processes waits for them."""
@@ -97,12 +100,23 @@ def test_commits_that_wait_for_the_bridge_are_released_at_once_when_filtered(
             set_synchronous(connection, bridge, on=True)
             eventually(lambda: _announced(bridge), what="the bridge knows that commits wait")
             waiting.append(latency_ms(trio.primary, conninfo, 300))
+        assert slowest_s(conninfo, 4 * HEARTBEAT_S) < FEEDBACK_S, "one waited for a feedback"
         connection.execute("INSERT INTO published VALUES (1)")
         assert [event["after"]["id"] for event in bridge.events("published")] == [1]
         set_synchronous(connection, bridge, on=False)
         assert bridge.stop() == 0, bridge.output
     assert not _slowed(alone, waiting), (alone, waiting)
     assert bridge.progress()[-1].ahead_lsn == 0, "a stopped bridge is never behind its slot"
+
+
+def slowest_s(conninfo: str, for_s: float) -> float:
+    """The longest commit of many, one after another."""
+    slowest, until = 0.0, time.monotonic() + for_s
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        while (since := time.monotonic()) < until:
+            connection.execute("UPDATE pgbench_branches SET bbalance = bbalance + 1")
+            slowest = max(slowest, time.monotonic() - since)
+    return slowest
 
 
 def _slowed(alone: list[float], waiting: list[float]) -> bool:
