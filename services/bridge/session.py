@@ -303,8 +303,6 @@ class Session:
         if item.reply:
             self._feedback.due = 0.0
             publishing.hurry()
-        elif self._heartbeat.commits_wait:
-            self._feedback.tell_news(follow=publishing.settled)
 
     def _breathe(self) -> None:
         """In the middle of long work: the server hears from us, and keeps the origin for us."""

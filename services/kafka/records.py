@@ -73,11 +73,10 @@ class TopicReader:
             raise kafka_error(error, "read the topic", self.topic) from error
         return sorted(found.topics[self.topic].partitions)
 
-    def last(self, count: int) -> list[Record]:
-        """The committed ones among the last `count` records."""
+    def last(self, count: int, deadline: float) -> Iterator[Record]:
+        """The committed ones among the last `count` records; as `between`."""
         low, end = self.bounds()
-        start = max(low, end - count)
-        return list(self.between(start, end, time.monotonic() + READ_DEADLINE_S))
+        return self.between(max(low, end - count), end, deadline)
 
     def first_from(self, offset: int) -> list[Record]:
         """The record at `offset`, where there is one."""
@@ -155,8 +154,7 @@ def newest(
     found: list[bytes] = []
     for partition in partitions:
         with TopicReader(settings, topic, partition) as reader:
-            low, end = reader.bounds()
-            records = reader.between(max(low, end - records_max), end, deadline)
+            records = reader.last(records_max, deadline)
             found += [value for _, name, value in records if name == key and value is not None]
     return found
 

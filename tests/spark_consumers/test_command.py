@@ -1,4 +1,4 @@
-"""`slottables` as a process: its lines and exit codes; tests.spark_consumers.drill kills it."""
+"""`slottables` as a process: its lines and its exit codes; test_drill kills and stops it."""
 
 import json
 import subprocess

@@ -35,6 +35,7 @@ from services.bridge.events.envelope import Event
 from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.topics import Topics
 from services.bridge.postgres.database import Primary
+from services.kafka.records import READ_DEADLINE_S
 
 logger = structlog.get_logger(__name__)
 
@@ -171,7 +172,8 @@ def _shown(topics: Topics, stuck: Mapping[Partition, int]) -> Iterable[Place]:
     for topic, partition in topics.event_partitions():
         if (topic, partition) not in stuck:
             with topics.reader(topic, partition) as reader:
-                values = [value for _, _, value in reader.last(_TAIL_RECORDS)]
+                deadline = time.monotonic() + READ_DEADLINE_S
+                values = [value for _, _, value in reader.last(_TAIL_RECORDS, deadline)]
             places = (place_of(value, topics.prefix) for value in values)
             yield from (place for place in places if place is not None)
 

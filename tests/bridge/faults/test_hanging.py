@@ -91,7 +91,6 @@ def test_what_kafka_left_open_is_ended_as_it_was_decided(
     load.more(20)
     bridge.kill()
     load.more(20)
-    time.sleep(0.1)
     since_ms = int(time.time() * 1000)
     _commit_once(bridge)
     end_lsn = bridge.progress()[-1].end_lsn

@@ -1,0 +1,18 @@
+"""The verdict's exit code; what leads to the verdict is in tests/end_to_end, on the real parts."""
+
+import pytest
+from typer.testing import CliRunner
+
+from schemas.errors import ExitCode
+from services.bridge.command import app
+from services.demo import demonstration
+from services.demo.demonstration import Outcome
+
+
+@pytest.mark.parametrize(("ok", "code"), [(True, ExitCode.OK), (False, ExitCode.ANSWER_IS_NO)])
+def test_only_when_all_agree_it_is_0(
+    monkeypatch: pytest.MonkeyPatch, ok: bool, code: ExitCode
+) -> None:
+    monkeypatch.setattr(demonstration, "run_demonstration", lambda _: Outcome({"ok": ok}, []))
+    done = CliRunner().invoke(app, ["demo"])
+    assert done.exit_code == code, done.output

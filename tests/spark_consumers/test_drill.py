@@ -1,0 +1,22 @@
+"""A small drill: the driver killed at random moments, one failover, every row compared."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from services.local.java import find_java_home
+from tests.conftest import NewPair
+from tests.providers.interface import Broker
+from tests.spark_consumers.drill import drill
+
+
+@pytest.mark.timeout(900)
+def test_killed_under_load_and_failed_over_all_rows_are_equal(
+    new_pair: NewPair, kafka: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(find_java_home()))
+    totals = drill(new_pair(), kafka, tmp_path, kills=1, seed=random.randrange(10_000))
+    assert not totals.different, totals
+    assert (totals.kills, totals.failovers) == (1, 1)
+    assert totals.tables >= 10
