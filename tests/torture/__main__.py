@@ -22,12 +22,14 @@ from tests.torture.rig import Rig, kept
 from tests.torture.servers import servers
 
 
-def one_run(bed: Bed, to_kafka: Proxy, folder: Path, seed: int, seconds: float) -> Report:
+def one_run(
+    bed: Bed, to_kafka: Proxy, folder: Path, seed: int, seconds: float, *, commits_wait: bool
+) -> Report:
     """With a pair of its own. The folder is kept when something is found, or the rig fails."""
     folder.mkdir(exist_ok=True)
     try:
         with bed.new_pair() as (pair, _subscriber):
-            rig = Rig(bed, folder, seed, to_kafka=to_kafka)
+            rig = Rig(bed, folder, seed, to_kafka=to_kafka, commits_wait=commits_wait)
             report = rig.run((pair.primary, pair.standby), seconds)
     except Exception:
         what = traceback.format_exc()
@@ -46,6 +48,9 @@ def main(
     run_seconds: Annotated[float, typer.Option(help="How long each run is under fire.")] = 100.0,
     folder: Annotated[Path | None, typer.Option(help="Keeps what is found.")] = None,
     totals: Annotated[Path | None, typer.Option(help="Append each run's line to it.")] = None,
+    commits_wait: Annotated[
+        bool, typer.Option("--commits-wait", help="Put the bridge in synchronous_standby_names.")
+    ] = False,
 ) -> None:
     """Torture the bridge. Exit code 1 when anything is wrong or a single run met too little."""
     base = folder or Path(tempfile.mkdtemp(prefix="slotbridge-torture-"))
@@ -60,7 +65,8 @@ def main(
         for number in wanted:
             if not last and time.monotonic() > until:
                 break
-            report = one_run(bed, to_kafka, base / f"seed-{number}", number, run_seconds)
+            kept_in = base / f"seed-{number}"
+            report = one_run(bed, to_kafka, kept_in, number, run_seconds, commits_wait=commits_wait)
             lines.append(report.as_json())
             sys.stdout.write(lines[-1] + "\n")
             sys.stdout.flush()
@@ -69,7 +75,7 @@ def main(
                     file.write(lines[-1] + "\n")
             if report.findings:
                 wrong = True
-                sys.stderr.write(f"findings and logs: {base / f'seed-{number}'}\n")
+                sys.stderr.write(f"findings and logs: {kept_in}\n")
     content = totals.read_text(encoding="utf-8").splitlines() if totals is not None else lines
     total = sums(content)
     sys.stdout.write("\n".join(table(total)) + "\n")

@@ -49,6 +49,7 @@ class Rig:
         to_kafka: Proxy | None = None,
         sabotage: str = "",
         faults: Iterator[Fault] | None = None,
+        commits_wait: bool = False,
     ) -> None:
         self._bed = bed
         self._folder = folder
@@ -57,6 +58,7 @@ class Rig:
         self._to_kafka = to_kafka
         self._sabotage = sabotage
         self._faults = faults or schedule(seed)
+        self._commits_wait = commits_wait
 
     def run(self, pair_servers: tuple[PostgresServer, PostgresServer], seconds: float) -> Report:
         """Torture for about `seconds`; then everything recovers and is compared."""
@@ -67,6 +69,7 @@ class Rig:
             self._folder,
             to_kafka=self._to_kafka,
             sabotage=self._sabotage,
+            commits_wait=self._commits_wait,
         )
         try:
             report = self._tortured(seconds)
@@ -128,6 +131,7 @@ class Rig:
         """Clients end, what is undecided is rolled back, the bridge catches up and stops."""
         stop_all(clients, 60)
         stage = self._stage
+        stage.release()
         supervised = stage.supervised
         supervised.arm()
         with connect(stage.primary, self._bed.dbname) as connection:

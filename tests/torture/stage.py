@@ -48,11 +48,13 @@ class Stage:
         *,
         to_kafka: Proxy | None,
         sabotage: str,
+        commits_wait: bool,
     ) -> None:
         self._bed = bed
         self._folder = folder
         self._sabotage = sabotage
         self._to_kafka = to_kafka
+        self._commits_wait = commits_wait
         self.primary, self.standby = servers
         self._proxies = [Proxy(server.port) for server in servers]
         self.faults: Counter[str] = Counter()
@@ -67,6 +69,17 @@ class Stage:
         self.supervised = Supervised(bridge.config, bridge.log, sabotage=self._sabotage)
         self.supervised.start(*failpoints)
         self.bridge_streams()
+        alter_system(self.primary, "synchronous_standby_names", self._synchronous)
+
+    def release(self) -> None:
+        """From now on no commit waits for the bridge."""
+        alter_system(self.primary, "synchronous_standby_names", STANDBY_SLOT)
+
+    @property
+    def _synchronous(self) -> str:
+        """Commits wait for the standby; with `commits_wait` for the bridge, too."""
+        bridge = f"slotbridge_{self.bridge.slot}"
+        return f"FIRST 2 ({STANDBY_SLOT}, {bridge})" if self._commits_wait else STANDBY_SLOT
 
     def close(self) -> None:
         """End what is left of it."""
@@ -343,8 +356,8 @@ class Stage:
         self.standby.remove_data()
         clone(self.primary, self.standby, slot=STANDBY_SLOT, dbname=self._bed.dbname)
         self.standby.start()
-        for name in ("synchronized_standby_slots", "synchronous_standby_names"):
-            alter_system(self.primary, name, STANDBY_SLOT)
+        alter_system(self.primary, "synchronized_standby_slots", STANDBY_SLOT)
+        alter_system(self.primary, "synchronous_standby_names", self._synchronous)
 
     def _note(self, *words: str) -> None:
         line = f"{time.monotonic() - self._began:8.2f} {' '.join(filter(None, words))}\n"
