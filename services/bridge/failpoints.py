@@ -36,6 +36,7 @@ FAILPOINTS: Final = (
     "after feedback",
     "before origin",
     "after origin",
+    "origin while open",  # the same, and Kafka has not committed all that is published
     "spooled",  # a piece of a streamed transaction is on disk
     "breathing",  # in the middle of the replay or staging of a long transaction
     "stopping",  # SIGTERM has come, nothing was finished yet

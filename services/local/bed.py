@@ -2,6 +2,7 @@
 
     folder/lock state.json logs/            the owner's lock, its processes, their output
     folder/primary standby subscriber       data folders of PostgreSQL, mode 700
+    folder/template                         what they are copied from
     folder/kafka                            the broker's
 
 One owner at a time. A start on a folder whose owner died first ends the processes left over and
@@ -25,6 +26,7 @@ from services.local.locking import locked
 from services.local.pair import Pair, create_database
 from services.local.postgres import PostgresServer
 from services.local.processes import STATE_FILE, Processes, end_leftovers
+from services.local.template import Template
 from services.local.users import (
     ServerUser,
     choose_folder,
@@ -75,6 +77,8 @@ class Bed:
             self.processes = Processes(self.folder, self.run_as)
             self._exits.enter_context(self.processes)
             self._programs = postgres_programs(self.run_as)
+            template = self._server("template")
+            self._template = Template(template.data, template.init)
             self.pair = self._pair("primary", "standby", self.dbname, self._synchronous)
             self.subscriber = self.server("subscriber")
             self.kafka = KafkaBroker(self.folder / "kafka", processes=self.processes)
@@ -111,12 +115,16 @@ class Bed:
 
     def server(self, name: str) -> PostgresServer:
         """A further PostgreSQL server in the bed's folder, neither created nor started yet."""
+        return self._server(name, self._template)
+
+    def _server(self, name: str, template: Template | None = None) -> PostgresServer:
         return PostgresServer(
             name,
             self.folder / name,
             programs=self._programs,
             processes=self.processes,
             user=self.run_as,
+            template=template,
         )
 
     @contextlib.contextmanager

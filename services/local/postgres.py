@@ -22,6 +22,7 @@ from schemas.errors import ExitCode, Retryable, SetupError
 from services.local import procfs
 from services.local.ports import LOOPBACK, free_port, require_free
 from services.local.processes import Processes, Recorded, end, environment
+from services.local.template import Template
 from services.local.users import ServerUser
 
 SUPERUSER = "postgres"
@@ -58,7 +59,8 @@ StopMode = Literal["fast", "immediate"]
 class PostgresServer:
     """One server: its data folder, its port and its postmaster. Role `postgres`, trust, loopback.
 
-    `name` names it in logs and errors and is its cluster_name. Not thread-safe by itself.
+    `name` names it in logs and errors and is its cluster_name; `template`: `create` copies it.
+    Not thread-safe by itself.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class PostgresServer:
         processes: Processes,
         user: ServerUser,
         port: int | None = None,
+        template: Template | None = None,
     ) -> None:
         self.name = name
         self.data = data
@@ -77,6 +80,7 @@ class PostgresServer:
         self.programs = programs
         self._processes = processes
         self._user = user
+        self._template = template
         self._postmaster: subprocess.Popen[bytes] | None = None
 
     def conninfo(self, dbname: str = "postgres", **extra: Any) -> str:
@@ -100,7 +104,16 @@ class PostgresServer:
         return self._postmaster is not None and self._postmaster.poll() is None
 
     def create(self, settings: Mapping[str, str | int] | None = None) -> None:
-        """Make an empty cluster (initdb) with SETTINGS, overridden by `settings`."""
+        """Make an empty cluster with SETTINGS, overridden by `settings`."""
+        if self._template is None:
+            self.init()
+        else:
+            self.make_data_folder()
+            self._template.copy_to(self.data)
+        self.configure({**SETTINGS, **(settings or {})})
+
+    def init(self) -> None:
+        """Make an empty cluster (initdb), as it comes."""
         self.make_data_folder()
         self.run_tool(
             "initdb",
@@ -110,7 +123,6 @@ class PostgresServer:
                 *("--no-sync", "--no-instructions"),
             ],
         )
-        self.configure({**SETTINGS, **(settings or {})})
 
     def make_data_folder(self) -> None:
         """Make the empty data folder, owned by the server's user."""

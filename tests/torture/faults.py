@@ -83,6 +83,14 @@ def deck(seed: int) -> Iterator[Fault]:
             yield fault._replace(revived=True, harassed=False) if name == "failover" else fault
 
 
+def only(faults: Iterator[Fault], names: str) -> Iterator[Fault]:
+    """Those named in `names`, by commas; all where it is empty. Raises ValueError for another."""
+    wanted = set(filter(None, names.split(",")))
+    if unknown := wanted - set(FAULTS):
+        raise ValueError(f"no fault {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+    return (fault for fault in faults if not wanted or fault.name in wanted)
+
+
 def _drawn(name: str, moments: random.Random) -> Fault:
     crashes = moments.randint(2, _CRASHES_MAX) if name == "crash loop" else 1
     points = tuple(_point(moments) for _ in range(crashes))

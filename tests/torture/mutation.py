@@ -18,7 +18,7 @@ import typer
 from services.local.bed import Bed
 from tests.providers.proxy import Proxy
 from tests.torture.checker import Finding
-from tests.torture.faults import deck
+from tests.torture.faults import deck, only
 from tests.torture.report import Report
 from tests.torture.rig import Rig
 from tests.torture.sabotage import CONTROL, names
@@ -55,11 +55,12 @@ def _verdict(finding: Finding) -> str:
     return f"{finding.kind} ({code})" if code.startswith("exit code") else finding.kind
 
 
-def tried(bed: Bed, to_kafka: Proxy, folder: Path, name: str) -> Outcome:
+def tried(bed: Bed, to_kafka: Proxy, folder: Path, name: str, faults: str) -> Outcome:
     """Run after run until something is found."""
     fire_s, sigkills = 0.0, 0
     for number, seconds in enumerate(ROUNDS_S, 1):
-        report = _run(bed, to_kafka, folder / f"{names().index(name)}-{number}", name, seconds)
+        kept_in = folder / f"{names().index(name)}-{number}"
+        report = _run(bed, to_kafka, kept_in, name, seconds, faults)
         fire_s += report.fire_s
         sigkills += report.sigkills
         if report.findings:
@@ -67,12 +68,13 @@ def tried(bed: Bed, to_kafka: Proxy, folder: Path, name: str) -> Outcome:
     return Outcome(name, number, fire_s, sigkills, report.findings)
 
 
-def _run(bed: Bed, to_kafka: Proxy, folder: Path, name: str, seconds: float) -> Report:
+def _run(bed: Bed, to_kafka: Proxy, folder: Path, name: str, seconds: float, faults: str) -> Report:
     seed = bed.pairs_made + 1
     folder.mkdir()
     try:
         with bed.new_pair() as (pair, _subscriber):
-            rig = Rig(bed, folder, seed, to_kafka=to_kafka, sabotage=name, faults=deck(seed))
+            drawn = only(deck(seed), faults)
+            rig = Rig(bed, folder, seed, to_kafka=to_kafka, sabotage=name, faults=drawn)
             return rig.run((pair.primary, pair.standby), seconds)
     except Exception:
         what = traceback.format_exc()
@@ -89,6 +91,7 @@ def _chosen(wanted: str) -> Iterator[str]:
 def main(
     sabotage: Annotated[str, typer.Argument(help="`all`, or numbers in the list: 3,5")] = "all",
     folder: Annotated[Path | None, typer.Option(help="Keeps the logs.")] = None,
+    faults: Annotated[str, typer.Option(help="Only these, by commas: broker killed,kill")] = "",
 ) -> None:
     """Sabotage the bridge and see whether the rig finds out."""
     base = folder or Path(tempfile.mkdtemp(prefix="slotbridge-sabotage-"))
@@ -98,7 +101,7 @@ def main(
     sys.stdout.write("| mistake | found after | kills | by |\n|---|---|---|---|\n")
     with servers(base / "servers") as (bed, to_kafka):
         for name in _chosen(sabotage):
-            outcome = tried(bed, to_kafka, base, name)
+            outcome = tried(bed, to_kafka, base, name, faults)
             right = right and outcome.as_expected
             sys.stdout.write(outcome.row() + "\n")
             sys.stdout.flush()

@@ -163,7 +163,7 @@ class Stage:
             case "broker cut off":
                 if self._to_kafka is not None:
                     self._to_kafka.cut()
-                    time.sleep(1 + fault.seconds)
+                    time.sleep(1 + 2 * fault.seconds)
                     self._to_kafka.heal()
             case "broker killed":
                 broker.kill()

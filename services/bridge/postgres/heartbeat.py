@@ -40,6 +40,8 @@ class Heartbeat:
         reach("before origin")
         primary.move_origin(lsn)
         reach("after origin")
+        if ledger.outstanding:
+            reach("origin while open")
         metrics.ORIGIN_LSN.set(lsn)
         self.due = time.monotonic() + self.interval_s
 
