@@ -162,8 +162,9 @@ class Slottables:
 class Load:
     """Transfers and changes of every type, until it is stopped; follows a failover."""
 
-    def __init__(self, conninfo: str, seed: int) -> None:
+    def __init__(self, conninfo: str, seed: int, pause_s: float) -> None:
         self._conninfo = conninfo
+        self._pause_s = pause_s
         self._random = random.Random(seed)
         self._stop = threading.Event()
         self.transactions = 0
@@ -197,7 +198,7 @@ class Load:
         if self._random.random() < 0.05:
             connection.execute(LARGE.encode())
         self.transactions += 31
-        self._stop.wait(0.05)
+        self._stop.wait(self._pause_s)
 
 
 def both(trio: Trio) -> str:
@@ -211,9 +212,19 @@ def both(trio: Trio) -> str:
 
 
 def drill(
-    trio: Trio, kafka: Broker, folder: Path, *, kills: int, seed: int, minutes: float = 1e6
+    trio: Trio,
+    kafka: Broker,
+    folder: Path,
+    *,
+    kills: int,
+    seed: int,
+    minutes: float = 1e6,
+    pause_s: float = 0.05,
 ) -> Totals:
-    """Kill up to `kills` times within `minutes`, fail over early on, and compare."""
+    """Kill up to `kills` times within `minutes`, fail over early on, and compare.
+
+    `pause_s`: the load's, after each 31 transactions.
+    """
     totals, chance, started = Totals(seed), random.Random(seed), time.monotonic()
     conninfo = both(trio)
     primary: Server = trio.primary
@@ -226,7 +237,7 @@ def drill(
             for script in (BANK_TABLES, BANK, TABLES, ROWS):
                 connection.execute(script.encode())
         await_ready(trio.primary, trio.standby, bridge.slot)
-        load = Load(conninfo, seed)
+        load = Load(conninfo, seed, pause_s)
         try:
             for number in range(kills):
                 if number > 1 and time.monotonic() - started > minutes * 60:

@@ -16,7 +16,8 @@ def test_killed_under_load_and_failed_over_all_rows_are_equal(
     new_pair: NewPair, kafka: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(find_java_home()))
-    totals = drill(new_pair(), kafka, tmp_path, kills=1, seed=random.randrange(10_000))
+    seed = random.randrange(10_000)
+    totals = drill(new_pair(), kafka, tmp_path, kills=1, seed=seed, pause_s=1.0)
     assert not totals.different, totals
     assert (totals.kills, totals.failovers) == (1, 1)
     assert totals.tables >= 10
