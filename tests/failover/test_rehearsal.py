@@ -18,6 +18,7 @@ from tests.failover.servers import (
     tell,
     write,
 )
+from tests.failover.watch.watching import SETTINGS, Watching
 from tests.providers.databases import connect
 from tests.providers.interface import Server, Trio
 from tests.providers.waiting import eventually
@@ -29,7 +30,7 @@ SLOTS = f"""
           FROM pg_replication_slots) s WHERE slot_name <> '{SLOT}'
 """
 SUBSCRIPTIONS = "SELECT json_agg(s ORDER BY oid) FROM pg_subscription s"
-SETTINGS = "SELECT json_agg(s ORDER BY name) FROM (SELECT name, setting FROM pg_settings) s"
+SERVER_SETTINGS = "SELECT json_agg(s ORDER BY name) FROM (SELECT name, setting FROM pg_settings) s"
 STANDBYS = "SELECT json_agg(application_name ORDER BY 1) FROM pg_stat_replication"
 TIMELINE = "SELECT timeline_id FROM pg_control_checkpoint()"
 SIGNALLED = """
@@ -65,6 +66,7 @@ def test_a_drill_shows_which_slots_are_usable_and_leaves_production_as_it_was(
     assert ran.code == 1, ran.err
     assert "NOT USABLE idle: not synchronized within 4 s" in ran.out
     assert "usable     s1" in ran.out
+    watch_tells_of_the_last_one(tmp_path, trio, local_bed)
     tell(trio.primary, "SELECT pg_drop_replication_slot('idle')")
     interrupted_ones(config, trio, local_bed)
     entries = slotfailover("history", "--config", config, "--json").json["entries"]
@@ -73,6 +75,30 @@ def test_a_drill_shows_which_slots_are_usable_and_leaves_production_as_it_was(
     nothing = slotfailover("resume", "--config", config, "--yes")
     assert nothing.code == 0, nothing.err
     assert production(trio) == before
+
+
+def watch_tells_of_the_last_one(where: Path, trio: Trio, bed: Bed) -> None:
+    """Its age and outcome are metrics, and on the page."""
+    folder = where / "watch"
+    folder.mkdir()
+    watching = Watching(
+        configuration(
+            folder, trio, machines=machines(trio, bed), watch={**SETTINGS, "repoint": False}
+        )
+    )
+    try:
+        watching.await_rounds(1)
+        age_s = watching.metric("slotfailover_last_drill_age_seconds")
+        assert 0 <= age_s < 120
+        assert watching.metric("slotfailover_last_drill_success") == 0
+        assert "idle: not synchronized" in watching.status["last_drill"]["outcome"]
+        eventually(
+            lambda: watching.metric("slotfailover_last_drill_age_seconds") > age_s,
+            what="it grows older",
+        )
+        assert watching.stop() == 0, watching.output
+    finally:
+        watching.end()
 
 
 def interrupted_ones(config: Path, trio: Trio, bed: Bed) -> None:
@@ -137,7 +163,7 @@ def production(trio: Trio) -> dict[str, Any]:
     """What a drill must not change: slots, subscriptions, settings, standbys, timelines."""
 
     def seen(server: Server) -> list[Any]:
-        queries = (SLOTS, SUBSCRIPTIONS, SETTINGS, STANDBYS, TIMELINE)
+        queries = (SLOTS, SUBSCRIPTIONS, SERVER_SETTINGS, STANDBYS, TIMELINE)
         return [ask(server, query) for query in queries]
 
     servers = {"a": trio.primary, "b": trio.standby, "sub": trio.subscriber}
