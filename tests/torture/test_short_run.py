@@ -1,4 +1,4 @@
-"""A short run of the rig: a fixed seed, every kind of fault, nothing found.
+"""Short runs of the rig: fixed seeds, every kind of fault, nothing found.
 
 Longer ones: `make torture`; the totals so far are in docs/DELIVERY.md.
 """
@@ -23,18 +23,29 @@ MET = (
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [7])
+@pytest.mark.parametrize("seed", [7, 8])
 def test_nothing_lost_nothing_twice(local_bed: Bed, tmp_path: Path, seed: int) -> None:
-    local_bed.start("kafka")
-    with local_bed.new_pair() as (pair, _subscriber):
-        rig = Rig(local_bed, tmp_path, seed, faults=deck(seed))
+    report = run(local_bed, tmp_path, seed)
+    assert not [kind for kind in KINDS if not report.kinds[kind]], report.kinds
+    assert not [name for name in MET if not report.passages[name]], report.passages
+
+
+@pytest.mark.timeout(900)
+def test_nor_while_commits_wait_for_the_bridge(local_bed: Bed, tmp_path: Path) -> None:
+    run(local_bed, tmp_path, 9, commits_wait=True)
+
+
+def run(bed: Bed, folder: Path, seed: int, *, commits_wait: bool = False) -> Report:
+    """Find nothing, but meet much."""
+    bed.start("kafka")
+    with bed.new_pair() as (pair, _subscriber):
+        rig = Rig(bed, folder, seed, faults=deck(seed), commits_wait=commits_wait)
         report = rig.run((pair.primary, pair.standby), SECONDS)
-    kept(tmp_path, report)
+    kept(folder, report)
     assert not report.findings, report.as_json()
     assert report.transactions > 20
     assert report.sigkills >= 3
-    assert not [kind for kind in KINDS if not report.kinds[kind]], report.kinds
-    assert not [name for name in MET if not report.passages[name]], report.passages
+    return report
 
 
 @pytest.mark.parametrize("faults", [schedule, deck])
