@@ -23,6 +23,7 @@ from hypothesis import settings
 from schemas.errors import SetupError
 from tests.providers import databases
 from tests.providers.interface import Broker, Provider, Server, Trio
+from tests.providers.memory import roomy_memory
 from tests.scheduling import weight
 
 NewPair = Callable[..., Trio]
@@ -68,7 +69,7 @@ def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
         return
     from tests.providers.embedded import embedded
 
-    folder = Path(tempfile.mkdtemp(prefix="slotbridge-test-"))
+    folder = Path(tempfile.mkdtemp(prefix="slotbridge-test-", dir=roomy_memory()))
     folder.chmod(0o755)  # PostgreSQL may run as another user
     with embedded(folder) as servers:
         yield servers

@@ -26,6 +26,7 @@ from services.local.locking import locked
 from services.local.pair import Pair, create_database
 from services.local.postgres import PostgresServer
 from services.local.processes import STATE_FILE, Processes, end_leftovers
+from services.local.shared_memory import release
 from services.local.template import Template
 from services.local.users import (
     ServerUser,
@@ -90,6 +91,8 @@ class Bed:
     def __exit__(self, *_: object) -> None:
         self._progress("stopping servers")
         self._exits.close()
+        for data in self.folder.glob("*"):
+            release(data)
 
     @property
     def primary(self) -> PostgresServer:
@@ -153,8 +156,7 @@ class Bed:
             yield pair, subscriber
         finally:
             for server in servers:
-                server.kill()
-                shutil.rmtree(server.data, ignore_errors=True)
+                server.discard()
 
     def spawn(
         self,
@@ -231,6 +233,7 @@ def _require_ours(folder: Path) -> None:
 def _wipe(folder: Path) -> None:
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
+            release(entry)
             shutil.rmtree(entry)
         elif entry.name != _LOCK_FILE:
             entry.unlink()

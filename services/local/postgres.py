@@ -22,6 +22,7 @@ from schemas.errors import ExitCode, Retryable, SetupError
 from services.local import procfs
 from services.local.ports import LOOPBACK, free_port, require_free
 from services.local.processes import Processes, Recorded, end, environment
+from services.local.shared_memory import release
 from services.local.template import Template
 from services.local.users import ServerUser
 
@@ -31,6 +32,7 @@ SETTINGS: dict[str, str | int] = {
     "unix_socket_directories": "",
     "fsync": "off",
     "shared_buffers": "64MB",
+    "dynamic_shared_memory_type": "mmap",  # in the data folder: deleted with it, after SIGKILL too
     "max_connections": 200,
     "wal_level": "logical",
     "max_wal_senders": 40,
@@ -204,9 +206,15 @@ class PostgresServer:
         self.start()
 
     def remove_data(self) -> None:
-        """Delete the data folder of a stopped server."""
+        """Delete the data folder of a stopped server, if there is one."""
         assert not self.running, f"{self.name} runs"
-        shutil.rmtree(self.data)
+        release(self.data)
+        shutil.rmtree(self.data, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Kill it and delete its data."""
+        self.kill()
+        self.remove_data()
 
     def run_tool(
         self,

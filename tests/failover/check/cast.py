@@ -1,7 +1,6 @@
 """The servers of PostgreSQL's 040_standby_failover_slots_sync.pl, and what its steps ask."""
 
 import contextlib
-import shutil
 from pathlib import Path
 
 import psycopg
@@ -79,8 +78,7 @@ class Cast:
 
     def _server(self, name: str) -> PostgresServer:
         server = self._bed.server(f"mirror-{name}")
-        self._exits.callback(shutil.rmtree, server.data, ignore_errors=True)
-        self._exits.callback(server.kill)
+        self._exits.callback(server.discard)
         return server
 
 

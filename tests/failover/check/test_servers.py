@@ -154,8 +154,7 @@ def third(local_bed: Bed) -> Iterator[Callable[[str], PostgresServer]]:
 
         def make(name: str) -> PostgresServer:
             server = local_bed.server(f"{name}-{local_bed.pairs_made}")
-            stack.callback(shutil.rmtree, server.data, ignore_errors=True)
-            stack.callback(server.kill)
+            stack.callback(server.discard)
             return server
 
         yield make

@@ -1,0 +1,61 @@
+"""A killed server leaves nothing in the kernel once its data are deleted."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from services.local.bed import Bed
+from services.local.postgres import PostgresServer
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from services.local.bed import Bed
+with Bed(Path(sys.argv[1]), lazy=True) as bed:
+    bed.start("subscriber")
+    print((bed.subscriber.data / "postmaster.pid").read_text().split("\\n")[6], flush=True)
+    bed.subscriber.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_discarded(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with Bed(tmp_path / "bed", lazy=True) as bed:
+        left, discarded = bed.server("left"), bed.server("discarded")
+        segments = [started(server) for server in (left, discarded)]
+        left.kill()
+        assert set(segments) <= known()
+        discarded.discard()
+        assert segments[1] not in known()
+        assert not discarded.data.exists()
+        discarded.discard()
+    assert segments[0] not in known(), "the bed's end is its servers' end"
+
+
+def test_the_owner_was_killed_too(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, tmp_path / "bed"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    segment = int(done.stdout.split()[1])
+    assert segment in known(), done.stderr
+    with Bed(tmp_path / "bed", lazy=True):
+        assert segment not in known()
+
+
+def started(server: PostgresServer) -> int:
+    """Its segment."""
+    server.create()
+    server.start()
+    return int((server.data / "postmaster.pid").read_text().split("\n")[6].split()[1])
+
+
+def known() -> set[int]:
+    """The segments that the kernel has."""
+    lines = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+    return {int(re.split(r"\s+", line.strip())[1]) for line in lines}
