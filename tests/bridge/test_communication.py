@@ -6,6 +6,7 @@ where commits wait for the receiver a keepalive takes their place.
 
 import contextlib
 import re
+import signal
 import statistics
 import time
 from collections.abc import Iterator
@@ -151,6 +152,8 @@ def test_killed_while_the_slot_is_ahead_of_the_record(
         bridge.kill()
         record, confirmed = bridge.progress()[-1], _confirmed(connection, bridge)
         assert record.end_lsn < confirmed <= record.ahead_lsn
+        ended = bridge.start(SLOTBRIDGE_FAILPOINT="after origin:1").exit_code()
+        assert ended == -signal.SIGKILL  # and the origin is not past the record
         bridge.start().streaming()
         connection.execute("INSERT INTO published VALUES (2)")
         assert {event["after"]["id"] for event in bridge.events("published")} == {1, 2}

@@ -25,7 +25,7 @@ class Feedback:
 
     def __init__(self, *, wal_sender_timeout_ms: int, subject: str) -> None:
         self._connection: ReplicationConnection | None = None
-        self._ledger = Ledger(Position(0, 0, 0))
+        self._ledger = Ledger(Position(0, 0, 0), 0)
         self._timeout_s = wal_sender_timeout_ms / 1000
         self._subject = subject
         self.interval_s = min(INTERVAL_MAX_S, self._timeout_s / 4)

@@ -30,12 +30,17 @@ class Position(NamedTuple):
 
 
 class Ledger:
-    """The bridge's positions; every one only moves forward, and never past the one before it."""
+    """The bridge's positions; every one only moves forward, and never past the one before it.
 
-    def __init__(self, start: Position) -> None:
+    `recorded_lsn` is the end_lsn of the record in Kafka: `start` may be later (resume_at), the
+    origin never is.
+    """
+
+    def __init__(self, start: Position, recorded_lsn: int) -> None:
         self.received = start.end_lsn
         self.published = start
         self.durable = start
+        self._recorded_lsn = recorded_lsn
         self.origin = 0
         self.flushed = 0
         self.ahead = 0
@@ -54,6 +59,7 @@ class Ledger:
         """The open Kafka transaction has committed; its record allows to follow up to `ahead`."""
         assert self.published.end_lsn >= self.durable.end_lsn
         self.durable = self.published
+        self._recorded_lsn = self.durable.end_lsn
         self.ahead = ahead
 
     def report(self, *, follow: bool = False) -> int:
@@ -68,7 +74,7 @@ class Ledger:
 
     def mark_origin(self) -> int:
         """The LSN for the replication origin: what Kafka has."""
-        self.origin = max(self.origin, self.durable.end_lsn)
+        self.origin = max(self.origin, self._recorded_lsn)
         return self.origin
 
     @property
