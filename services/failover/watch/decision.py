@@ -132,6 +132,8 @@ def _forbidden(memory: Memory) -> str:
     sight = memory.sight
     if sight.partial or sight.forbidden:
         return "; ".join(filter(None, (sight.forbidden, sight.partial)))
+    if sight.pending and not sight.primary:
+        return "no node is the primary"
     if sight.timeline < memory.timeline_max:
         return (
             f"{sight.primary} is on timeline {sight.timeline}, a primary was seen on "
