@@ -146,13 +146,13 @@ def _from_containers() -> bool:
 
 def _keep_logs(folder: Path, config: pytest.Config) -> None:
     """Keep the servers' logs of a failed session, without their data, and say where they are."""
-    for entry in folder.iterdir():
-        if entry.is_dir() and entry.name != "logs":
-            shutil.rmtree(entry)
+    logs = Path(tempfile.mkdtemp(prefix="slotbridge-logs-")) / "logs"
+    shutil.move(folder / "logs", logs)
+    shutil.rmtree(folder)
     if hasattr(config, "workeroutput"):
-        config.workeroutput["logs"] = str(folder / "logs")
+        config.workeroutput["logs"] = str(logs)
     else:
-        _tell_where(config, folder / "logs")
+        _tell_where(config, logs)
 
 
 @pytest.hookimpl(optionalhook=True)
