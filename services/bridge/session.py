@@ -155,7 +155,7 @@ class Session:
         if record is None:
             record = self._begin(primary, producer)
         start = resume_at(record, seen.slot)
-        self._ledger = Ledger(start, record.end_lsn)
+        self._ledger = Ledger(start, record.end_lsn, record.ahead_lsn)
         publishing.begin(self._ledger, record.counts)
         self._pipeline = self._build(primary, topics, start, record.counts)
         connection.start(

@@ -36,16 +36,26 @@ def test_a_record_covers_whole_transactions_and_the_first_part_of_one() -> None:
 
 
 def test_without_a_witness_it_is_aborted() -> None:
-    assert not was_committed(WHOLE, 110, [Place(100, 0)], [Place(120, 0)])
-    assert not was_committed(None, 0, [], [])
-    assert not was_committed(record(100, 110, ahead_lsn=500), 500, [], [])
+    after = record(120, 130)
+    assert not was_committed(
+        *(WHOLE, after), confirmed_lsn=110, origin_lsn=110, shown=[Place(100, 0)]
+    )
+    assert not was_committed(WHOLE, hidden=[Place(120, 0)])
+    assert not was_committed(None)
+    assert not was_committed(record(100, 110, ahead_lsn=500), record(600, 610), confirmed_lsn=500)
+    assert not was_committed(WHOLE, record(200, 110, seq=5), confirmed_lsn=110), "a part's"
 
 
 def test_each_witness_alone_is_enough() -> None:
-    assert was_committed(WHOLE, 111, [], [])
-    assert was_committed(WHOLE, 110, [Place(120, 0)], [])
-    assert was_committed(PART, 110, [Place(200, 5)], [])
-    assert was_committed(WHOLE, 110, [], [Place(100, 0)])
+    after, waiting = record(120, 130), record(100, 110, ahead_lsn=500)
+    assert was_committed(WHOLE, after, confirmed_lsn=111)
+    assert was_committed(WHOLE, after, confirmed_lsn=110, origin_lsn=111)
+    assert was_committed(waiting, after, confirmed_lsn=130), "told of its end, and all in it"
+    assert was_committed(waiting, after, confirmed_lsn=120, origin_lsn=111)
+    assert not was_committed(waiting, after, confirmed_lsn=129), "what was announced, no more"
+    assert was_committed(WHOLE, after, shown=[Place(120, 0)])
+    assert was_committed(PART, record(200, 110, seq=9), shown=[Place(200, 5)])
+    assert was_committed(WHOLE, hidden=[Place(100, 0)])
 
 
 @given(st.binary() | st.none())

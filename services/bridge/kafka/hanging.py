@@ -8,9 +8,10 @@ with `kafka-transactions.sh abort`, which loses what was decided to be committed
 A marker of the same producer id ends it as well. So at the start of a session, when no transaction
 of ours can be open, every partition that stays unstable gets one record that means nothing, and
 
-    commit   where a witness shows that Kafka had decided so: the slot or the origin is beyond the
-             last visible progress record, some partition shows events that are, or the record is
-             there and covers what is hidden
+    commit   where a witness shows that Kafka had decided so: the origin is beyond the last visible
+             progress record, the slot is beyond what that announces or was told of all that the
+             first hidden one has, some partition shows events beyond the visible one, or that
+             covers what is hidden
     abort    else: the slot sends again what it had
 
 Committed, that record is a tombstone of a key that no table has. What other producers have open is
@@ -64,16 +65,23 @@ def settle(
     stuck = _stuck(topics, while_waiting)
     if not stuck:
         return
-    ours, hidden = _ours(topics, slot, stuck)
+    ours, hidden, record = _ours(topics, slot, stuck)
     if not ours:
         logger.info("transactions of other producers are open", partitions=_names(stuck))
         return
     record_at = ours.get((progress_topic(topics.prefix), 0))
     last = topics.last_progress(slot, until=record_at)
     if record_at is None:
-        commit = was_committed(last, 0, (), hidden)
+        commit = was_committed(last, hidden=hidden)
     else:
-        commit = was_committed(last, _told_lsn(primary), _shown(topics, stuck), ())
+        found = primary.slot()
+        commit = was_committed(
+            last,
+            record,
+            confirmed_lsn=(found.confirmed_flush_lsn if found is not None else None) or 0,
+            origin_lsn=primary.origin_lsn() or 0,
+            shown=_shown(topics, stuck),
+        )
     ending = ours if commit else stuck  # an abort leaves nothing that could be seen
     logger.warning(
         "Kafka has left a transaction open after deciding it: ending it",
@@ -100,16 +108,30 @@ def has(last: ProgressRecord | None, place: Place) -> bool:
 
 
 def was_committed(
-    last: ProgressRecord | None, told_lsn: int, shown: Iterable[Place], hidden: Iterable[Place]
+    last: ProgressRecord | None,
+    hanging: ProgressRecord | None = None,
+    *,
+    confirmed_lsn: int = 0,
+    origin_lsn: int = 0,
+    shown: Iterable[Place] = (),
+    hidden: Iterable[Place] = (),
 ) -> bool:
     """Whether a witness shows that Kafka had decided to commit what hangs. Pure.
 
-    `last`: the last visible record. `told_lsn`: how far the slot and the origin have been told.
-    `shown`: places of the last visible events; `hidden`: of the first ones that are not.
+    `last`: the last visible record, `hanging`: the first that is not. `confirmed_lsn`,
+    `origin_lsn`: how far the slot and the origin have been told. `shown`: places of the last
+    visible events; `hidden`: of the first ones that are not.
+
+    Where commits wait, the slot is told of what was announced: but of a position with events only
+    once Kafka had committed them, so also of the end of a record that covers whole transactions.
     """
-    announced = max(last.end_lsn, last.ahead_lsn) if last is not None else 0
+    recorded = last.end_lsn if last is not None else 0
+    announced = max(recorded, last.ahead_lsn) if last is not None else 0
+    told = hanging is not None and not hanging.seq and confirmed_lsn >= hanging.end_lsn
     return (
-        told_lsn > announced
+        told
+        or origin_lsn > recorded
+        or confirmed_lsn > announced
         or any(not has(last, place) for place in shown)
         or any(has(last, place) for place in hidden)
     )
@@ -140,31 +162,28 @@ def _stuck(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition,
 
 def _ours(
     topics: Topics, slot: str, stuck: Mapping[Partition, int]
-) -> tuple[dict[Partition, int], list[Place]]:
-    """Those that hide records of this bridge, and the places of the first events they hide."""
+) -> tuple[dict[Partition, int], list[Place], ProgressRecord | None]:
+    """Those that hide records of this bridge, the places of the first events that they hide, and
+    the first progress record."""
     progress, own = progress_topic(topics.prefix), topics.own()
     ours: dict[Partition, int] = {}
     places = []
+    record = None
     for (topic, partition), offset in stuck.items():
         with topics.reader(topic, partition, committed=False) as reader:
             for _, key, value in reader.first_from(offset):
                 place = place_of(value, topics.prefix)
                 if topic == progress:
                     is_ours, place = key == slot.encode(), None
+                    if is_ours and value is not None:
+                        record = ProgressRecord.model_validate_json(value)
                 else:
                     is_ours = topic in own or place is not None
                 if is_ours:
                     ours[topic, partition] = offset
                 if place is not None:
                     places.append(place)
-    return ours, places
-
-
-def _told_lsn(primary: Primary) -> int:
-    """How far the slot and the origin have been told."""
-    slot = primary.slot()
-    confirmed = slot.confirmed_flush_lsn if slot is not None else None
-    return max(confirmed or 0, primary.origin_lsn() or 0)
+    return ours, places, record
 
 
 def _shown(topics: Topics, stuck: Mapping[Partition, int]) -> Iterable[Place]:

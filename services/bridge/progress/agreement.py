@@ -32,18 +32,18 @@ class Position(NamedTuple):
 class Ledger:
     """The bridge's positions; every one only moves forward, and never past the one before it.
 
-    `recorded_lsn` is the end_lsn of the record in Kafka: `start` may be later (resume_at), the
-    origin never is.
+    `recorded_lsn` and `ahead_lsn` are of the record in Kafka: `start` may be later (resume_at),
+    the origin never is.
     """
 
-    def __init__(self, start: Position, recorded_lsn: int) -> None:
+    def __init__(self, start: Position, recorded_lsn: int, ahead_lsn: int = 0) -> None:
         self.received = start.end_lsn
         self.published = start
         self.durable = start
         self._recorded_lsn = recorded_lsn
         self.origin = 0
         self.flushed = 0
-        self.ahead = 0
+        self.ahead = ahead_lsn
 
     def receive(self, lsn: int) -> None:
         """The server has sent everything up to `lsn`."""

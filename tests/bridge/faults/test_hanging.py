@@ -16,6 +16,8 @@ from services.local.kafka import KafkaBroker
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import Load, assert_intact, await_session
 from tests.bridge.running import Bridge
+from tests.providers.databases import Connection
+from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 
 HEADER = struct.Struct(">qiibihiqq")
@@ -104,6 +106,42 @@ def test_what_kafka_left_open_is_ended_as_it_was_decided(
     await_session(bridge, 3)
     assert f"decision={decision}" in bridge.output
     assert_intact(bridge, load, conninfo)
+
+
+def test_where_commits_wait_the_slot_tells_it_too(
+    pair: Provider, conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
+) -> None:
+    """All that hangs is within what the last visible record announces."""
+    bridge = new_bridge(conninfo, broker=own_kafka, heartbeat_interval_ms=200).start().streaming()
+    load.more(20)
+    with psycopg.connect(pair.primary.conninfo(), autocommit=True) as connection:
+        before = connection.execute("SHOW synchronous_standby_names").fetchone()
+        assert before is not None
+        _set_synchronous(connection, f'"slotbridge_{bridge.slot}"')
+        try:
+            eventually(lambda: bridge.progress()[-1].ahead_lsn > 0, what="commits wait for it")
+            bridge.kill()
+        finally:
+            _set_synchronous(connection, before[0])
+    announced = bridge.progress()[-1].ahead_lsn
+    load.more(20)
+    since_ms = int(time.time() * 1000)
+    _commit_once(bridge)
+    end_lsn = bridge.progress()[-1].end_lsn
+    assert end_lsn < announced
+    own_kafka.kill()
+    assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
+    _tell(conninfo, bridge, end_lsn)
+    own_kafka.start()
+    bridge.start()
+    await_session(bridge, 3)
+    assert "decision=commit" in bridge.output
+    assert_intact(bridge, load, conninfo)
+
+
+def _set_synchronous(connection: Connection, names: str) -> None:
+    connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'".encode())
+    connection.execute("SELECT pg_reload_conf()")
 
 
 def _commit_once(bridge: Bridge) -> None:
