@@ -75,6 +75,7 @@ class Bed:
         with self._exits:
             self._exits.enter_context(_sigterm_unwinds())
             self._take_folder()
+            self._exits.callback(self._release)  # once they have ended, while the folder is ours
             self.processes = Processes(self.folder, self.run_as)
             self._exits.enter_context(self.processes)
             self._programs = postgres_programs(self.run_as)
@@ -91,8 +92,6 @@ class Bed:
     def __exit__(self, *_: object) -> None:
         self._progress("stopping servers")
         self._exits.close()
-        for data in self.folder.glob("*"):
-            release(data)
 
     @property
     def primary(self) -> PostgresServer:
@@ -193,6 +192,10 @@ class Bed:
         return Pair(
             self.server(primary), self.server(standby), dbname=dbname, synchronous=synchronous
         )
+
+    def _release(self) -> None:
+        for data in self.folder.glob("*"):
+            release(data)
 
     def _take_folder(self) -> None:
         """Lock the folder, end a dead owner's processes, delete its data."""

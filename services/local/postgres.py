@@ -7,6 +7,7 @@ fsync is off: the operating system keeps what a killed process has written, so S
 nothing. Only a crash of the whole machine would, and a test bed is wiped then anyway.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -111,7 +112,10 @@ class PostgresServer:
             self.init()
         else:
             self.make_data_folder()
-            self._template.copy_to(self.data)
+            try:
+                self._template.copy_to(self.data)
+            except OSError as error:
+                raise _failure("cp", self.name, f"error: {error.strerror}") from error
         self.configure({**SETTINGS, **(settings or {})})
 
     def init(self) -> None:
@@ -209,7 +213,8 @@ class PostgresServer:
         """Delete the data folder of a stopped server, if there is one."""
         assert not self.running, f"{self.name} runs"
         release(self.data)
-        shutil.rmtree(self.data, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.data)
 
     def discard(self) -> None:
         """Kill it and delete its data."""

@@ -10,7 +10,9 @@ identifier for all (src/test/perl/PostgreSQL/Test/Cluster.pm, INITDB_TEMPLATE).
                                 (src/include/access/xlog_internal.h)
 """
 
+import errno
 import os
+import shutil
 import struct
 import subprocess
 import threading
@@ -38,13 +40,18 @@ class Template:
         """Fill the empty folder `data`. Raises what `make` raises, and OSError."""
         with self._lock:
             if not self._made:
-                self._make()
+                try:
+                    self._make()
+                except BaseException:
+                    shutil.rmtree(self._data, ignore_errors=True)
+                    raise
                 self._made = True
         copied = subprocess.run(
             ["cp", "-a", f"{self._data}/.", str(data)], capture_output=True, text=True, check=False
         )
         if copied.returncode != 0:
-            raise OSError(copied.stderr.strip())
+            full = "No space left on device" in copied.stderr
+            raise OSError(errno.ENOSPC if full else errno.EIO, copied.stderr.strip()[-300:])
         _renew_identifier(data)
 
 

@@ -3,12 +3,9 @@
 import json
 import os
 import pwd
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,15 +16,6 @@ from services.local.postgres import PostgresServer
 from services.local.processes import MARKER, STATE_FILE, end_leftovers
 from tests.local.owners import ROOT, Owner, processes_of
 from tests.providers.waiting import eventually
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that PostgreSQL's user can reach, as pytest's own are not for root."""
-    path = Path(tempfile.mkdtemp(prefix="slotbridge-test-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,8 @@ with Bed(Path(sys.argv[1]), lazy=True) as bed:
 """
 
 
-def test_discarded(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    with Bed(tmp_path / "bed", lazy=True) as bed:
+def test_discarded(folder: Path) -> None:
+    with Bed(folder / "bed", lazy=True) as bed:
         left, discarded = bed.server("left"), bed.server("discarded")
         segments = [started(server) for server in (left, discarded)]
         left.kill()
@@ -34,17 +33,16 @@ def test_discarded(tmp_path: Path) -> None:
     assert segments[0] not in known(), "the bed's end is its servers' end"
 
 
-def test_the_owner_was_killed_too(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
+def test_the_owner_was_killed_too(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, tmp_path / "bed"],
+        [sys.executable, "-c", KILLED, folder / "bed"],
         capture_output=True,
         text=True,
         check=False,
     )
     segment = int(done.stdout.split()[1])
     assert segment in known(), done.stderr
-    with Bed(tmp_path / "bed", lazy=True):
+    with Bed(folder / "bed", lazy=True):
         assert segment not in known()
 
 

@@ -39,10 +39,9 @@ def test_no_copy_has_the_identifier_of_the_template(now_ns: int, pid: int) -> No
     assert new_identifier(now_ns, pid, made) != made
 
 
-def test_servers_of_a_bed_are_different_clusters(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
+def test_servers_of_a_bed_are_different_clusters(folder: Path) -> None:
     found = set()
-    with Bed(tmp_path / "bed", lazy=True) as bed:
+    with Bed(folder / "bed", lazy=True) as bed:
         for name in ("one", "two"):
             server = bed.server(name)
             server.create()

@@ -201,6 +201,7 @@ def stop_all(clients: list[Client], timeout_s: float) -> None:
         client.join(max(0.1, deadline - time.monotonic()))
         if client.problem is not None:
             raise client.problem
+        assert not client.is_alive(), f"{client.name} does not end"
 
 
 def decide_leftovers(connection: Connection) -> int:

@@ -39,7 +39,9 @@ class Outcome(NamedTuple):
 
     @property
     def as_expected(self) -> bool:
-        """Found, or nothing in the control."""
+        """Found, or nothing in the control; a rig that fails has found nothing."""
+        if any(finding.kind == "stuck" for finding in self.findings):
+            return False
         return bool(self.findings) != (self.name == CONTROL)
 
     def row(self) -> str:
@@ -94,6 +96,10 @@ def main(
     faults: Annotated[str, typer.Option(help="Only these, by commas: broker killed,kill")] = "",
 ) -> None:
     """Sabotage the bridge and see whether the rig finds out."""
+    try:
+        only(iter(()), faults)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     base = folder or Path(tempfile.mkdtemp(prefix="slotbridge-sabotage-"))
     base.mkdir(parents=True, exist_ok=True)
     base.chmod(0o755)

@@ -129,10 +129,12 @@ class Rig:
 
     def _end(self, clients: list[Client]) -> list[Finding]:
         """Clients end, what is undecided is rolled back, the bridge catches up and stops."""
-        stop_all(clients, 60)
         stage = self._stage
-        stage.release()
         supervised = stage.supervised
+        if supervised.operator_needed is not None:
+            stage.release()  # else they would wait for it for ever
+        stop_all(clients, 60)
+        stage.release()
         supervised.arm()
         with connect(stage.primary, self._bed.dbname) as connection:
             decide_leftovers(connection)
