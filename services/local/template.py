@@ -34,6 +34,7 @@ class Template:
         self._data = data
         self._make = make
         self._made = False
+        self._last = 0
         self._lock = threading.Lock()
 
     def copy_to(self, data: Path) -> None:
@@ -46,22 +47,22 @@ class Template:
                     shutil.rmtree(self._data, ignore_errors=True)
                     raise
                 self._made = True
+            self._last = identifier = new_identifier(time.time_ns(), os.getpid(), self._last)
         copied = subprocess.run(
             ["cp", "-a", f"{self._data}/.", str(data)], capture_output=True, text=True, check=False
         )
         if copied.returncode != 0:
             full = "No space left on device" in copied.stderr
             raise OSError(errno.ENOSPC if full else errno.EIO, copied.stderr.strip()[-300:])
-        _renew_identifier(data)
+        _renew_identifier(data, identifier)
 
 
-def _renew_identifier(data: Path) -> None:
+def _renew_identifier(data: Path, identifier: int) -> None:
     """Of a cluster that has never run."""
     control = data / "global" / "pg_control"
     (segment,) = (data / "pg_wal").glob("0*")
     content = control.read_bytes()
-    (old,) = _IDENTIFIER.unpack_from(content)
-    renewed = with_identifier(content, new_identifier(time.time_ns(), os.getpid(), old))
+    renewed = with_identifier(content, identifier)
     _write(control, 0, renewed)
     with segment.open("rb") as file:
         file.seek(_IN_WAL_PAGE)
@@ -71,11 +72,10 @@ def _renew_identifier(data: Path) -> None:
     _write(segment, _IN_WAL_PAGE, renewed[: _IDENTIFIER.size])
 
 
-def new_identifier(now_ns: int, pid: int, other: int) -> int:
-    """As BootStrapXLOG makes it: seconds, microseconds, 12 bits of the process; not `other`."""
+def new_identifier(now_ns: int, pid: int, last: int) -> int:
+    """As BootStrapXLOG makes it: seconds, microseconds, 12 bits of the process; above `last`."""
     seconds, rest_ns = divmod(now_ns, 10**9)
-    made = seconds << 32 | (rest_ns // 1000) << 12 | pid & 0xFFF
-    return made if made != other else made + 1
+    return max(seconds << 32 | (rest_ns // 1000) << 12 | pid & 0xFFF, last + 1)
 
 
 def with_identifier(content: bytes, identifier: int) -> bytes:

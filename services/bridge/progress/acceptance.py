@@ -77,6 +77,7 @@ def accept(
         end_lsn=min(record.end_lsn, error.switch_lsn),
         seq=0,
         ts_ms=now_ms,
+        ahead_lsn=min(record.ahead_lsn, error.switch_lsn),  # the slot may be, and stays so
     )
     producer.commit(back)
     return back
