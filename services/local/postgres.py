@@ -115,7 +115,7 @@ class PostgresServer:
             try:
                 self._template.copy_to(self.data)
             except OSError as error:
-                raise _failure("cp", self.name, f"error: {error.strerror}") from error
+                raise _failure("cp", self.name, f"error: {error}") from error
         self.configure({**SETTINGS, **(settings or {})})
 
     def init(self) -> None:

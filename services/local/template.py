@@ -1,6 +1,6 @@
 """An empty cluster that initdb makes once, and copies of it, each a cluster of its own.
 
-A copy takes a tenth of the time. Its system identifier is made anew, as initdb does it, so that
+A copy is quick. Its system identifier is made anew, as initdb does it, so that
 servers of one bed tell each other apart. PostgreSQL's own tests copy a template, too, with one
 identifier for all (src/test/perl/PostgreSQL/Test/Cluster.pm, INITDB_TEMPLATE).
 
@@ -10,7 +10,6 @@ identifier for all (src/test/perl/PostgreSQL/Test/Cluster.pm, INITDB_TEMPLATE).
                                 (src/include/access/xlog_internal.h)
 """
 
-import errno
 import os
 import shutil
 import struct
@@ -33,27 +32,24 @@ class Template:
     def __init__(self, data: Path, make: Callable[[], None]) -> None:
         self._data = data
         self._make = make
-        self._made = False
         self._last = 0
         self._lock = threading.Lock()
 
     def copy_to(self, data: Path) -> None:
         """Fill the empty folder `data`. Raises what `make` raises, and OSError."""
         with self._lock:
-            if not self._made:
+            if not self._data.exists():
                 try:
                     self._make()
                 except BaseException:
                     shutil.rmtree(self._data, ignore_errors=True)
                     raise
-                self._made = True
             self._last = identifier = new_identifier(time.time_ns(), os.getpid(), self._last)
         copied = subprocess.run(
             ["cp", "-a", f"{self._data}/.", str(data)], capture_output=True, text=True, check=False
         )
         if copied.returncode != 0:
-            full = "No space left on device" in copied.stderr
-            raise OSError(errno.ENOSPC if full else errno.EIO, copied.stderr.strip()[-300:])
+            raise OSError(copied.stderr.strip())
         _renew_identifier(data, identifier)
 
 
@@ -87,7 +83,8 @@ def with_identifier(content: bytes, identifier: int) -> bytes:
 
 def _checksum_at(content: bytes) -> int:
     """Where the checksum of all before it stands."""
-    for at in range(_IDENTIFIER.size, len(content.rstrip(b"\0")) + 1, _CHECKSUM.size):
+    last = len(content.rstrip(b"\0"))  # in or right after it: the search begins there
+    for at in reversed(range(_IDENTIFIER.size, last + 1, _CHECKSUM.size)):
         if _CHECKSUM.pack(crc32c(content[:at])) == content[at : at + _CHECKSUM.size]:
             return at
     raise OSError("pg_control has no valid checksum")

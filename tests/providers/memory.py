@@ -1,8 +1,7 @@
 """Where the servers of tests keep their data: in memory, where there is enough.
 
-A cluster is a thousand small files. On a disk's file system a pair takes ten times as long to make
-and to delete, nearly all of it in the kernel: measured with other work on the machine, 3.2 CPU
-seconds and 5 to 11 s against 0.25 and 1.1 to 1.4.
+A cluster is a thousand small files: on a disk's file system, making and deleting it is work of the
+kernel for the most part.
 """
 
 import os

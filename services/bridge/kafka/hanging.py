@@ -36,7 +36,7 @@ from services.bridge.events.envelope import Event
 from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.topics import Topics
 from services.bridge.postgres.database import Primary
-from services.kafka.records import READ_DEADLINE_S
+from services.kafka.records import READ_DEADLINE_S, parse_record
 
 logger = structlog.get_logger(__name__)
 
@@ -171,12 +171,12 @@ def _ours(
     record = None
     for (topic, partition), offset in stuck.items():
         with topics.reader(topic, partition, committed=False) as reader:
-            for _, key, value in reader.first_from(offset):
+            for at, key, value in reader.first_from(offset):
                 place = place_of(value, topics.prefix)
                 if topic == progress:
                     is_ours, place = key == slot.encode(), None
                     if is_ours and value is not None:
-                        record = ProgressRecord.model_validate_json(value)
+                        record = parse_record(ProgressRecord, topic, at, value)
                 else:
                     is_ours = topic in own or place is not None
                 if is_ours:

@@ -7,6 +7,9 @@ received   the server has sent it         durable   a Kafka transaction with it 
 published  it is in the open Kafka        origin    the replication origin says so in the database
            transaction                    flushed   the slot has been told
 
+A session may start where the slot is, ahead of the record in Kafka: durable is then that place
+until its first commit, and the origin stays at the record.
+
 flushed stays behind durable, except while commits wait for the bridge (synchronous_standby_names):
 then it follows WAL without events as far as the last record in Kafka has announced, `ahead_lsn`.
 """

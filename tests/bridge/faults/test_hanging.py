@@ -13,10 +13,10 @@ import psycopg
 import pytest
 
 from services.local.kafka import KafkaBroker
+from services.local.pair import alter_system
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import Load, assert_intact, await_session
 from tests.bridge.running import Bridge
-from tests.providers.databases import Connection
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 
@@ -116,13 +116,13 @@ def test_where_commits_wait_the_slot_tells_it_too(
     load.more(20)
     with psycopg.connect(pair.primary.conninfo(), autocommit=True) as connection:
         before = connection.execute("SHOW synchronous_standby_names").fetchone()
-        assert before is not None
-        _set_synchronous(connection, f'"slotbridge_{bridge.slot}"')
-        try:
-            eventually(lambda: bridge.progress()[-1].ahead_lsn > 0, what="commits wait for it")
-            bridge.kill()
-        finally:
-            _set_synchronous(connection, before[0])
+    assert before is not None
+    alter_system(pair.primary, "synchronous_standby_names", f'"slotbridge_{bridge.slot}"')
+    try:
+        eventually(lambda: bridge.progress()[-1].ahead_lsn > 0, what="commits wait for it")
+        bridge.kill()
+    finally:
+        alter_system(pair.primary, "synchronous_standby_names", before[0])
     announced = bridge.progress()[-1].ahead_lsn
     load.more(20)
     since_ms = int(time.time() * 1000)
@@ -137,11 +137,6 @@ def test_where_commits_wait_the_slot_tells_it_too(
     await_session(bridge, 3)
     assert "decision=commit" in bridge.output
     assert_intact(bridge, load, conninfo)
-
-
-def _set_synchronous(connection: Connection, names: str) -> None:
-    connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'".encode())
-    connection.execute("SELECT pg_reload_conf()")
 
 
 def _commit_once(bridge: Bridge) -> None:
