@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-WORKERS ?= 2
+WORKERS ?= 3
 
 BENCH := $(or $(OUT),bench-results)
 
@@ -41,10 +41,12 @@ types: $(READY)
 	@$(BIN)/mypy
 
 # The environment: made when the locks or the project change, else reused. Builds (pyspark is a source
-# package) use the locked setuptools of requirements/build.txt, not one fetched for the occasion.
+# package, and our own compiled part) use what requirements/build.txt locks, not what is fetched for the
+# occasion. Without a C compiler the compiled part is left out, with a warning.
+COMPILED := $(wildcard services/bridge/compiled/*.p[yx]*)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-$(READY): requirements/build.txt requirements/lock.txt pyproject.toml
+$(READY): requirements/build.txt requirements/lock.txt pyproject.toml setup.py $(COMPILED)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "slotbridge needs Python 3.11 or newer; pass PYTHON=/path/to/python3" >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
@@ -52,7 +54,10 @@ $(READY): requirements/build.txt requirements/lock.txt pyproject.toml
 	@echo "installing pinned packages into $(VENV) …" >&2
 	@$(PIP) --require-hashes -r requirements/build.txt
 	@$(PIP) --require-hashes --no-build-isolation --use-pep517 -r requirements/lock.txt
+	@rm -f services/bridge/compiled/*.so
 	@$(PIP) --no-deps --no-build-isolation -e .
+	@$(BIN)/python -c 'from services.bridge.compiled import hot; exit(not hot)' \
+	  || echo "no C compiler, or no headers of Python: the bridge goes without its compiled part" >&2
 	@touch $@
 
 # Pin anew after a change of pyproject.toml (needs uv).
@@ -63,4 +68,4 @@ lock:
 	$(COMPILE) --all-extras pyproject.toml -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .cache
+	rm -rf $(VENV) .cache build services/bridge/compiled/*.so

@@ -112,8 +112,3 @@ def demo(
         typer.echo(json_module.dumps(outcome.figures))
         if not outcome.agreed:
             raise SystemExit(int(ExitCode.ANSWER_IS_NO))
-
-
-def main() -> None:
-    """The entry point."""
-    app()

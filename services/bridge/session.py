@@ -20,7 +20,7 @@ from schemas.events import PreparedRecord, ProgressRecord, prepared_topic
 from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
-from services.bridge import metrics
+from services.bridge import compiled, metrics
 from services.bridge.events.envelope import Envelope
 from services.bridge.events.relations import Relations, warn_of_unmatched
 from services.bridge.events.shaping.tables import Shaping
@@ -167,14 +167,19 @@ class Session:
         )
         reach("resumed inside" if start.seq else "started")
         self._feedback.connect(connection, self._ledger)
+        self._announce(start, primary)
+
+    def _announce(self, start: Position, primary: Primary) -> None:
+        """Say, in metrics and log, that changes flow from here."""
         metrics.TIMELINE.set(self._timeline)
         metrics.STREAMING.set(1)
         logger.info(
             "streaming",
-            slot=slot,
+            slot=self._source.slot,
             lsn=format_lsn(start.end_lsn),
             timeline=self._timeline,
             system_identifier=primary.server.system_identifier,
+            compiled=compiled.hot is not None,
         )
 
     def _build(

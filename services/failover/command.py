@@ -31,11 +31,6 @@ for order in (
     app.command()(order)
 
 
-def main() -> None:
-    """The entry point of `slotfailover`."""
-    app()
-
-
 @app.callback()
 def _commands() -> None:
     """Keeps `check` and `failover` as subcommands."""

@@ -15,8 +15,10 @@ import yaml
 from confluent_kafka.admin import AdminClient
 
 from schemas.events import ProgressRecord, progress_topic
+from services.bridge import failpoints
 from services.demo.copies import committed, database_rows, kafka_tables
 from tests.providers.interface import Broker
+from tests.providers.loaded import Loaded
 from tests.providers.waiting import eventually
 
 SLOT_OF_TEST = "s_{}"
@@ -40,8 +42,11 @@ class Bridge:
         two_phase: bool = False,
         bootstrap_servers: str = "",
         publication: str = "",
+        loaded: bool = True,
         **bridge: Any,
     ) -> None:
+        """`loaded`: as tests.providers.loaded; else always by its program."""
+        self._loaded = loaded
         self.conninfo = conninfo
         self.prefix = prefix
         self.slot = slot or SLOT_OF_TEST.format(prefix)
@@ -49,7 +54,7 @@ class Bridge:
         self.kafka = kafka
         self.config = folder / f"{self.slot}-{os.urandom(3).hex()}.yaml"
         self.log = self.config.with_suffix(".log")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Loaded | None = None
         self._sessions_before = 0
         document = {
             "source": {
@@ -74,13 +79,13 @@ class Bridge:
     def start(self, **environment: str) -> "Bridge":
         """Start it; returns at once."""
         self._sessions_before = self.sessions
+        command, whole = ["run", "--config", str(self.config)], {**os.environ, **environment}
+        if self._loaded and environment.keys() <= {failpoints.VARIABLE}:
+            self._process = Loaded(command, log=self.log, environment=whole)
+            return self
+        program = Path(sys.executable).parent / "slotbridge"
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [Path(sys.executable).parent / "slotbridge", "run", "--config", self.config],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **environment},
-            )
+            self._process = subprocess.Popen([program, *command], stdout=log, stderr=log, env=whole)
         return self
 
     def streaming(self, conninfo: str = "") -> "Bridge":

@@ -29,7 +29,8 @@ from services.bridge.decoding.messages import (
     StreamStart,
     StreamStop,
 )
-from services.bridge.events.envelope import Envelope, Event
+from services.bridge.events.envelope import Envelope
+from services.bridge.events.event import Event
 from services.bridge.kafka.staged import load_staged
 from services.bridge.progress.agreement import Position
 from services.bridge.transactions.assembler import Assembler, Portion

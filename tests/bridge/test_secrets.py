@@ -63,7 +63,8 @@ def test_a_bridge_at_work_tells_no_secret_anywhere(
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
         options = {"sasl.password": OPTION, "sasl.username": OPTION}
-        bridge = new_bridge(conninfo, options=options, http_port=0).start().streaming()
+        bridge = new_bridge(conninfo, options=options, http_port=0, loaded=False)
+        bridge.start().streaming()
         connection.execute("INSERT INTO t VALUES (1)")
         bridge.caught_up()
         eventually(lambda: "/metrics" in bridge.output, what="the port is named")

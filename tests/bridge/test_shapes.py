@@ -17,7 +17,8 @@ from services.bridge.decoding.messages import (
     Relation,
     RelationColumn,
 )
-from services.bridge.events.envelope import Described, Envelope, Stamp
+from services.bridge.events.envelope import Described, Envelope
+from services.bridge.events.event import Stamp
 from services.bridge.events.keys import key_columns, settled
 from services.bridge.events.shapes import Shapes
 from services.bridge.progress.agreement import Position

@@ -23,7 +23,8 @@ from services.bridge.decoding.messages import (
     Truncate,
     Update,
 )
-from services.bridge.events.envelope import Described, Envelope, Event, Stamp
+from services.bridge.events.envelope import Described, Envelope
+from services.bridge.events.event import Event, Stamp
 from services.bridge.events.shapes import Shapes
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.progress.agreement import Position

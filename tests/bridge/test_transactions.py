@@ -26,7 +26,8 @@ from services.bridge.decoding.messages import (
     Truncate,
     Update,
 )
-from services.bridge.events.envelope import Envelope, Event
+from services.bridge.events.envelope import Envelope
+from services.bridge.events.event import Event
 from services.bridge.progress.agreement import Position
 from services.bridge.transactions.assembler import Assembler, Portion
 from tests.bridge.wire import plainly

@@ -19,7 +19,8 @@ from services.bridge.decoding.messages import (
     Row,
     Update,
 )
-from services.bridge.events.envelope import Described, Envelope, Event, Stamp
+from services.bridge.events.envelope import Described, Envelope
+from services.bridge.events.event import Event, Stamp
 from services.bridge.events.rows import WORTH_ROWS
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.progress.agreement import Position
@@ -27,6 +28,7 @@ from services.bridge.transactions.assembler import Assembler
 from tests.bridge.strategies import names
 from tests.bridge.wire import encode
 
+pytestmark = pytest.mark.usefixtures("twin")
 NOW_US = 1_700_000_000_000_000
 LSN = 5_000
 digits = st.integers(-(2**63), 2**63 - 1).map(lambda number: str(number).encode())

@@ -31,7 +31,8 @@ from services.bridge.decoding.messages import (
     Type,
     Update,
 )
-from services.bridge.events.envelope import Described, Stamp
+from services.bridge.events.envelope import Described
+from services.bridge.events.event import Stamp
 from services.bridge.events.shaping.tables import Plan, Shaping
 
 

@@ -20,10 +20,10 @@ The JSON text is put together from parts that are made once per relation and onc
 
 from collections.abc import Callable, Mapping
 from json.encoder import encode_basestring as quoted
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from schemas.errors import BadInput, ExitCode
 from schemas.events import message_topic, transaction_topic
+from services.bridge import compiled
 from services.bridge.decoding.messages import (
     Delete,
     Insert,
@@ -34,6 +34,8 @@ from services.bridge.decoding.messages import (
     Unchanged,
     Update,
 )
+from services.bridge.events.errors import updated_outbox, without_key
+from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
 from services.bridge.events.rows import Counter, Table
 from services.bridge.events.shaping.outbox import Headers, Outbox
 from services.bridge.events.shaping.tables import Plan
@@ -43,32 +45,6 @@ from services.bridge.events.writers import Write
 VERSION: Final = "0.1.0"
 NEW_KEY_HEADER: Final = "__debezium.newkey"
 OLD_KEY_HEADER: Final = "__debezium.oldkey"
-
-
-class Event(NamedTuple):
-    """One record for Kafka. `value` None is a tombstone; `broadcast`: to every partition.
-
-    `table` (`schema.table`, empty for what is of no table), `seq` and `lsn` say whose it is.
-    """
-
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    headers: Headers | None = None
-    broadcast: bool = False
-    table: str = ""
-    seq: int = -1
-    lsn: int = 0
-
-
-class Stamp(NamedTuple):
-    """What all events of one transaction share; times in microseconds since 1970."""
-
-    xid: int
-    commit_lsn: int
-    commit_time_us: int
-    previous_commit_lsn: int
-    encoded_us: int
 
 
 class Writer(NamedTuple):
@@ -131,6 +107,12 @@ class Envelope:
         self._source_db = f',"snapshot":"false","db":{quoted(database)},"txId":'
         self._source_timeline = f',"timeline":{timeline},"sequence":"[\\"'
         self._boundary_topic = transaction_topic(name)
+        self._transactions: Any = None
+        if compiled.hot is not None and transaction_metadata:
+            parts = (self._source, self._source_db, self._source_timeline)
+            self._transactions = compiled.hot.transactions.Transactions(
+                Event, Stamp, Ended, self._boundary_topic, *parts, EVENT_OVERHEAD_BYTES
+            )
         self._encoded_us = -1
         self._head = ""
         self._tail = ""
@@ -232,6 +214,56 @@ class Envelope:
             self.total = total
         return event
 
+    def rows(
+        self,
+        messages: list[tuple[int, bytes]],
+        index: int,
+        at: int,
+        writers: dict[bytes, Writer],
+        events: list[Event],
+        seq: int,
+        room_bytes: int,
+    ) -> tuple[int, int, int]:
+        """Compiled: append the events of rows from `index` on, values at `at`, to `events`.
+
+        Up to the first that must go another way, or until they have more than `room_bytes`. Returns
+        its index, the next seq, and their bytes.
+        """
+        assert compiled.hot is not None
+        index, seq, self.total, size = compiled.hot.transactions.take_rows(
+            *(messages, index, at, writers, events, self._touched),
+            *(seq, self.total, room_bytes, EVENT_OVERHEAD_BYTES),
+            *(self._head, self._row_order, self._tail),
+        )
+        return index, seq, size
+
+    def transactions(
+        self,
+        messages: list[tuple[int, bytes]],
+        index: int,
+        at: int,
+        writers: dict[bytes, Writer],
+        previous_lsn: int,
+        floor_lsn: int,
+        now_us: int,
+        room_bytes: int,
+        bytes_max: int,
+    ) -> tuple[int, list[Event], list[Ended], int]:
+        """Compiled: the events of whole transactions from `index` on, with BEGIN and END.
+
+        As `rows` otherwise, while they commit at `floor_lsn` or after and have no more than
+        `bytes_max` each; `previous_lsn`: the commit before the first. Returns the index of the
+        first that must go another way, all events, where each transaction ends, and their bytes.
+        """
+        if self._transactions is None or self._unsettled:
+            return index, [], [], 0
+        self._reset(None)
+        found: tuple[int, list[Event], list[Ended], int] = self._transactions.take(
+            *(messages, index, at, writers, previous_lsn, floor_lsn, now_us),
+            *(room_bytes, bytes_max),
+        )
+        return found
+
     def insert(self, change: Insert, lsn: int, seq: int) -> list[Event]:
         """The event of an insert; of an outbox's row, the message that it is."""
         table = self._table(change.relation, seq)
@@ -248,14 +280,14 @@ class Envelope:
         if "u" in table.skipped:
             return []
         if table.outbox is not None:
-            raise _updated_outbox(table.name, lsn)
+            raise updated_outbox(table.name, lsn)
         new = change.new
         old = change.old
         if old is not None and change.old_kind == "O":
             new = [o if isinstance(n, Unchanged) else n for n, o in zip(new, old, strict=True)]
         elif old is not None:
             if table.lacks_key(old):
-                raise _without_key(table.name, lsn)
+                raise without_key(table.name, lsn)
             new = [
                 o if isinstance(n, Unchanged) and o is not None else n
                 for n, o in zip(new, old, strict=True)
@@ -283,7 +315,7 @@ class Envelope:
         if "d" in table.skipped or table.outbox is not None:
             return []
         if change.old_kind == "K" and table.lacks_key(change.old):
-            raise _without_key(table.name, lsn)
+            raise without_key(table.name, lsn)
         topic, name = table.topic, table.name
         key = table.key(change.old)
         value = self._value(table, table.row(change.old), "null", "d", lsn, seq)
@@ -357,25 +389,3 @@ class Envelope:
             self._touched.append(counter)
         counter.events += 1
         self.total += 1
-
-
-def _updated_outbox(table: str, lsn: int) -> BadInput:
-    return BadInput(
-        "a row of the outbox was updated; its message is published already",
-        operation="encode an event",
-        subject=table,
-        lsn=lsn,
-        hint=f"insert another row instead; to pass this by: shaping.skip: {{{table}: [u]}}",
-        exit_code=ExitCode.RECORD_REFUSED,
-    )
-
-
-def _without_key(table: str, lsn: int) -> BadInput:
-    return BadInput(
-        "an update or delete does not tell the old row's key",
-        operation="encode an event",
-        subject=table,
-        lsn=lsn,
-        hint="give each partition the replica identity of the root that it is published as, or "
-        "REPLICA IDENTITY FULL; to pass its changes by: shaping.exclude",
-    )

@@ -14,7 +14,8 @@ import structlog
 from schemas.errors import ExitCode, OperatorNeeded, SettingsError
 from schemas.events import SchemaEvent
 from services.bridge.decoding.messages import Relation
-from services.bridge.events.envelope import Described, Stamp
+from services.bridge.events.envelope import Described
+from services.bridge.events.event import Stamp
 from services.bridge.events.keys import key_columns, settled
 from services.bridge.events.shapes import Shapes
 from services.bridge.events.shaping.tables import Plan, Shaping

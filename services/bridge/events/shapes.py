@@ -5,7 +5,7 @@ from typing import Final, Literal
 from schemas.events import Column, SchemaEvent, SchemaKey, schema_topic
 from services.bridge.decoding.messages import Relation, RelationColumn
 from services.bridge.decoding.pg_types import TYPE_NAMES
-from services.bridge.events.envelope import Event, Stamp
+from services.bridge.events.event import Event, Stamp
 
 Identity = Literal["default", "nothing", "full", "index"]
 _IDENTITIES: Final[dict[str, Identity]] = {

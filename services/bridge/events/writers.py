@@ -23,6 +23,7 @@ from struct import error as StructError
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
+from services.bridge import compiled
 from services.bridge.events.values import moments, plain
 from services.bridge.events.values.plain import Encode
 
@@ -59,11 +60,21 @@ _SHORT: Final[dict[Encode, str]] = {
     plain.floating: "{c} = {v}[1:]\nif not finite(float({c})): {c} = {e}({c}.encode())",
     moments.instant: (
         "{c} = f'\"{{{v}[1:11]}}T{{{v}[12:27]}}Z\"'"
-        " if len({v}) == 30 and {v}[5] == '-' else {e}({v}[1:].encode())"
+        " if len({v}) == 30 and {v}[5] == '-' and {v}[27:] == '+00' else {e}({v}[1:].encode())"
     ),
 }
 """Statements for encoders that can be written out; `v` has the value behind its length."""
 _SHORT_OTHER: Final = "{c} = {e}({v}[1:].encode())"
+_COMPILED: Final[dict[Encode, str]] = {
+    plain.string: "string",
+    plain.integer: "integer",
+    plain.boolean: "boolean",
+    plain.floating: "floating",
+    moments.instant: "instant",
+    moments.timestamp_us: "timestamp",
+    moments.date_days: "date",
+}
+"""Encoders that the compiled twin has a form of its own for."""
 _ANY: Final[dict[Encode, str]] = {
     plain.string: "quoted(data[p:q].decode())",
 }
@@ -81,7 +92,15 @@ _GLOBALS: Final[dict[str, Any]] = {
 def writer(
     event: type, topic: str, table: str, columns: Sequence[Column], count: int, frame: Frame
 ) -> Write:
-    """The function for a table of `count` columns on the server; `event` is the Event type."""
+    """The function for a table of `count` columns on the server; `event` is the Event type.
+
+    Compiled where that is there (services.bridge.compiled), else made here.
+    """
+    if (hot := compiled.hot) is not None:
+        kinds = hot.forms.KINDS
+        forms = [kinds.get(_COMPILED.get(column.encode, ""), 0) for column in columns]
+        made: Write = hot.rows.RowWriter(event, topic, table, columns, count, frame, forms)
+        return made
     variables: dict[str, Any] = {
         **_GLOBALS,
         "Event": event,
@@ -97,10 +116,10 @@ def writer(
     keys = [index for index, column in enumerate(columns) if column.key]
     for number, index in enumerate(keys):
         variables[f"j{index}"] = ("," if number else "{") + columns[index].name
-    kinds = tuple((column.place, column.encode) for column in columns)
+    encoders = tuple((column.place, column.encode) for column in columns)
     variables["BETWEEN"] = f"N{chr(count >> 8)}{chr(count & 255)}"
-    exec(_code(kinds, tuple(keys), count, frame.metadata, frame.old), variables)  # noqa: S102 - our own text
-    made: Write = variables["write"]
+    exec(_code(encoders, tuple(keys), count, frame.metadata, frame.old), variables)  # noqa: S102 - our own text
+    made = variables["write"]
     return made
 
 

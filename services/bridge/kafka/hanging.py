@@ -32,7 +32,7 @@ from schemas.events import (
     prepared_topic,
     progress_topic,
 )
-from services.bridge.events.envelope import Event
+from services.bridge.events.event import Event
 from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.topics import Topics
 from services.bridge.postgres.database import Primary

@@ -18,10 +18,12 @@ from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.events import ProgressRecord, progress_topic
 from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings
-from services.bridge import metrics
-from services.bridge.events.envelope import Event
+from services.bridge import compiled, metrics
+from services.bridge.events.event import Event
+from services.bridge.kafka.options import MESSAGE_BYTES_MAX, producer_options
 from services.bridge.kafka.refused import (
     Origin,
+    Origins,
     RefusalLearned,
     Refused,
     identity,
@@ -34,7 +36,6 @@ from services.kafka.client import (
     RECORD_REFUSALS,
     TOPIC_REFUSALS,
     TopicRefused,
-    client_options,
     kafka_error,
     make_client,
 )
@@ -46,11 +47,10 @@ COMMIT_ATTEMPT_S: Final = 1.0
 _BREATH_EVENTS: Final = 2_000
 _QUEUE_FULL_PAUSE_S: Final = 0.1
 ABORT_TIMEOUT_S: Final = 5.0
-BATCH_BYTES_MAX: Final = 262_144
-BATCH_OVERHEAD_BYTES: Final = 256
-MESSAGE_BYTES_MAX: Final = 1_000_000
-"""librdkafka's message.max.bytes where kafka.options has none."""
+REPORT_TIMEOUT_S: Final = 5.0
 NOWHERE: Final = Origin(0, 0, None)
+NOT_TAKEN: Final = (BufferError, KafkaException)
+"""What `produce` raises when it has not taken a record."""
 NO_TOPIC: Final = TopicRefused(
     "the row names no topic",
     hint="correct the outbox's aggregate type",
@@ -84,7 +84,8 @@ class TransactionalProducer:
         self._careful = self._refused.careful_until is not None
         self._limits = topics.message_bytes_max(*self._refused.topics)
         self._message_bytes_max = int(kafka.options.get("message.max.bytes", MESSAGE_BYTES_MAX))
-        self._producer = make_client(Producer, self._options(kafka, bridge))
+        options = producer_options(kafka, bridge, slot, self._limits.values(), self._careful)
+        self._producer = make_client(Producer, options)
         self._ready: set[str] = {self._progress_topic}
         self._denied: dict[str, TopicRefused] = {}
         self._dead: Counter[tuple[str, str]] = Counter()
@@ -94,25 +95,6 @@ class TransactionalProducer:
         """Whether a transaction is open."""
         self.done = False
         """A careful session's work is done: the next session goes on with full batches."""
-
-    def _options(self, kafka: KafkaSettings, bridge: BridgeSettings) -> dict[str, Any]:
-        """A batch larger than a topic's limit would be refused, though each record in it is not."""
-        smallest = min(self._limits.values(), default=BATCH_BYTES_MAX) - BATCH_OVERHEAD_BYTES
-        return {
-            "compression.type": "lz4",
-            "linger.ms": 10,
-            "queue.buffering.max.messages": 200_000,
-            "queue.buffering.max.kbytes": 65_536,
-            "batch.size": max(1, min(BATCH_BYTES_MAX, smallest)),
-            "topic.metadata.propagation.max.ms": 10_000,
-            **client_options(kafka),
-            **({"batch.size": 1} if self._careful else {}),
-            "delivery.report.only.error": True,
-            "partitioner": "murmur2_random",
-            "transactional.id": f"slotbridge.{kafka.topic_prefix}.{self._slot}",
-            "transaction.timeout.ms": bridge.transaction_timeout_ms,
-            "enable.idempotence": True,
-        }
 
     def begin_session(self) -> None:
         """init_transactions: fence other producers of this slot and end what they left open."""
@@ -137,40 +119,49 @@ class TransactionalProducer:
             raise kafka_error(error, "end hanging transactions", self._subject) from error
         self.open = False
 
-    def send(self, events: Sequence[Event], origin: Origin = NOWHERE) -> None:
-        """Add `events` of the transaction `origin` to the open Kafka transaction, begun if need be.
+    def send(self, events: Sequence[Event], origins: Origins | None = None) -> None:
+        """Add `events`, which are of `origins`, to the open Kafka transaction, begun if need be.
 
         Calls `while_waiting` now and then, and often while the broker takes nothing. A record that
         can't be sent goes to the dead letters if the settings say so; else it raises BadInput
         (RECORD_REFUSED) or SetupError that names it.
         """
         self._begin()
-        self._sent_until = max(self._sent_until, origin.commit_lsn)
-        ready, known = self._ready, self._refused.records
-        plainly = not (self._careful or known)
-        produce = self._producer.produce
-        for number, event in enumerate(events, 1):
-            if number % _BREATH_EVENTS == 0:
+        if origins is not None:
+            self._sent_until = max(self._sent_until, origins.last_lsn)
+        events, count = list(events), len(events)
+        for since in range(0, count, _BREATH_EVENTS):
+            if since:
                 self._while_waiting()
-            topic, key, value, headers, broadcast, *_ = event
-            if plainly and headers is None and not broadcast and topic in ready:
-                try:
-                    produce(topic, value, key)
-                except (BufferError, KafkaException):  # nothing was taken: again, with care
-                    self._produce(event, -1, origin, self._while_waiting)
-                continue
-            if event.topic not in ready:
-                denied = self._prepare(event.topic)
-                if denied is not None:
-                    self._refuse(event, origin, denied.message, denied)
-                    continue
-            if known and (reason := known.get(identity(event, origin))) is not None:
-                self._refuse(event, origin, reason)
-            elif event.broadcast:
-                for partition in range(self._topics.partitions(event.topic)):
-                    self._produce(event, partition, origin, self._while_waiting)
-            else:
-                self._produce(event, -1, origin, self._while_waiting)
+            self._send_some(events, since, min(since + _BREATH_EVENTS, count), origins)
+
+    def _send_some(
+        self, events: Sequence[Event], index: int, end: int, origins: Origins | None
+    ) -> None:
+        """events[index:end]: many at once, and singly what calls for care."""
+        send = _send if compiled.hot is None else compiled.hot.messages.send
+        while index < end:
+            if not (self._careful or self._refused.records):
+                index = send(self._producer.produce, events, index, end, self._ready, NOT_TAKEN)
+            if index < end:
+                self._send_one(events[index], NOWHERE if origins is None else origins.of(index))
+                index += 1
+
+    def _send_one(self, event: Event, origin: Origin) -> None:
+        """With all that may be of this record or its topic."""
+        known = self._refused.records
+        if event.topic not in self._ready:
+            denied = self._prepare(event.topic)
+            if denied is not None:
+                self._refuse(event, origin, denied.message, denied)
+                return
+        if known and (reason := known.get(identity(event, origin))) is not None:
+            self._refuse(event, origin, reason)
+        elif event.broadcast:
+            for partition in range(self._topics.partitions(event.topic)):
+                self._produce(event, partition, origin, self._while_waiting)
+        else:
+            self._produce(event, -1, origin, self._while_waiting)
 
     def commit(self, record: ProgressRecord) -> None:
         """Add the progress record and commit. Blocks; retries until the transaction's time-out.
@@ -311,22 +302,19 @@ class TransactionalProducer:
 
     def _failed(self, error: KafkaException, operation: str, subject: str) -> SlotbridgeError:
         """What a failure of the open transaction means, and what the next session must know."""
-        error = self._reason(error)
-        try:
-            self._producer.poll(0)
-        except KafkaException as fatal:  # fenced: it says so here, and less clearly elsewhere
-            error = fatal
+        error = self._reported(self._reason(error))
+        code = error.args[0].code()
         refused = self._refused
         for event, origin, reason in self._culprits:
             if not self._dead_letters or not may_be_dead(event, self._prefix):
                 return refusal(event, origin, reason)
             refused.topics.add(event.topic)
             refused.records[identity(event, origin)] = reason
-        code = error.args[0].code()
         if self._culprits:
             what = f"{len(self._culprits)} records are refused and will be dead letters"
         elif code in RECORD_REFUSALS + TOPIC_REFUSALS and not self._careful:
             what = f"a record is refused ({error.args[0].str()}); looking for it"
+            refused.topics |= {topic for topic in self._ready if topic not in self._limits}
         else:
             return kafka_error(error, operation, subject)
         refused.careful_until = max(refused.careful_until or 0, self._sent_until)
@@ -337,6 +325,18 @@ class TransactionalProducer:
             hint="the bridge sends the transaction again by itself, record by record",
             exit_code=ExitCode.KAFKA_UNREACHABLE,
         )
+
+    def _reported(self, error: KafkaException) -> KafkaException:
+        """Serve the delivery reports; a culprit's own may come after the failure it has caused."""
+        awaited = self._careful and error.args[0].code() in RECORD_REFUSALS
+        deadline = time.monotonic() + REPORT_TIMEOUT_S
+        try:
+            self._producer.poll(0)
+            while awaited and not self._culprits and time.monotonic() < deadline:
+                self._producer.poll(_QUEUE_FULL_PAUSE_S)
+        except KafkaException as fatal:  # fenced: it says so here, and less clearly elsewhere
+            return fatal
+        return error
 
     def _reason(self, error: KafkaException) -> KafkaException:
         """Why the transaction has failed, where `error` only says that it has."""
@@ -355,3 +355,27 @@ class TransactionalProducer:
             hint="check the broker",
             exit_code=ExitCode.KAFKA_UNREACHABLE,
         )
+
+
+def _send(
+    produce: Callable[..., None],
+    events: Sequence[Event],
+    index: int,
+    end: int,
+    ready: set[str],
+    not_taken: tuple[type[Exception], ...],
+) -> int:
+    """Produce events[index:end], up to the first that calls for care or that `produce` refuses.
+
+    Returns its index. As services.bridge.compiled.messages.send.
+    """
+    while index < end:
+        topic, key, value, headers, broadcast, *_ = events[index]
+        if headers is not None or broadcast or topic not in ready:
+            break
+        try:
+            produce(topic, value, key)
+        except not_taken:
+            break
+        index += 1
+    return index

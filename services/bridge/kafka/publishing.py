@@ -25,14 +25,14 @@ from schemas.settings import BridgeSettings
 from services.bridge import metrics
 from services.bridge.failpoints import reach
 from services.bridge.kafka.producer import TransactionalProducer
-from services.bridge.kafka.refused import RefusalLearned, origin_of
+from services.bridge.kafka.refused import Origins, RefusalLearned
 from services.bridge.postgres.feedback import Feedback
 from services.bridge.postgres.heartbeat import Heartbeat
 from services.bridge.progress.agreement import Ledger, Position
 from services.bridge.transactions.assembler import Portion
 
 SPACING_MIN_S: Final = 0.002
-"""Between the beginnings of two commits there is this, and twice what the last one took."""
+"""Between the beginnings of two commits there is this, or what the last one took."""
 COMPANY_S: Final = 0.000_1
 """For each portion in it, a transaction stays open so much longer."""
 
@@ -162,12 +162,12 @@ class Publishing:
     def _send(self, portion: Portion) -> None:
         """Put a portion into the open Kafka transaction; part of a large one closes it at once."""
         self._reckon(portion)
-        self._transactions += not portion.position.seq
+        self._transactions += len(portion.ended) or not portion.position.seq
         if portion.dropped:
             metrics.DROPPED.inc(portion.dropped)
             reach("skipped")
         if portion.events:
-            self._producer.send(portion.events, origin_of(portion))
+            self._producer.send(portion.events, Origins(portion))
             reach("part sent" if portion.position.seq else "sent")
         if portion.staging:
             self._producer.send(portion.staging)
@@ -194,7 +194,7 @@ class Publishing:
             self._due = min(self._due, now + self._age_max_s)
         else:
             self._oldest = self._oldest if self._grouped else now
-            self._grouped += 1
+            self._grouped += len(portion.ended) or 1
             due = max(self._oldest + COMPANY_S * self._grouped, self._not_before)
             self._group_due = min(due, self._oldest + self._age_max_s)
 
@@ -230,7 +230,7 @@ class Publishing:
         reach("after kafka commit")
         self._ledger.commit(self._record.ahead_lsn)
         took_s = time.monotonic() - self._started
-        self._not_before = self._started + max(SPACING_MIN_S, 2 * took_s)
+        self._not_before = self._started + max(SPACING_MIN_S, took_s)
         metrics.COMMIT_SECONDS.observe(took_s)
         metrics.EVENTS.inc(self._events)
         metrics.TRANSACTIONS.inc(self._transactions)

@@ -10,13 +10,14 @@ What is known lives as long as the process; another process learns it again in t
 
 import hashlib
 from base64 import b64encode
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from schemas.errors import BadInput, ExitCode, Retryable, SetupError, SlotbridgeError
 from schemas.events import Content, DeadLetter, message_topic, own_topics
 from schemas.lsn import format_lsn
-from services.bridge.events.envelope import Event
+from services.bridge.events.event import Event
 from services.bridge.transactions.assembler import Portion
 
 Identity = tuple[str, int, int, bool]
@@ -58,11 +59,27 @@ class Refused:
         return True
 
 
-def origin_of(portion: Portion) -> Origin:
-    """The source transaction of a portion; only a whole one knows its end."""
-    assert portion.stamp is not None
-    end_lsn = portion.position.end_lsn if portion.counts is None else None
-    return Origin(portion.stamp.xid, portion.stamp.commit_lsn, end_lsn)
+class Origins:
+    """The source transactions of a portion's events; only a whole one knows its end."""
+
+    def __init__(self, portion: Portion) -> None:
+        self._portion = portion
+
+    @property
+    def last_lsn(self) -> int:
+        """The last one's commit_lsn."""
+        return self._portion.stamp.commit_lsn if self._portion.stamp is not None else 0
+
+    def of(self, index: int) -> Origin:
+        """That of the event of this index."""
+        portion = self._portion
+        if portion.ended:
+            at = bisect_right(portion.ended, index, key=lambda ended: ended.events)
+            _, stamp, end_lsn = portion.ended[at]
+            return Origin(stamp.xid, stamp.commit_lsn, end_lsn)
+        assert portion.stamp is not None
+        last = portion.position.end_lsn if portion.counts is None else None
+        return Origin(portion.stamp.xid, portion.stamp.commit_lsn, last)
 
 
 def identity(event: Event, origin: Origin) -> Identity:

@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -23,6 +23,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from schemas.errors import Retryable, SlotbridgeError
 from schemas.lsn import format_lsn, parse_lsn
+from services.bridge import compiled
 from services.bridge.decoding.decoder import POSTGRES_EPOCH_US
 from services.bridge.postgres.refusals import connect_error, server_error
 
@@ -32,6 +33,9 @@ _STATUS = struct.Struct("!cQQQqB")
 _W, _K = b"w"[0], b"k"[0]
 _XLOG_HEADER_BYTES: Final = 25
 FEEDBACK_DEADLINE_S: Final = 10.0
+READS_MAX: Final = 16
+READ_BYTES: Final = 2**18
+"""So often is read, or about so much, until what came is dealt with."""
 SESSION_OPTIONS: Final = (
     "-c datestyle=ISO -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=3"
     " -c bytea_output=hex -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
@@ -147,33 +151,45 @@ class ReplicationConnection:
         select.select([self._conn.socket, *others], [], [], max(0.0, timeout_s))
 
     def read(self) -> Iterator[Messages | Keepalive]:
-        """Yield everything that has arrived. Raises Retryable when the server has gone."""
-        try:
-            self._conn.consume_input()
-        except psycopg.Error as error:
-            raise self._lost(str(error)) from error
-        get = self._conn.get_copy_data
+        """Yield what has arrived, not more than so much. Raises Retryable when the server has gone.
+
+        libpq reads little at once: what is there is asked for several times.
+        """
         messages: Messages = []
-        while True:
-            try:
-                length, raw = get(1)
-            except psycopg.Error as error:
-                raise self._lost(str(error)) from error
-            if length <= 0:
+        room_bytes = READ_BYTES
+        for _ in range(READS_MAX):
+            self._receive()
+            length, data, size = self._gather(messages)
+            while length > 0:
+                if data[0] == _K:
+                    if messages:
+                        yield messages
+                        messages = []
+                    wal_end, _time, reply = _KEEPALIVE.unpack_from(data, 1)
+                    yield Keepalive(wal_end, bool(reply))
+                length, data, more = self._gather(messages)
+                size += more
+            room_bytes -= size
+            if length < 0 or not size or room_bytes < 0:
                 break
-            data = bytes(raw)
-            if data[0] == _W:
-                messages.append((_U64.unpack_from(data, 1)[0], data[_XLOG_HEADER_BYTES:]))
-            elif data[0] == _K:
-                if messages:
-                    yield messages
-                    messages = []
-                wal_end, _time, reply = _KEEPALIVE.unpack_from(data, 1)
-                yield Keepalive(wal_end, bool(reply))
         if messages:
             yield messages
         if length < 0:
             raise self._ended()
+
+    def _receive(self) -> None:
+        try:
+            self._conn.consume_input()
+        except psycopg.Error as error:
+            raise self._lost(str(error)) from error
+
+    def _gather(self, messages: Messages) -> tuple[int, bytes, int]:
+        gather = _gather if compiled.hot is None else compiled.hot.messages.gather
+        try:
+            found: tuple[int, bytes, int] = gather(self._conn.get_copy_data, messages)
+        except psycopg.Error as error:
+            raise self._lost(str(error)) from error
+        return found
 
     def feedback(self, write_lsn: int, flush_lsn: int, *, ask: bool = False) -> None:
         """Tell the server how far we are; `ask` for a keepalive. Raises Retryable at its end."""
@@ -220,6 +236,23 @@ class ReplicationConnection:
 
     def _error(self) -> str:
         return " ".join(self._conn.get_error_message().split())
+
+
+def _gather(get: Callable[[int], tuple[int, Any]], messages: Messages) -> tuple[int, bytes, int]:
+    """Append XLogData as it comes; length and bytes of the first that is none (0 or -1: no more).
+
+    And the bytes of what was appended. As services.bridge.compiled.messages.gather.
+    """
+    size = 0
+    while True:
+        length, raw = get(1)
+        if length <= 0:
+            return length, b"", size
+        data = bytes(raw)
+        if data[0] != _W:
+            return length, data, size
+        size += length
+        messages.append((_U64.unpack_from(data, 1)[0], data[_XLOG_HEADER_BYTES:]))
 
 
 def _text(result: Any, row: int, column: int) -> str:

@@ -12,7 +12,7 @@ import structlog
 
 from schemas.events import DivergenceRecord, ProgressRecord, prepared_topic
 from schemas.lsn import format_lsn
-from services.bridge.events.envelope import Event
+from services.bridge.events.event import Event
 from services.bridge.failpoints import reach
 from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.staged import load_staged

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from schemas.events import HEARTBEAT_PREFIX
+from services.bridge import compiled
 from services.bridge.decoding.decoder import DecodeError, Decoder, misplaced
 from services.bridge.decoding.messages import (
     AnyMessage,
@@ -29,12 +30,13 @@ from services.bridge.decoding.messages import (
     Type,
     Update,
 )
-from services.bridge.events.envelope import Envelope, Event, Stamp, Writer
+from services.bridge.events.envelope import Envelope, Writer
+from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
 from services.bridge.progress.agreement import Position
 
 _ROWS = frozenset((b"I", b"U"))
-EVENT_OVERHEAD_BYTES = 200
-"""What holding one event costs beyond its key and value (objects and list slots)."""
+PORTION_BYTES = 2**18
+"""Small transactions come together in portions of about so much."""
 
 
 class Portion(NamedTuple):
@@ -42,7 +44,8 @@ class Portion(NamedTuple):
 
     `position.seq` > 0: the source transaction goes on, and has had `counts` events by table so far.
     `dropped`: numbers of events that Kafka has already. `stamp`: the source transaction.
-    `staging`: records of prepared transactions.
+    `staging`: records of prepared transactions. `ended`: where there are several whole
+    transactions, where each ends; position and stamp are then the last one's.
     """
 
     events: list[Event]
@@ -52,6 +55,7 @@ class Portion(NamedTuple):
     stamp: Stamp | None = None
     counts: Mapping[str, int] | None = None
     staging: Sequence[Event] = ()
+    ended: Sequence[Ended] = ()
 
 
 class Assembler:
@@ -118,6 +122,51 @@ class Assembler:
         self._events.append(event)
         self._bytes += EVENT_OVERHEAD_BYTES + len(event[2] or b"") + len(event[1] or b"")
         return True
+
+    def rows(self, messages: list[tuple[int, bytes]], index: int, decoder: Decoder) -> int:
+        """Take rows from `index` on; the index of the first message that needs another way.
+
+        Rows of a transaction that is open, with known writers, until `full` has something.
+        """
+        if self._begin is None or self._seq < self._skip_below:
+            return index
+        at, writers = decoder.row_at, decoder.writers
+        if compiled.hot is not None:
+            room_bytes = self._bytes_max - self._bytes
+            index, self._seq, size = self._envelope.rows(
+                messages, index, at, writers, self._events, self._seq, room_bytes
+            )
+            self._bytes += size
+            return index
+        count, kind_of = len(messages), decoder.row_kind
+        while index < count and self._bytes <= self._bytes_max:
+            lsn, payload = messages[index]
+            writer = writers.get(kind_of(payload))
+            if writer is None or not self.row(writer, payload, at, lsn):
+                break
+            index += 1
+        return index
+
+    def transactions(
+        self, messages: list[tuple[int, bytes]], index: int, decoder: Decoder, now_us: int
+    ) -> tuple[int, Portion | None]:
+        """Take whole transactions from `index` on; the next index, and their portion.
+
+        None where there is no compiled way: they are taken message by message.
+        """
+        if self._begin is not None or self._last.commit_lsn < self._start.commit_lsn:
+            return index, None
+        floor_lsn = max(self._start.end_lsn, self._start.commit_lsn + 1)
+        index, events, ended, size = self._envelope.transactions(
+            *(messages, index, decoder.row_at, decoder.writers),
+            *(self._last.commit_lsn, floor_lsn, now_us),
+            *(min(PORTION_BYTES, self._bytes_max), self._bytes_max),
+        )
+        if not ended:
+            return index, None
+        _, stamp, end_lsn = ended[-1]
+        self._last = Position(stamp.commit_lsn, end_lsn, 0)
+        return index, Portion(events, self._last, size, 0, stamp, ended=ended)
 
     def full(self) -> Portion | None:
         """A part of the open transaction, when what is held exceeds the limit."""

@@ -55,20 +55,26 @@ class Pipeline:
             staged=staged,
         )
 
-    def take_all(self, messages: Iterable[tuple[int, bytes]], now_us: int) -> None:
+    def take_all(self, messages: list[tuple[int, bytes]], now_us: int) -> None:
         """Take messages with the WAL positions that they came at. Raises as `take`.
 
-        What begins as an inserted row does, in a transaction that is open, goes the shortest way.
+        As many at once as can be: whole transactions, rows of the open one, any other message.
         """
-        writer_of, take = self._decoder.writers.get, self.take
-        row, full = self._assembler.row, self._assembler.full
-        at = self._decoder.row_at
-        for lsn, payload in messages:
-            writer = writer_of(payload[:at])
-            if writer is None or not row(writer, payload, at, lsn):
-                take(payload, lsn, now_us)
-            elif (portion := full()) is not None:
+        assembler, decoder = self._assembler, self._decoder
+        index, count = 0, len(messages)
+        while index < count:
+            portion = None
+            if assembler.inside:
+                index = assembler.rows(messages, index, decoder)
+                portion = assembler.full()
+            elif not (self._streams.inside or self._prepared.inside):
+                index, portion = assembler.transactions(messages, index, decoder, now_us)
+            if portion is not None:
                 self._emit(portion)
+            elif index < count:
+                lsn, payload = messages[index]
+                self.take(payload, lsn, now_us)
+                index += 1
 
     def take(self, payload: bytes, lsn: int, now_us: int) -> None:
         """Take one message that came at WAL position `lsn`. Raises DecodeError, OperatorNeeded."""

@@ -32,7 +32,7 @@ from services.bridge.decoding.messages import (
     RollbackPrepared,
     StreamPrepare,
 )
-from services.bridge.events.envelope import Event
+from services.bridge.events.event import Event
 from services.bridge.transactions.assembler import Assembler, Portion, size_of
 from services.bridge.transactions.replay import Decision, replay, surviving
 from services.bridge.transactions.staging import staged_header, staged_parts, tombstones

@@ -10,6 +10,7 @@ from services.bridge.transactions.assembler import Assembler, Portion
 
 _KINDS_OF_SHAPE: Final = frozenset(b"RY")
 BREATH_FRAMES: Final = 1_000
+BREATH_BYTES: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,30 @@ def replay(
     """
     feed, take = assembler.feed, assembler.take
     feed(Begin(decision.commit_lsn, decision.commit_time_us, decision.xid), lsn, now_us)
-    for number, frame in enumerate(frames, 1):
-        if number % BREATH_FRAMES == 0:
-            yield None
-        portion = take(decoder, frame.payload, frame.lsn, now_us)
-        if portion is not None:
-            yield portion
+    kept = iter(frames)
+    while messages := _some(kept):
+        index = 0
+        while index < len(messages):
+            index = assembler.rows(messages, index, decoder)
+            portion = assembler.full()
+            if portion is None and index < len(messages):
+                at, payload = messages[index]
+                portion = take(decoder, payload, at, now_us)
+                index += 1
+            if portion is not None:
+                yield portion
+        yield None
     end = Commit(decision.commit_lsn, decision.end_lsn, decision.commit_time_us)
     return feed(end, lsn, now_us)
+
+
+def _some(frames: Iterator[Frame]) -> list[tuple[int, bytes]]:
+    """The next few: as many and as large as are dealt with between two breaths."""
+    messages: list[tuple[int, bytes]] = []
+    size = 0
+    for frame in frames:
+        messages.append((frame.lsn, frame.payload))
+        size += len(frame.payload)
+        if len(messages) >= BREATH_FRAMES or size >= BREATH_BYTES:
+            break
+    return messages

@@ -14,7 +14,7 @@ from typing import Final
 
 from schemas.events import PreparedKey, PreparedRecord
 from services.bridge.decoding.messages import Frame
-from services.bridge.events.envelope import Event
+from services.bridge.events.event import Event
 from services.bridge.transactions.frames import pack_frame, unpack_frames
 from services.bridge.transactions.replay import BREATH_FRAMES
 

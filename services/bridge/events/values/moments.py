@@ -50,7 +50,7 @@ _NANOSECONDS: Final = Unit(1000, 1, _LARGEST)
 
 def date(precision: str) -> Encode:
     """The encoder of date."""
-    return _iso_date if precision == "isostring" else _date
+    return _iso_date if precision == "isostring" else date_days
 
 
 def time(precision: str, typmod: int) -> Encode:
@@ -68,7 +68,7 @@ def timestamp(precision: str, typmod: int) -> Encode:
     if precision == "isostring":
         return _iso_timestamp
     if precision == "microseconds":
-        return _timestamp
+        return timestamp_us
     multiple, divisor, infinities = _unit(
         precision, typmod, "adaptive", "adaptive_time_microseconds"
     )
@@ -90,7 +90,7 @@ def timestamptz(typmod: int) -> Encode:
 def instant(value: bytes) -> str:
     """timestamptz with all digits."""
     text = value.decode("ascii")
-    if len(text) == _INSTANT_BYTES and text[4] == "-":
+    if len(text) == _INSTANT_BYTES and text[4] == "-" and text[26:] == "+00":
         return f'"{text[:10]}T{text[11:26]}Z"'
     return _instant(value, _FRACTION_DIGITS)
 
@@ -128,7 +128,7 @@ def _unit(precision: str, typmod: int, *adaptive: str) -> Unit:
     return _NANOSECONDS if precision == "nanoseconds" else _MICROSECONDS
 
 
-def _date(value: bytes) -> str:
+def date_days(value: bytes) -> str:
     if value in _INFINITIES:
         return str(DATE_INFINITY_DAYS if value == b"infinity" else DATE_NEGATIVE_INFINITY_DAYS)
     return str(_days(value))
@@ -138,7 +138,7 @@ def _time(value: bytes) -> str:
     return str(_microseconds(value))
 
 
-def _timestamp(value: bytes) -> str:
+def timestamp_us(value: bytes) -> str:
     if value in _INFINITIES:
         return str(_LARGEST[_INFINITIES.index(value)])
     return str(_since_1970(value))

@@ -1,0 +1,48 @@
+"""The way of most rows in C, where it could be built (setup.py); without it all works the same.
+
+    text           a growing text
+    forms          values' usual text forms as JSON
+    rows           a row's bytes to its event              as services.bridge.events.writers
+    transactions   rows, and whole small transactions      as Assembler and Envelope
+    messages       many from libpq, many to librdkafka     as the loops that call them
+
+`hot` has what is called from without, or is None: not built, or switched off by
+SLOTBRIDGE_COMPILED=0. The same tests run on both ways (tests/bridge/test_compiled.py); what it
+brings is in docs/PERFORMANCE.md.
+"""
+
+import os
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from services.bridge.compiled.sources import digest
+
+SWITCH = "SLOTBRIDGE_COMPILED"
+
+
+class Hot(NamedTuple):
+    """The compiled modules that others call."""
+
+    forms: Any
+    rows: Any
+    transactions: Any
+    messages: Any
+
+
+def _modules() -> Hot | None:
+    if os.environ.get(SWITCH, "1") == "0":
+        return None
+    try:
+        from services.bridge.compiled import forms, messages, rows, text, transactions
+    except (ImportError, TypeError, ValueError):  # not there, or of different times
+        return None
+    found: tuple[ModuleType, ...] = (forms, rows, transactions, messages)
+    return Hot(*found) if _current(*found, text) else None
+
+
+def _current(*modules: Any) -> bool:
+    """Whether they were built from these sources, where the sources are there."""
+    return {module.DIGEST for module in modules} == {digest() or modules[0].DIGEST}
+
+
+hot: Hot | None = _modules()

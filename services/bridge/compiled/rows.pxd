@@ -1,0 +1,37 @@
+"""From a row's bytes to its record: see rows.pyx."""
+
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+from services.bridge.compiled.text cimport Text
+
+
+cdef class RowWriter:
+    cdef type event
+    cdef object topic, table
+    cdef int count, published
+    cdef bint metadata, old
+    cdef bytes opening, names
+    cdef list encoders, heads, key_heads, unavailable, keys
+    cdef int* kinds
+    cdef int* places
+    """Of each value that comes: the column that it is, or -1."""
+    cdef Text out
+    cdef Py_ssize_t* spans
+    """Begin and end of each column's value in `out`; of the old row's behind them."""
+
+    cdef tuple write(
+        self, bytes data, Py_ssize_t at, uint64_t lsn, int64_t seq, int64_t total, int64_t events,
+        Text head, Text order, Text tail
+    )
+    cdef int rest(
+        self, uint64_t lsn, int64_t seq, int64_t total, int64_t events, Text head, Text order,
+        Text tail
+    ) except -1
+    cdef Py_ssize_t row(
+        self, const uint8_t* data, Py_ssize_t at, Py_ssize_t end, int spans
+    ) except -2
+    cdef int value(self, int column, const uint8_t* text, Py_ssize_t size) except -1
+    cdef bint same_key(self) except -1
+    cdef bytes key(self)
+
+cdef tuple new_tuple(type kind, tuple fields)

@@ -1,0 +1,35 @@
+"""From a row's bytes to its event; rows.pyx has it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from services.bridge.events.writers import Column, Frame
+
+class RowWriter:
+    """As the function that services.bridge.events.writers.writer makes. One thread at a time.
+
+    `kinds`: of each column one of forms.KINDS, 0 for those whose encoder is to be called.
+    """
+
+    def __init__(
+        self,
+        event: type,
+        topic: str,
+        table: str,
+        columns: Sequence[Column],
+        count: int,
+        frame: Frame,
+        kinds: Sequence[int],
+    ) -> None: ...
+    def __call__(
+        self,
+        data: bytes,
+        at: int,
+        lsn: int,
+        seq: int,
+        total: int,
+        events: int,
+        head: str,
+        order: str,
+        tail: str,
+    ) -> Any: ...

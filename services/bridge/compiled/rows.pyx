@@ -1,0 +1,194 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""From a row's pgoutput bytes straight to its record, as services.bridge.events.writers does it.
+
+What is not as expected goes the long way (services.bridge.events.envelope), which says what is
+wrong with it.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp
+
+from services.bridge.compiled.forms cimport put_form
+from services.bridge.compiled.text cimport Text
+
+include "digest.pxi"
+
+cdef object _new = tuple.__new__
+
+cdef class RowWriter:
+    def __cinit__(self, type event, topic, table, columns, int count, frame, kinds):
+        cdef int index, place
+        self.event, self.topic, self.table = event, topic, table
+        self.count, self.published = count, len(columns)
+        self.opening, self.names = frame.opening.encode(), frame.names.encode()
+        self.metadata, self.old = frame.metadata, frame.old
+        self.encoders = [column.encode for column in columns]
+        self.unavailable = [column.unavailable.encode() for column in columns]
+        self.heads = [("," if i else "").encode() + c.name.encode() for i, c in enumerate(columns)]
+        self.keys = [i for i, column in enumerate(columns) if column.key]
+        self.key_heads = [
+            (b"," if number else b"{") + columns[i].name.encode()
+            for number, i in enumerate(self.keys)
+        ]
+        self.out = Text()
+        self.spans = <Py_ssize_t*>malloc((4 * self.published + 1) * sizeof(Py_ssize_t))
+        self.kinds = <int*>malloc((self.published + 1) * sizeof(int))
+        self.places = <int*>malloc((count + 1) * sizeof(int))
+        if not (self.spans and self.kinds and self.places):
+            raise MemoryError
+        for place in range(count):
+            self.places[place] = -1
+        for index in range(self.published):
+            place = columns[index].place
+            self.places[place] = index
+            self.kinds[index] = kinds[index]
+
+    def __dealloc__(self):
+        free(self.spans)
+        free(self.kinds)
+        free(self.places)
+
+    def __call__(self, bytes data, Py_ssize_t at, lsn, seq, total, events, head, order, tail):
+        cdef Text head_text = Text(), order_text = Text(), tail_text = Text()
+        head_text.put_str(head)
+        order_text.put_str(order)
+        tail_text.put_str(tail)
+        return self.write(data, at, lsn, seq, total, events, head_text, order_text, tail_text)
+
+    cdef tuple write(
+        self, bytes data, Py_ssize_t at, uint64_t lsn, int64_t seq, int64_t total, int64_t events,
+        Text head, Text order, Text tail
+    ):
+        """The event, or None."""
+        cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(data)
+        cdef Py_ssize_t end = PyBytes_GET_SIZE(data)
+        cdef bytes key = None
+        self.out.clear()
+        try:
+            self.out.put_bytes(self.opening)
+            if self.old:
+                at = self.row(text, at, end, 2 * self.published)
+                if at < 0 or at + 3 > end or text[at] != b"N":
+                    return None
+                if text[at + 1] << 8 | text[at + 2] != self.count:
+                    return None
+                self.out.put_bytes(b'},"after":{')
+                at += 3
+            if self.row(text, at, end, 0) != end:
+                return None
+        except (ValueError, LookupError):
+            return None
+        if self.old and not self.same_key():
+            return None
+        if self.keys:
+            key = self.key()
+        self.rest(lsn, seq, total, events, head, order, tail)
+        return new_tuple(
+            self.event, (self.topic, key, self.out.whole(), None, False, self.table, seq, lsn)
+        )
+
+    cdef int rest(
+        self, uint64_t lsn, int64_t seq, int64_t total, int64_t events, Text head, Text order,
+        Text tail
+    ) except -1:
+        """What follows the row."""
+        cdef Text out = self.out
+        out.put_bytes(b"},")
+        out.put_text(head)
+        out.put_number(lsn)
+        out.put_bytes(b'\\"]",')
+        out.put_bytes(self.names)
+        out.put_bytes(b'"lsn":')
+        out.put_number(lsn)
+        out.put_bytes(b',"seq":')
+        out.put_number(seq)
+        out.put_bytes(b"},")
+        out.put_text(order)
+        if self.metadata:
+            out.put_number(total)
+            out.put_bytes(b',"data_collection_order":')
+            out.put_number(events)
+            out.put_bytes(b"}")
+        out.put_bytes(b",")
+        return out.put_text(tail)
+
+    cdef Py_ssize_t row(
+        self, const uint8_t* data, Py_ssize_t at, Py_ssize_t end, int spans
+    ) except -2:
+        """The values from `at` on; where they end, or -1: another way. `spans`: where to note."""
+        cdef int place, column
+        cdef uint8_t kind
+        cdef Py_ssize_t length
+        for place in range(self.count):
+            if at >= end:
+                return -1
+            kind = data[at]
+            at += 1
+            length = 0
+            if kind == b"t":
+                if at + 4 > end:
+                    return -1
+                length = (
+                    <Py_ssize_t>data[at] << 24 | <Py_ssize_t>data[at + 1] << 16
+                    | <Py_ssize_t>data[at + 2] << 8 | <Py_ssize_t>data[at + 3]
+                )
+                at += 4
+                if at + length > end:
+                    return -1
+            elif kind != b"n" and (kind != b"u" or self.old):
+                return -1
+            column = self.places[place]
+            if column >= 0:
+                self.out.put_bytes(<bytes>self.heads[column])
+                self.spans[spans + 2 * column] = self.out.size
+                if kind == b"t":
+                    self.value(column, data + at, length)
+                elif kind == b"n":
+                    self.out.put_bytes(b"null")
+                else:
+                    self.out.put_bytes(<bytes>self.unavailable[column])
+                self.spans[spans + 2 * column + 1] = self.out.size
+            at += length
+        return at
+
+    cdef int value(self, int column, const uint8_t* text, Py_ssize_t size) except -1:
+        """One value as JSON. Raises ValueError for what is no text form of its type."""
+        if put_form(self.out, self.kinds[column], text, size):
+            return 0
+        encode = self.encoders[column]
+        return self.out.put_str(encode(PyBytes_FromStringAndSize(<char*>text, size)))
+
+    cdef bint same_key(self) except -1:
+        """Whether the old row has the key of the new one."""
+        cdef int index
+        cdef Py_ssize_t new, old, length
+        for index in self.keys:
+            new, old = self.spans[2 * index], self.spans[2 * (self.published + index)]
+            length = self.spans[2 * index + 1] - new
+            if length != self.spans[2 * (self.published + index) + 1] - old:
+                return False
+            if memcmp(self.out.buffer + new, self.out.buffer + old, length):
+                return False
+        return True
+
+    cdef bytes key(self):
+        """`{"id":1}`, put behind what is there and taken away again."""
+        cdef int number, index
+        cdef Text out = self.out
+        cdef Py_ssize_t since = out.size, length
+        for number in range(len(self.keys)):
+            index = self.keys[number]
+            out.put_bytes(<bytes>self.key_heads[number])
+            length = self.spans[2 * index + 1] - self.spans[2 * index]
+            out.grow(length)
+            out.put(out.buffer + self.spans[2 * index], length)
+        out.put_bytes(b"}")
+        key = PyBytes_FromStringAndSize(<char*>out.buffer + since, out.size - since)
+        out.size = since
+        return key
+
+
+cdef tuple new_tuple(type kind, tuple fields):
+    """`kind(*fields)`, of a NamedTuple."""
+    return <tuple>_new(kind, fields)

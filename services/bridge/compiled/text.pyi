@@ -1,0 +1,1 @@
+"""A growing text, for the other compiled modules only; text.pxd has it."""

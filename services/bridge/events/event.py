@@ -1,0 +1,42 @@
+"""What is passed on for a change: a record for Kafka, and whose it is. Pure."""
+
+from typing import Final, NamedTuple
+
+from services.bridge.events.shaping.outbox import Headers
+
+EVENT_OVERHEAD_BYTES: Final = 200
+"""What holding one event costs beyond its key and value (objects and list slots)."""
+
+
+class Event(NamedTuple):
+    """One record for Kafka. `value` None is a tombstone; `broadcast`: to every partition.
+
+    `table` (`schema.table`, empty for what is of no table), `seq` and `lsn` say whose it is.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers | None = None
+    broadcast: bool = False
+    table: str = ""
+    seq: int = -1
+    lsn: int = 0
+
+
+class Stamp(NamedTuple):
+    """What all events of one transaction share; times in microseconds since 1970."""
+
+    xid: int
+    commit_lsn: int
+    commit_time_us: int
+    previous_commit_lsn: int
+    encoded_us: int
+
+
+class Ended(NamedTuple):
+    """A transaction among others: how many events there are up to its end."""
+
+    events: int
+    stamp: Stamp
+    end_lsn: int

@@ -1,0 +1,38 @@
+"""The options of the bridge's producer, in librdkafka's names."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from schemas.settings import BridgeSettings, KafkaSettings
+from services.kafka.client import client_options
+
+BATCH_BYTES_MAX: Final = 900_000
+BATCH_OVERHEAD_BYTES: Final = 256
+MESSAGE_BYTES_MAX: Final = 1_000_000
+"""librdkafka's message.max.bytes where kafka.options has none."""
+
+
+def producer_options(
+    kafka: KafkaSettings, bridge: BridgeSettings, slot: str, limits: Iterable[int], careful: bool
+) -> dict[str, Any]:
+    """For the producer of `slot`; `limits` are topics' max.message.bytes that are known to matter.
+
+    A batch larger than a topic's limit would be refused, though each record in it is not.
+    `careful`: each record alone, and with a report of its own.
+    """
+    smallest = min(limits, default=BATCH_BYTES_MAX) - BATCH_OVERHEAD_BYTES
+    return {
+        "compression.type": "lz4",
+        "linger.ms": 5,
+        "queue.buffering.max.messages": 200_000,
+        "queue.buffering.max.kbytes": 65_536,
+        "batch.size": max(1, min(BATCH_BYTES_MAX, smallest)),
+        "topic.metadata.propagation.max.ms": 10_000,
+        **client_options(kafka),
+        **({"batch.size": 1} if careful else {}),
+        "delivery.report.only.error": True,
+        "partitioner": "murmur2_random",
+        "transactional.id": f"slotbridge.{kafka.topic_prefix}.{slot}",
+        "transaction.timeout.ms": bridge.transaction_timeout_ms,
+        "enable.idempotence": True,
+    }

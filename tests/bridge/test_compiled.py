@@ -1,0 +1,310 @@
+"""The compiled way of rows and transactions gives what the plain one gives, however it is cut."""
+
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.bridge import compiled
+from services.bridge.decoding.messages import (
+    UNCHANGED,
+    AnyMessage,
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    Message,
+    Relation,
+    RelationColumn,
+    Row,
+    Truncate,
+    Update,
+)
+from services.bridge.events.envelope import Envelope
+from services.bridge.events.event import Event
+from services.bridge.events.values import moments, plain
+from services.bridge.events.writers import Column, Frame, writer
+from services.bridge.kafka.producer import _send as plain_send
+from services.bridge.kafka.refused import Origins
+from services.bridge.postgres.connection import _gather as plain_gather
+from services.bridge.progress.agreement import Position
+from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.pipeline import Pipeline
+from services.bridge.transactions.spool import Spool
+from tests.bridge.conftest import CAN_COMPILE
+from tests.bridge.wire import encode, plainly
+
+pytestmark = pytest.mark.skipif(not CAN_COMPILE, reason="no C compiler, and nothing compiled")
+ROOT = Path(__file__).parents[2]
+NOW_US = 1_700_000_000_000_000
+TABLES = (
+    Relation(
+        7,
+        "public",
+        "account",
+        "d",
+        (RelationColumn("id", 23, -1, True), RelationColumn("größe", 25, -1, False)),
+    ),
+    Relation(8, "public", "history", "n", (RelationColumn("delta", 23, -1, False),)),
+)
+
+
+@contextmanager
+def without_compiled() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "hot", None)
+        yield
+
+
+@dataclass
+class Source:
+    """A WAL's messages, and where its transactions commit."""
+
+    messages: list[tuple[int, bytes]]
+    commits: list[Position]
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> AnyMessage:
+    account, history = TABLES
+    number = str(draw(st.integers(-5, 99))).encode()
+    note = draw(st.sampled_from([b"x", b'"\\\n', "größe".encode(), None, b"y" * 300]))
+    row: Row = [number, note]
+    other: Row = [draw(st.sampled_from([number, b"1"])), b"old"]
+    kinds: list[AnyMessage] = [
+        *[Insert(account, row)] * 6,
+        *[Update(account, None, None, row)] * 3,
+        Update(account, None, None, [number, UNCHANGED]),
+        Update(account, "O", other, row),
+        Update(account, "O", other, [number, UNCHANGED]),
+        Update(account, "K", [b"5", None], row),
+        Delete(account, "K", [number, None]),
+        *[Insert(history, [number])] * 3,
+        Insert(history, [None]),
+        Truncate((account, history), cascade=False, restart_identity=True),
+        Message(True, 5, "note", b"text"),
+        account,
+    ]
+    return draw(st.sampled_from(kinds))
+
+
+@st.composite
+def sources(draw: st.DrawFn) -> Source:
+    """First enough rows that writers are made, then any transactions."""
+    lsn, messages, commits = 1_000, [], []
+    rows: list[AnyMessage] = [Insert(TABLES[0], [b"1", b"x"])]
+    rows += [Update(TABLES[0], None, None, [b"1", b"x"])]
+    rows += [Update(TABLES[0], "O", [b"1", b"x"], [b"1", b"x"]), Insert(TABLES[1], [b"1"])]
+    bodies: list[list[AnyMessage]] = [[*TABLES, *rows * 20]]
+    bodies += draw(st.lists(st.lists(changes(), max_size=6), max_size=8))
+    for xid, body in enumerate(bodies, 500):
+        commit_lsn = lsn + 100 * len(body) + 10
+        for message in [
+            Begin(commit_lsn, NOW_US, xid),
+            *body,
+            Commit(commit_lsn, commit_lsn + 48, NOW_US),
+        ]:
+            messages.append((lsn, encode(message)))
+            lsn += 100
+        lsn = commit_lsn + 60
+        commits.append(Position(commit_lsn, commit_lsn + 48, 0))
+    return Source(messages, commits)
+
+
+def portions(
+    folder: Path, source: Source, cuts: list[int], start: Position, bytes_max: int
+) -> list[Portion]:
+    """What comes out when the messages come in batches that end at `cuts`."""
+    made: list[Portion] = []
+    spool = Spool(folder / "x.spool", memory_bytes_max=10**6, bytes_max=10**9)
+    envelope = Envelope("bank", "db", 3, plainly, tombstones=True, transaction_metadata=True)
+    pipeline = Pipeline(
+        spool,
+        Assembler(envelope, start, bytes_max, {} if start.seq else None),
+        emit=made.append,
+        breathe=lambda: None,
+        prepared_topic="prepared",
+        slot="s",
+    )
+    bounds = [0, *sorted(cut % len(source.messages) for cut in cuts), len(source.messages)]
+    for since, until in pairwise(bounds):
+        pipeline.take_all(source.messages[since:until], NOW_US)
+    spool.close()
+    return made
+
+
+def records(made: list[Portion]) -> list[tuple[Event, int, int, int | None]]:
+    """Every event with its transaction, however they were put into portions."""
+    found = []
+    for portion in made:
+        origins = Origins(portion)
+        found += [(event, *origins.of(index)) for index, event in enumerate(portion.events)]
+    return found
+
+
+@given(
+    sources(),
+    st.lists(st.integers(0, 10_000), max_size=5),
+    st.integers(0, 8),
+    st.integers(0, 3),
+    st.sampled_from([600, 3_000, 10**9]),
+)
+def test_however_it_is_cut_the_events_are_the_same(
+    tmp_path_factory: pytest.TempPathFactory,
+    source: Source,
+    cuts: list[int],
+    begun: int,
+    seq: int,
+    bytes_max: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("spool")
+    commit = source.commits[begun % len(source.commits)]
+    before = source.commits[begun % len(source.commits) - 1].end_lsn if begun else 500
+    start = Position(commit.commit_lsn, before, seq) if seq else commit._replace(seq=0)
+    start = start if begun else Position(0, 100, 0)
+    made = portions(folder, source, cuts, start, bytes_max)
+    with without_compiled():
+        plainly_made = portions(folder, source, [], start, bytes_max)
+    assert records(made) == records(plainly_made)
+    if plainly_made:
+        assert made[-1].position == plainly_made[-1].position
+    assert sum(portion.dropped for portion in made) == sum(p.dropped for p in plainly_made)
+
+
+KINDS = {
+    "string": plain.string,
+    "integer": plain.integer,
+    "boolean": plain.boolean,
+    "floating": plain.floating,
+    "instant": moments.instant,
+    "timestamp": moments.timestamp_us,
+    "date": moments.date_days,
+}
+UNUSUAL = [
+    *(b"", b"-", b"--1", b"-1", b"1x", b"t", b"f", b"true", b"NaN", b"Infinity", b"-Infinity"),
+    *(b"1.5", b".5", b"5.", b"1e5", b"1e+300", b"1e-07", b"1e", b"1e999", b"-0", b"1_0"),
+    *(b"infinity", b"-infinity", b"2024-02-29", b"0001-01-01", b"10000-01-01", b"0044-03-15 BC"),
+    *(b"2024-02-29 10:20:30", b"2024-02-29 10:20:30.5", b"2024-02-29 10:20:30.123456"),
+    *(b"2024-02-29 10:20:30.1234567", b"2024-02-29 10:20:30.", b"2024-02-29 10:20:30.123456+00"),
+    *(b"1886-03-22 14:19:51.168+00 BC", b"2024-02-29 10:20:30.123+00"),
+    *(b"2024-02-29 10:20:30.123456+02", b"2024-02-29T10:20:30.123456+00"),
+    *(b"0044-03-15 10:20:30 BC", b"2024-02-29 10:20:30+00", b"20240-02-9 10:20:30.123456+00"),
+    *(b"\xff", b"\xc3", "größe 😀".encode(), b"\x01\x1f\x7f\t\r\n\f\b", b'a"b\\c/', b"x" * 5000),
+]
+values = st.sampled_from(UNUSUAL) | st.binary(max_size=40)
+values |= st.text(st.characters(codec="utf-8"), max_size=60).map(str.encode)
+values |= st.datetimes().map(lambda at: at.isoformat(" ").encode())
+values |= st.dates().map(lambda day: day.isoformat().encode())
+values |= st.floats(allow_nan=False).map(lambda number: repr(number).encode())
+values |= st.integers().map(lambda number: str(number).encode())
+
+
+def written(kind: str, value: bytes) -> Event | None:
+    column = Column(0, '"c":', KINDS[kind], '"?"', key=True)
+    frame = Frame('{"op":"c","before":null,"after":{', '"schema":"s","table":"t",', metadata=True)
+    write = writer(Event, "topic", "s.t", [column], 1, frame)
+    data = b"I\0\0\0\7N\0\1t" + len(value).to_bytes(4) + value
+    made: Event | None = write(data, 8, 9, 2, 1, 1, "head", "order", "tail")
+    return made
+
+
+@given(st.sampled_from(sorted(KINDS)), values)
+def test_every_form_is_its_encoders(kind: str, value: bytes) -> None:
+    """What the compiled way has no form for, it asks the encoder for."""
+    found = written(kind, value)
+    try:
+        expected = KINDS[kind](value)
+    except ValueError:
+        assert found is None
+    else:
+        assert found is not None and found.key == f'{{"c":{expected}}}'.encode()
+        assert found.value is not None and f'"after":{{"c":{expected}}},'.encode() in found.value
+
+
+def test_a_large_row_leaves_no_large_buffer_and_the_next_is_right() -> None:
+    for size in (5_000_000, 10, 1_000_000, 0):
+        found = written("string", b"x" * size)
+        assert found is not None and found.key == b'{"c":"' + b"x" * size + b'"}'
+
+
+@given(st.lists(st.sampled_from(["plain", "headers", "broadcast", "unknown", "full"])))
+def test_records_are_sent_up_to_one_that_calls_for_care(kinds: list[str]) -> None:
+    assert compiled.hot is not None
+    events = [
+        Event(
+            "other" if kind == "unknown" else "topic",
+            None,
+            b"full" if kind == "full" else b"value",
+            [("a", b"b")] if kind == "headers" else None,
+            kind == "broadcast",
+        )
+        for kind in kinds
+    ]
+
+    def sent(send: object) -> tuple[list[tuple[str, bytes]], int]:
+        taken: list[tuple[str, bytes]] = []
+
+        def produce(topic: str, value: bytes, key: bytes | None) -> None:
+            assert key is None
+            if value == b"full":
+                raise BufferError
+            taken.append((topic, value))
+
+        assert callable(send)
+        arguments = (produce, events, 0, len(events), {"topic"}, (BufferError, KafkaException))
+        return taken, send(*arguments)
+
+    assert sent(compiled.hot.messages.send) == sent(plain_send)
+    first = next((i for i, kind in enumerate(kinds) if kind != "plain"), len(kinds))
+    assert sent(plain_send)[1] == first
+
+
+@given(st.lists(st.binary(max_size=9)), st.sampled_from([(0, b""), (-1, b""), (18, b"k" * 18)]))
+def test_messages_are_gathered_up_to_a_keepalive(
+    payloads: list[bytes], last: tuple[int, bytes]
+) -> None:
+    assert compiled.hot is not None
+    found = []
+    for gather in (plain_gather, compiled.hot.messages.gather):
+        frames = [
+            b"w" + (n << 60 | n).to_bytes(8) + b"\0" * 16 + p for n, p in enumerate(payloads[:9])
+        ]
+        answers = iter([*((len(frame), memoryview(frame)) for frame in frames), last])
+        messages: list[tuple[int, bytes]] = []
+        found.append((gather(lambda _async: next(answers), messages), messages))  # noqa: B023
+    assert found[0] == found[1]
+
+
+def test_what_is_older_than_its_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiled.hot is not None and compiled._modules() == compiled.hot
+    monkeypatch.setattr(compiled.hot.rows, "DIGEST", "of other sources")
+    assert compiled._modules() is None
+
+
+def test_switched_off_nothing_compiled_is_loaded() -> None:
+    code = "from services.bridge import compiled; print(compiled.hot)"
+    environment = {"SLOTBRIDGE_COMPILED": "0", "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT
+    )
+    assert done.stdout == "None\n", done.stderr
+
+
+def test_a_wheel_has_what_was_compiled(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run(
+        [*build, "--wheel-dir", str(tmp_path)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    built = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    assert len(built) == len(list((ROOT / "services/bridge/compiled").glob("*.pyx")))
