@@ -32,11 +32,6 @@ Config = Annotated[Path, typer.Option("--config", help="The YAML file of all ser
 Json = Annotated[bool, typer.Option("--json", help="JSON lines on stdout, for machines.")]
 
 
-def main() -> None:
-    """The entry point of `slottables`."""
-    app()
-
-
 @app.command()
 def run(
     config: Config,

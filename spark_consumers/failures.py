@@ -108,7 +108,8 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         "check kafka.bootstrap_servers and the broker",
     ),
     (
-        r"CommitFailedException|ValidationException: (?:Found|Missing|Cannot commit)",
+        r"CommitFailedException|ValidationException: (?:Found|Missing|Cannot commit)"
+        r"|Cannot fast-forward",
         Retryable,
         ExitCode.NOT_READY,
         "another writer changed a table at the same time",

@@ -24,11 +24,14 @@ _CONFIGURATION = {
     "spark.sql.shuffle.partitions": "2",
     # Micro-batches are small: planning again at run time costs more than it saves.
     "spark.sql.adaptive.enabled": "false",
-    # Short-lived code: the optimizing compiler would cost more than it gives.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
+    # Where in Python each column was made: five calls to Java for each.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Copy-on-write is for small tables; looking for files to leave out would read changes twice.
     "spark.sql.optimizer.runtime.rowLevelOperationGroupFilter.enabled": "false",
     "spark.shuffle.compress": "false",
+    # An epoch's events are kept until its tables are written: not worth being compressed.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.kafka.consumer.cache.capacity": "512",
     "spark.sql.json.enableExactStringParsing": "true",
     # Each select is planned once for each batch; its text would only fill the driver's memory.

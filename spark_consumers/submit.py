@@ -1,6 +1,6 @@
 """What spark-submit runs on a cluster: `spark-submit … submit.py run --config FILE`."""
 
-from spark_consumers.command import main
+from spark_consumers.command import app
 
 if __name__ == "__main__":
-    main()
+    app()

@@ -32,7 +32,14 @@ from spark_consumers.events.shape import Shape
 from spark_consumers.iceberg import catalog, sums
 from spark_consumers.iceberg.layout import layout_of
 from spark_consumers.iceberg.maintenance import maintain
-from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables, merge_mode
+from spark_consumers.iceberg.tables import (
+    NEVER,
+    OpenTable,
+    State,
+    Tables,
+    is_large,
+    merge_mode,
+)
 from spark_consumers.kafka.divergence import Divergences
 from spark_consumers.kafka.reader import Topics
 from spark_consumers.kafka.shapes import DeadLetters, ShapeLog
@@ -55,7 +62,8 @@ class Follower:
         self._tables.make_namespace(spark)
         self._ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)
         topics = Topics(kafka)
-        self._reader = EventReader(spark, kafka, topics)
+        whole = self._settings.on_bad_event == "quarantine"
+        self._reader = EventReader(spark, kafka, topics, whole=whole)
         self._shapes = ShapeLog(kafka, topics, self._naming, self._follows)
         self._divergences = Divergences(kafka, topics)
         self._dead = DeadLetters(kafka, topics, self._follows)
@@ -309,10 +317,12 @@ class Follower:
             if name in opened and opened[name].rebuild:
                 unset, again = [*unset, catalog.REBUILD], False
             kept = self._settings.epochs_kept
-            snapshot = catalog.seal(table, values | merge_mode(table), tag, kept, unset)
+            large = is_large(table)
+            snapshot = catalog.seal(table, values | merge_mode(large=large), tag, kept, unset)
             shape = opened[name].layout.shape if name in opened else state.shape if state else None
             sealed[name] = State(
-                name, identifier, epoch, cut.commit_lsn, again, None, shape, str(table.uuid())
+                *(name, identifier, epoch, cut.commit_lsn, again, None, shape, str(table.uuid())),
+                large,
             )
             places[name] = (identifier, snapshot)
 

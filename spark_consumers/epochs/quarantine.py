@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import reduce
 
 import structlog
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from schemas.errors import BadInput, ExitCode
@@ -18,6 +18,7 @@ from spark_consumers.epochs.parts import Part
 from spark_consumers.events import changes
 from spark_consumers.events.shape import Shape
 from spark_consumers.iceberg import catalog
+from spark_consumers.sql import literal
 
 log = structlog.get_logger()
 NAME = "_quarantine"
@@ -84,8 +85,8 @@ def without(events: DataFrame, places: Sequence[tuple[int, int]]) -> DataFrame:
     """The events of one topic, but those at the given places."""
     partitions = sorted({partition for partition, _ in places})
     for partition in partitions:
-        offsets = [offset for number, offset in places if number == partition]
-        events = events.where(~((F.col("partition") == partition) & F.col("offset").isin(offsets)))
+        offsets = ", ".join(str(offset) for number, offset in places if number == partition)
+        events = events.where(f"NOT (partition = {partition} AND offset IN ({offsets}))")
     return events
 
 
@@ -97,8 +98,11 @@ def _unfit(events: DataFrame, part: Part, shapes: Sequence[Shape]) -> DataFrame:
 
 def _unread(events: DataFrame, part: Part) -> DataFrame:
     """Records that are no events, as far as the epoch goes in each partition."""
-    beyond: Column = F.lit(False)
-    for partition, offset in sorted(part.next_offsets.items()):
-        beyond = beyond | ((F.col("partition") == partition) & (F.col("offset") >= offset))
-    unread = events.where((F.col("topic") == part.topic) & ~changes.is_event() & ~beyond)
+    beyond = "".join(
+        f" OR partition = {partition} AND offset >= {offset}"
+        for partition, offset in sorted(part.next_offsets.items())
+    )
+    unread = events.where(
+        f"topic = {literal(part.topic)} AND NOT {changes.IS_EVENT} AND NOT (false{beyond})"
+    )
     return unread.withColumn("reason", F.lit("no event of a table")).select(*_COLUMNS)

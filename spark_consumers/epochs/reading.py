@@ -18,7 +18,10 @@ from spark_consumers.kafka.transactions import Cut
 
 log = structlog.get_logger()
 ARRIVAL_DEADLINE_S = 60.0
+VISIBLE_DEADLINE_S = 5.0
 _ARRIVAL_INTERVAL_S = 0.05
+SMALL_RECORDS_MAX = 5_000
+"""An epoch of so many records is taken by one task for each table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,11 @@ class Taken:
 class EventReader:
     """Reads whole transactions of the tables' topics."""
 
-    def __init__(self, spark: SparkSession, kafka: KafkaSettings, topics: Topics) -> None:
+    def __init__(
+        self, spark: SparkSession, kafka: KafkaSettings, topics: Topics, *, whole: bool = False
+    ) -> None:
+        """`whole`: the events keep their text."""
+        self._whole = whole
         self._spark = spark
         self._kafka = kafka
         self._topics = topics
@@ -59,21 +66,22 @@ class EventReader:
         """The events of the topics in `wanted` after `after_lsn`, up to `cut`.
 
         Kafka shows a transaction's partitions one after the other: what its END counts is waited
-        for. Raises OperatorNeeded when it does not come. `check(topic, first offset)` is asked for
-        each topic that is read from its beginning.
+        for. Raises OperatorNeeded when it does not come, so long after it was first found missing:
+        to read may itself take longer. `check(topic, first offset)` is asked for each topic that is
+        read from its beginning.
         """
         partitions = {topic: self._topics.partitions(topic) for topic in wanted}
         starts = self._starts(partitions, wanted, known, check)
         others = {t: w.after_lsn for t, w in wanted.items() if w.after_lsn is not None}
-        deadline = time.monotonic() + ARRIVAL_DEADLINE_S
+        deadline: float | None = None
         near = cut.read_ms or None
         while True:
             ends = self._ends(partitions, starts, near)
             records = self._records(starts, ends)
-            events = changes.events(records, after_lsn, cut.commit_lsn, others)
-            # One task per core: every partition of Kafka would be a task in each of the merges.
-            cores = self._spark.sparkContext.defaultParallelism
-            events = events.coalesce(cores).persist(StorageLevel.MEMORY_AND_DISK)
+            events = changes.events(records, after_lsn, cut.commit_lsn, others, whole=self._whole)
+            events = events.coalesce(self._tasks(starts, ends)).persist(
+                StorageLevel.MEMORY_AND_DISK
+            )
             parts = put_together(changes.summary(events).collect())
             short = [
                 (topic, want.events - (part.counted(after_lsn) if part else 0))
@@ -84,7 +92,9 @@ class EventReader:
             if not short:
                 return Taken(events, parts, _next(ends, parts))
             events.unpersist()
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            deadline = now + ARRIVAL_DEADLINE_S if deadline is None else deadline
+            if now > deadline:
                 topic, count = short[0]
                 raise OperatorNeeded(
                     f"{count} events of {wanted[topic].table} are not there, whose transactions "
@@ -97,6 +107,18 @@ class EventReader:
                 )
             near = None
             time.sleep(_ARRIVAL_INTERVAL_S)
+
+    def _tasks(self, starts: Offsets, ends: Offsets) -> int:
+        """In how many parts an epoch is worked on: every partition of Kafka would be a task in each
+        of the merges. A small one is not worth being shuffled: its parts would be merely handed on.
+        """
+        records = sum(
+            end - starts[topic][number]
+            for topic, numbers in ends.items()
+            for number, end in numbers.items()
+        )
+        small = records <= SMALL_RECORDS_MAX
+        return 1 if small else self._spark.sparkContext.defaultParallelism
 
     def _starts(
         self,
@@ -119,13 +141,16 @@ class EventReader:
     def _ends(
         self, partitions: Mapping[str, tuple[int, ...]], starts: Offsets, near: int | None
     ) -> Offsets:
-        """Where reading ends: at what was written after the last END, `near` its time stamp."""
+        """Where reading ends: at what was written after the last END, `near` its time stamp, once
+        all before it is to be seen; it is read once then."""
+        until = {} if near is None else self._topics.written_until(partitions, near)
         ends = self._topics.stable(partitions)
         if near is not None:
-            for topic, later in self._topics.later_than(partitions, near).items():
-                for number, offset in later.items():
-                    if offset >= 0:
-                        ends[topic][number] = min(ends[topic][number], offset)
+            deadline = time.monotonic() + VISIBLE_DEADLINE_S
+            while _some_before(ends, until) and time.monotonic() < deadline:
+                time.sleep(_ARRIVAL_INTERVAL_S)
+                ends = self._topics.stable(partitions)
+            ends = {t: {n: min(at, until[t][n]) for n, at in p.items()} for t, p in ends.items()}
         return {
             topic: {n: max(end, starts[topic][n]) for n, end in numbers.items()}
             for topic, numbers in ends.items()
@@ -143,6 +168,10 @@ class EventReader:
             .option("failOnDataLoss", "true")
             .load()
         )
+
+
+def _some_before(some: Offsets, others: Offsets) -> bool:
+    return any(at < others[topic][n] for topic, parts in some.items() for n, at in parts.items())
 
 
 def _next(ends: Offsets, parts: Mapping[str, Part]) -> Offsets:

@@ -9,6 +9,7 @@ from spark_consumers.epochs.parts import Part
 from spark_consumers.events import changes
 from spark_consumers.events.shape import Position, Shape
 from spark_consumers.iceberg import changelog, current, history
+from spark_consumers.iceberg.exchange import exchange
 from spark_consumers.iceberg.tables import OpenTable
 
 
@@ -63,6 +64,8 @@ def _write_current(table: OpenTable, own: DataFrame, part: Part, shapes: Sequenc
         current.replace(table.identifier, table.layout, folded)
     elif not part.identified_rows:
         current.insert(table.identifier, table.layout, folded)
+    elif table.large and not part.snapshot_rows and not part.unavailable:
+        exchange(table.identifier, table.layout, folded, events=part.events)
     else:
         current.merge(table.identifier, table.layout, folded, unavailable=part.unavailable)
 

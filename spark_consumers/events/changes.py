@@ -1,7 +1,8 @@
 """Events to row changes: pure DataFrame -> DataFrame. No I/O, no UDF, nothing collected.
 
     records   Kafka's: topic partition offset key value
-    events    EVENT_COLUMNS: records with the position and operation read from the value
+    events    EVENT_COLUMNS: what is read from the value, once; `image` the row it tells of, column
+              -> JSON form; `value` itself only where asked for
     rows      ROW_COLUMNS, then c0, c1 … (the columns' values, typed) and a0, a1 … (false where the
               UPDATE left an out-of-line value unchanged and the WAL does not hold it)
     changes   rows, at most one for each key
@@ -13,17 +14,17 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
-from spark_consumers.events.columns import available, mentions_unavailable, typed
+from spark_consumers.events.columns import ColumnShape, available, mentions_unavailable, typed
 from spark_consumers.events.shape import Position, Shape, renamed
+from spark_consumers.sql import literal, literals, quoted
 
 REFUSED = "slottables refuses"
 """How the error of a value that does not fit begins, in Spark's own exceptions."""
 EVENT_COLUMNS = (
-    *("topic", "partition", "offset", "key", "value"),
+    *("topic", "partition", "offset", "key", "value", "image", "unchanged"),
     *(
         "op",
         "commit_lsn",
@@ -40,51 +41,60 @@ EVENT_COLUMNS = (
 PLACE_COLUMNS = ("topic", "partition", "offset")
 ROW_COLUMNS = ("op", "commit_lsn", "seq", "ts_us")
 ROW_OPERATIONS = ("c", "r", "u", "d")
-_SOURCE = ("commit_lsn", "seq", "ts_us", "snapshot", "schema", "table")
-_HEAD = (
-    T.StructType()
-    .add("op", "string")
-    .add(
-        "source",
-        T.StructType()
-        .add("schema", "string")
-        .add("table", "string")
-        .add("snapshot", "string")
-        .add("ts_us", "long")
-        .add("commit_lsn", "long")
-        .add("seq", "long"),
-    )
+_VALUE = (
+    "op string, source struct<schema: string, `table`: string, snapshot: string, ts_us: bigint,"
+    " commit_lsn: bigint, seq: bigint>, before map<string, string>, after map<string, string>"
 )
-_IMAGE = T.MapType(T.StringType(), T.StringType())
+_POSITION = "struct(commit_lsn, seq)"
+_IS_ROW = f"op IN ({literals(ROW_OPERATIONS)})"
+IS_EVENT = (
+    f"coalesce(op IN ({literals((*ROW_OPERATIONS, 't'))}) AND commit_lsn IS NOT NULL"
+    " AND seq IS NOT NULL, false)"
+)
+"""Whether a record is an event of a table."""
 
 
 def events(
-    records: DataFrame, after_lsn: int, upto_lsn: int, others: Mapping[str, int] | None = None
+    records: DataFrame,
+    after_lsn: int,
+    upto_lsn: int,
+    others: Mapping[str, int] | None = None,
+    *,
+    whole: bool = False,
 ) -> DataFrame:
-    """Read each record's position and operation; tombstones are left out.
+    """Read each record; tombstones are left out. `whole`: keep the values, for the quarantine.
 
     `beyond`: of a transaction after `upto_lsn`, which is not of this epoch; `late`: of one at or
     before `after_lsn` (of topics in `others`: at or before that), so that the table has had it;
-    `earlier`: at or before `after_lsn` in any topic. Rows of a snapshot are never late. A record
-    that is no event keeps NULL in `op`, `commit_lsn` or `seq`: `summary` tells.
+    `earlier`: at or before `after_lsn` in any topic. Rows of a snapshot are never late.
+    `image`: the row, of a delete the old one; `unchanged`: it may lack values that the UPDATE left
+    unchanged. A record that is no event keeps NULL in `op`, `commit_lsn` or `seq`: `summary` tells.
     """
-    head = F.from_json(F.col("value").cast("string"), _HEAD)
-    streamed = F.coalesce(F.col("snapshot") == "false", F.lit(True))
-    late = ~_beyond(after_lsn)
-    for topic, lsn in sorted((others or {}).items()):
-        late = F.when(F.col("topic") == topic, ~_beyond(lsn)).otherwise(late)
+    before = f"NOT {_beyond(after_lsn)}"
+    late = "".join(
+        f" WHEN topic = {literal(topic)} THEN NOT {_beyond(lsn)}"
+        for topic, lsn in sorted((others or {}).items())
+    )
+    streamed = "coalesce(snapshot = 'false', true)"
     return (
-        records.where(F.col("value").isNotNull())
-        .select(
+        records.where("value IS NOT NULL")
+        .selectExpr(*PLACE_COLUMNS, "CAST(key AS string) AS key", "CAST(value AS string) AS value")
+        .selectExpr("*", f"from_json(value, {literal(_VALUE)}) AS event")
+        .selectExpr(
             *PLACE_COLUMNS,
-            F.col("key").cast("string").alias("key"),
-            F.col("value").cast("string").alias("value"),
-            head.alias("head"),
+            "key",
+            "value" if whole else "CAST(NULL AS string) AS value",
+            "CASE WHEN event.op = 'd' THEN event.before ELSE event.after END AS image",
+            f"{mentions_unavailable('value')} AS unchanged",
+            "event.op",
+            "event.source.*",
         )
-        .select(*EVENT_COLUMNS[:5], "head.op", *(F.col(f"head.source.{n}") for n in _SOURCE))
-        .withColumn("beyond", _beyond(upto_lsn))
-        .withColumn("earlier", ~_beyond(after_lsn) & streamed)
-        .withColumn("late", late & streamed)
+        .selectExpr(
+            *map(quoted, EVENT_COLUMNS[:-3]),
+            f"{_beyond(upto_lsn)} AS beyond",
+            f"{before} AND {streamed} AS earlier",
+            f"{f'CASE{late} ELSE {before} END' if late else before} AND {streamed} AS late",
+        )
     )
 
 
@@ -105,39 +115,33 @@ def summary(events: DataFrame) -> DataFrame:
     unavailable            whether an unchanged out-of-line value may be among them
     tables                 the tables named by the events
     """
-    op, beyond, late = F.col("op"), F.col("beyond"), F.col("late")
-    is_row = op.isin(*ROW_OPERATIONS)
-    own = is_event() & ~beyond & ~late
-    own_row = own & is_row
-    truncate = F.struct("commit_lsn", "seq", "ts_us")
-    return events.groupBy("topic", "partition").agg(
-        F.min(F.when(beyond, F.col("offset"))).alias("next_offset"),
-        F.count_if(is_event() & late).alias("late"),
-        F.count_if(own).alias("events"),
-        F.count_if(own_row).alias("rows"),
-        F.count_if(own_row & ~F.col("earlier") & (op != "r")).alias("counted_rows"),
-        F.min(F.when(~is_event(), F.col("offset"))).alias("refused_offset"),
-        F.count_if(~is_event()).alias("refused"),
-        F.count_if(own_row & F.col("key").isNull()).alias("keyless_rows"),
-        F.count_if(own & op.isin("u", "d", "r")).alias("identified_rows"),
-        F.count_if(own & (op == "r")).alias("snapshot_rows"),
-        F.collect_set(F.when(own & (op == "t"), truncate)).alias("truncates"),
-        F.max(F.when(own, F.col("commit_lsn"))).alias("lsn_max"),
-        F.max(F.when(own, F.col("ts_us"))).alias("ts_us_max"),
-        F.max(own & mentions_unavailable(F.col("value"))).alias("unavailable"),
-        F.collect_set(F.when(own, F.struct("schema", "table"))).alias("tables"),
-    )
-
-
-def is_event() -> Column:
-    """Whether a record is an event of a table."""
-    has_place = F.col("commit_lsn").isNotNull() & F.col("seq").isNotNull()
-    return F.coalesce(F.col("op").isin(*ROW_OPERATIONS, "t") & has_place, F.lit(False))
+    own = f"({IS_EVENT} AND NOT beyond AND NOT late)"
+    own_row = f"({own} AND {_IS_ROW})"
+    wanted = {
+        "next_offset": "min(CASE WHEN beyond THEN offset END)",
+        "late": f"count_if({IS_EVENT} AND late)",
+        "events": f"count_if({own})",
+        "rows": f"count_if({own_row})",
+        "counted_rows": f"count_if({own_row} AND NOT earlier AND op <> 'r')",
+        "refused_offset": f"min(CASE WHEN NOT {IS_EVENT} THEN offset END)",
+        "refused": f"count_if(NOT {IS_EVENT})",
+        "keyless_rows": f"count_if({own_row} AND key IS NULL)",
+        "identified_rows": f"count_if({own} AND op IN ('u', 'd', 'r'))",
+        "snapshot_rows": f"count_if({own} AND op = 'r')",
+        "truncates": f"collect_set(CASE WHEN {own} AND op = 't' THEN"
+        " struct(commit_lsn, seq, ts_us) END)",
+        "lsn_max": f"max(CASE WHEN {own} THEN commit_lsn END)",
+        "ts_us_max": f"max(CASE WHEN {own} THEN ts_us END)",
+        "unavailable": f"max({own} AND unchanged)",
+        "tables": f"collect_set(CASE WHEN {own} THEN struct(schema, `table`) END)",
+    }
+    counted = (F.expr(f"{text} AS {name}") for name, text in wanted.items())
+    return events.groupBy("topic", "partition").agg(*counted)
 
 
 def own_events(events: DataFrame, topic: str) -> DataFrame:
     """The events of one topic that are of this epoch and that its table needs."""
-    return events.where((F.col("topic") == topic) & ~F.col("beyond") & ~F.col("late"))
+    return events.where(f"topic = {literal(topic)} AND NOT beyond AND NOT late")
 
 
 def after(events: DataFrame, position: Position) -> DataFrame:
@@ -156,21 +160,22 @@ def row_changes(events: DataFrame, shapes: Sequence[Shape], *, unavailable: bool
     Truncates are left out. Without `unavailable` and with one shape the last event of a key says it
     all, and only that one is parsed.
     """
-    events = events.where(F.col("op").isin(*ROW_OPERATIONS))
+    events = events.where(_IS_ROW)
     if not unavailable and len(shapes) == 1:
         return rows(latest(events), shapes[-1])
     return folded(parsed(events, shapes), shapes[-1])
 
 
 def latest(events: DataFrame) -> DataFrame:
-    """The last event of each Kafka key, by position."""
-    last = F.max_by(F.struct(*EVENT_COLUMNS), F.struct("commit_lsn", "seq"))
-    return events.groupBy(F.col("key").alias("_key")).agg(last.alias("last")).select("last.*")
+    """The last event of each Kafka key, by position; without what only `summary` needs."""
+    columns = ", ".join(map(quoted, (*PLACE_COLUMNS, *ROW_COLUMNS, "image")))
+    last = F.expr(f"max_by(struct({columns}), {_POSITION}) AS last")
+    return events.groupBy("key").agg(last).select("last.*")
 
 
 def parsed(events: DataFrame, shapes: Sequence[Shape]) -> DataFrame:
     """`rows`, each event by the shape that it was written with, in the columns of the last one."""
-    events = events.where(F.col("op").isin(*ROW_OPERATIONS))
+    events = events.where(_IS_ROW)
     parts = [
         _aligned(rows(own, shape), shapes[place:])
         for place, (own, shape) in enumerate(by_shape(events, shapes))
@@ -186,7 +191,7 @@ def by_shape(events: DataFrame, shapes: Sequence[Shape]) -> list[tuple[DataFrame
         if place:
             own = own.where(_after(shape.since, inclusive=True))
         if place + 1 < len(shapes):
-            own = own.where(~_after(shapes[place + 1].since, inclusive=True))
+            own = own.where(f"NOT {_after(shapes[place + 1].since, inclusive=True)}")
         found.append((own, shape))
     return found
 
@@ -198,60 +203,54 @@ def rows(events: DataFrame, shape: Shape) -> DataFrame:
     action, an error that begins with REFUSED and names topic, partition, offset, commit LSN and
     column, but no value.
     """
-    images = _images(events)
-    values = []
-    for number, column in enumerate(shape.columns):
-        raw = F.col("image")[column.name]
-        present = available(raw, column)
-        wrong = F.when(raw.isNotNull() & present, _refusal(_column(column.name)))
-        read = F.coalesce(typed(raw, column), wrong)
-        if column.key:
-            read = F.coalesce(read, _refusal(f"key {_column(column.name)}"))
-        values.append(F.when(present, read).alias(f"c{number}"))
-        values.append(present.alias(f"a{number}"))
-    order = sorted(range(len(values)), key=lambda place: (place % 2, place))
-    whole = F.when(_is_whole(shape), F.col("commit_lsn")).otherwise(_refusal("the row"))
-    return images.select(
+    columns = [_read(column) for column in shape.columns]
+    return events.selectExpr(
         "op",
-        whole.alias("commit_lsn"),
+        f"CASE WHEN {_is_whole(shape)} THEN commit_lsn ELSE {_refusal('the row')} END"
+        " AS commit_lsn",
         *ROW_COLUMNS[2:],
-        *(values[place] for place in order),
+        *(f"{value} AS c{number}" for number, (value, _) in enumerate(columns)),
+        *(f"{present} AS a{number}" for number, (_, present) in enumerate(columns)),
     )
+
+
+def _read(column: ColumnShape) -> tuple[str, str]:
+    """A column's value, which raises where it does not fit, and whether it is there."""
+    raw = _raw(column)
+    present = available(raw, column)
+    wrong = f"CASE WHEN {raw} IS NOT NULL AND {present} THEN {_refusal(_column(column.name))} END"
+    read = [typed(raw, column), wrong]
+    if column.key:
+        read.append(_refusal(f"key {_column(column.name)}"))
+    return f"CASE WHEN {present} THEN coalesce({', '.join(read)}) END", present
 
 
 def problems(events: DataFrame, shape: Shape) -> DataFrame:
     """What `rows` would refuse: EVENT_COLUMNS and `reason`, which names a column, never a value."""
-    images = _images(events.where(F.col("op").isin(*ROW_OPERATIONS)), *EVENT_COLUMNS)
-    reasons = [F.when(~_is_whole(shape), F.lit("the row"))]
+    reasons = [f"CASE WHEN NOT {_is_whole(shape)} THEN 'the row' END"]
     for column in shape.columns:
-        raw = F.col("image")[column.name]
-        read = typed(raw, column)
-        wrong = raw.isNotNull() & available(raw, column) & read.isNull()
-        if column.key:
-            wrong = read.isNull()
-        reasons.append(F.when(wrong, F.lit(_column(column.name))))
-    found = images.withColumn("reason", F.coalesce(*reasons))
-    return found.where(F.col("reason").isNotNull()).select(*EVENT_COLUMNS, "reason")
+        raw = _raw(column)
+        wrong = f"{typed(raw, column)} IS NULL"
+        if not column.key:
+            wrong = f"{raw} IS NOT NULL AND {available(raw, column)} AND {wrong}"
+        reasons.append(f"CASE WHEN {wrong} THEN {literal(_column(column.name))} END")
+    columns = [quoted(name) for name in EVENT_COLUMNS]
+    found = events.where(_IS_ROW).selectExpr(*columns, f"coalesce({', '.join(reasons)}) AS reason")
+    return found.where("reason IS NOT NULL")
 
 
-def _images(events: DataFrame, *more: str) -> DataFrame:
-    """The row that each event tells, column -> JSON form: the old one of a delete."""
-    value = F.from_json("value", T.StructType().add("before", _IMAGE).add("after", _IMAGE))
-    image = F.when(F.col("op") == "d", F.col("parsed.before")).otherwise(F.col("parsed.after"))
-    kept = more or (*PLACE_COLUMNS, *ROW_COLUMNS)
-    return events.select(*kept, value.alias("parsed")).select(*kept, image.alias("image"))
+def _raw(column: ColumnShape) -> str:
+    return f"image[{literal(column.name)}]"
 
 
-def _is_whole(shape: Shape) -> Column:
+def _is_whole(shape: Shape) -> str:
     """Whether the image has all columns of the shape and no other; a delete's may be the key."""
-    found = F.map_keys("image")
-    names = F.array(*(F.lit(name) for name in shape.names)).cast("array<string>")
-    same = (found == names) | (
-        (F.size(found) == len(shape.names)) & (F.size(F.array_except(found, names)) == 0)
+    found, names = "map_keys(image)", f"CAST(array({literals(shape.names)}) AS array<string>)"
+    same = (
+        f"{found} = {names} OR size({found}) = {len(shape.names)}"
+        f" AND size(array_except({found}, {names})) = 0"
     )
-    return F.coalesce(F.when(F.col("op") == "d", F.lit(True)).otherwise(same), F.lit(False)) & (
-        F.col("image").isNotNull()
-    )
+    return f"(coalesce(op = 'd' OR {same}, false) AND image IS NOT NULL)"
 
 
 def _aligned(rows: DataFrame, shapes: Sequence[Shape]) -> DataFrame:
@@ -269,12 +268,10 @@ def _aligned(rows: DataFrame, shapes: Sequence[Shape]) -> DataFrame:
     values, present = [], []
     for number, column in enumerate(shapes[-1].columns):
         place = places.get(column.name)
-        value, there = F.lit(None), F.lit(True)
-        if place is not None:
-            value, there = F.col(f"c{place}"), F.col(f"a{place}")
-        values.append(value.try_cast(column.data_type).alias(f"c{number}"))
-        present.append(there.alias(f"a{number}"))
-    return rows.select(*ROW_COLUMNS, *values, *present)
+        value, there = ("NULL", "true") if place is None else (f"c{place}", f"a{place}")
+        values.append(f"try_cast({value} AS {column.data_type.simpleString()}) AS c{number}")
+        present.append(f"{there} AS a{number}")
+    return rows.selectExpr(*ROW_COLUMNS, *values, *present)
 
 
 def folded(rows: DataFrame, shape: Shape) -> DataFrame:
@@ -282,74 +279,58 @@ def folded(rows: DataFrame, shape: Shape) -> DataFrame:
 
     An insert or a delete ends what earlier changes can lend: they were of another row.
     """
-    position = F.struct("commit_lsn", "seq")
+    numbers = range(len(shape.columns))
     key = [f"c{place}" for place in shape.key_positions]
     lending = {
-        f"c{place}": f"a{place}"
-        for place, column in enumerate(shape.columns)
-        if column.may_be_unavailable
+        f"c{place}": f"a{place}" for place in numbers if shape.columns[place].may_be_unavailable
     }
     others = [
         name
-        for place in range(len(shape.columns))
+        for place in numbers
         for name in (f"c{place}", f"a{place}")
         if name not in key and f"c{place}" not in lending
     ]
     loans = [
-        F.max_by(
-            F.struct(position.alias("position"), F.col(value).alias("value")),
-            F.when(F.col(present), position),
-        ).alias(f"loan_{value}")
+        f"max_by(struct({_POSITION} AS position, {value} AS value),"
+        f" CASE WHEN {present} THEN {_POSITION} END) AS loan_{value}"
         for value, present in lending.items()
     ]
-    last = F.max_by(F.struct(*ROW_COLUMNS, *others), position)
-    reset = F.max(F.when(F.col("op") != "u", position))
-    grouped = rows.groupBy(*key).agg(last.alias("last"), reset.alias("reset"), *loans)
-    columns: dict[str, Column] = {name: F.col(name) for name in key}
-    columns |= {name: F.col(f"last.{name}") for name in others}
+    last = f"max_by(struct({', '.join((*ROW_COLUMNS, *others))}), {_POSITION}) AS last"
+    reset = f"max(CASE WHEN op <> 'u' THEN {_POSITION} END) AS reset"
+    grouped = rows.groupBy(*key).agg(*map(F.expr, (last, reset, *loans)))
+    columns = {name: name for name in key} | {name: f"last.{name}" for name in others}
     for value, present in lending.items():
-        loan = F.col(f"loan_{value}")
-        held = loan.isNotNull() & (
-            F.col("reset").isNull() | (loan.getField("position") >= F.col("reset"))
-        )
-        columns[value] = F.when(held, loan.getField("value"))
-        columns[present] = held
-    return grouped.select(
-        *(F.col(f"last.{name}") for name in ROW_COLUMNS),
-        *(columns[name].alias(name) for name in rows.columns[len(ROW_COLUMNS) :]),
+        loan = f"loan_{value}"
+        held = f"({loan} IS NOT NULL AND (reset IS NULL OR {loan}.position >= reset))"
+        columns[value] = f"CASE WHEN {held} THEN {loan}.value END AS {value}"
+        columns[present] = f"{held} AS {present}"
+    names = [f"{side}{place}" for side in "ca" for place in numbers]
+    return grouped.selectExpr(
+        *(f"last.{name}" for name in ROW_COLUMNS), *(columns[name] for name in names)
     )
 
 
-def _beyond(commit_lsn: int) -> Column:
+def _beyond(commit_lsn: int) -> str:
     """Whether an event's transaction is after a commit LSN.
 
     Compared as structures: a number would be written into the code that Spark compiles, which would
     then be compiled anew for every epoch.
     """
-    return F.struct("commit_lsn") > F.struct(F.lit(commit_lsn).cast("bigint").alias("commit_lsn"))
+    return f"(struct(commit_lsn) > named_struct('commit_lsn', CAST({commit_lsn} AS bigint)))"
 
 
-def _after(position: Position, *, inclusive: bool = False) -> Column:
+def _after(position: Position, *, inclusive: bool = False) -> str:
     """Whether an event stands after `position`, or at it."""
-    lsn, seq = F.col("commit_lsn"), F.col("seq")
-    later = seq >= position.seq if inclusive else seq > position.seq
-    return (lsn > position.commit_lsn) | ((lsn == position.commit_lsn) & later)
+    lsn, seq = position
+    later = f"seq {'>=' if inclusive else '>'} {seq}"
+    return f"(commit_lsn > {lsn} OR commit_lsn = {lsn} AND {later})"
 
 
 def _column(name: str) -> str:
     return f"column {name}"
 
 
-def _refusal(what: str) -> Column:
+def _refusal(what: str) -> str:
     """An expression that raises when it is evaluated; `what` names a column, never a value."""
-    return F.raise_error(
-        F.concat_ws(
-            "|",
-            F.lit(REFUSED),
-            F.col("topic"),
-            F.col("partition").cast("string"),
-            F.col("offset").cast("string"),
-            F.col("commit_lsn").cast("string"),
-            F.lit(what),
-        )
-    )
+    places = ", ".join(f"CAST({name} AS string)" for name in (*PLACE_COLUMNS, "commit_lsn"))
+    return f"raise_error(concat_ws('|', {literal(REFUSED)}, {places}, {literal(what)}))"

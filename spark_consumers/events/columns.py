@@ -16,15 +16,13 @@
     domains               their base type's                 string: the form's text
     everything else       PostgreSQL's text                 string
 
-Pure: builds column expressions, touches no data. A value that does not fit its type is never NULL:
-`typed` gives NULL for it, and its caller turns a NULL that was none in the event into an error.
+Pure: writes expressions of Spark SQL, touches no data. A value that does not fit its type is never
+NULL: `typed` gives NULL for it, and its caller makes an error of a NULL that was none in the event.
 """
 
 import base64
 from dataclasses import dataclass
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from schemas.events import (
@@ -32,6 +30,7 @@ from schemas.events import (
     NEGATIVE_INFINITY_MICROSECONDS,
     UNAVAILABLE,
 )
+from spark_consumers.sql import literal, literals
 
 DECIMAL_DIGITS_MAX = 38
 _UNAVAILABLE_BYTES = base64.b64encode(UNAVAILABLE.encode()).decode()
@@ -78,40 +77,41 @@ class ColumnShape:
         return not self.key and self.type not in _FIXED_WIDTH
 
 
-def typed(raw: Column, column: ColumnShape) -> Column:
+def typed(raw: str, column: ColumnShape) -> str:
     """Read `raw` (a JSON form as text) as `column.data_type`; NULL when it does not fit."""
     kind = column.data_type
     if isinstance(kind, T.StringType):
         return raw
+    read = f"try_cast({raw} AS {kind.simpleString()})"
     if isinstance(kind, T.DecimalType):
-        exact = raw.rlike(rf"^-?[0-9]+(\.[0-9]{{0,{kind.scale}}}0*)?$")
-        return F.when(exact, raw.try_cast(kind))
+        exact = literal(rf"^-?[0-9]+(\.[0-9]{{0,{kind.scale}}}0*)?$")
+        return f"CASE WHEN {raw} RLIKE {exact} THEN {read} END"
     if isinstance(kind, T.DateType):
-        return F.date_from_unix_date(raw.try_cast("int"))
+        return f"date_from_unix_date(try_cast({raw} AS int))"
     if isinstance(kind, T.TimestampNTZType):
-        return F.timestamp_micros(raw.try_cast("bigint")).cast("timestamp_ntz")
+        return f"CAST(timestamp_micros(try_cast({raw} AS bigint)) AS timestamp_ntz)"
     if isinstance(kind, T.TimestampType):
         return (
-            F.when(raw == "infinity", F.timestamp_micros(F.lit(INFINITY_MICROSECONDS)))
-            .when(raw == "-infinity", F.timestamp_micros(F.lit(NEGATIVE_INFINITY_MICROSECONDS)))
-            .otherwise(raw.try_cast(kind))
+            f"CASE {raw} WHEN 'infinity' THEN timestamp_micros({INFINITY_MICROSECONDS}L)"
+            f" WHEN '-infinity' THEN timestamp_micros({NEGATIVE_INFINITY_MICROSECONDS}L)"
+            f" ELSE {read} END"
         )
     if isinstance(kind, T.BinaryType):
-        return F.try_to_binary(raw, F.lit("base64"))
-    return raw.try_cast(kind)
+        return f"try_to_binary({raw}, 'base64')"
+    return read
 
 
-def available(raw: Column, column: ColumnShape) -> Column:
+def available(raw: str, column: ColumnShape) -> str:
     """False where `raw` is the placeholder of a TOASTed value that the UPDATE left unchanged."""
     if not column.may_be_unavailable:
-        return F.lit(True)
-    return raw.isNull() | ~raw.isin(*_UNAVAILABLE_FORMS)
+        return "true"
+    return f"({raw} IS NULL OR {raw} NOT IN ({literals(_UNAVAILABLE_FORMS)}))"
 
 
-def mentions_unavailable(value: Column) -> Column:
+def mentions_unavailable(value: str) -> str:
     """Whether an event's text may hold the placeholder (it may also be a user's own text)."""
-    plain, encoded = (F.lit(form) for form in _UNAVAILABLE_FORMS[:2])
-    return value.contains(plain) | value.contains(encoded)
+    plain, encoded = (literal(form) for form in _UNAVAILABLE_FORMS[:2])
+    return f"(contains({value}, {plain}) OR contains({value}, {encoded}))"
 
 
 def _decimal(typmod: int) -> T.DataType:

@@ -4,18 +4,19 @@ What Spark's SQL has no word for is done here, and what SQL would need several c
 """
 
 import contextlib
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from py4j.java_gateway import JavaClass  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from schemas.lsn import format_lsn
 from schemas.settings import KafkaSettings
 from schemas.tables import TablesSettings
-from spark_consumers.iceberg.layout import quoted
 from spark_consumers.session import CATALOG
+from spark_consumers.sql import null, quoted
 
 SOURCE = "slotbridge.source"
 KEY = "slotbridge.key"
@@ -53,23 +54,22 @@ def tag_name(commit_lsn: int) -> str:
 
 def load(spark: SparkSession, identifier: str) -> Any:
     """The Java table as it is now."""
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
-    return jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
-        spark._jsparkSession, identifier
+    session = spark._jsparkSession
+    return _java(session, "org.apache.iceberg.spark.Spark3Util").loadIcebergTable(
+        session, identifier
     )
 
 
 def properties(table: Any) -> dict[str, str]:
     """A table's properties."""
-    return dict(table.properties())
+    return _texts(table.properties())
 
 
 def brought(table: Any) -> dict[str, str]:
     """The summary of the last snapshot that brought an epoch; compaction brings none."""
     snapshot = table.currentSnapshot()
     while snapshot is not None:
-        found = dict(snapshot.summary())
+        found = _texts(snapshot.summary())
         if EPOCH in found:
             return found
         parent = snapshot.parentId()
@@ -80,7 +80,7 @@ def brought(table: Any) -> dict[str, str]:
 def summary(table: Any) -> dict[str, str]:
     """The summary of the last snapshot; empty without one."""
     snapshot = table.currentSnapshot()
-    return {} if snapshot is None else dict(snapshot.summary())
+    return {} if snapshot is None else _texts(snapshot.summary())
 
 
 def snapshot_id(table: Any) -> int | None:
@@ -120,7 +120,7 @@ def seal(
 
 def own_tags(table: Any) -> list[str]:
     """Our tags, the oldest LSN first."""
-    names = [str(name) for name in table.refs() if str(name).startswith(_TAG)]
+    names = [name for name in _names(table.refs()) if name.startswith(_TAG)]
     return sorted(names, key=lambda name: [int(part, 16) for part in name.split("_")[1:]])
 
 
@@ -141,6 +141,25 @@ def set_property(table: Any, name: str, value: str) -> None:
     update.commit()
 
 
+def begin_branch(table: Any, name: str) -> None:
+    """A branch at the table's last snapshot, in place of what is there under its name."""
+    manage, snapshot = table.manageSnapshots(), snapshot_id(table)
+    if name in _names(table.refs()):
+        manage.replaceBranch(name, snapshot)
+    else:
+        manage.createBranch(name, snapshot)
+    manage.commit()
+
+
+def adopt_branch(table: Any, name: str) -> None:
+    """Let the table be what the branch is, in one commit; refused where the table was changed."""
+    table.refresh()
+    transaction = table.newTransaction()
+    transaction.manageSnapshots().fastForwardBranch("main", name).commit()
+    transaction.manageSnapshots().removeBranch(name).commit()
+    transaction.commitTransaction()
+
+
 def expire(table: Any, *, keep: int, older_than_ms: int) -> None:
     """Remove snapshots, and the files that only they name: all but tagged ones and the last."""
     work = table.expireSnapshots()
@@ -151,10 +170,9 @@ def expire(table: Any, *, keep: int, older_than_ms: int) -> None:
 
 def column_type(spark: SparkSession, kind: str) -> Any:
     """Iceberg's type of a Spark type's simple string."""
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
-    java_type = jvm.org.apache.spark.sql.types.DataType.fromDDL(kind)
-    return jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(java_type)
+    session = spark._jsparkSession
+    java_type = _java(session, "org.apache.spark.sql.types.DataType").fromDDL(kind)
+    return _java(session, "org.apache.iceberg.spark.SparkSchemaUtil").convert(java_type)
 
 
 @contextlib.contextmanager
@@ -170,12 +188,29 @@ def viewed(rows: DataFrame, identifier: str) -> Iterator[str]:
 
 def completed(identifier: str, rows: DataFrame) -> DataFrame:
     """`rows` with NULL in the columns that only the table has."""
-    fields = rows.sparkSession.table(identifier).schema.fields
-    return rows.select(
+    fields, given = rows.sparkSession.table(identifier).schema.fields, set(rows.columns)
+    return rows.selectExpr(
         *(
-            F.col(quoted(field.name))
-            if field.name in rows.columns
-            else F.lit(None).cast(field.dataType).alias(field.name)
+            quoted(field.name) if field.name in given else null(field.name, field.dataType)
             for field in fields
         )
     )
+
+
+def _java(known: Any, name: str) -> Any:
+    """A class of Java by its whole name, where the object `known` is. As `jvm.org.apache…` each
+    part of the name would be looked for as a class first, in all jars."""
+    return JavaClass(name, known._gateway_client)
+
+
+def _texts(values: Any) -> dict[str, str]:
+    """A Java map of texts, in a few calls instead of some for each entry."""
+    mapper = _java(values, "com.fasterxml.jackson.databind.ObjectMapper")()
+    found: dict[str, str] = json.loads(mapper.writeValueAsString(values))
+    return found
+
+
+def _names(values: Any) -> list[str]:
+    """The keys of a Java map, likewise."""
+    joined = _java(values, "java.lang.String").join("\n", values.keySet())
+    return str(joined).split("\n") if joined else []

@@ -7,6 +7,7 @@ from pyspark.sql import functions as F
 
 from spark_consumers.iceberg.catalog import completed
 from spark_consumers.iceberg.layout import Layout
+from spark_consumers.sql import literal, null
 
 
 def append(identifier: str, layout: Layout, rows: DataFrame, *, replace: bool) -> None:
@@ -20,21 +21,19 @@ def append(identifier: str, layout: Layout, rows: DataFrame, *, replace: bool) -
 
 def of_rows(layout: Layout, rows: DataFrame) -> DataFrame:
     """Row events in the columns of a changelog; a delete has the old row, as far as it is known."""
-    values = [F.col(f"c{field.place}").alias(field.name) for field in layout.fields]
     columns = layout.shape.columns
-    unknown = [
-        F.when(~F.col(f"a{field.place}"), F.lit(field.name))
+    unknown = ", ".join(
+        f"CASE WHEN NOT a{field.place} THEN {literal(field.name)} END"
         for field in layout.fields
         if columns[field.place].may_be_unavailable
-    ]
-    names = F.array_compact(F.array(*unknown)) if unknown else F.array()
-    return rows.select(
-        *values,
-        F.col("commit_lsn").alias("_commit_lsn"),
-        F.col("seq").alias("_seq"),
-        F.col("op").alias("_op"),
-        F.timestamp_micros("ts_us").alias("_commit_time"),
-        names.cast("array<string>").alias("_unavailable"),
+    )
+    return rows.selectExpr(
+        *layout.values,
+        "commit_lsn AS _commit_lsn",
+        "seq AS _seq",
+        "op AS _op",
+        "timestamp_micros(ts_us) AS _commit_time",
+        f"CAST(array_compact(array({unknown})) AS array<string>) AS _unavailable",
     )
 
 
@@ -44,14 +43,13 @@ def with_truncates(
     """`rows`, and one for each truncate (commit LSN, seq, commit time in µs since 1970)."""
     spark = rows.sparkSession
     given = spark.createDataFrame(list(truncates), "_commit_lsn bigint, _seq bigint, us bigint")
-    nulls = [F.lit(None).cast(field.type).alias(field.name) for field in layout.fields]
     return rows.unionByName(
-        given.select(
-            *nulls,
+        given.selectExpr(
+            *(null(field.name, field.type) for field in layout.fields),
             "_commit_lsn",
             "_seq",
-            F.lit("t").alias("_op"),
-            F.timestamp_micros("us").alias("_commit_time"),
-            F.array().cast("array<string>").alias("_unavailable"),
+            "'t' AS _op",
+            "timestamp_micros(us) AS _commit_time",
+            "CAST(array() AS array<string>) AS _unavailable",
         )
     )

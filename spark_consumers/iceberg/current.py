@@ -1,11 +1,12 @@
 """Writes current-state tables: one row per key, that of its last event."""
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark_consumers.events.changes import REFUSED
 from spark_consumers.iceberg.catalog import completed, viewed
-from spark_consumers.iceberg.layout import Layout, literal, quoted
+from spark_consumers.iceberg.layout import Layout
+from spark_consumers.sql import literal, quoted
 
 
 def insert(identifier: str, layout: Layout, changes: DataFrame) -> None:
@@ -15,7 +16,7 @@ def insert(identifier: str, layout: Layout, changes: DataFrame) -> None:
 
 def replace(identifier: str, layout: Layout, changes: DataFrame) -> None:
     """Put the rows that the changes leave in place of all that the table had, in one commit."""
-    rows = changes.where(F.col("op") != "d")
+    rows = changes.where("op <> 'd'")
     completed(identifier, _rows(layout, rows)).writeTo(identifier).overwrite(F.lit(True))
 
 
@@ -29,21 +30,18 @@ def _rows(layout: Layout, changes: DataFrame) -> DataFrame:
     """In the columns of the table; an unchanged value that nothing has is an error."""
     values = []
     for field in layout.fields:
-        value, column = F.col(f"c{field.place}"), layout.shape.columns[field.place]
+        value, column = f"c{field.place}", layout.shape.columns[field.place]
         if column.may_be_unavailable:
-            value = F.when(F.col(f"a{field.place}"), value).otherwise(
-                missing(layout, column.name, F.col("commit_lsn"))
-            )
-        values.append(value.alias(field.name))
-    return changes.select(
-        *values, F.col("commit_lsn").alias("_commit_lsn"), F.col("seq").alias("_seq")
-    )
+            lacks = missing(layout, column.name, "commit_lsn")
+            value = f"CASE WHEN a{field.place} THEN {value} ELSE {lacks} END"
+        values.append(f"{value} AS {quoted(field.name)}")
+    return changes.selectExpr(*values, "commit_lsn AS _commit_lsn", "seq AS _seq")
 
 
-def missing(layout: Layout, column: str, commit_lsn: Column) -> Column:
+def missing(layout: Layout, column: str, commit_lsn: str) -> str:
     """Raises: an unchanged value is neither in the changes nor in the table."""
-    before = F.lit(f"{REFUSED}|{layout.shape.name}|||")
-    return F.raise_error(F.concat(before, commit_lsn.cast("string"), F.lit(f"|column {column}")))
+    before = literal(f"{REFUSED}|{layout.shape.name}|||")
+    return f"raise_error(concat({before}, {commit_lsn}, {literal(f'|column {column}')}))"
 
 
 def _merge_sql(identifier: str, layout: Layout, view: str, *, unavailable: bool) -> str:
@@ -55,7 +53,7 @@ def _merge_sql(identifier: str, layout: Layout, view: str, *, unavailable: bool)
         if unavailable and column.may_be_unavailable:
             has, value = f"s.a{field.place}", f"s.c{field.place}"
             kept[n] = f"if({has}, {value}, t.{quoted(field.name)})"
-            values[n] = f"if({has}, {value}, {_missing_sql(layout, column.name)})"
+            values[n] = f"if({has}, {value}, {missing(layout, column.name, 's.commit_lsn')})"
     match = " AND ".join(f"t.{quoted(field.name)} = s.c{field.place}" for field in layout.key)
     later = "(s.commit_lsn > t._commit_lsn OR s.commit_lsn = t._commit_lsn AND s.seq > t._seq)"
     sets = ", ".join(f"t.{c} = {v}" for c, v in zip(columns, kept, strict=True))
@@ -66,8 +64,3 @@ def _merge_sql(identifier: str, layout: Layout, view: str, *, unavailable: bool)
         f" WHEN NOT MATCHED AND s.op <> 'd' THEN INSERT ({', '.join(columns)})"
         f" VALUES ({', '.join(values)})"
     )
-
-
-def _missing_sql(layout: Layout, column: str) -> str:
-    before = literal(f"{REFUSED}|{layout.shape.name}|||")
-    return f"raise_error(concat({before}, s.commit_lsn, {literal(f'|column {column}')}))"

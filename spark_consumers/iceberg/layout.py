@@ -19,6 +19,7 @@ from schemas.errors import SettingsError
 from schemas.naming import column_matches, table_matches
 from schemas.tables import Kind, TableRule, TablesSettings, sort_field, transform
 from spark_consumers.events.shape import Shape
+from spark_consumers.sql import literal, quoted
 
 _PLACE: Final = (("_commit_lsn", "bigint"), ("_seq", "bigint"))
 METADATA: Final[dict[Kind, tuple[tuple[str, str], ...]]] = {
@@ -36,7 +37,7 @@ METADATA: Final[dict[Kind, tuple[tuple[str, str], ...]]] = {
 """The columns each Iceberg table has besides the source's: name and Spark type."""
 METADATA_NAMES: Final = frozenset(name for kind in METADATA.values() for name, _ in kind)
 _FORMAT: Final = {
-    "format-version": "2",
+    "format-version": "3",
     "write.merge.mode": "copy-on-write",
     "write.update.mode": "merge-on-read",
     "write.delete.mode": "merge-on-read",
@@ -70,6 +71,11 @@ class Layout:
             for place, column in enumerate(self.shape.columns)
             if self._selects(column.name)
         )
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """SQL that gives changes' values (`c<place>`) the names of the fields."""
+        return tuple(f"c{field.place} AS {quoted(field.name)}" for field in self.fields)
 
     @property
     def kind(self) -> Kind:
@@ -144,17 +150,6 @@ def _problem(layout: Layout) -> str:
 
 def _places(layout: Layout) -> tuple[int, ...]:
     return tuple(field.place for field in layout.fields)
-
-
-def quoted(name: str) -> str:
-    """`name` as one identifier in Spark SQL."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def literal(text: str) -> str:
-    """`text` as a string in Spark SQL."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 def create_sql(identifier: str, layout: Layout, properties: dict[str, str]) -> str:

@@ -18,7 +18,8 @@ from schemas.errors import SettingsError
 from schemas.tables import SumSettings
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.catalog import viewed
-from spark_consumers.iceberg.layout import Layout, literal, quoted
+from spark_consumers.iceberg.layout import Layout
+from spark_consumers.sql import literal, quoted
 
 SOURCE_MARK = "sums of "
 ROWS = "_rows"
@@ -59,7 +60,7 @@ def make(spark: SparkSession, identifier: str, name: str, sums: SumSettings, lay
 
 def recompute(spark: SparkSession, identifier: str, source: str, sums: SumSettings) -> None:
     """Put the sums of all rows in place of what the table had."""
-    rows = spark.table(source).withColumn("_sign", F.lit(1))
+    rows = spark.table(source).selectExpr("*", "1 AS _sign")
     _added(sums, rows).writeTo(identifier).overwrite(F.lit(True))
 
 
@@ -73,29 +74,31 @@ def add(
 ) -> None:
     """Bring changes (at most one for each key) into the sums; `snapshot`: of the source, before."""
     spark = changes.sparkSession
-    columns = [F.col(f"c{field.place}").alias(field.name) for field in layout.fields]
-    now = changes.where(F.col("op") != "d").select(*columns).withColumn("_sign", F.lit(1))
+    now = changes.where("op <> 'd'").selectExpr(*layout.values, "1 AS _sign")
     if snapshot is not None and not layout.shape.keyless:
         before = spark.read.option("snapshot-id", snapshot).table(source)
-        keys = changes.select(
-            *(F.col(f"c{f.place}").alias(f"k{n}") for n, f in enumerate(layout.key))
+        keys = changes.selectExpr(
+            *(f"c{f.place} AS _slotbridge_key{n}" for n, f in enumerate(layout.key))
         )
-        match = [before[quoted(f.name)] == keys[f"k{n}"] for n, f in enumerate(layout.key)]
-        had = before.join(keys, match, "left_semi").select(
-            *(F.col(quoted(field.name)) for field in layout.fields)
+        match = " AND ".join(
+            f"{quoted(f.name)} = _slotbridge_key{n}" for n, f in enumerate(layout.key)
         )
-        now = now.unionByName(had.withColumn("_sign", F.lit(-1)))
+        had = before.join(keys, F.expr(match), "left_semi").selectExpr(
+            *(quoted(field.name) for field in layout.fields), "-1 AS _sign"
+        )
+        now = now.unionByName(had)
     with viewed(_added(sums, now), identifier) as view:
         spark.sql(_merge_sql(identifier, view, sums))
 
 
 def _added(sums: SumSettings, rows: DataFrame) -> DataFrame:
-    groups = [F.col(quoted(column)) for column in sums.group_by]
+    groups = [quoted(column) for column in sums.group_by]
     totals = [
-        F.sum(F.when(F.col("_sign") > 0, F.col(quoted(c))).otherwise(-F.col(quoted(c)))).alias(n)
+        f"sum(CASE WHEN _sign > 0 THEN {quoted(c)} ELSE -{quoted(c)} END) AS {quoted(n)}"
         for n, c in sums.sums.items()
     ]
-    return rows.groupBy(*groups).agg(*totals, F.sum("_sign").cast("bigint").alias(ROWS))
+    counted = f"CAST(sum(_sign) AS bigint) AS {ROWS}"
+    return rows.groupBy(*groups).agg(*map(F.expr, (*totals, counted)))
 
 
 def _merge_sql(identifier: str, view: str, sums: SumSettings) -> str:

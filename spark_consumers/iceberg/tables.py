@@ -22,12 +22,14 @@ from schemas.tables import TablesSettings
 from spark_consumers.events.shape import Position, Shape
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.evolution import evolve
-from spark_consumers.iceberg.layout import Layout, create_sql, layout_of, quoted, sort_sql
+from spark_consumers.iceberg.layout import Layout, create_sql, layout_of, sort_sql
 from spark_consumers.session import CATALOG
+from spark_consumers.sql import quoted
 
 COPIED_BYTES_MAX = 16 * 2**20
-"""Up to this size a table is written anew by each merge, which leaves few files and fast reads; a
-larger one gets delete files instead, until maintenance puts them together."""
+COPIED_ROWS_MAX = 100_000
+"""Up to both a table is written anew by each merge, which leaves few files and fast reads; a larger
+one gets deletion vectors instead, until maintenance puts files together."""
 NEVER = -1
 """The commit LSN of a table that has nothing."""
 
@@ -37,7 +39,8 @@ class State:
     """What an Iceberg table has: everything up to `commit_lsn`; `rebuild`: it is to be made anew.
     `replaced`: from there on it is another source table, which has not come to it yet.
 
-    `shape` is what its columns follow; None in a table of another version of slottables.
+    `shape` is what its columns follow; None in a table of another version of slottables. `large`:
+    it is not written anew for some rows.
     """
 
     source: str
@@ -48,18 +51,20 @@ class State:
     replaced: Position | None
     shape: Shape | None
     uuid: str
+    large: bool
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTable:
     """A table whose columns fit its layout. `rebuild`: its rows are to be replaced as a whole;
-    `replaced`: those of before this position are."""
+    `replaced`: those of before this position are. `large`: as in State."""
 
     identifier: str
     layout: Layout
     commit_lsn: int
     rebuild: bool = False
     replaced: Position | None = None
+    large: bool = False
 
 
 class Tables:
@@ -118,7 +123,7 @@ class Tables:
             given = [state.shape, *later]
             replaced = evolve(spark, identifier, self._settings, given) or replaced
         commit_lsn = NEVER if state.rebuild else state.commit_lsn
-        return OpenTable(identifier, layout, commit_lsn, state.rebuild, replaced)
+        return OpenTable(identifier, layout, commit_lsn, state.rebuild, replaced, state.large)
 
 
 def _properties(layout: Layout) -> dict[str, str]:
@@ -137,18 +142,17 @@ def _state(identifier: str, table: Any) -> State | None:
     if source is None:
         return None
     summary = catalog.brought(table)
-    epochs = [int(place.get(catalog.EPOCH, NEVER)) for place in (found, summary)]
-    positions = [int(place.get(catalog.COMMIT_LSN, NEVER)) for place in (found, summary)]
     shape = found.get(catalog.SHAPE)
     return State(
         source,
         identifier,
-        max(epochs),
-        max(positions),
+        max(int(place.get(catalog.EPOCH, NEVER)) for place in (found, summary)),
+        max(int(place.get(catalog.COMMIT_LSN, NEVER)) for place in (found, summary)),
         catalog.REBUILD in found,
         Position(*json.loads(found[catalog.REPLACED])) if catalog.REPLACED in found else None,
         Shape.from_document(source, json.loads(shape)) if shape else None,
         str(table.uuid()),
+        is_large(table),
     )
 
 
@@ -162,9 +166,13 @@ def _taken(spark: SparkSession, identifier: str, shape: Shape) -> OperatorNeeded
     )
 
 
-def merge_mode(table: Any) -> dict[str, str]:
-    """How the next merges are to write, by the table's size."""
-    size = int(catalog.summary(table).get("total-files-size", 0))
-    mode = "copy-on-write" if size <= COPIED_BYTES_MAX else "merge-on-read"
-    known = table.properties().get("write.merge.mode")
-    return {} if known == mode else {"write.merge.mode": mode}
+def is_large(table: Any) -> bool:
+    """Whether the table is too large to be written anew for some rows."""
+    found = catalog.summary(table)
+    size, rows = (int(found.get(f"total-{what}", 0)) for what in ("files-size", "records"))
+    return size > COPIED_BYTES_MAX or rows > COPIED_ROWS_MAX
+
+
+def merge_mode(*, large: bool) -> dict[str, str]:
+    """How merges are to write."""
+    return {"write.merge.mode": "merge-on-read" if large else "copy-on-write"}

@@ -152,9 +152,15 @@ class Topics:
         """The end of each partition, open transactions included."""
         return self._offsets(partitions, _Spec.latest(), IsolationLevel.READ_UNCOMMITTED)
 
-    def later_than(self, partitions: Mapping[str, tuple[int, ...]], ts_ms: int) -> Offsets:
-        """The first offset with a timestamp after `ts_ms`; -1 where there is none."""
-        return self._offsets(partitions, _Spec.for_timestamp(ts_ms + 1))
+    def written_until(self, partitions: Mapping[str, tuple[int, ...]], ts_ms: int) -> Offsets:
+        """The first offset with a timestamp after `ts_ms`, else the end; as `written`."""
+        ends = self.written(partitions)
+        later = _Spec.for_timestamp(ts_ms + 1)
+        for topic, found in self._offsets(
+            partitions, later, IsolationLevel.READ_UNCOMMITTED
+        ).items():
+            ends[topic] |= {number: offset for number, offset in found.items() if offset >= 0}
+        return ends
 
     def _all(self) -> dict[str, tuple[int, ...]]:
         try:

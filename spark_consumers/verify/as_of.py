@@ -21,12 +21,13 @@ from spark_consumers.events import changes
 from spark_consumers.events.shape import Position, Shape
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
-from spark_consumers.iceberg.layout import layout_of, quoted
+from spark_consumers.iceberg.layout import layout_of
 from spark_consumers.iceberg.sums import is_sums
 from spark_consumers.iceberg.tables import NEVER, State, Tables
 from spark_consumers.kafka.reader import Topics
 from spark_consumers.kafka.shapes import ShapeLog
 from spark_consumers.kafka.transactions import Cut
+from spark_consumers.sql import quoted
 from spark_consumers.verify.comparison import TableComparison, compared
 
 

@@ -14,7 +14,7 @@ from functools import reduce
 from pathlib import Path
 
 import psycopg
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -23,9 +23,10 @@ from schemas.settings import Settings, require
 from schemas.tables import TablesSettings
 from spark_consumers.events.columns import ColumnShape, typed
 from spark_consumers.failures import FOREIGN, translated
-from spark_consumers.iceberg.layout import layout_of, quoted, rule_of
+from spark_consumers.iceberg.layout import layout_of, rule_of
 from spark_consumers.iceberg.sums import is_sums
 from spark_consumers.iceberg.tables import State, Tables
+from spark_consumers.sql import quoted
 from spark_consumers.verify import postgres
 
 _KINDS = ("missing", "extra", "different")
@@ -230,15 +231,16 @@ def _source_rows(spark: SparkSession, folder: str, columns: Sequence[ColumnShape
     # As events are parsed: the JSON of an array is then written the same on both sides.
     row = F.from_json("value", text, {"mode": "FAILFAST"}).alias("row")
     rows = spark.read.text(folder).select(row).select("row.*")
-    return rows.select(*(_typed(F.col(n), c).alias(n) for n, c in zip(names, columns, strict=True)))
+    typed_columns = zip(names, columns, strict=True)
+    return rows.selectExpr(*(f"{_typed(name, column)} AS {name}" for name, column in typed_columns))
 
 
-def _typed(raw: Column, column: ColumnShape) -> Column:
+def _typed(raw: str, column: ColumnShape) -> str:
     """Read the text of `spark_consumers.postgres`; where it is an event's JSON form, as that."""
     if isinstance(column.data_type, T.BinaryType):
-        return F.unhex(raw)
+        return f"unhex({raw})"
     if isinstance(column.data_type, T.TimestampType):
-        return F.timestamp_micros(raw.try_cast("bigint"))
+        return f"timestamp_micros(try_cast({raw} AS bigint))"
     return typed(raw, column)
 
 

@@ -14,12 +14,13 @@ from schemas.settings import KafkaSettings, Settings, SourceSettings
 from schemas.shaping import ShapingSettings
 from schemas.tables import TablesSettings
 from services.local import jars
-from services.local.java import find_java_home
+from services.local.java import SHORT_LIVED_SPARK, find_java_home
 from spark_consumers.epochs import job
 from spark_consumers.epochs.follower import Follower
 from spark_consumers.epochs.report import EpochReport
-from spark_consumers.iceberg.layout import METADATA_NAMES, quoted
+from spark_consumers.iceberg.layout import METADATA_NAMES
 from spark_consumers.session import start_session
+from spark_consumers.sql import quoted
 from tests.providers.interface import Broker
 from tests.providers.waiting import eventually
 from tests.spark_consumers.publisher import Publisher
@@ -58,6 +59,7 @@ def spark(
         warehouse=warehouse,
         driver_memory="1g",
         spark_options={
+            **SHORT_LIVED_SPARK,
             "spark.jars": spark_jars,
             "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
         },

@@ -21,7 +21,7 @@ import psycopg
 import yaml
 
 from services.local import jars
-from services.local.java import find_java_home
+from services.local.java import SHORT_LIVED_SPARK, find_java_home
 from tests.bridge.running import Bridge
 from tests.providers.embedded import embedded
 from tests.providers.interface import Broker, Server, Trio
@@ -75,7 +75,8 @@ class Slottables:
                 "trigger_interval_ms": 100,
                 "driver_memory": "1g",
                 "spark_options": {
-                    "spark.jars": ",".join(map(str, jars.resolve("spark"))),
+                    **SHORT_LIVED_SPARK,
+                    "spark.jars": jars.class_path("spark", ","),
                     "spark.local.dir": str(folder / "spark"),
                 },
             },
@@ -155,6 +156,11 @@ class Slottables:
         lines = self._out.read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines if line.startswith('{"epoch"')]
 
+    @property
+    def last_epoch_s(self) -> float:
+        """How long the last epoch took; before the first, what one may take."""
+        return float(next((e["seconds"] for e in reversed(self.epochs())), 6.0))
+
     def _ended(self) -> bool:
         return self._process is None or self._process.poll() is not None
 
@@ -220,10 +226,12 @@ def drill(
     seed: int,
     minutes: float = 1e6,
     pause_s: float = 0.05,
+    within_s: float = 0.0,
 ) -> Totals:
     """Kill up to `kills` times within `minutes`, fail over early on, and compare.
 
-    `pause_s`: the load's, after each 31 transactions.
+    `pause_s`: the load's, after each 31 transactions. `within_s`: so long after a start or an
+    epoch's end a kill comes; 0: as the last epoch took, so that every part of an epoch is met.
     """
     totals, chance, started = Totals(seed), random.Random(seed), time.monotonic()
     conninfo = both(trio)
@@ -245,7 +253,7 @@ def drill(
                 tables.start()
                 if chance.random() < 0.7:  # else killed before it has done anything, maybe
                     tables.await_epoch()
-                time.sleep(chance.uniform(0.0, 6.0))
+                time.sleep(chance.uniform(0.0, within_s or tables.last_epoch_s))
                 tables.require_running()
                 tables.kill()
                 totals.kills += 1
@@ -299,6 +307,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e6)
+    parser.add_argument("--pause-s", type=float, default=0.05, help="of the load")
     options = parser.parse_args()
     os.environ["JAVA_HOME"] = str(find_java_home())
     folder = Path(tempfile.mkdtemp(prefix="slotbridge-drill-"))
@@ -313,6 +322,7 @@ def main() -> None:
                 kills=options.kills,
                 seed=options.seed,
                 minutes=options.minutes,
+                pause_s=options.pause_s,
             )
     sys.stdout.write(json.dumps(asdict(totals)) + "\n")
     raise SystemExit(bool(totals.different))

@@ -88,7 +88,7 @@ def test_sums_agree_at_every_epoch_while_transfers_go_on(
     pipeline = bank.pipeline
     spark, ledger = pipeline.spark, Ledger(pipeline.kafka.topic_prefix, 300)
     dbname = psycopg.conninfo.conninfo_to_dict(bank.conninfo)["dbname"]
-    options = ["-n", "-c", "3", "-T", "15", "-R", "150", "-f", str(script), str(dbname)]
+    options = ["-n", "-c", "3", "-T", "8", "-R", "150", "-f", str(script), str(dbname)]
     load = threading.Thread(target=pair.primary.run_tool, args=("pgbench", options))
     seen: dict[int, tuple[int, ...]] = {}
     with Running(pipeline) as running:

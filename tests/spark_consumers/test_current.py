@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -339,34 +338,12 @@ def test_names_that_sql_would_misread(pipeline: Pipeline) -> None:
     assert [tuple(row) for row in pipeline.rows("We_ird__drop", "Id")] == [(1, 3, "k", "v")]
 
 
-def test_a_large_table_is_no_longer_written_anew(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("events_max", "large"), [(7, True), (1000, False)])
+def test_any_cut_leads_to_the_same_rows(
+    new_pipeline: NewPipeline, events_max: int, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)
-    publisher = pipeline.publisher
-    publisher.announce(ITEMS)
-    with publisher.transaction() as t:
-        for number in range(9):
-            t.insert(ITEMS, item(number))
-    pipeline.apply()
-    with publisher.transaction() as t:
-        t.delete(ITEMS, item(0))
-        t.update(ITEMS, item(1, "updated", UNAVAILABLE))
-        t.insert(ITEMS, item(9))
-    pipeline.apply()
-    with publisher.transaction() as t:
-        t.truncate(ITEMS)
-        t.insert(ITEMS, item(10))
-    deletes = pipeline.spark.table(f"{pipeline.identifier('items')}.delete_files")
-    assert deletes.count() > 0
-    assert rows(pipeline)[:2] == [(1, "updated", "b"), (2, "a", "b")]
-    assert len(rows(pipeline)) == 9
-    pipeline.apply()
-    assert rows(pipeline) == [(10, "a", "b")]
-
-
-@pytest.mark.parametrize("events_max", [7, 1000])
-def test_any_cut_leads_to_the_same_rows(new_pipeline: NewPipeline, events_max: int) -> None:
+    if large:
+        monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)
     pipeline = new_pipeline(offsets_per_trigger_max=events_max * 10)
     publisher = pipeline.publisher
     publisher.announce(ITEMS)
@@ -407,28 +384,3 @@ def test_rows_of_a_snapshot_give_way_to_changes(pipeline: Pipeline) -> None:
     pipeline.apply()
     found = [row[:2] for row in rows(pipeline)]
     assert found == [(1, "changed"), (2, "again"), (3, "read"), (4, "again")]
-
-
-def test_events_that_come_later_than_their_transactions_end_are_waited_for(
-    pipeline: Pipeline,
-) -> None:
-    publisher = pipeline.publisher
-    publisher.announce(ITEMS)
-    with publisher.transaction() as t:
-        t.insert(ITEMS, item(1))
-        publisher.produce(ITEMS, None, None, 1, ts_ms=int(time.time() * 1000) + 3_600_000)
-        t.insert(ITEMS, item(2), partition=1)
-    pipeline.apply()
-    assert len(rows(pipeline)) == 2
-
-
-def test_events_that_never_come_stop_it(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spark_consumers.epochs.reading.ARRIVAL_DEADLINE_S", 0.1)
-    pipeline.publisher.announce(ITEMS)
-    with pipeline.publisher.transaction() as t:
-        t.insert(ITEMS, item(1))
-        t.counts["public.items"] += 1
-    with pytest.raises(OperatorNeeded, match=r"1 events of public\.items are not there"):
-        pipeline.apply()

@@ -1,11 +1,13 @@
 """The streaming job: from its checkpoint on, with tables that appear while it runs."""
 
 import threading
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
 
-from schemas.errors import BadInput
+from schemas.errors import BadInput, SetupError
+from services.local.ports import free_port
 from spark_consumers.epochs import job
 from spark_consumers.epochs.report import EpochReport
 from tests.providers.waiting import eventually
@@ -82,6 +84,32 @@ def test_tables_appear_while_it_runs_and_a_restart_goes_on(
     assert [list(report.tables) for report in reports] == [["public.one"]]
     assert reports[0].document()["events"] == 1
     assert len(pipeline.rows("one")) == 3
+
+
+def test_metrics_tell_where_the_tables_are(new_pipeline: NewPipeline) -> None:
+    port = free_port()
+    pipeline = new_pipeline(http_port=port)
+    pipeline.publisher.announce(ONE)
+    insert(pipeline, ONE, 1, 2)
+    with Running(pipeline) as running:
+        eventually(lambda: running.failure or running.events == 2, what="one arrives")
+        with pipeline.publisher.transaction() as t:
+            t.insert(ONE, {"id": 3, "v": "3"})
+            t.delete(ONE, {"id": 1, "v": "1"})
+        eventually(lambda: running.failure or running.events == 4, what="more arrives")
+        with pytest.raises(SetupError, match="port of /metrics is taken"):
+            pipeline.stream()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+    running.sound()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert float(values["slottables_epoch"]) == len(running.reports)
+    assert float(values["slottables_commit_lsn"]) == pipeline.publisher.commit_lsn
+    assert float(values["slottables_events_total"]) == 4
+    assert float(values["slottables_transactions_total"]) == 2
+    assert float(values["slottables_epoch_seconds_count"]) == len(running.reports)
+    for name in ("lag_bytes", "lag_seconds", "duplicates_total", "quarantined_total"):
+        assert float(values[f"slottables_{name}"]) == 0
 
 
 def test_only_the_configured_tables_and_a_refused_record_ends_it(new_pipeline: NewPipeline) -> None:

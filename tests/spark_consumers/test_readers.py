@@ -1,4 +1,4 @@
-"""Tables as others read them, and catalogs other than SQLite."""
+"""Tables as others read them."""
 
 import datetime as dt
 import importlib.util
@@ -6,16 +6,11 @@ from decimal import Decimal
 from pathlib import Path
 
 import duckdb
-import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 from pyiceberg.catalog.sql import SqlCatalog
-from pyspark.sql import SparkSession
 
 from spark_consumers.iceberg import catalog
-from spark_consumers.session import catalog_options
-from tests.providers.interface import Provider
-from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.conftest import Pipeline
 from tests.spark_consumers.publisher import SourceTable
 
 TABLE = SourceTable(
@@ -94,29 +89,3 @@ def _extension(name: str) -> Path:
     spec = importlib.util.find_spec(f"duckdb_extension_{name}")
     assert spec is not None and spec.origin is not None
     return next(Path(spec.origin).parent.rglob("*.duckdb_extension"))
-
-
-def test_a_catalog_in_postgresql(
-    spark: SparkSession, pair: Provider, fresh_database: str, new_pipeline: NewPipeline
-) -> None:
-    server = conninfo_to_dict(pair.primary.conninfo(fresh_database))
-    pipeline = new_pipeline(
-        catalog_uri=f"jdbc:postgresql://127.0.0.1:{server['port']}/{fresh_database}",
-        catalog_options={"jdbc.user": server["user"]},
-    )
-    pipeline.spark = spark.newSession()
-    for name, value in catalog_options(pipeline.tables).items():
-        if name.startswith("spark.sql.catalog."):
-            pipeline.spark.conf.set(name, value)
-    pipeline.publisher.announce(TABLE)
-    with pipeline.publisher.transaction() as t:
-        t.insert(TABLE, {"id": 1, **FORMS})
-    pipeline.apply()
-    pipeline.restart()
-    with pipeline.publisher.transaction() as t:
-        t.update(TABLE, {"id": 1, **FORMS, "name": "changed"})
-    assert pipeline.apply().epoch == 2
-    assert [row["name"] for row in pipeline.rows("things")] == ["changed"]
-    with psycopg.connect(pair.primary.conninfo(fresh_database)) as connection:
-        names = connection.execute("SELECT table_name FROM iceberg_tables").fetchall()
-    assert sorted(names) == [("_epochs",), ("things",)]

@@ -1,0 +1,30 @@
+"""Spark SQL as text: names and strings, quoted.
+
+Expressions are given to Spark as text, not put together from its Column objects: each of those is
+several calls from Python to Java, thousands for an epoch, and its parser reads text in no time.
+"""
+
+from collections.abc import Iterable
+
+from pyspark.sql import types as T
+
+
+def quoted(name: str) -> str:
+    """`name` as one identifier."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """`text` as a string."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def literals(texts: Iterable[str]) -> str:
+    """`texts` as the arguments of a function, or of IN."""
+    return ", ".join(map(literal, texts))
+
+
+def null(name: str, kind: T.DataType) -> str:
+    """A column without values."""
+    return f"CAST(NULL AS {kind.simpleString()}) AS {quoted(name)}"

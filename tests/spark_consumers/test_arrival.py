@@ -1,0 +1,89 @@
+"""Kafka shows END before all that it counts: events are waited for as long as they may come."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from schemas.errors import OperatorNeeded
+from spark_consumers.epochs.reading import EventReader
+from tests.spark_consumers.conftest import Pipeline
+from tests.spark_consumers.test_current import ITEMS, item, rows
+
+
+def test_events_that_are_stamped_later_than_their_transactions_end(
+    pipeline: Pipeline,
+) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1))
+        publisher.produce(ITEMS, None, None, 1, ts_ms=int(time.time() * 1000) + 3_600_000)
+        t.insert(ITEMS, item(2), partition=1)
+    pipeline.apply()
+    assert len(rows(pipeline)) == 2
+
+
+def test_events_that_never_come_stop_it(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_consumers.epochs.reading.ARRIVAL_DEADLINE_S", 0.1)
+    pipeline.publisher.announce(ITEMS)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, item(1))
+        t.counts["public.items"] += 1
+    with pytest.raises(OperatorNeeded, match=r"1 events of public\.items are not there"):
+        pipeline.apply()
+
+
+def two_items(pipeline: Pipeline) -> Callable[[], None]:
+    """A transaction whose second event Kafka shows when the answer is called."""
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1), partition=0)
+        show = publisher.hidden(ITEMS, item(2))
+        t.counts["public.items"] += 1
+    return show
+
+
+def test_what_is_not_to_be_seen_yet_is_waited_for_and_all_read_once(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+    original = EventReader._records
+
+    def records(*arguments: Any) -> Any:
+        reads.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(EventReader, "_records", records)
+    show = two_items(pipeline)
+    shown = threading.Timer(1.5, show)
+    shown.start()
+    pipeline.apply()
+    shown.join()
+    assert len(rows(pipeline)) == 2
+    assert len(reads) == 1
+
+
+def test_a_read_that_takes_longer_than_the_deadline_is_not_the_last(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_consumers.epochs.reading.ARRIVAL_DEADLINE_S", 0.0)
+    monkeypatch.setattr("spark_consumers.epochs.reading.VISIBLE_DEADLINE_S", 0.0)
+    show = two_items(pipeline)
+    original = EventReader._records
+
+    def records(*arguments: Any) -> Any:
+        """What comes while it is read is not in it."""
+        found = original(*arguments)
+        monkeypatch.setattr(EventReader, "_records", original)
+        show()
+        return found
+
+    monkeypatch.setattr(EventReader, "_records", records)
+    pipeline.apply()
+    assert len(rows(pipeline)) == 2

@@ -1,0 +1,105 @@
+"""Tables that are too large to be written anew: rows go by position, and come in one step."""
+
+import pytest
+
+from schemas.events import UNAVAILABLE
+from spark_consumers.iceberg import catalog, exchange
+from tests.spark_consumers.conftest import Pipeline
+from tests.spark_consumers.test_current import ITEMS, item, rows
+
+
+@pytest.fixture(autouse=True)
+def any_table_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its second epoch on."""
+    monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)
+
+
+def filled(pipeline: Pipeline) -> None:
+    """Nine rows, and one epoch."""
+    pipeline.publisher.announce(ITEMS)
+    with pipeline.publisher.transaction() as t:
+        for number in range(9):
+            t.insert(ITEMS, item(number))
+    pipeline.apply()
+
+
+def refs(pipeline: Pipeline) -> list[str]:
+    """The table's branches and tags."""
+    frame = pipeline.spark.table(f"{pipeline.identifier('items')}.refs")
+    return sorted(row.name for row in frame.collect())
+
+
+def test_unchanged_values_and_truncates(pipeline: Pipeline) -> None:
+    publisher = pipeline.publisher
+    filled(pipeline)
+    with publisher.transaction() as t:
+        t.delete(ITEMS, item(0))
+        t.update(ITEMS, item(1, "updated", UNAVAILABLE))
+        t.insert(ITEMS, item(9))
+    pipeline.apply()
+    with publisher.transaction() as t:
+        t.truncate(ITEMS)
+        t.insert(ITEMS, item(10))
+    deletes = pipeline.spark.table(f"{pipeline.identifier('items')}.delete_files")
+    assert deletes.count() > 0
+    assert rows(pipeline)[:2] == [(1, "updated", "b"), (2, "a", "b")]
+    assert len(rows(pipeline)) == 9
+    pipeline.apply()
+    assert rows(pipeline) == [(10, "a", "b")]
+
+
+def test_rows_change_places_in_one_step(pipeline: Pipeline) -> None:
+    filled(pipeline)
+    publisher = pipeline.publisher
+    with publisher.transaction() as t:
+        t.delete(ITEMS, item(0))
+        t.update(ITEMS, item(1, "updated"))
+        t.change_key(ITEMS, item(2), item(20))
+        t.insert(ITEMS, item(9))
+        t.update(ITEMS, item(9, "at once"))
+    pipeline.apply()
+    expected = [(1, "updated", "b"), *((n, "a", "b") for n in range(3, 9))]
+    assert rows(pipeline) == [*expected, (9, "at once", "b"), (20, "a", "b")]
+    tag = catalog.tag_name(publisher.commit_lsn)
+    tagged = pipeline.spark.sql(
+        f"SELECT * FROM {pipeline.identifier('items')} VERSION AS OF '{tag}'"
+    )
+    assert tagged.count() == 9
+    assert exchange.BRANCH not in refs(pipeline)
+    with publisher.transaction() as t:
+        for number in (1, *range(3, 10), 20):
+            t.delete(ITEMS, item(number))
+    pipeline.apply()
+    assert rows(pipeline) == []
+
+
+def test_killed_between_its_commits(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(pipeline)
+    before = rows(pipeline)
+    with pipeline.publisher.transaction() as t:
+        t.update(ITEMS, item(1, "updated"))
+        t.delete(ITEMS, item(2))
+    for place in ("insert", "catalog.adopt_branch"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"spark_consumers.iceberg.exchange.{place}", killed)
+            with pytest.raises(RuntimeError):
+                pipeline.apply()
+        assert rows(pipeline) == before
+        assert exchange.BRANCH in refs(pipeline)
+        pipeline.restart()
+    pipeline.apply()
+    assert rows(pipeline) == [before[0], (1, "updated", "b"), *before[3:]]
+    assert exchange.BRANCH not in refs(pipeline)
+
+
+def killed(*_: object, **__: object) -> None:
+    raise RuntimeError("killed")
+
+
+def test_rows_of_a_snapshot_still_give_way(pipeline: Pipeline) -> None:
+    filled(pipeline)
+    with pipeline.publisher.transaction() as t:
+        t.update(ITEMS, item(3, "updated"))
+        t.read(ITEMS, item(1, "read"), t.commit_lsn - 1_000)
+    pipeline.apply()
+    assert [row[1] for row in rows(pipeline)[:4]] == ["a", "a", "a", "updated"]
