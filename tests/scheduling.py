@@ -1,7 +1,7 @@
 """Which of several workers runs which test (pytest-xdist).
 
-A file stays together: its servers are started once. All that needs Spark stays in one worker: a
-session takes long to start, and a gibibyte. What takes longest begins first.
+A file stays together: its servers are started once. All that shares the Spark session stays in one
+worker: a session takes long to start, and a gibibyte. What takes longest begins first.
 """
 
 from collections.abc import Iterable
@@ -9,22 +9,25 @@ from typing import Final
 
 from xdist.scheduler import LoadScopeScheduling
 
+_SPARK: Final = "tests/spark_consumers/"
 _LONGEST_FIRST: Final = (
-    "tests/spark_consumers/",
+    _SPARK,
     "tests/end_to_end/",
     "tests/torture/",
     "tests/failover/",
     "tests/bridge/faults/",
     "tests/bridge/",
 )
-_SPARK: Final = _LONGEST_FIRST[:2]
+_OWN_SPARK: Final = "tests/spark_consumers/test_drill.py"
+"""Starts `slottables` itself, so that it needs no session."""
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
     """Gives a worker file after file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith(_SPARK) else nodeid.partition("::")[0]
+        file = nodeid.partition("::")[0]
+        return "spark" if file.startswith(_SPARK) and file != _OWN_SPARK else file
 
 
 def weight(nodeid: str) -> int:

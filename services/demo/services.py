@@ -14,7 +14,7 @@ import yaml
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from services.local import jars
 from services.local.bed import Bed
-from services.local.java import find_java_home
+from services.local.java import SHORT_LIVED_SPARK, find_java_home
 
 PREFIX: Final = "bank"
 BRIDGE_SLOT: Final = "slotbridge"
@@ -61,7 +61,10 @@ class Services:
             "tables": {
                 "warehouse": str(bed.folder / "warehouse"),
                 "trigger_interval_ms": 1000,
-                "spark_options": {"spark.jars": ",".join(map(str, jars.resolve("spark")))},
+                "spark_options": {
+                    "spark.jars": jars.class_path("spark", ","),
+                    **SHORT_LIVED_SPARK,
+                },
             },
         }
         self.config.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from schemas.errors import ExitCode, Retryable, SetupError
 from services.local import procfs
-from services.local.jars import resolve
+from services.local.jars import class_path
 from services.local.java import find_java_home
 from services.local.ports import LOOPBACK, free_port
 from services.local.processes import Processes
@@ -143,7 +143,6 @@ class Debezium:
         """Start without waiting: a benchmark's clock runs from here."""
         assert not self.running, f"{self.name} runs already"
         home = self._java_home or find_java_home()
-        class_path = ":".join(str(path) for path in resolve("debezium"))
         self.folder.mkdir(exist_ok=True)
         worker = self._write("worker", self._worker_properties())
         files = [self._write(one.name, one.properties()) for one in self.connectors]
@@ -152,7 +151,7 @@ class Debezium:
             [
                 home / "bin" / "java",
                 *self._jvm_options,
-                *("-cp", class_path, "org.apache.kafka.connect.cli.ConnectStandalone"),
+                *("-cp", class_path("debezium"), "org.apache.kafka.connect.cli.ConnectStandalone"),
                 worker,
                 *files,
             ],

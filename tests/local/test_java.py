@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.local import java
-from services.local.jars import resolve
+from services.local.jars import class_path
 
 
 def test_the_packaged_java_runs_kafkas_storage_tool_with_sparks_flag() -> None:
@@ -14,7 +14,7 @@ def test_the_packaged_java_runs_kafkas_storage_tool_with_sparks_flag() -> None:
     done = subprocess.run(
         [
             *(home / "bin" / "java", "--add-modules=jdk.incubator.vector"),
-            *("-cp", ":".join(map(str, resolve("kafka"))), "kafka.tools.StorageTool"),
+            *("-cp", class_path("kafka"), "kafka.tools.StorageTool"),
             "random-uuid",
         ],
         capture_output=True,

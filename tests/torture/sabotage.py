@@ -14,7 +14,9 @@ from confluent_kafka import KafkaException
 from schemas.errors import SlotbridgeError
 from schemas.events import PreparedRecord, ProgressRecord
 from services.bridge import session
-from services.bridge.events.envelope import Event
+from services.bridge.events.event import Event
+from services.bridge.kafka import producer
+from services.bridge.kafka.options import producer_options
 from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.publishing import Publishing
 from services.bridge.kafka.topics import Topics
@@ -324,12 +326,11 @@ def _timeline_ignored() -> None:
 @_mistake("another bridge is not fenced")
 def _not_fenced() -> None:
     """Each process has a transactional.id of its own."""
-    options = TransactionalProducer._options
 
-    def own(self: TransactionalProducer, *arguments: Any) -> dict[str, Any]:
-        return options(self, *arguments) | {"transactional.id": f"own-{os.getpid()}"}
+    def own(*arguments: Any) -> dict[str, Any]:
+        return producer_options(*arguments) | {"transactional.id": f"own-{os.getpid()}"}
 
-    _put(TransactionalProducer, "_options", own)
+    _put(producer, "producer_options", own)
 
 
 @_mistake("a truncate reaches one partition only")
