@@ -23,6 +23,7 @@ from benchmarks.race.debezium import DebeziumContender, ExactlyOnceDebezium
 from benchmarks.race.workloads import WORKLOADS
 from services.local.bed import Bed
 from services.local.jars import LOCK_FILE, read_lock
+from services.local.kafka import KafkaBroker
 
 CONTENDERS: Final = ("pg_recvlogical", "slotbridge", "debezium", "debezium-eos")
 QUICK_WORKLOADS: Final = "a,c,h"
@@ -114,6 +115,8 @@ def main(
     with tempfile.TemporaryDirectory(prefix="slotbridge-bench-") as name:
         Path(name).chmod(0o755)
         with Bed(Path(name), lazy=True, synchronous=False) as bed:
+            kafka = bed.folder / "kafka"
+            bed.kafka = KafkaBroker(kafka, processes=bed.processes, short_lived=False)
             bed.start("kafka")
             found = race(bed, keys, names, laps=laps, scale=scale)
     medians = {key: results.medians(of_key) for key, of_key in found.items()}

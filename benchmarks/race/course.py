@@ -1,5 +1,6 @@
 """One workload on its own database: the load made once, then laps of contenders over copied slots.
 
+before   the broker has nothing more to do with topics made and deleted
 clock    starts when the lap's slot is in use; ends when a read_committed consumer has the row that
          was committed after the load (pg_recvlogical: when it ends at that LSN)
 checked  the topics hold at least one record for each published change
@@ -18,7 +19,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.bridge import Connection
 from benchmarks.race.contenders import PUBLICATION, Contender, Lane, RecvLogical
-from benchmarks.race.meters import Meter
+from benchmarks.race.meters import Meter, await_rest
 from benchmarks.race.workloads import DONE_TABLE, Workload
 from services.local.bed import Bed
 from services.local.pair import create_database
@@ -118,6 +119,7 @@ class Course:
         """Race once. Raises RuntimeError when the contender ends early or takes too long."""
         lane = self._lane()
         with self._topics(lane) as consumer, self._connect() as connection:
+            await_rest(self._bed.kafka.pid)
             contender.launch(lane)
             try:
                 walsender = self._await_start(connection, lane, contender)

@@ -14,7 +14,7 @@ from typing import Final
 
 from benchmarks.race.contenders import PUBLICATION, Lane
 from services.local.debezium import Connector, Debezium
-from services.local.jars import resolve
+from services.local.jars import class_path
 from services.local.java import find_java_home
 from services.local.ports import LOOPBACK, free_port
 from services.local.procfs import wait_until
@@ -86,7 +86,6 @@ class _Distributed(Debezium):
     def launch(self) -> None:
         """Start the worker, wait for its REST interface, hand over the connectors."""
         home = self._java_home or find_java_home()
-        class_path = ":".join(str(path) for path in resolve("debezium"))
         self.folder.mkdir(exist_ok=True)
         port = free_port()
         group = self.folder.name
@@ -103,7 +102,14 @@ class _Distributed(Debezium):
         main = "org.apache.kafka.connect.cli.ConnectDistributed"
         self._worker = self._processes.spawn(
             self.name,
-            [home / "bin" / "java", *self._jvm_options, "-cp", class_path, main, worker],
+            [
+                home / "bin" / "java",
+                *self._jvm_options,
+                "-cp",
+                class_path("debezium"),
+                main,
+                worker,
+            ],
             cwd=self.folder,
         )
         for connector in self.connectors:

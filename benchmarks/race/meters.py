@@ -1,11 +1,13 @@
 """What a process has used, from /proc: CPU seconds, and the most memory that was resident."""
 
 import os
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STATE, _USER, _SYSTEM = 0, 11, 12
+_REST_S, _REST_MAX_S, _REST_SHARE = 0.5, 5.0, 0.3
 
 
 class Usage(NamedTuple):
@@ -55,3 +57,14 @@ class Meter:
         self.running = found.running
         self._last_s = found.cpu_s
         self.peak_mib = max(self.peak_mib, found.peak_mib)
+
+
+def await_rest(pid: int) -> None:
+    """Return when the process does next to nothing; at the latest after a while."""
+    deadline = time.monotonic() + _REST_MAX_S
+    while time.monotonic() < deadline:
+        meter = Meter(pid)
+        time.sleep(_REST_S)
+        meter.look()
+        if meter.cpu_s < _REST_S * _REST_SHARE:
+            return

@@ -78,7 +78,7 @@ def _updates(server: PostgresServer, connection: Connection, rows: int) -> None:
 def _wide() -> tuple[str, str]:
     """60 columns: a key, and numbers, texts, times and flags in turn; about 2 KB."""
     kinds = (
-        ("bigint", "g * 1000003"),
+        ("bigint", "g * 1000003::bigint"),
         ("text", "repeat(md5(g::text), 3)"),
         ("numeric(12,2)", "g / 7.0"),
         ("timestamp", "timestamp '2026-01-01' + g * interval '1 minute'"),

@@ -1,0 +1,112 @@
+"""Who brings the events into tables: epochs of `slottables`, and the guides' foreachBatch MERGE."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+from benchmarks.tables.source import PARTITIONS, TOPIC
+from schemas.settings import Settings
+from spark_consumers.epochs.follower import Follower
+from spark_consumers.kafka.reader import Topics, reader_options
+
+EVENTS_AN_EPOCH = 50_000
+_ROW = (
+    "before struct<aid: int, bid: int, abalance: int, filler: string>,"
+    " after struct<aid: int, bid: int, abalance: int, filler: string>, op string,"
+    " source struct<lsn: bigint>"
+)
+
+
+class Ours:
+    """Epochs of `slottables`."""
+
+    name = "slottables"
+    table = "slotbridge.bench.accounts"
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self.follower = Follower(spark, settings)
+
+    def take(self) -> Iterator[tuple[int, float]]:
+        """(rows, seconds) of each epoch until all is there."""
+        idle = 0
+        while idle < 5:
+            started = time.monotonic()
+            report = self.follower.step()
+            if report is None:
+                idle += 1
+            else:
+                idle = 0
+                rows = sum(table.rows for table in report.tables.values())
+                yield rows, time.monotonic() - started
+
+
+class Plain:
+    """A streaming query whose batches are merged as the guides show."""
+
+    name = "foreachBatch MERGE"
+
+    def __init__(self, spark: SparkSession, settings: Settings, folder: Path) -> None:
+        assert settings.kafka
+        self._spark, self._kafka, self._folder = spark, settings.kafka, folder
+        self._starts, self._streams = "earliest", 0
+        self._table = "slotbridge.plain.accounts"
+        self._batches: list[tuple[int, float]] = []
+        spark.sql("CREATE NAMESPACE IF NOT EXISTS slotbridge.plain")
+        spark.sql(
+            f"CREATE TABLE {self._table} (aid int, bid int, abalance int, filler string)"
+            " USING iceberg TBLPROPERTIES ('format-version' = '2')"
+        )
+
+    def copy(self, table: str) -> None:
+        """Take over the rows of a table, and go on after what is in Kafka."""
+        self._spark.sql(
+            f"INSERT OVERWRITE {self._table} SELECT aid, bid, abalance, filler FROM {table}"
+        )
+        ends = Topics(self._kafka).stable({TOPIC: tuple(range(PARTITIONS))})
+        self._starts = json.dumps({t: {str(n): o for n, o in p.items()} for t, p in ends.items()})
+        self._streams += 1
+
+    def take(self) -> Iterator[tuple[int, float]]:
+        """(rows, seconds) of each batch until all is there."""
+        self._batches.clear()
+        query = (
+            self._spark.readStream.format("kafka")
+            .options(**reader_options(self._kafka))
+            .option("subscribe", TOPIC)
+            .option("startingOffsets", self._starts)
+            .option("maxOffsetsPerTrigger", EVENTS_AN_EPOCH)
+            .load()
+            .writeStream.foreachBatch(self._merge)
+            .option("checkpointLocation", str(self._folder / f"checkpoint{self._streams}"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        yield from self._batches
+
+    def _merge(self, records: DataFrame, _batch: int) -> None:
+        started = time.monotonic()
+        value = F.from_json(F.col("value").cast("string"), _ROW).alias("e")
+        events = records.select(value, "offset").select("e.*", "offset").persist()
+        row = F.coalesce("after", "before").alias("row")
+        changes = events.select(row, "op", F.col("source.lsn").alias("lsn"), "offset")
+        changes = changes.select("row.*", "op", "lsn", "offset")
+        order = Window.partitionBy("aid").orderBy(F.desc("lsn"), F.desc("offset"))
+        last = changes.withColumn("n", F.row_number().over(order)).where("n = 1").drop("n")
+        last.createOrReplaceTempView("plain_changes")
+        last.sparkSession.sql(
+            f"MERGE INTO {self._table} t USING plain_changes s ON t.aid = s.aid"
+            " WHEN MATCHED AND s.op = 'd' THEN DELETE"
+            " WHEN MATCHED THEN UPDATE SET t.bid = s.bid, t.abalance = s.abalance,"
+            " t.filler = s.filler"
+            " WHEN NOT MATCHED AND s.op <> 'd' THEN INSERT (aid, bid, abalance, filler)"
+            " VALUES (s.aid, s.bid, s.abalance, s.filler)"
+        )
+        count = events.count()
+        events.unpersist()
+        self._batches.append((count, time.monotonic() - started))

@@ -1,0 +1,86 @@
+"""What a small epoch costs: `python -m benchmarks.tables.epochs` prints one JSON line.
+
+Four tables, 300 updates an epoch, one session as the demo starts it. CPU is Java's, from the
+operating system; commands are what Python asks of Java (py4j).
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from py4j.clientserver import ClientServerConnection  # type: ignore[import-untyped]
+
+from benchmarks.tables.rig import Rig, rig
+from benchmarks.tables.source import Source
+from services.local.java import SHORT_LIVED_SPARK
+from spark_consumers.epochs.follower import Follower
+
+EVENTS = 300
+_TABLES = ("a", "b", "c", "d")
+
+
+def main() -> None:
+    """Bring epoch after epoch; the median is of the second half."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=14)
+    parser.add_argument(
+        "--option", action="append", default=[], help="of Spark, name=value; may be repeated"
+    )
+    options = parser.parse_args()
+    given = SHORT_LIVED_SPARK | dict(option.split("=", 1) for option in options.option)
+    with rig(driver_memory="1g", offsets_per_trigger_max=50_000, spark_options=given) as one:
+        found = _measure(one, options.epochs)
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def _measure(given: Rig, epochs: int) -> dict[str, Any]:
+    source = Source(given.servers, _TABLES)
+    follower = Follower(given.spark, given.settings)
+    source.write("insert", 2_000)
+    each = []
+    with _commands() as asked:
+        for _ in range(epochs):
+            before = (time.monotonic(), given.java_cpu_s, len(asked))
+            while follower.record.commit_lsn < source.commit_lsn:
+                follower.step()
+            after = (time.monotonic(), given.java_cpu_s, len(asked))
+            each.append([b - a for a, b in zip(before, after, strict=True)])
+            source.write("update", EVENTS)
+    follower.close()
+    seconds, cpu_s, commands = (
+        statistics.median(values) for values in zip(*each[epochs // 2 :], strict=True)
+    )
+    return {
+        "tables": len(_TABLES),
+        "events": EVENTS,
+        "epoch_s": round(seconds, 2),
+        "java_cpu_s": round(cpu_s, 2),
+        "first_java_cpu_s": [round(values[1], 1) for values in each[:3]],
+        "commands": round(commands),
+    }
+
+
+@contextlib.contextmanager
+def _commands() -> Iterator[list[None]]:
+    """Grows by one with each command that is sent to Java."""
+    sent: list[None] = []
+    send = ClientServerConnection.send_command
+
+    def noted(connection: ClientServerConnection, command: str) -> Any:
+        sent.append(None)
+        return send(connection, command)
+
+    ClientServerConnection.send_command = noted
+    try:
+        yield sent
+    finally:
+        ClientServerConnection.send_command = send
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Writes events as the bridge does, transaction by transaction."""
+
+import json
+import random
+import time
+from collections.abc import Sequence
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from schemas.events import schema_topic, transaction_topic
+
+PREFIX = "bench"
+TABLE = "accounts"
+TOPIC = f"{PREFIX}.public.{TABLE}"
+PARTITIONS = 2
+ROWS_A_TRANSACTION = 10
+_COLUMNS = (("aid", "int4"), ("bid", "int4"), ("abalance", "int4"), ("filler", "text"))
+_FILLER = "x" * 40
+
+
+class Source:
+    """A bridge and its source: transactions of ten rows, each in one table, the tables in turn."""
+
+    def __init__(self, servers: str, tables: Sequence[str] = (TABLE,)) -> None:
+        self._producer = Producer(
+            {
+                "bootstrap.servers": servers,
+                "transactional.id": PREFIX,
+                "linger.ms": 20,
+                "compression.type": "lz4",
+                "queue.buffering.max.messages": 1_000_000,
+                "partitioner": "murmur2_random",
+            }
+        )
+        self._producer.init_transactions(30)
+        self._tables = [_Table(name) for name in tables]
+        own = {schema_topic(PREFIX): 1, transaction_topic(PREFIX): 1}
+        own |= {table.topic: PARTITIONS for table in self._tables}
+        admin = AdminClient({"bootstrap.servers": servers})
+        made = admin.create_topics(
+            [NewTopic(name, num_partitions=count) for name, count in own.items()]
+        )
+        for future in made.values():
+            future.result(30)
+        self._producer.begin_transaction()
+        for table in self._tables:
+            self._producer.produce(schema_topic(PREFIX), _shape(table.name), "{}")
+        self._producer.commit_transaction(30)
+        self.commit_lsn = 1000
+
+    def write(self, load: str, events: int) -> None:
+        """So many events of a load, in one Kafka transaction per 10,000."""
+        done = 0
+        while done < events:
+            self._producer.begin_transaction()
+            for _ in range(min(10_000, events - done) // ROWS_A_TRANSACTION):
+                self._transaction(load)
+                done += ROWS_A_TRANSACTION
+            self._producer.commit_transaction(60)
+
+    def _transaction(self, load: str) -> None:
+        self.commit_lsn += 100
+        table = self._tables[self.commit_lsn // 100 % len(self._tables)]
+        for seq in range(ROWS_A_TRANSACTION):
+            self._producer.produce(table.topic, *table.event(load, self.commit_lsn, seq))
+        counts = f'[{{"data_collection":"public.{table.name}","event_count":{ROWS_A_TRANSACTION}}}]'
+        end = (
+            f'{{"status":"END","id":"1:{self.commit_lsn}","ts_ms":{int(time.time() * 1000)},'
+            f'"commit_lsn":{self.commit_lsn},"event_count":{ROWS_A_TRANSACTION},'
+            f'"data_collections":{counts}}}'
+        )
+        self._producer.produce(transaction_topic(PREFIX), end, "{}")
+        self._producer.poll(0)
+
+
+class _Table:
+    """A table's rows, and the next change of one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.topic = f"{PREFIX}.public.{name}"
+        self._next = 0
+        self._live: list[int] = []
+        self._random = random.Random(1)
+
+    def event(self, load: str, commit_lsn: int, seq: int) -> tuple[str, str]:
+        """Value and key of an event of a load."""
+        op, aid = self._change({"insert": "c", "update": "u"}.get(load) or "ucud")
+        row = (
+            f'{{"aid":{aid},"bid":{aid // 100_000},"abalance":{self._random.randrange(10**6)},'
+            f'"filler":"{_FILLER}"}}'
+        )
+        before, after = (row, "null") if op == "d" else ("null", row)
+        now_us = int(time.time() * 1_000_000)
+        value = (
+            f'{{"before":{before},"after":{after},"source":{{"version":"1","connector":'
+            f'"postgresql","name":"{PREFIX}","ts_ms":{now_us // 1000},"ts_us":{now_us},"snapshot":'
+            f'"false","db":"bench","sequence":"[]","schema":"public","table":"{self.name}",'
+            f'"txId":1,"lsn":{commit_lsn + seq},"commit_lsn":{commit_lsn},"seq":{seq},'
+            f'"timeline":1}},"transaction":null,"op":"{op}","ts_ms":{now_us // 1000}}}'
+        )
+        return value, f'{{"aid":{aid}}}'
+
+    def _change(self, operations: str) -> tuple[str, int]:
+        op = self._random.choice(operations) if self._live else "c"
+        if op == "c":
+            self._live.append(self._next)
+            self._next += 1
+            return op, self._next - 1
+        place = self._random.randrange(len(self._live))
+        aid = self._live[place]
+        if op == "d":
+            self._live[place] = self._live[-1]
+            self._live.pop()
+        return op, aid
+
+
+def _shape(table: str) -> str:
+    columns = [
+        {"name": name, "type": kind, "type_oid": 0, "typmod": -1, "key": name == "aid"}
+        for name, kind in _COLUMNS
+    ]
+    event = {
+        "schema": "public",
+        "table": table,
+        "oid": 1,
+        "commit_lsn": 1000,
+        "seq": 0,
+        "ts_ms": 0,
+        "replica_identity": "default",
+        "before": None,
+        "after": columns,
+    }
+    return json.dumps(event)

@@ -1,0 +1,130 @@
+"""From a commit in PostgreSQL to rows in all tables: pgbench, the bridge, `slottables run`.
+
+`python -m benchmarks.tables.whole_way --rate 100 --seconds 60` prints one JSON line. The age of a
+transaction is from its commit time (END) to the report of the epoch that brought it, on one clock.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.bridge import PREFIX, BenchBridge, wait_until
+from schemas.events import transaction_topic
+from schemas.lsn import parse_lsn
+from services.demo.copies import committed
+from services.local import jars
+from services.local.bed import Bed
+from services.local.java import find_java_home
+
+_WARM_UP_S = 60.0
+_TIMEOUT_S = 300.0
+
+
+class Tables:
+    """`slottables run`, and when it has reported each epoch."""
+
+    def __init__(self, bed: Bed) -> None:
+        self.epochs: list[tuple[int, float]] = []
+        """(commit LSN, Unix time)."""
+        config = bed.folder / "tables.yaml"
+        options = {"spark.jars": jars.class_path("spark", ",")}
+        kafka = {"bootstrap_servers": bed.kafka.bootstrap_servers, "topic_prefix": PREFIX}
+        tables = {"warehouse": str(bed.folder / "warehouse"), "spark_options": options}
+        config.write_text(yaml.safe_dump({"kafka": kafka, "tables": tables}), encoding="utf-8")
+        program = Path(sys.executable).parent / "slottables"
+        with (bed.folder / "tables.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [program, "run", "--config", config, "--json"], stdout=subprocess.PIPE, stderr=log
+            )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def stop(self) -> None:
+        """SIGTERM; it must end with 0."""
+        self._process.terminate()
+        code = self._process.wait(timeout=_TIMEOUT_S)
+        self._reader.join()
+        assert code == 0, f"slottables ended with {code}"
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(b'{"epoch"'):
+                self.epochs.append((parse_lsn(json.loads(line)["commit_lsn"]), time.time()))
+
+
+def main() -> None:
+    """Warm up, measure, print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rate", type=int, default=100, help="pgbench's transactions per second")
+    parser.add_argument("--seconds", type=int, default=60)
+    options = parser.parse_args()
+    os.environ["JAVA_HOME"] = str(find_java_home())
+    with tempfile.TemporaryDirectory(prefix="slotbridge-bench-") as name:
+        Path(name).chmod(0o755)
+        with Bed(Path(name) / "bed", synchronous=False, lazy=True) as bed:
+            bed.start("pair", "kafka")
+            found = measure(bed, rate=options.rate, seconds=options.seconds)
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def measure(bed: Bed, *, rate: int, seconds: int) -> dict[str, Any]:
+    """Ages of the transactions of `seconds`, after a warm-up at the same rate."""
+    conninfo = bed.primary.conninfo(bed.dbname)
+    bed.primary.run_tool("pgbench", ["-i", "-q", "-I", "dtgp", conninfo])
+    bridge = BenchBridge(bed)
+    bridge.start()
+    tables = Tables(bed)
+    try:
+        seconds_all = seconds + int(_WARM_UP_S)
+        load = ["-n", "-c", "2", "-R", str(rate), "-T", str(seconds_all), conninfo]
+        begun = time.time()
+        bed.primary.run_tool("pgbench", load)
+        with bridge.connect() as connection:
+            bridge.caught_up(connection, timeout_s=_TIMEOUT_S)
+        ends = _transactions(bed)
+        last = max(lsn for lsn, _ in ends)
+        wait_until(
+            lambda: bool(tables.epochs) and tables.epochs[-1][0] >= last,
+            what="all is in the tables",
+            timeout_s=_TIMEOUT_S,
+        )
+    finally:
+        tables.stop()
+        bridge.stop()
+    ages = sorted(
+        next(at for lsn, at in tables.epochs if lsn >= end) - committed_at
+        for end, committed_at in ends
+        if committed_at - begun > _WARM_UP_S
+    )
+    epochs = [at for _, at in tables.epochs if at - begun > _WARM_UP_S]
+    return {
+        "transactions_per_s": rate,
+        "transactions": len(ages),
+        "epochs": len(epochs),
+        "median_s": round(statistics.median(ages), 2),
+        "p99_s": round(ages[int(len(ages) * 0.99)], 2),
+        "worst_s": round(ages[-1], 2),
+    }
+
+
+def _transactions(bed: Bed) -> list[tuple[int, float]]:
+    """(commit LSN, commit time as Unix time) of each END."""
+    topic = transaction_topic(PREFIX)
+    found = committed(bed.kafka.bootstrap_servers, topic)
+    ends = [json.loads(value) for _, _, value in found if value is not None]
+    return [(end["commit_lsn"], end["ts_ms"] / 1000) for end in ends if end["status"] == "END"]
+
+
+if __name__ == "__main__":
+    main()
