@@ -2,6 +2,7 @@
 
 import random
 import socket
+from collections import deque
 from pathlib import Path
 
 from schemas.errors import ExitCode, SetupError
@@ -9,6 +10,9 @@ from schemas.errors import ExitCode, SetupError
 LOOPBACK = "127.0.0.1"
 _LOWEST = 15_000
 _ATTEMPTS = 200
+_MARKS_MAX = 200
+_marks: deque[socket.socket] = deque()
+"""What tells other processes of the ports that this one has chosen last."""
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -16,13 +20,14 @@ def free_port() -> int:
     """Return a port nobody listens on, below the range that outgoing connections take.
 
     So a server that is killed finds its port free when it is restarted: no client socket can have
-    taken it in between. Raises SetupError (PORT_IN_USE) when none is found.
+    taken it in between, and no other test bed has chosen it meanwhile. Raises SetupError (PORT_IN_USE) when none is
+    found.
     """
     highest = _lowest_ephemeral() - 1
     chooser = random.SystemRandom()
     for _ in range(_ATTEMPTS):
         port = chooser.randint(min(_LOWEST, highest - 1000), highest)
-        if is_free(port):
+        if _mark(port) and is_free(port):
             return port
     raise SetupError(
         f"no free port found between {_LOWEST} and {highest}",
@@ -52,6 +57,20 @@ def require_free(port: int, *, server: str) -> None:
             hint="stop the program that listens there (`ss -ltnp` names it), then try again",
             exit_code=ExitCode.PORT_IN_USE,
         )
+
+
+def _mark(port: int) -> bool:
+    """Whether no process had marked it, by a name that the kernel forgets with the process."""
+    mark = socket.socket(socket.AF_UNIX)
+    try:
+        mark.bind(f"\0slotbridge-port-{port}")
+    except OSError:
+        mark.close()
+        return False
+    _marks.append(mark)
+    if len(_marks) > _MARKS_MAX:
+        _marks.popleft().close()
+    return True
 
 
 def _lowest_ephemeral() -> int:

@@ -1,0 +1,29 @@
+"""Ports for servers that are started side by side."""
+
+import subprocess
+import sys
+
+import pytest
+
+from services.local import ports
+
+ASK = "from services.local.ports import _mark; print(_mark({}))"
+
+
+def marked_by_another_process(port: int) -> bool:
+    asked = subprocess.run(
+        [sys.executable, "-c", ASK.format(port)], capture_output=True, text=True, check=True
+    )
+    return asked.stdout.strip() == "True"
+
+
+def test_another_process_does_not_choose_a_port_that_is_not_listened_to_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ports, "_MARKS_MAX", len(ports._marks) + 1)
+    port = ports.free_port()
+    assert ports.is_free(port)
+    assert not marked_by_another_process(port)
+    ports.free_port()
+    ports.free_port()
+    assert marked_by_another_process(port), "it is long ago"
