@@ -8,7 +8,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,14 +25,15 @@ from services.local import jars
 from services.local.bed import Bed
 from services.local.java import find_java_home
 
-_WARM_UP_S = 60.0
 _TIMEOUT_S = 300.0
+_LOOK_INTERVAL_S = 0.02
 
 
 class Tables:
-    """`slottables run`, and when it has reported each epoch."""
+    """`slottables run`, one of the bed's processes, and when it has reported each epoch."""
 
     def __init__(self, bed: Bed) -> None:
+        self._bed = bed
         self.epochs: list[tuple[int, float]] = []
         """(commit LSN, Unix time)."""
         config = bed.folder / "tables.yaml"
@@ -42,25 +42,29 @@ class Tables:
         tables = {"warehouse": str(bed.folder / "warehouse"), "spark_options": options}
         config.write_text(yaml.safe_dump({"kafka": kafka, "tables": tables}), encoding="utf-8")
         program = Path(sys.executable).parent / "slottables"
-        with (bed.folder / "tables.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [program, "run", "--config", config, "--json"], stdout=subprocess.PIPE, stderr=log
-            )
-        self._reader = threading.Thread(target=self._read)
+        self._process = bed.spawn("slottables", [program, "run", "--config", config, "--json"])
+        self._log = bed.processes.log_path("slottables").open("rb")
+        self._stopped = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def stop(self) -> None:
         """SIGTERM; it must end with 0."""
-        self._process.terminate()
-        code = self._process.wait(timeout=_TIMEOUT_S)
+        code = self._bed.processes.stop(self._process, grace_s=_TIMEOUT_S)
+        self._stopped.set()
         self._reader.join()
         assert code == 0, f"slottables ended with {code}"
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        line = b""
+        while not self._stopped.is_set():
+            line += self._log.readline()
+            if not line.endswith(b"\n"):
+                self._stopped.wait(_LOOK_INTERVAL_S)
+                continue
             if line.startswith(b'{"epoch"'):
                 self.epochs.append((parse_lsn(json.loads(line)["commit_lsn"]), time.time()))
+            line = b""
 
 
 def main() -> None:
@@ -68,17 +72,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rate", type=int, default=100, help="pgbench's transactions per second")
     parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--warm-up-seconds", type=int, default=60, help="the same load before it")
     options = parser.parse_args()
     os.environ["JAVA_HOME"] = str(find_java_home())
     with tempfile.TemporaryDirectory(prefix="slotbridge-bench-") as name:
         Path(name).chmod(0o755)
         with Bed(Path(name) / "bed", synchronous=False, lazy=True) as bed:
             bed.start("pair", "kafka")
-            found = measure(bed, rate=options.rate, seconds=options.seconds)
+            found = measure(bed, options.rate, options.seconds, options.warm_up_seconds)
     sys.stdout.write(json.dumps(found) + "\n")
 
 
-def measure(bed: Bed, *, rate: int, seconds: int) -> dict[str, Any]:
+def measure(bed: Bed, rate: int, seconds: int, warm_up_s: int) -> dict[str, Any]:
     """Ages of the transactions of `seconds`, after a warm-up at the same rate."""
     conninfo = bed.primary.conninfo(bed.dbname)
     bed.primary.run_tool("pgbench", ["-i", "-q", "-I", "dtgp", conninfo])
@@ -86,8 +91,7 @@ def measure(bed: Bed, *, rate: int, seconds: int) -> dict[str, Any]:
     bridge.start()
     tables = Tables(bed)
     try:
-        seconds_all = seconds + int(_WARM_UP_S)
-        load = ["-n", "-c", "2", "-R", str(rate), "-T", str(seconds_all), conninfo]
+        load = ["-n", "-c", "2", "-R", str(rate), "-T", str(seconds + warm_up_s), conninfo]
         begun = time.time()
         bed.primary.run_tool("pgbench", load)
         with bridge.connect() as connection:
@@ -105,11 +109,12 @@ def measure(bed: Bed, *, rate: int, seconds: int) -> dict[str, Any]:
     ages = sorted(
         next(at for lsn, at in tables.epochs if lsn >= end) - committed_at
         for end, committed_at in ends
-        if committed_at - begun > _WARM_UP_S
+        if committed_at - begun > warm_up_s
     )
-    epochs = [at for _, at in tables.epochs if at - begun > _WARM_UP_S]
+    epochs = [at for _, at in tables.epochs if at - begun > warm_up_s]
     return {
         "transactions_per_s": rate,
+        "warm_up_s": warm_up_s,
         "transactions": len(ages),
         "epochs": len(epochs),
         "median_s": round(statistics.median(ages), 2),
