@@ -212,6 +212,7 @@ class ProgressRecord(_Contract):
     `counts` events by table (`schema.table`, of logical messages under ``""``).
     `ahead_lsn`, where it is beyond `end_lsn`: how far the slot may be confirmed before the next
     record, over WAL that has no events (only while commits wait for the bridge).
+    `producer`: which of the bridge's two has written it (services/bridge/kafka/turns.py).
     """
 
     slot: str
@@ -223,6 +224,7 @@ class ProgressRecord(_Contract):
     ts_ms: int
     counts: dict[str, int] = {}
     ahead_lsn: int = 0
+    producer: int = 0
 
 
 class PreparedKey(_Contract):

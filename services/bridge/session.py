@@ -26,7 +26,7 @@ from services.bridge.events.relations import Relations, warn_of_unmatched
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.failpoints import reach
-from services.bridge.kafka.hanging import settle
+from services.bridge.kafka.hanging import require_told, settle
 from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.publishing import Publishing
 from services.bridge.kafka.refused import Refused
@@ -126,6 +126,7 @@ class Session:
             slot,
             self._refused,
             while_waiting=self._feedback.while_waiting,
+            on_disturbance=lambda: require_told(topics, slot, self._feedback.while_waiting),
         )
         publishing = self._publishing = Publishing(
             producer,
@@ -139,6 +140,7 @@ class Session:
         reach("fenced")
         settle(topics, producer, primary, slot, self._feedback.while_waiting)
         record = topics.last_progress(slot)
+        producer.follow(record)
         connection = self._connection = ReplicationConnection(
             primary.conninfo,
             slot,

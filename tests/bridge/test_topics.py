@@ -14,7 +14,7 @@ from services.bridge.kafka.topics import Topics
 from tests.providers.interface import Broker
 
 
-def record(end_lsn: int) -> ProgressRecord:
+def record(end_lsn: int, producer: int = 0) -> ProgressRecord:
     return ProgressRecord(
         slot="mine",
         system_identifier="1",
@@ -23,6 +23,7 @@ def record(end_lsn: int) -> ProgressRecord:
         end_lsn=end_lsn,
         seq=0,
         ts_ms=0,
+        producer=producer,
     )
 
 
@@ -55,7 +56,7 @@ def test_an_open_transaction_of_another_bridge_hides_no_progress(
         with pytest.raises(StillRunning):
             found.result(2)
         other.abort_transaction(30)
-        assert found.result(30) == record(200)
+        assert found.result(30) == record(200, producer=1)
 
 
 def test_a_foreign_record_is_named(kafka: Broker, topic_prefix: str) -> None:

@@ -1,30 +1,34 @@
 """Ends transactions that Kafka has decided without telling every partition.
 
-A broker that dies between its coordinator's decision and the markers may take the transaction for
-complete when it comes back (seen with 4.3.0: one SIGKILL in ten under load). Its records then hide
-for ever, from readers of committed ones, all that follows them. Kafka's own remedy is an operator
-with `kafka-transactions.sh abort`, which loses what was decided to be committed.
+A coordinator writes the markers of a transaction that it has decided, and then takes it for
+complete. Kafka 4.3.0 to 4.4.0 skip the markers of partitions that have no leader at that moment, as
+if they were deleted (KAFKA-20734): of all partitions, where a broker without replicas elsewhere
+stops or dies (seen: one stop in ten to forty under load). What is not marked hides for ever, from
+readers of committed records, all that follows it. Kafka's own remedy is an operator with
+`kafka-transactions.sh abort`, which loses what was decided to be committed.
 
 A marker of the same producer id ends it as well. So at the start of a session, when no transaction
 of ours can be open, every partition that stays unstable gets one record that means nothing, and
 
-    commit   where a witness shows that Kafka had decided so: the origin is beyond the last visible
-             progress record, the slot is beyond what that announces or was told of all that the
-             first hidden one has, some partition shows events beyond the visible one, or that
-             covers what is hidden
+    commit   where its events are among what the last visible progress record covers, or where a
+             witness shows that Kafka had decided so: the origin is beyond that record, the slot is
+             beyond what it announces or was told of all that the first hidden one has, some
+             partition shows events beyond it
     abort    else: the slot sends again what it had
 
-Committed, that record is a tombstone of a key that no table has. What other producers have open is
-left alone, or none the worse for a marker of ours.
+of the producer that has written it (`turns`; of both where that is not known). Committed, that
+record is a tombstone of a key that no table has. What other producers have open is left alone, or
+none the worse for a marker of ours.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Final, NamedTuple
 
 import structlog
 
+from schemas.errors import ExitCode, Retryable
 from schemas.events import (
     SETTLED_KEY,
     PreparedKey,
@@ -35,6 +39,7 @@ from schemas.events import (
 from services.bridge.events.event import Event
 from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.topics import Topics
+from services.bridge.kafka.turns import BOTH
 from services.bridge.postgres.database import Primary
 from services.kafka.records import READ_DEADLINE_S, parse_record
 
@@ -44,6 +49,7 @@ PATIENCE_S: Final = 1.5
 """A partition whose last stable offset stays the same for so long is taken for stuck."""
 _LOOK_S: Final = 0.25
 _TAIL_RECORDS: Final = 20
+_ROUNDS_MAX: Final = 6
 Partition = tuple[str, int]
 
 
@@ -54,6 +60,14 @@ class Place(NamedTuple):
     seq: int
 
 
+class Ending(NamedTuple):
+    """Which partitions are told, how it was decided, and by which of the two producers."""
+
+    partitions: Mapping[Partition, int]
+    turns: tuple[int, ...]
+    commit: bool
+
+
 def settle(
     topics: Topics,
     producer: TransactionalProducer,
@@ -62,41 +76,115 @@ def settle(
     while_waiting: Callable[[], None],
 ) -> None:
     """End what hangs in the topics of the prefix. `producer` has begun its session."""
-    stuck = _stuck(topics, while_waiting)
-    if not stuck:
-        return
-    ours, hidden, record = _ours(topics, slot, stuck)
-    if not ours:
-        logger.info("transactions of other producers are open", partitions=_names(stuck))
-        return
-    record_at = ours.get((progress_topic(topics.prefix), 0))
-    last = topics.last_progress(slot, until=record_at)
-    if record_at is None:
-        commit = was_committed(last, hidden=hidden)
-    else:
-        found = primary.slot()
-        commit = was_committed(
-            last,
-            record,
-            confirmed_lsn=(found.confirmed_flush_lsn if found is not None else None) or 0,
-            origin_lsn=primary.origin_lsn() or 0,
-            shown=_shown(topics, stuck),
+    tried: set[Partition] = set()
+    for _ in range(_ROUNDS_MAX):
+        stuck = _stuck(topics, while_waiting)
+        if not stuck:
+            return
+        ours, record = _ours(topics, slot, stuck)
+        if not ours:
+            logger.info("transactions of other producers are open", partitions=_names(stuck))
+            return
+        last = topics.last_progress(slot, until=stuck.get((progress_topic(topics.prefix), 0)))
+        commit = (
+            None
+            if covered(ours, last)
+            else _was_committed(topics, primary, slot, last, record, stuck)
         )
-    ending = ours if commit else stuck  # an abort leaves nothing that could be seen
+        ending = how_to_end(ours, stuck, last, record, tried, commit=commit)
+        tried |= {*ending.partitions}
+        _end(topics, producer, ending)
+    raise Retryable(
+        f"transactions stay open that Kafka has decided: {_names(stuck)}",
+        operation="end hanging transactions",
+        subject=f"slot {slot}",
+        hint="the bridge tries again; `kafka-transactions.sh find-hanging` tells more",
+        exit_code=ExitCode.KAFKA_UNREACHABLE,
+    )
+
+
+def require_told(topics: Topics, slot: str, while_waiting: Callable[[], None]) -> None:
+    """Raise Retryable where something of ours hangs; no transaction of ours is open.
+
+    After the loss of a broker: before the producer of the last transaction but one writes again.
+    """
+    stuck = _stuck(topics, while_waiting)
+    if stuck and _ours(topics, slot, stuck)[0]:
+        raise Retryable(
+            f"Kafka has decided a transaction without telling {_names(stuck)}",
+            operation="begin a Kafka transaction",
+            subject=f"slot {slot}",
+            hint="the next session ends it",
+            exit_code=ExitCode.KAFKA_UNREACHABLE,
+        )
+
+
+def _was_committed(
+    topics: Topics,
+    primary: Primary,
+    slot: str,
+    last: ProgressRecord | None,
+    record: ProgressRecord | None,
+    stuck: Mapping[Partition, int],
+) -> bool:
+    found = primary.slot()
+    return was_committed(
+        last,
+        record,
+        confirmed_lsn=(found.confirmed_flush_lsn if found is not None else None) or 0,
+        origin_lsn=primary.origin_lsn() or 0,
+        shown=_shown(topics, stuck),
+    )
+
+
+def _end(topics: Topics, producer: TransactionalProducer, ending: Ending) -> None:
     logger.warning(
         "Kafka has left a transaction open after deciding it: ending it",
-        decision="commit" if commit else "abort",
-        partitions=_names(ending),
+        decision="commit" if ending.commit else "abort",
+        partitions=_names(ending.partitions),
     )
     prepared = prepared_topic(topics.prefix)
     nothing = PreparedKey(slot="", gid="", part=0).model_dump_json().encode()
     producer.settle(
         {
             (topic, partition): Event(topic, nothing if topic == prepared else SETTLED_KEY, None)
-            for topic, partition in ending
+            for topic, partition in ending.partitions
         },
-        commit=commit,
+        ending.turns,
+        commit=ending.commit,
     )
+
+
+def covered(ours: Mapping[Partition, Place | None], last: ProgressRecord | None) -> list[Partition]:
+    """The partitions that hide what the last visible record covers: it was committed. Pure."""
+    return [where for where, place in ours.items() if place is not None and has(last, place)]
+
+
+def how_to_end(
+    ours: Mapping[Partition, Place | None],
+    stuck: Mapping[Partition, int],
+    last: ProgressRecord | None,
+    record: ProgressRecord | None,
+    tried: Set[Partition],
+    *,
+    commit: bool | None,
+) -> Ending:
+    """What to do first. Pure.
+
+    `stuck`: partition -> offset, of anyone; `ours` of them hide records of this bridge, from the
+    given place on, and the progress topic `record`. `tried` were committed before and are here
+    again. `commit`: what the witnesses say, needed where nothing is covered by `last`.
+    """
+    if found := covered(ours, last):
+        assert last is not None
+        partitions = found if record is not None else [*ours]
+        # It is of the transaction of `last`, or of the one before, which was the other's.
+        turn = 1 - last.producer if tried >= {*partitions} else last.producer
+        return Ending({where: stuck[where] for where in partitions}, (turn,), commit=True)
+    if not commit:  # of which nothing could be seen
+        return Ending(stuck, BOTH, commit=False)
+    turns = BOTH if record is None else (record.producer,)
+    return Ending({where: stuck[where] for where in ours}, turns, commit=True)
 
 
 def has(last: ProgressRecord | None, place: Place) -> bool:
@@ -114,13 +202,12 @@ def was_committed(
     confirmed_lsn: int = 0,
     origin_lsn: int = 0,
     shown: Iterable[Place] = (),
-    hidden: Iterable[Place] = (),
 ) -> bool:
     """Whether a witness shows that Kafka had decided to commit what hangs. Pure.
 
     `last`: the last visible record, `hanging`: the first that is not. `confirmed_lsn`,
     `origin_lsn`: how far the slot and the origin have been told. `shown`: places of the last
-    visible events; `hidden`: of the first ones that are not.
+    visible events.
 
     Where commits wait, the slot is told of what was announced: but of a position with events only
     once Kafka had committed them, so also of the end of a record that covers whole transactions.
@@ -133,18 +220,18 @@ def was_committed(
         or origin_lsn > recorded
         or confirmed_lsn > announced
         or any(not has(last, place) for place in shown)
-        or any(has(last, place) for place in hidden)
     )
 
 
 def place_of(value: bytes | None, prefix: str) -> Place | None:
-    """Where the event of a record stands; None for what is no event of `prefix`. Pure."""
+    """Where the event of a record stands, or a PREPARE; None for what is none of `prefix`. Pure."""
     try:
         document = json.loads(value or b"null")
         said = document.get("source", document)
         if said.get("name", prefix) != prefix:
             return None
-        return Place(int(said["commit_lsn"]), int(said.get("seq", 0)))
+        lsn = said["commit_lsn"] if "commit_lsn" in said else said["prepare_lsn"]
+        return Place(int(lsn), int(said.get("seq", 0)))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -162,28 +249,29 @@ def _stuck(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition,
 
 def _ours(
     topics: Topics, slot: str, stuck: Mapping[Partition, int]
-) -> tuple[dict[Partition, int], list[Place], ProgressRecord | None]:
-    """Those that hide records of this bridge, the places of the first events that they hide, and
-    the first progress record."""
-    progress, own = progress_topic(topics.prefix), topics.own()
-    ours: dict[Partition, int] = {}
-    places = []
+) -> tuple[dict[Partition, Place | None], ProgressRecord | None]:
+    """Those that hide records of this bridge, with the place of the first event that each hides,
+    and the first progress record."""
+    progress, prepared = progress_topic(topics.prefix), prepared_topic(topics.prefix)
+    own = topics.own()
+    ours: dict[Partition, Place | None] = {}
     record = None
     for (topic, partition), offset in stuck.items():
         with topics.reader(topic, partition, committed=False) as reader:
-            for at, key, value in reader.first_from(offset):
-                place = place_of(value, topics.prefix)
-                if topic == progress:
-                    is_ours, place = key == slot.encode(), None
-                    if is_ours and value is not None:
-                        record = parse_record(ProgressRecord, topic, at, value)
-                else:
-                    is_ours = topic in own or place is not None
-                if is_ours:
-                    ours[topic, partition] = offset
-                if place is not None:
-                    places.append(place)
-    return ours, places, record
+            records = reader.first_from(offset)
+            if topic == prepared:  # the part that tells the LSN is the last one
+                deadline = time.monotonic() + READ_DEADLINE_S
+                records = list(reader.between(offset, reader.bounds()[1], deadline))
+        places = (place_of(value, topics.prefix) for _, _, value in records)
+        place = next(filter(None, places), None)
+        if topic != progress:
+            if topic in own or place is not None:
+                ours[topic, partition] = place
+        elif records and records[0][1] == slot.encode():
+            ours[topic, partition] = None
+            at, _, value = records[0]
+            record = parse_record(ProgressRecord, topic, at, value) if value is not None else None
+    return ours, record
 
 
 def _shown(topics: Topics, stuck: Mapping[Partition, int]) -> Iterable[Place]:

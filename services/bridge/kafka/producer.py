@@ -7,12 +7,12 @@ this object; a new one's `begin_session` aborts what was open and fences what is
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.events import ProgressRecord, progress_topic
@@ -32,17 +32,16 @@ from services.bridge.kafka.refused import (
     refusal,
 )
 from services.bridge.kafka.topics import Topics
+from services.bridge.kafka.turns import INIT_TIMEOUT_S, Turns
 from services.kafka.client import (
     RECORD_REFUSALS,
     TOPIC_REFUSALS,
     TopicRefused,
     kafka_error,
-    make_client,
 )
 
 logger = structlog.get_logger(__name__)
 
-INIT_TIMEOUT_S: Final = 30.0
 COMMIT_ATTEMPT_S: Final = 1.0
 _BREATH_EVENTS: Final = 2_000
 _QUEUE_FULL_PAUSE_S: Final = 0.1
@@ -70,7 +69,10 @@ class TransactionalProducer:
         refused: Refused | None = None,
         *,
         while_waiting: Callable[[], None] = lambda: None,
+        on_disturbance: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_disturbance` is called before a transaction begins, where a broker was lost since."""
+        self._on_disturbance = on_disturbance
         self._while_waiting = while_waiting
         self._cancelled = threading.Event()
         self._topics = topics
@@ -85,7 +87,8 @@ class TransactionalProducer:
         self._limits = topics.message_bytes_max(*self._refused.topics)
         self._message_bytes_max = int(kafka.options.get("message.max.bytes", MESSAGE_BYTES_MAX))
         options = producer_options(kafka, bridge, slot, self._limits.values(), self._careful)
-        self._producer = make_client(Producer, options)
+        self._turns = Turns(options, subject=self._subject)
+        self._producer = self._turns.current
         self._ready: set[str] = {self._progress_topic}
         self._denied: dict[str, TopicRefused] = {}
         self._dead: Counter[tuple[str, str]] = Counter()
@@ -98,26 +101,33 @@ class TransactionalProducer:
 
     def begin_session(self) -> None:
         """init_transactions: fence other producers of this slot and end what they left open."""
-        try:
-            self._producer.init_transactions(INIT_TIMEOUT_S)
-        except KafkaException as error:
-            raise kafka_error(error, "init transactions", self._subject) from error
+        self._turns.begin_session()
 
-    def settle(self, records: Mapping[tuple[str, int], Event], *, commit: bool) -> None:
-        """Write one record into each (topic, partition), and commit or abort: a marker of this
-        producer id also ends what an earlier session of it has left open there.
+    def follow(self, record: ProgressRecord | None) -> None:
+        """The next Kafka transaction comes after that of `record`, the last one that is visible."""
+        self._turns.follow(record)
+        self._producer = self._turns.current
+
+    def settle(
+        self, records: Mapping[tuple[str, int], Event], turns: Iterable[int], *, commit: bool
+    ) -> None:
+        """Write one record into each (topic, partition), and commit or abort, as the producer of
+        each of `turns`: its marker also ends what an earlier session of it has left open there.
         """
-        self._begin()
-        for (topic, partition), event in records.items():
-            self._produce(event, partition, NOWHERE, None)
-            self._ready.add(topic)
-        try:
-            self._producer.flush(INIT_TIMEOUT_S)
-            end = self._producer.commit_transaction if commit else self._producer.abort_transaction
-            end(INIT_TIMEOUT_S)
-        except KafkaException as error:
-            raise kafka_error(error, "end hanging transactions", self._subject) from error
-        self.open = False
+        for turn in turns:
+            self._turns.turn = turn
+            self._producer = self._turns.current
+            self.begin()
+            for (topic, partition), event in records.items():
+                self._produce(event, partition, NOWHERE, None)
+                self._ready.add(topic)
+            one = self._producer
+            try:
+                one.flush(INIT_TIMEOUT_S)
+                (one.commit_transaction if commit else one.abort_transaction)(INIT_TIMEOUT_S)
+            except KafkaException as error:
+                raise kafka_error(error, "end hanging transactions", self._subject) from error
+            self.open = False
 
     def send(self, events: Sequence[Event], origins: Origins | None = None) -> None:
         """Add `events`, which are of `origins`, to the open Kafka transaction, begun if need be.
@@ -126,7 +136,7 @@ class TransactionalProducer:
         can't be sent goes to the dead letters if the settings say so; else it raises BadInput
         (RECORD_REFUSED) or SetupError that names it.
         """
-        self._begin()
+        self.begin()
         if origins is not None:
             self._sent_until = max(self._sent_until, origins.last_lsn)
         events, count = list(events), len(events)
@@ -168,7 +178,8 @@ class TransactionalProducer:
 
         May run in a thread of its own; `cancel` ends it early.
         """
-        self._begin()
+        self.begin()
+        record = record.model_copy(update={"producer": self._turns.turn})
         value = record.model_dump_json().encode()
         self._produce(Event(self._progress_topic, self._slot.encode(), value), 0, NOWHERE, None)
         deadline = time.monotonic() + self._deadline_s
@@ -182,6 +193,8 @@ class TransactionalProducer:
                     raise self._failed(error, "commit to Kafka", self._subject) from error
             else:
                 self.open = False
+                self._turns.pass_on()
+                self._producer = self._turns.current
                 break
         self._tell_dead_letters()
         if self._careful and not record.seq:
@@ -201,8 +214,13 @@ class TransactionalProducer:
                 self.open = False  # the next session's begin_session aborts it
         self.open = False
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Open a Kafka transaction, if none is."""
         if not self.open:
+            self._turns.hear()
+            if self._turns.disturbed:
+                self._turns.disturbed = False
+                self._on_disturbance()
             try:
                 self._producer.begin_transaction()
             except KafkaException as error:

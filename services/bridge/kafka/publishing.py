@@ -201,6 +201,7 @@ class Publishing:
     def _begin_commit(self) -> None:
         """Commit the open Kafka transaction with its progress record, in the other thread."""
         record = self._record = self._record_of(self._ledger.published, self._counts)
+        self._producer.begin()
         self._started = time.monotonic()
         reach("before kafka commit")
         self._committing = self._pool.submit(self._producer.commit, record)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from confluent_kafka import Producer
 
 from services.local.kafka import KafkaBroker
 from services.local.pair import alter_system
@@ -133,6 +134,37 @@ def test_where_commits_wait_the_slot_tells_it_too(
     assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
     _tell(conninfo, bridge, end_lsn)
     own_kafka.start()
+    bridge.start()
+    await_session(bridge, 3)
+    assert "decision=commit" in bridge.output
+    assert_intact(bridge, load, conninfo)
+
+
+def test_the_next_transaction_is_aborted_and_does_not_take_it_along(
+    conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
+) -> None:
+    """The bridge had begun it, with its other producer, before it and the broker died."""
+    bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
+    load.more(20)
+    bridge.kill()
+    load.more(20)
+    since_ms = int(time.time() * 1000)
+    _commit_once(bridge)
+    record = bridge.progress()[-1]
+    own_kafka.kill()
+    names = forget_markers(own_kafka, bridge.prefix, since_ms, is_any)
+    _tell(conninfo, bridge, record.end_lsn)
+    own_kafka.start()
+    name = f"slotbridge.{bridge.prefix}.{bridge.slot}" + ("", ".2")[1 - record.producer]
+    following = Producer(
+        {"bootstrap.servers": own_kafka.bootstrap_servers, "transactional.id": name}
+    )
+    following.init_transactions(30)
+    following.begin_transaction()
+    for place in names:
+        topic, _, partition = place.rpartition("-")
+        following.produce(f"{bridge.prefix}.{topic}", b"{}", b"{}", partition=int(partition))
+    assert following.flush(30) == 0
     bridge.start()
     await_session(bridge, 3)
     assert "decision=commit" in bridge.output
