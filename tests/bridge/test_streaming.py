@@ -1,6 +1,7 @@
 """The bridge on a live database: what is created, streamed, confirmed and left behind."""
 
 import random
+import signal
 import threading
 
 import psutil
@@ -110,18 +111,15 @@ def test_a_large_transaction_leaves_in_parts_and_resumes_in_the_middle(
     conninfo = pair.primary.conninfo(fresh_database)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-        bridge = new_bridge(conninfo, transaction_bytes_max=2**18).start().streaming()
+        bridge = new_bridge(conninfo, transaction_bytes_max=2**18)
+        bridge.start(SLOTBRIDGE_FAILPOINT="between parts:3").streaming()
         connection.execute(
             "INSERT INTO t SELECT g, repeat('x', 50) FROM generate_series(1, 40000) g"
         )
-        for parts in (3, 12):
-            eventually(
-                lambda parts=parts: sum(1 for r in bridge.progress() if r.seq) >= parts,  # type: ignore[misc]
-                what=f"{parts} parts are in Kafka",
-            )
-            bridge.kill()
-            assert bridge.progress()[-1].seq, "killed too late to be in the middle"
-            bridge.start()
+        for following in ({"SLOTBRIDGE_FAILPOINT": "between parts:9"}, {}):
+            assert bridge.exit_code() == -signal.SIGKILL
+            assert bridge.progress()[-1].seq, "it is in the middle"
+            bridge.start(**following)
         bridge.streaming().caught_up()
         assert bridge.stop() == 0
         bridge.assert_kafka_equals(conninfo, "t")

@@ -41,7 +41,7 @@ from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.topics import Topics
 from services.bridge.kafka.turns import BOTH
 from services.bridge.postgres.database import Primary
-from services.kafka.records import READ_DEADLINE_S, parse_record
+from services.kafka.records import READ_DEADLINE_S, REQUEST_TIMEOUT_S, parse_record
 
 logger = structlog.get_logger(__name__)
 
@@ -49,7 +49,8 @@ PATIENCE_S: Final = 1.5
 """A partition whose last stable offset stays the same for so long is taken for stuck."""
 _LOOK_S: Final = 0.25
 _TAIL_RECORDS: Final = 20
-_ROUNDS_MAX: Final = 6
+_ROUNDS_MAX: Final = 4
+"""Two transactions may hang, each of either producer; what then stays is not ours."""
 Partition = tuple[str, int]
 
 
@@ -83,8 +84,7 @@ def settle(
             return
         ours, record = _ours(topics, slot, stuck)
         if not ours:
-            logger.info("transactions of other producers are open", partitions=_names(stuck))
-            return
+            break
         last = topics.last_progress(slot, until=stuck.get((progress_topic(topics.prefix), 0)))
         commit = (
             None
@@ -94,13 +94,7 @@ def settle(
         ending = how_to_end(ours, stuck, last, record, tried, commit=commit)
         tried |= {*ending.partitions}
         _end(topics, producer, ending)
-    raise Retryable(
-        f"transactions stay open that Kafka has decided: {_names(stuck)}",
-        operation="end hanging transactions",
-        subject=f"slot {slot}",
-        hint="the bridge tries again; `kafka-transactions.sh find-hanging` tells more",
-        exit_code=ExitCode.KAFKA_UNREACHABLE,
-    )
+    logger.info("transactions of other producers are open", partitions=_names(stuck))
 
 
 def require_told(topics: Topics, slot: str, while_waiting: Callable[[], None]) -> None:
@@ -237,14 +231,27 @@ def place_of(value: bytes | None, prefix: str) -> Place | None:
 
 
 def _stuck(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition, int]:
-    found = topics.unstable()
+    found = _unstable(topics, while_waiting)
     until = time.monotonic() + PATIENCE_S
     while found and time.monotonic() < until:
         time.sleep(_LOOK_S)
         while_waiting()
-        now = topics.unstable()
+        now = _unstable(topics, while_waiting)
         found = {place: at for place, at in found.items() if now.get(place) == at}
     return found
+
+
+def _unstable(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition, int]:
+    """A broker that was lost may come again within the deadline."""
+    deadline = time.monotonic() + REQUEST_TIMEOUT_S
+    while True:
+        try:
+            return topics.unstable()
+        except Retryable:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_LOOK_S)
+        while_waiting()
 
 
 def _ours(

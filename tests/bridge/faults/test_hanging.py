@@ -19,6 +19,7 @@ from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import Load, assert_intact, await_session
 from tests.bridge.running import Bridge
 from tests.providers.interface import Provider
+from tests.providers.proxy import Proxy
 from tests.providers.waiting import eventually
 
 HEADER = struct.Struct(">qiibihiqq")
@@ -168,6 +169,33 @@ def test_the_next_transaction_is_aborted_and_does_not_take_it_along(
     bridge.start()
     await_session(bridge, 3)
     assert "decision=commit" in bridge.output
+    assert_intact(bridge, load, conninfo)
+
+
+def test_after_the_loss_of_a_broker_it_looks_before_it_goes_on(
+    conninfo: str, load: Load, own_kafka: KafkaBroker, to_kafka: Proxy, new_bridge: NewBridge
+) -> None:
+    """What another producer has open in a topic of its own looks like what hangs."""
+    options = {"bootstrap.servers": f"127.0.0.1:{to_kafka.port}"}
+    bridge = new_bridge(conninfo, broker=own_kafka, options=options).start().streaming()
+    load.more(20)
+    to_kafka.cut()
+    to_kafka.heal()
+    load.more(20)
+    bridge.caught_up(conninfo)
+    assert bridge.sessions == 1, bridge.output
+    other = Producer(
+        {"bootstrap.servers": own_kafka.bootstrap_servers, "transactional.id": bridge.prefix}
+    )
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(f"{bridge.prefix}.transaction", b"{}", b"{}")
+    assert other.flush(30) == 0
+    to_kafka.cut()
+    to_kafka.heal()
+    eventually(lambda: "without telling" in bridge.output, what="it looks")
+    other.abort_transaction(30)
+    await_session(bridge, 2)
     assert_intact(bridge, load, conninfo)
 
 

@@ -49,9 +49,9 @@ class Scene:
         """`ALTER PUBLICATION <the bridge's> <text>`."""
         self.run(f"ALTER PUBLICATION {self.bridge.publication} {text}")
 
-    def start(self) -> None:
+    def start(self, **environment: str) -> None:
         """The bridge streams."""
-        self.bridge.start().streaming()
+        self.bridge.start(**environment).streaming()
 
     def finish(self, *, unknown: int = 0, where: Mapping[str, str] | None = None) -> Copy:
         """Kafka has everything, and it makes the tables that the publication has."""
