@@ -91,9 +91,10 @@ def measure(bed: Bed, rate: int, seconds: int, warm_up_s: int) -> dict[str, Any]
     bridge.start()
     tables = Tables(bed)
     try:
-        load = ["-n", "-c", "2", "-R", str(rate), "-T", str(seconds + warm_up_s), conninfo]
+        seconds_all = warm_up_s + seconds
+        load = ["-n", "-c", "2", "-R", str(rate), "-T", str(seconds_all), conninfo]
         begun = time.time()
-        bed.primary.run_tool("pgbench", load)
+        bed.primary.run_tool("pgbench", load, timeout_s=seconds_all + _TIMEOUT_S)
         with bridge.connect() as connection:
             bridge.caught_up(connection, timeout_s=_TIMEOUT_S)
         ends = _transactions(bed)
