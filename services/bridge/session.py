@@ -12,6 +12,7 @@ progress record, exactly as after a crash.
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -126,7 +127,7 @@ class Session:
             slot,
             self._refused,
             while_waiting=self._feedback.while_waiting,
-            on_disturbance=lambda: require_told(topics, slot, self._feedback.while_waiting),
+            on_disturbance=partial(require_told, topics, slot, self._feedback.while_waiting),
         )
         publishing = self._publishing = Publishing(
             producer,

@@ -47,6 +47,7 @@ logger = structlog.get_logger(__name__)
 
 PATIENCE_S: Final = 1.5
 """A partition whose last stable offset stays the same for so long is taken for stuck."""
+_SOON_S: Final = 0.02
 _LOOK_S: Final = 0.25
 _TAIL_RECORDS: Final = 20
 _ROUNDS_MAX: Final = 4
@@ -231,10 +232,12 @@ def place_of(value: bytes | None, prefix: str) -> Place | None:
 
 
 def _stuck(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition, int]:
+    """Soon asked again: markers that are being written take some milliseconds."""
     found = _unstable(topics, while_waiting)
-    until = time.monotonic() + PATIENCE_S
+    until, pause_s = time.monotonic() + PATIENCE_S, _SOON_S
     while found and time.monotonic() < until:
-        time.sleep(_LOOK_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LOOK_S)
         while_waiting()
         now = _unstable(topics, while_waiting)
         found = {place: at for place, at in found.items() if now.get(place) == at}

@@ -218,8 +218,8 @@ class TransactionalProducer:
         """Open a Kafka transaction, if none is."""
         if not self.open:
             self._turns.hear()
-            if self._turns.disturbed:
-                self._turns.disturbed = False
+            if self._turns.trouble.seen:
+                self._turns.trouble.seen = False
                 self._on_disturbance()
             try:
                 self._producer.begin_transaction()

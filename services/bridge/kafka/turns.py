@@ -20,24 +20,36 @@ _SUFFIXES: Final = ("", ".2")
 """Of the transactional ids; a slot's name has no dot."""
 
 
+class Trouble:
+    """Hears of lost brokers. The producers refer to nothing else: they end with their session."""
+
+    def __init__(self, tell: Callable[[KafkaError], None]) -> None:
+        """`tell` hears it too."""
+        self._tell = tell
+        self.seen = False
+        """Whether there was any since this was last set to False."""
+
+    def __call__(self, error: KafkaError) -> None:
+        """As librdkafka's error_cb."""
+        self.seen = True
+        self._tell(error)
+
+
 class Turns:
     """One session's two producers. Each Kafka transaction that commits is the other one's turn."""
 
     def __init__(self, options: Mapping[str, Any], *, subject: str) -> None:
         """`options`: of a producer; its `transactional.id` is the first one's."""
         self._subject = subject
-        self._tell: Callable[[KafkaError], None] = options["error_cb"]
+        self.trouble = Trouble(options["error_cb"])
         name = options["transactional.id"]
         self._both = [
             make_client(
-                Producer,
-                {**options, "transactional.id": name + suffix, "error_cb": self._trouble},
+                Producer, {**options, "transactional.id": name + suffix, "error_cb": self.trouble}
             )
             for suffix in _SUFFIXES
         ]
         self.turn = 0
-        self.disturbed = False
-        """Whether a broker was lost since this was last set to False."""
 
     @property
     def current(self) -> Producer:
@@ -64,7 +76,3 @@ class Turns:
         """Serve what the clients' threads have to tell."""
         for producer in self._both:
             producer.poll(0)
-
-    def _trouble(self, error: KafkaError) -> None:
-        self.disturbed = True
-        self._tell(error)
