@@ -94,9 +94,7 @@ def test_what_kafka_left_open_is_ended_as_it_was_decided(
     bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
     load.more(20)
     bridge.kill()
-    load.more(20)
-    since_ms = int(time.time() * 1000)
-    _commit_once(bridge)
+    since_ms = _commit_once(bridge, load)
     end_lsn = bridge.progress()[-1].end_lsn
     own_kafka.kill()
     names = forget_markers(own_kafka, bridge.prefix, since_ms, forgotten)
@@ -126,9 +124,7 @@ def test_where_commits_wait_the_slot_tells_it_too(
     finally:
         alter_system(pair.primary, "synchronous_standby_names", before[0])
     announced = bridge.progress()[-1].ahead_lsn
-    load.more(20)
-    since_ms = int(time.time() * 1000)
-    _commit_once(bridge)
+    since_ms = _commit_once(bridge, load)
     end_lsn = bridge.progress()[-1].end_lsn
     assert end_lsn < announced
     own_kafka.kill()
@@ -148,9 +144,7 @@ def test_the_next_transaction_is_aborted_and_does_not_take_it_along(
     bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
     load.more(20)
     bridge.kill()
-    load.more(20)
-    since_ms = int(time.time() * 1000)
-    _commit_once(bridge)
+    since_ms = _commit_once(bridge, load)
     record = bridge.progress()[-1]
     own_kafka.kill()
     names = forget_markers(own_kafka, bridge.prefix, since_ms, is_any)
@@ -199,10 +193,16 @@ def test_after_the_loss_of_a_broker_it_looks_before_it_goes_on(
     assert_intact(bridge, load, conninfo)
 
 
-def _commit_once(bridge: Bridge) -> None:
-    """It ends right after its first commit, of all that has gathered; the slot knows nothing."""
+def _commit_once(bridge: Bridge, load: Load) -> int:
+    """It ends right after its first commit, of all that has gathered; the slot knows nothing.
+
+    Returns when it started (ms since 1970).
+    """
+    load.more(20)
+    since_ms = int(time.time() * 1000)
     bridge.start(SLOTBRIDGE_FAILPOINT="after kafka commit:1")
     bridge.exit_code()
+    return since_ms
 
 
 def _tell(conninfo: str, bridge: Bridge, lsn: int) -> None:
