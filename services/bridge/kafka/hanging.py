@@ -245,7 +245,7 @@ def _stuck(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition,
 
 
 def _unstable(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition, int]:
-    """A broker that was lost may come again within the deadline."""
+    """A broker that was lost may come again within the deadline, with partitions of a new epoch."""
     deadline = time.monotonic() + REQUEST_TIMEOUT_S
     while True:
         try:
@@ -255,6 +255,7 @@ def _unstable(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partiti
                 raise
         time.sleep(_LOOK_S)
         while_waiting()
+        topics.refresh()
 
 
 def _ours(

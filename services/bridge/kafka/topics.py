@@ -81,7 +81,7 @@ class Topics:
 
     def prepare(self) -> None:
         """Make the bridge's own topics. Raises Retryable when no broker answers."""
-        self._refresh()
+        self.refresh()
         prefix = self.prefix
         for name in (progress_topic(prefix), schema_topic(prefix)):
             self._ensure(name, partitions=1, compacted=True)
@@ -99,7 +99,7 @@ class Topics:
 
     def there(self, topic: str) -> bool:
         """Whether the broker has it; it is not made."""
-        self._refresh()
+        self.refresh()
         return topic in self._partitions
 
     def partitions(self, topic: str) -> int:
@@ -218,7 +218,8 @@ class Topics:
         """Of all their names."""
         return self._settings.topic_prefix
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Ask for the topics, their partitions and leaders anew."""
         began = time.monotonic()
         while True:
             try:
@@ -270,7 +271,7 @@ class Topics:
         """A new topic is not at once known to the broker's metadata; wait for it."""
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
         while time.monotonic() < deadline:
-            self._refresh()
+            self.refresh()
             if name in self._partitions:
                 return
             time.sleep(0.05)
