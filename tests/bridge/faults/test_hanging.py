@@ -13,6 +13,9 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 
+from schemas.settings import KafkaSettings
+from services.bridge.kafka import hanging
+from services.bridge.kafka.topics import Topics
 from services.local.kafka import KafkaBroker
 from services.local.pair import alter_system
 from tests.bridge.conftest import NewBridge
@@ -26,6 +29,8 @@ HEADER = struct.Struct(">qiibihiqq")
 """baseOffset, batchLength, leader epoch, magic, crc, attributes, last delta, first and last time"""
 BEFORE_LENGTH = 12
 IS_CONTROL = 0x20
+FENCED_AFTER_S = 6.0
+"""broker.session.timeout.ms, and some more."""
 
 
 def last_batch(log: Path) -> tuple[int, bool, int]:
@@ -191,6 +196,24 @@ def test_after_the_loss_of_a_broker_it_looks_before_it_goes_on(
     other.abort_transaction(30)
     await_session(bridge, 2)
     assert_intact(bridge, load, conninfo)
+
+
+def test_partitions_with_a_new_leader_epoch_are_looked_at(
+    own_kafka: KafkaBroker, topic_prefix: str
+) -> None:
+    """Kafka has stood still for longer than its own session: it leads in a new epoch."""
+    topics = Topics(
+        KafkaSettings(bootstrap_servers=own_kafka.bootstrap_servers, topic_prefix=topic_prefix)
+    )
+    topics.prepare()
+    assert topics.unstable() == {}
+    own_kafka.pause()
+    time.sleep(FENCED_AFTER_S)
+    own_kafka.resume()
+
+    for _ in range(6):  # it is some hundred ms until it is told that it had been given up
+        assert hanging._unstable(topics, lambda: None) == {}
+        time.sleep(0.5)
 
 
 def _commit_once(bridge: Bridge, load: Load) -> int:
