@@ -38,7 +38,7 @@ HELD_UP_S = 0.1
 """A commit of the bridge's own to Kafka, once a heartbeat, must not hold the others up: with it
 none took over 20 ms; one that only the next feedback released took 150 ms to 1 s."""
 PAIRS = 3
-PAIRS_MAX = 15
+PAIRS_MAX = 40
 """Where other work keeps the processors busy, every hand-over between processes waits for them."""
 STALL_S = 10.0
 CANCELLED_WITHIN_S = 10.0
