@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.events import ProgressRecord, progress_topic
@@ -88,7 +88,6 @@ class TransactionalProducer:
         self._message_bytes_max = int(kafka.options.get("message.max.bytes", MESSAGE_BYTES_MAX))
         options = producer_options(kafka, bridge, slot, self._limits.values(), self._careful)
         self._turns = Turns(options, subject=self._subject)
-        self._producer = self._turns.current
         self._ready: set[str] = {self._progress_topic}
         self._denied: dict[str, TopicRefused] = {}
         self._dead: Counter[tuple[str, str]] = Counter()
@@ -99,6 +98,10 @@ class TransactionalProducer:
         self.done = False
         """A careful session's work is done: the next session goes on with full batches."""
 
+    @property
+    def _producer(self) -> Producer:
+        return self._turns.current
+
     def begin_session(self) -> None:
         """init_transactions: fence other producers of this slot and end what they left open."""
         self._turns.begin_session()
@@ -106,7 +109,6 @@ class TransactionalProducer:
     def follow(self, record: ProgressRecord | None) -> None:
         """The next Kafka transaction comes after that of `record`, the last one that is visible."""
         self._turns.follow(record)
-        self._producer = self._turns.current
 
     def settle(
         self, records: Mapping[tuple[str, int], Event], turns: Iterable[int], *, commit: bool
@@ -116,12 +118,12 @@ class TransactionalProducer:
         """
         for turn in turns:
             self._turns.turn = turn
-            self._producer = self._turns.current
-            self.begin()
+            self._turns.begin()  # without a look at what hangs: it is ended here
+            self.open = True
             for (topic, partition), event in records.items():
                 self._produce(event, partition, NOWHERE, None)
                 self._ready.add(topic)
-            one = self._producer
+            one = self._turns.current
             try:
                 one.flush(INIT_TIMEOUT_S)
                 (one.commit_transaction if commit else one.abort_transaction)(INIT_TIMEOUT_S)
@@ -194,7 +196,6 @@ class TransactionalProducer:
             else:
                 self.open = False
                 self._turns.pass_on()
-                self._producer = self._turns.current
                 break
         self._tell_dead_letters()
         if self._careful and not record.seq:
@@ -221,10 +222,7 @@ class TransactionalProducer:
             if self._turns.trouble.seen:
                 self._turns.trouble.seen = False
                 self._on_disturbance()
-            try:
-                self._producer.begin_transaction()
-            except KafkaException as error:
-                raise kafka_error(error, "begin a Kafka transaction", self._subject) from error
+            self._turns.begin()
             self.open = True
 
     def _prepare(self, topic: str) -> TopicRefused | None:

@@ -68,6 +68,13 @@ class Turns:
         """The next transaction comes after that of `record`."""
         self.turn = 0 if record is None else 1 - record.producer
 
+    def begin(self) -> None:
+        """Begin a transaction of the current one."""
+        try:
+            self.current.begin_transaction()
+        except KafkaException as error:
+            raise kafka_error(error, "begin a Kafka transaction", self._subject) from error
+
     def pass_on(self) -> None:
         """The transaction has committed."""
         self.turn = 1 - self.turn
