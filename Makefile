@@ -27,9 +27,9 @@ else
 endif
 
 # make bench [QUICK=1] [WORKLOADS=a,c]: contenders in turn over the same WAL (benchmarks/race)
-# make bench LATENCY=1: latency over offered load
+# make bench LATENCY=1: latency over offered load; GROWTH=1: over relations, sizes, backlog; SOAK=1
 bench: $(READY)
-	@$(BIN)/python -m benchmarks.race$(if $(LATENCY),.latency) $(if $(QUICK),--quick) $(if $(WORKLOADS),--workloads $(WORKLOADS)) \
+	@$(BIN)/python -m benchmarks.$(or $(if $(LATENCY),race.latency),$(if $(GROWTH),growth),$(if $(SOAK),soak),race) $(if $(QUICK),--quick) $(if $(WORKLOADS),--workloads $(WORKLOADS)) \
 	  --out $(BENCH) $(BENCH_OPTIONS)
 
 check: $(READY) lint types

@@ -8,7 +8,6 @@ error.
 """
 
 import sys
-import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
@@ -17,50 +16,40 @@ from typing import Annotated, Final
 import typer
 
 from benchmarks.race import results
+from benchmarks.race.arena import Arena, arena, say
 from benchmarks.race.contenders import Contender, RecvLogical, Slotbridge
 from benchmarks.race.course import Course, Lap
 from benchmarks.race.debezium import DebeziumContender, ExactlyOnceDebezium
 from benchmarks.race.workloads import WORKLOADS
-from services.local.bed import Bed
 from services.local.jars import LOCK_FILE, read_lock
-from services.local.kafka import KafkaBroker
 
 CONTENDERS: Final = ("pg_recvlogical", "slotbridge", "debezium", "debezium-eos")
 QUICK_WORKLOADS: Final = "a,c,h"
 QUICK_SCALE: Final = 0.3
-SERVER_SETTINGS: Final[dict[str, str | int]] = {
-    "shared_buffers": "512MB",
-    "max_wal_size": "16GB",
-    "checkpoint_timeout": "1h",
-    "autovacuum": "off",
-}
 
 
 def race(
-    bed: Bed, keys: list[str], names: list[str], *, laps: int, scale: float
+    place: Arena, keys: list[str], names: list[str], *, laps: int, scale: float
 ) -> dict[str, list[Lap]]:
     """Every workload on the same server and broker; laps in turns A B A B."""
-    server = bed.server("source")
-    server.create(SERVER_SETTINGS)
-    server.start()
     found: dict[str, list[Lap]] = {}
     for key in keys:
         workload = WORKLOADS[key]
         rows = max(1000, int(workload.rows * scale) // 1000 * 1000)
-        course = Course(bed, server, key, workload, rows)
-        _say(f"{key}: {workload.title}, {rows:,} rows: loading")
+        course = Course(place, key, workload, rows)
+        say(f"{key}: {workload.title}, {rows:,} rows: loading")
         course.prepare()
         found[key] = []
         for lap in range(1, laps + 1):
             for name in names:
                 one = course.lap(_contender(name))
                 found[key].append(one)
-                _say(
+                say(
                     f"{key} lap {lap} {name}: {one.rows_s:,.0f} rows/s, {one.cpu_s:.1f} CPU-s,"
                     f" {one.peak_mib:.0f} MiB, walsender {one.walsender_cpu_s:.1f} CPU-s,"
                     f" broker {one.broker_cpu_s:.1f} CPU-s, {one.seconds:.2f} s"
                 )
-        course.close()
+        course.drop()
     return found
 
 
@@ -89,11 +78,6 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
-
-
 def main(
     workloads: Annotated[str, typer.Option(help="letters, by comma; empty: all")] = "",
     contenders: Annotated[str, typer.Option()] = ",".join(CONTENDERS),
@@ -112,17 +96,12 @@ def main(
     ]:
         raise typer.BadParameter(f"{wrong}: known are {', '.join((*WORKLOADS, *CONTENDERS))}")
     since = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="slotbridge-bench-") as name:
-        Path(name).chmod(0o755)
-        with Bed(Path(name), lazy=True, synchronous=False) as bed:
-            kafka = bed.folder / "kafka"
-            bed.kafka = KafkaBroker(kafka, processes=bed.processes, short_lived=False)
-            bed.start("kafka")
-            found = race(bed, keys, names, laps=laps, scale=scale)
+    with arena() as place:
+        found = race(place, keys, names, laps=laps, scale=scale)
     medians = {key: results.medians(of_key) for key, of_key in found.items()}
     results.write(out, results.machine(_versions()), found, medians)
     sys.stdout.write(results.table(medians))
-    _say(f"{time.monotonic() - since:.0f} s; {out}/race.json, race.md, race.svg")
+    say(f"{time.monotonic() - since:.0f} s; {out}/race.json, race.md, race.svg")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ checked  the topics hold at least one record for each published change
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -18,17 +18,18 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.bridge import Connection
+from benchmarks.race.arena import Arena
 from benchmarks.race.contenders import PUBLICATION, Contender, Lane, RecvLogical
 from benchmarks.race.meters import Meter, await_rest
 from benchmarks.race.workloads import DONE_TABLE, Workload
-from services.local.bed import Bed
 from services.local.pair import create_database
-from services.local.postgres import PostgresServer
 
 LOADED_SLOT: Final = "loaded"
+WEIGH_S: Final = 3600.0
 _LOOK_S: Final = 0.01
 _START_S: Final = 120.0
-_TOPIC_S: Final = 30.0
+_TOPIC_S: Final = 60.0
+_TOPICS_AT_ONCE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +73,22 @@ class Lap:
 class Course:
     """The load of `workload` with `rows` rows, in a database of the workload's name."""
 
-    def __init__(
-        self, bed: Bed, server: PostgresServer, key: str, workload: Workload, rows: int
-    ) -> None:
-        self._bed = bed
-        self._server = server
+    def __init__(self, place: Arena, key: str, workload: Workload, rows: int) -> None:
+        self._bed, self._server = place
         self._workload = workload
         self.rows = rows
         self._key = "unstreamed" if key == "E" else key
         self._laps = 0
         self._end_lsn = ""
         self._bytes = 0
+        self.wal_bytes = 0
         self.dbname = f"race_{self._key}"
 
     def prepare(self) -> None:
-        """Make the tables, a slot, the load, and the last row; measure the load's size."""
+        """Make the tables, a slot, the load, and the last row; measure the load's size.
+
+        `wal_bytes`: what it has written to the WAL.
+        """
         create_database(self._server, self.dbname)
         with self._connect() as connection:
             connection.execute("SET synchronous_commit = off")
@@ -100,25 +102,31 @@ class Course:
             connection.execute(
                 "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [self._slot("loaded")]
             )
+            before = _value(connection, "SELECT pg_current_wal_insert_lsn()::text")
             self._workload.load(self._server, connection, self.rows)
             connection.execute(f"INSERT INTO {DONE_TABLE} VALUES (1)".encode())
             self._end_lsn = _value(connection, "SELECT pg_current_wal_insert_lsn()::text")
+            written = "SELECT pg_wal_lsn_diff(%s, %s)::bigint::text"
+            self.wal_bytes = int(_value(connection, written, [self._end_lsn, before]))
             connection.execute("CHECKPOINT")
         self._weigh()
 
-    def close(self) -> None:
-        """Drop the slots, so that their WAL can go."""
+    def drop(self) -> None:
+        """Drop slots and database, so that their WAL and files can go."""
         with self._connect() as connection:
             connection.execute(
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
                 " WHERE database = %s",
                 [self.dbname],
             )
+        with psycopg.connect(self._server.conninfo(), autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {self.dbname} WITH (FORCE)".encode())
+            connection.execute("CHECKPOINT")
 
     def lap(self, contender: Contender, *, timeout_s: float = 600.0) -> Lap:
         """Race once. Raises RuntimeError when the contender ends early or takes too long."""
         lane = self._lane()
-        with self._topics(lane) as consumer, self._connect() as connection:
+        with self._topics(lane, contender) as consumer, self._connect() as connection:
             await_rest(self._bed.kafka.pid)
             contender.launch(lane)
             try:
@@ -154,7 +162,7 @@ class Course:
 
     def _weigh(self) -> None:
         path = self._bed.folder / f"{self.dbname}.pgoutput"
-        self.lap(RecvLogical(str(path)))
+        self.lap(RecvLogical(str(path)), timeout_s=WEIGH_S)
         self._bytes = path.stat().st_size
         path.unlink()
 
@@ -179,15 +187,18 @@ class Course:
         return f"{self.dbname}_{name}"
 
     @contextlib.contextmanager
-    def _topics(self, lane: Lane) -> Iterator[Consumer]:
-        """The lap's topics, alike for all, with a consumer that waits for the last row."""
+    def _topics(self, lane: Lane, contender: Contender) -> Iterator[Consumer]:
+        """The lap's topics, alike for all that write; a consumer that waits for the last row."""
         servers: dict[str, str | int | float | bool] = {
             "bootstrap.servers": self._bed.kafka.bootstrap_servers
         }
-        names = [_topic(lane, table) for table in (*self._workload.tables, DONE_TABLE)]
+        tables = (*self._workload.tables, DONE_TABLE) if contender.to_kafka else ()
+        names = [_topic(lane, table) for table in tables]
+        batches = [names[at : at + _TOPICS_AT_ONCE] for at in range(0, len(names), _TOPICS_AT_ONCE)]
         admin = AdminClient(servers)
-        for future in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
-            future.result(_TOPIC_S)
+        for batch in batches:
+            for future in admin.create_topics([NewTopic(name, 1, 1) for name in batch]).values():
+                future.result(_TOPIC_S)
         consumer = Consumer(
             servers
             | {"group.id": lane.slot, "isolation.level": "read_committed", "fetch.wait.max.ms": 10}
@@ -197,8 +208,9 @@ class Course:
             yield consumer
         finally:
             consumer.close()
-            for future in admin.delete_topics(names).values():
-                future.result(_TOPIC_S)
+            for batch in batches:
+                for future in admin.delete_topics(batch).values():
+                    future.result(_TOPIC_S)
 
     def _await_start(self, connection: Connection, lane: Lane, contender: Contender) -> int:
         """The walsender's pid as soon as the lap's slot is in use."""
@@ -258,7 +270,7 @@ def _topic(lane: Lane, table: str) -> str:
     return f"{lane.prefix}.public.{table}"
 
 
-def _value(connection: Connection, query: str) -> str:
-    row = connection.execute(query.encode()).fetchone()
+def _value(connection: Connection, query: str, values: Sequence[Any] = ()) -> str:
+    row = connection.execute(query.encode(), values).fetchone()
     assert row is not None
     return str(row[0])

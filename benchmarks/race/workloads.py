@@ -44,12 +44,16 @@ def _in_transactions(
     """`statement` again and again, each in a transaction; `base` is its first row."""
 
     def load(_server: PostgresServer, connection: Connection, rows: int) -> None:
-        connection.execute(
-            f"DO $$ BEGIN FOR base IN 1..{rows} BY {rows_each} LOOP {statement}; COMMIT; "
-            "END LOOP; END $$".encode()
-        )
+        connection.execute(_loop(statement, range(1, rows + 1, rows_each)))
 
     return load
+
+
+def _loop(statement: str, bases: range) -> bytes:
+    return (
+        f"DO $$ BEGIN FOR base IN {bases.start}..{bases.stop - 1} BY {bases.step} LOOP {statement};"
+        " COMMIT; END LOOP; END $$"
+    ).encode()
 
 
 def _rows(table: str, row: str, rows_each: int = ROWS_A_TRANSACTION) -> str:
@@ -99,20 +103,59 @@ _TEXTS_ROW = (
     " repeat('Zürich – \"x\" ', 20)),"
     " repeat(E'<p class=\"größe\">\\t価格: 100 €\\n</p>', 12)"
 )
-_MANY: Final = tuple(f"narrow_{number}" for number in range(100))
-_MANY_LOAD = (
-    "EXECUTE format('INSERT INTO narrow_%s SELECT "
-    + _NARROW_ROW.replace("'", "''").replace("%", "%%")
-    + " FROM generate_series($1, $1 + 9) AS g', base / 10 %% 100) USING base".replace("%%", "%")
-)
-WORKLOADS: Final[dict[str, Workload]] = {
-    "a": Workload(
-        "narrow rows, transactions of 10",
-        400_000,
+
+
+def narrow(rows_each: int, rows: int) -> Workload:
+    """One table of narrow rows, `rows_each` in each transaction."""
+    return Workload(
+        f"narrow rows, transactions of {rows_each:,}",
+        rows,
         ("narrow",),
         f"CREATE TABLE narrow {_NARROW}",
-        _in_transactions(_rows("narrow", _NARROW_ROW)),
-    ),
+        _in_transactions(_rows("narrow", _NARROW_ROW, rows_each), rows_each),
+    )
+
+
+def narrow_inserts(first: int, rows: int) -> bytes:
+    """A script for the rows from `first` on into `narrow`'s table, ten in each transaction."""
+    return _loop(_rows("narrow", _NARROW_ROW), range(first, first + rows, ROWS_A_TRANSACTION))
+
+
+def many(tables: int, rows: int) -> Workload:
+    """`tables` tables of narrow rows; each transaction writes into one, in turns."""
+    insert = (
+        "EXECUTE format('INSERT INTO narrow_%s SELECT "
+        + _NARROW_ROW.replace("'", "''").replace("%", "%%")
+        + f" FROM generate_series($1, $1 + 9) AS g', base / 10 % {tables}) USING base"
+    )
+    return Workload(
+        f"{tables:,} tables",
+        rows,
+        tuple(f"narrow_{number}" for number in range(tables)),
+        f"DO $$ BEGIN FOR number IN 0..{tables - 1} LOOP "
+        f"EXECUTE format('CREATE TABLE narrow_%s {_NARROW}', number); COMMIT; END LOOP; END $$",
+        _in_transactions(insert),
+    )
+
+
+def sized(width: int, rows: int) -> Workload:
+    """Rows with a text of `width` characters, which does not compress well."""
+    letters = 640_000
+    text = f"substr((SELECT body FROM noise), 1 + (g * 7919 % {letters - width})::int, {width})"
+    return Workload(
+        f"rows of {width:,} characters",
+        rows,
+        ("sized",),
+        "CREATE TABLE sized (id bigint PRIMARY KEY, body text); CREATE TABLE noise (body text);"
+        " ALTER TABLE sized ALTER body SET STORAGE EXTERNAL;"
+        " ALTER TABLE noise ALTER body SET STORAGE EXTERNAL; INSERT INTO noise"
+        f" SELECT string_agg(md5(n::text), '') FROM generate_series(1, {letters // 32}) AS n",
+        _in_transactions(_rows("sized", f"g, {text}")),
+    )
+
+
+WORKLOADS: Final[dict[str, Workload]] = {
+    "a": narrow(ROWS_A_TRANSACTION, 400_000),
     "b": Workload(
         "pgbench",
         200_000,
@@ -149,20 +192,8 @@ WORKLOADS: Final[dict[str, Workload]] = {
         _single,
         streaming=False,
     ),
-    "f": Workload(
-        "100 tables",
-        300_000,
-        _MANY,
-        "; ".join(f"CREATE TABLE {name} {_NARROW}" for name in _MANY),
-        _in_transactions(_MANY_LOAD),
-    ),
-    "g": Workload(
-        "transactions of one row",
-        200_000,
-        ("narrow",),
-        f"CREATE TABLE narrow {_NARROW}",
-        _in_transactions(_rows("narrow", _NARROW_ROW, 1), 1),
-    ),
+    "f": many(100, 300_000),
+    "g": narrow(1, 200_000),
     "h": Workload(
         "jsonb and text, escapes, non-ASCII",
         100_000,

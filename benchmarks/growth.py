@@ -1,0 +1,134 @@
+"""How rows/s and memory grow with relations, transaction size, row width and outstanding WAL.
+
+    make bench GROWTH=1    python -m benchmarks.growth [--axes relations,transaction] [--scale 0.1]
+
+Each point is a race (benchmarks.race) of its own load between the bridge and pg_recvlogical;
+medians of `--laps`. `backlog` is what lies before the slot when the bridge starts: 10 GB of WAL.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from benchmarks.bridge import Figures, report
+from benchmarks.race import results
+from benchmarks.race.arena import Arena, arena, say
+from benchmarks.race.contenders import RecvLogical, Slotbridge
+from benchmarks.race.course import Course
+from benchmarks.race.plot import lines
+from benchmarks.race.workloads import ROWS_A_TRANSACTION, Workload, many, narrow, sized
+
+LAP_S: Final = 3600.0
+_WIDTH_BYTES: Final = 200_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """`points` along it, and the workload of each."""
+
+    title: str
+    points: tuple[int, ...]
+    workload: Callable[[int], Workload]
+
+
+AXES: Final = {
+    "relations": Axis("tables", (1, 10, 100, 1_000, 5_000), lambda n: many(n, 200_000)),
+    "transaction": Axis(
+        "rows in a transaction",
+        (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000),
+        lambda n: narrow(n, max(200_000, n)),
+    ),
+    "width": Axis(
+        "characters in a row",
+        (10, 100, 1_000, 10_000, 100_000, 500_000),
+        lambda n: sized(n, max(400, min(200_000, _WIDTH_BYTES // n))),
+    ),
+    "backlog": Axis(
+        "rows outstanding",
+        (400_000, 4_000_000, 40_000_000),
+        lambda n: narrow(ROWS_A_TRANSACTION, n),
+    ),
+}
+
+
+def measure(place: Arena, name: str, scale: float, laps: int) -> list[Figures]:
+    """One line for each point of the axis and contender. `scale`: of each point's rows."""
+    axis, found = AXES[name], []
+    for point in axis.points:
+        workload = axis.workload(point)
+        rows = max(point if name == "transaction" else 100, int(workload.rows * scale))
+        course = Course(place, f"{name}_{point}", workload, rows)
+        say(f"{name} {point:,}: {workload.title}, {rows:,} rows: loading")
+        course.prepare()
+        in_turns = [make for _ in range(laps) for make in (RecvLogical, Slotbridge)]
+        raced = [course.lap(make(), timeout_s=LAP_S) for make in in_turns]
+        course.drop()
+        for line in results.medians(raced):
+            found.append(_line(name, point, line, course.wal_bytes))
+            say(str(found[-1]))
+    return found
+
+
+def _line(name: str, point: int, line: dict[str, Any], wal_bytes: int) -> Figures:
+    return {
+        "axis": name,
+        "point": point,
+        "contender": line["contender"],
+        "WAL MB": wal_bytes / 1e6,
+        "rows/s": round(line["rows_s"]),
+        "MB/s": line["mb_s"],
+        "CPU-s per 10⁶ rows": line["cpu_s_per_million"],
+        "broker CPU-s": line["broker_cpu_s"],
+        "MiB": round(line["peak_mib"]),
+        "seconds": line["seconds"],
+    }
+
+
+def _plot(folder: Path, name: str, found: list[Figures]) -> None:
+    """`growth-<axis>.svg`: rows/s of both, and our memory."""
+    series = {
+        f"{contender}, {what}": [
+            (float(line["point"]), max(float(line[what]), 0.1))
+            for line in found
+            if line["contender"] == contender
+        ]
+        for contender, what in (
+            ("slotbridge", "rows/s"),
+            ("pg_recvlogical", "rows/s"),
+            ("slotbridge", "MiB"),
+        )
+    }
+    plot = lines(series, x_title=AXES[name].title, y_title="rows/s, MiB")
+    (folder / f"growth-{name}.svg").write_text(plot, encoding="utf-8")
+
+
+def main(
+    axes: Annotated[str, typer.Option(help=", ".join(AXES))] = ",".join(AXES),
+    scale: Annotated[float, typer.Option(help="of each point's rows")] = 1.0,
+    laps: Annotated[int, typer.Option(min=1)] = 1,
+    out: Annotated[Path, typer.Option()] = Path("bench-results"),
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Servers of its own for each axis; print, write JSON and plots."""
+    names = axes.split(",")
+    for wrong in (name for name in names if name not in AXES):
+        raise typer.BadParameter(f"{wrong}: known are {', '.join(AXES)}")
+    out.mkdir(parents=True, exist_ok=True)
+    found: list[Figures] = []
+    for name in names:
+        with arena() as place:
+            of_axis = measure(place, name, scale, laps)
+        _plot(out, name, of_axis)
+        found += of_axis
+    (out / "growth.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    report(found, as_json=as_json)
+
+
+if __name__ == "__main__":
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(main)
+    app()
