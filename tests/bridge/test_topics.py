@@ -69,3 +69,25 @@ def test_a_foreign_record_is_named(kafka: Broker, topic_prefix: str) -> None:
         with pytest.raises(OperatorNeeded, match=rf"{topic_prefix}\.\w+\[0\]@0") as caught:
             read()
         assert "secret row" not in str(caught.value)
+
+
+def test_a_cluster_of_many_topics_is_asked_in_parts(
+    kafka: Broker, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, topics = prepared(kafka, topic_prefix)
+    whole = topics.message_bytes_max()
+    assert len(whole) == 5  # the bridge's own
+    monkeypatch.setattr("services.bridge.kafka.topics._ASKED_AT_ONCE", 2)
+    assert topics.message_bytes_max() == whole
+    writer = TransactionalProducer(settings, BridgeSettings(), topics, "mine")
+    writer.begin_session()
+    other = Producer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{topic_prefix}.other"}
+    )
+    other.init_transactions(30)
+    other.begin_transaction()
+    for topic in whole:
+        other.produce(topic, b"{}", b"other")
+    other.flush(30)
+    assert topics.unstable() == {(topic, 0): 0 for topic in whole}
+    other.abort_transaction(30)

@@ -2,9 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 from confluent_kafka import (
@@ -61,7 +61,10 @@ _OWN: Final = (
     dead_topic,
     divergence_topic,
 )
+_T = TypeVar("_T")
 _ATTEMPT_S: Final = 0.5
+_ASKED_AT_ONCE: Final = 200
+"""Topics or partitions: answers about 5,000 take more memory than everything else."""
 _REFUSAL_S: Final = 2.0
 """How long another broker may still take what one has refused."""
 
@@ -143,15 +146,14 @@ class Topics:
         """max.message.bytes of every topic of the prefix and of `others`, where we may read it."""
         names = {name for name in self._partitions if name.startswith(f"{self.prefix}.")}
         names |= {name for name in others if name in self._partitions}
-        resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in sorted(names)]
-        if not resources:
-            return {}
         found = {}
-        asked = self._admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
-        for resource, future in asked.items():
-            with contextlib.suppress(KafkaException):
-                entries = future.result(REQUEST_TIMEOUT_S + 5)
-                found[resource.name] = int(entries["max.message.bytes"].value)
+        for some in _some(sorted(names)):
+            resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in some]
+            asked = self._admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
+            for resource, future in asked.items():
+                with contextlib.suppress(KafkaException):
+                    entries = future.result(REQUEST_TIMEOUT_S + 5)
+                    found[resource.name] = int(entries["max.message.bytes"].value)
         return found
 
     def last_progress(self, slot: str, *, until: int | None = None) -> ProgressRecord | None:
@@ -160,12 +162,17 @@ class Topics:
 
     def unstable(self) -> dict[tuple[str, int], int]:
         """The last stable offset of every partition of the prefix that has more than that."""
-        asked = [TopicPartition(*place) for place in self._own_partitions()]
+        found: dict[tuple[str, int], int] = {}
+        for some in _some(self._own_partitions()):
+            found |= self._unstable_of(some)
+        return found
+
+    def _unstable_of(self, asked: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         stable, ends = (
             {
                 (where.topic, where.partition): future
                 for where, future in self._admin.list_offsets(
-                    {where: OffsetSpec.latest() for where in asked},  # type: ignore[no-untyped-call]
+                    {TopicPartition(*place): OffsetSpec.latest() for place in asked},  # type: ignore[no-untyped-call]
                     isolation_level=level,
                     request_timeout=REQUEST_TIMEOUT_S,
                 ).items()
@@ -220,18 +227,21 @@ class Topics:
 
     def refresh(self) -> None:
         """Ask for the topics, their partitions and leaders anew."""
-        began = time.monotonic()
+        began, attempt_s = time.monotonic(), _ATTEMPT_S
         while True:
             try:
-                metadata = self._admin.list_topics(timeout=_ATTEMPT_S)
+                metadata = self._admin.list_topics(timeout=attempt_s)
                 break
             except KafkaException as error:
                 self._admin.poll(0 if self._complaints.last else _ATTEMPT_S)
                 patience_s = _REFUSAL_S if self._complaints.refusal else REQUEST_TIMEOUT_S
-                if time.monotonic() > began + patience_s or not error.args[0].retriable():
+                left_s = began + patience_s - time.monotonic()
+                if left_s < 0 or not error.args[0].retriable():
                     raise self._complaints.explained(
                         error, "connect to Kafka", self._settings.bootstrap_servers
                     ) from error
+                # A cluster of thousands of topics needs longer to list them.
+                attempt_s = max(_ATTEMPT_S, min(2 * attempt_s, left_s))
                 self._while_waiting()
         self._partitions = {
             name: len(topic.partitions)
@@ -271,9 +281,12 @@ class Topics:
         """A new topic is not at once known to the broker's metadata; wait for it."""
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
         while time.monotonic() < deadline:
-            self.refresh()
-            if name in self._partitions:
-                return
+            with contextlib.suppress(KafkaException):
+                described = self._admin.list_topics(name, timeout=_ATTEMPT_S).topics[name]
+                if described.error is None and described.partitions:
+                    self._partitions[name] = len(described.partitions)
+                    return
+            self._while_waiting()
             time.sleep(0.05)
         raise Retryable(
             "the topic was created but has no leader",
@@ -281,6 +294,12 @@ class Topics:
             subject=name,
             exit_code=ExitCode.KAFKA_UNREACHABLE,
         )
+
+
+def _some(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """`items`, as many at a time as are asked about at once."""
+    for at in range(0, len(items), _ASKED_AT_ONCE):
+        yield items[at : at + _ASKED_AT_ONCE]
 
 
 def _config(compacted: bool, short_lived: bool) -> dict[str, str]:
