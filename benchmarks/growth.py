@@ -18,7 +18,7 @@ from benchmarks.bridge import Figures, report
 from benchmarks.race import results
 from benchmarks.race.arena import Arena, arena, say
 from benchmarks.race.contenders import RecvLogical, Slotbridge
-from benchmarks.race.course import Course
+from benchmarks.race.course import Course, warm_up
 from benchmarks.race.plot import lines
 from benchmarks.race.workloads import ROWS_A_TRANSACTION, Workload, many, narrow, sized
 
@@ -121,6 +121,7 @@ def main(
     found: list[Figures] = []
     for name in names:
         with arena() as place:
+            warm_up(place)
             of_axis = measure(place, name, scale, laps)
         _plot(out, name, of_axis)
         found += of_axis

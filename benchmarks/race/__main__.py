@@ -18,7 +18,7 @@ import typer
 from benchmarks.race import results
 from benchmarks.race.arena import Arena, arena, say
 from benchmarks.race.contenders import Contender, RecvLogical, Slotbridge
-from benchmarks.race.course import Course, Lap
+from benchmarks.race.course import Course, Lap, warm_up
 from benchmarks.race.debezium import DebeziumContender, ExactlyOnceDebezium
 from benchmarks.race.workloads import WORKLOADS
 from services.local.jars import LOCK_FILE, read_lock
@@ -33,6 +33,8 @@ def race(
 ) -> dict[str, list[Lap]]:
     """Every workload on the same server and broker; laps in turns A B A B."""
     found: dict[str, list[Lap]] = {}
+    say("warming the broker up")
+    warm_up(place)
     for key in keys:
         workload = WORKLOADS[key]
         rows = max(1000, int(workload.rows * scale) // 1000 * 1000)
