@@ -140,17 +140,18 @@ def many(tables: int, rows: int) -> Workload:
 
 def sized(width: int, rows: int) -> Workload:
     """Rows with a text of `width` characters, which does not compress well."""
-    letters = 640_000
-    text = f"substr((SELECT body FROM noise), 1 + (g * 7919 % {letters - width})::int, {width})"
+    noise, length = 320_000, width // 2
+    piece = f"substr((SELECT body FROM noise), 1 + (g * 7919 % {noise - length})::int, {length})"
     return Workload(
         f"rows of {width:,} characters",
         rows,
         ("sized",),
-        "CREATE TABLE sized (id bigint PRIMARY KEY, body text); CREATE TABLE noise (body text);"
+        "CREATE TABLE sized (id bigint PRIMARY KEY, body text); CREATE TABLE noise (body bytea);"
         " ALTER TABLE sized ALTER body SET STORAGE EXTERNAL;"
         " ALTER TABLE noise ALTER body SET STORAGE EXTERNAL; INSERT INTO noise"
-        f" SELECT string_agg(md5(n::text), '') FROM generate_series(1, {letters // 32}) AS n",
-        _in_transactions(_rows("sized", f"g, {text}")),
+        " SELECT decode(string_agg(md5(n::text), ''), 'hex')"
+        f" FROM generate_series(1, {noise // 16}) AS n",
+        _in_transactions(_rows("sized", f"g, encode({piece}, 'hex')")),
     )
 
 

@@ -1,5 +1,7 @@
 """Kills `slottables run` at random moments under load, fails over in between, compares every row.
 
+At the end, epochs are listed, a table is made anew and all are maintained, beside `run`.
+
 `python -m tests.spark_consumers.drill --kills 50` prints one JSON line of totals; exit 0 when all
 rows of all tables are equal to the source's. A few kills of it are a test.
 """
@@ -132,16 +134,20 @@ class Slottables:
         code = self._process.wait(timeout=300)
         assert code == 0, self.log[-3000:]
 
-    def verify(self) -> dict[str, Any]:
-        """The report of `slottables verify`."""
+    def call(self, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+        """Another command on the same configuration, whatever `run` does meanwhile."""
         program = Path(sys.executable).parent / "slottables"
-        done = subprocess.run(
-            [program, "verify", "--config", self.config, "--json", "--examples"],
+        return subprocess.run(
+            [program, *arguments, "--config", self.config],
             capture_output=True,
             text=True,
             check=False,
             timeout=600,
         )
+
+    def verify(self) -> dict[str, Any]:
+        """The report of `slottables verify`."""
+        done = self.call("verify", "--json", "--examples")
         assert done.stdout, done.stderr[-3000:]
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
@@ -265,6 +271,7 @@ def drill(
                     bridge.streaming(primary.conninfo(trio.dbname))
                     totals.failovers += 1
             tables.start()
+            _operate(tables)
         finally:
             load.stop()
         bridge.caught_up(primary.conninfo(trio.dbname))
@@ -283,6 +290,22 @@ def drill(
     totals.different = [json.dumps(t) for t in report["tables"] if not t["equal"]]
     totals.seconds = round(time.monotonic() - started, 1)
     return totals
+
+
+def _operate(tables: Slottables) -> None:
+    """List epochs, have a table made anew, maintain all, while `run` goes on."""
+    tables.await_epoch()
+    known = {epoch["commit_lsn"] for epoch in tables.epochs()}
+    done = tables.call("epochs", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    listed = {json.loads(line)["commit_lsn"] for line in done.stdout.splitlines()}
+    assert listed & known, (listed, known)
+    for arguments in (("rebuild", "--table", "public.whole"), ("maintain", "--json")):
+        done = tables.call(*arguments)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "whole" in done.stdout, done.stdout
+    tables.await_epoch()
+    tables.require_running()
 
 
 def _await_last(bridge: Bridge, tables: Slottables) -> None:
