@@ -55,10 +55,12 @@ AXES: Final = {
 }
 
 
-def measure(place: Arena, name: str, scale: float, laps: int) -> list[Figures]:
+def measure(
+    place: Arena, name: str, points: tuple[int, ...], scale: float, laps: int
+) -> list[Figures]:
     """One line for each point of the axis and contender. `scale`: of each point's rows."""
     axis, found = AXES[name], []
-    for point in axis.points:
+    for point in points or axis.points:
         workload = axis.workload(point)
         rows = max(point if name == "transaction" else 100, int(workload.rows * scale))
         course = Course(place, f"{name}_{point}", workload, rows)
@@ -108,6 +110,7 @@ def _plot(folder: Path, name: str, found: list[Figures]) -> None:
 
 def main(
     axes: Annotated[str, typer.Option(help=", ".join(AXES))] = ",".join(AXES),
+    points: Annotated[str, typer.Option(help="instead of the axis's own, by comma")] = "",
     scale: Annotated[float, typer.Option(help="of each point's rows")] = 1.0,
     laps: Annotated[int, typer.Option(min=1)] = 1,
     out: Annotated[Path, typer.Option()] = Path("bench-results"),
@@ -117,12 +120,13 @@ def main(
     names = axes.split(",")
     for wrong in (name for name in names if name not in AXES):
         raise typer.BadParameter(f"{wrong}: known are {', '.join(AXES)}")
+    chosen = tuple(int(point) for point in points.split(",") if point)
     out.mkdir(parents=True, exist_ok=True)
     found: list[Figures] = []
     for name in names:
         with arena() as place:
             warm_up(place)
-            of_axis = measure(place, name, scale, laps)
+            of_axis = measure(place, name, chosen, scale, laps)
         _plot(out, name, of_axis)
         found += of_axis
     (out / "growth.json").write_text(json.dumps(found, indent=1), encoding="utf-8")

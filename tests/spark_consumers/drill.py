@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,15 +65,23 @@ class Totals:
 class Slottables:
     """`slottables` as processes of one configuration."""
 
-    def __init__(self, folder: Path, source: dict[str, Any], kafka: Broker) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        source: dict[str, Any],
+        bootstrap_servers: str,
+        prefix: str,
+        tables: Sequence[str] = (),
+    ) -> None:
         self.config = folder / "tables.yaml"
         self._out = folder / "tables.out"
         self._log = folder / "tables.log"
         self._process: subprocess.Popen[bytes] | None = None
         document = {
             "source": source,
-            "kafka": {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": PREFIX},
+            "kafka": {"bootstrap_servers": bootstrap_servers, "topic_prefix": prefix},
             "tables": {
+                "tables": list(tables),
                 "warehouse": str(folder / "warehouse"),
                 "trigger_interval_ms": 100,
                 "driver_memory": "1g",
@@ -244,7 +253,7 @@ def drill(
     primary: Server = trio.primary
     bridge = Bridge(folder, conninfo, kafka, PREFIX, transaction_bytes_max=65536)
     source = {"conninfo": conninfo, "publication": bridge.publication}
-    tables = Slottables(folder, source, kafka)
+    tables = Slottables(folder, source, kafka.bootstrap_servers, PREFIX)
     try:
         bridge.start().streaming(primary.conninfo(trio.dbname))
         with psycopg.connect(conninfo, autocommit=True) as connection:

@@ -23,13 +23,25 @@ from tests.torture.servers import servers
 
 
 def one_run(
-    bed: Bed, to_kafka: Proxy, folder: Path, seed: int, seconds: float, *, commits_wait: bool
+    bed: Bed,
+    to_kafka: Proxy,
+    folder: Path,
+    seed: int,
+    seconds: float,
+    *,
+    commits_wait: bool,
+    to_tables: bool,
 ) -> Report:
     """With a pair of its own. The folder is kept when something is found, or the rig fails."""
     folder.mkdir(exist_ok=True)
     try:
         with bed.new_pair() as (pair, _subscriber):
-            rig = Rig(bed, folder, seed, to_kafka=to_kafka, commits_wait=commits_wait)
+            rig = Rig(
+                *(bed, folder, seed),
+                to_kafka=to_kafka,
+                commits_wait=commits_wait,
+                to_tables=to_tables,
+            )
             report = rig.run((pair.primary, pair.standby), seconds)
     except Exception:
         what = traceback.format_exc()
@@ -51,6 +63,9 @@ def main(
     commits_wait: Annotated[
         bool, typer.Option("--commits-wait", help="Put the bridge in synchronous_standby_names.")
     ] = False,
+    to_tables: Annotated[
+        bool, typer.Option("--tables", help="Fill Iceberg tables at the end, compare them.")
+    ] = False,
 ) -> None:
     """Torture the bridge. Exit code 1 when anything is wrong or a single run met too little."""
     base = folder or Path(tempfile.mkdtemp(prefix="slotbridge-torture-"))
@@ -58,6 +73,7 @@ def main(
     base.chmod(0o755)
     first, _, last = (seeds or f"{seed}-").partition("-")
     wanted = itertools.count(int(first)) if not last else range(int(first), int(last) + 1)
+    options = {"commits_wait": commits_wait, "to_tables": to_tables}
     lines = []
     wrong = False
     with servers(base / "servers") as (bed, to_kafka):
@@ -66,7 +82,7 @@ def main(
             if not last and time.monotonic() > until:
                 break
             kept_in = base / f"seed-{number}"
-            report = one_run(bed, to_kafka, kept_in, number, run_seconds, commits_wait=commits_wait)
+            report = one_run(bed, to_kafka, kept_in, number, run_seconds, **options)
             lines.append(report.as_json())
             sys.stdout.write(lines[-1] + "\n")
             sys.stdout.flush()

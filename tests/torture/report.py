@@ -19,7 +19,7 @@ SEAMS: Final = (*(name for name in FAILPOINTS if name != AT_DIVERGENCE), *STREAM
 DECISIONS: Final = ("commit", "rollback", "in another session")
 _SUMMED: Final = (
     *("seconds", "transactions", "events", "acknowledged", "sigkills", "failovers"),
-    *("server_faults", "lost", "duplicated", "torn"),
+    *("server_faults", "table_rows", "lost", "duplicated", "torn"),
 )
 
 
@@ -45,6 +45,8 @@ class Report:
     kinds: Counter[str] = field(default_factory=Counter)
     decided: Counter[str] = field(default_factory=Counter)
     exit_codes: Counter[int] = field(default_factory=Counter)
+    table_rows: int = 0
+    """In Iceberg, compared with the database; 0 where none were filled."""
     findings: list[Finding] = field(default_factory=list)
 
     def as_json(self) -> str:
@@ -81,7 +83,7 @@ def sums(lines: Iterable[str]) -> dict[str, Any]:
     runs = [json.loads(line) for line in lines if line.strip()]
     total: dict[str, Any] = {"seeds": len({run["seed"] for run in runs}), "runs": len(runs)}
     for name in _SUMMED:
-        total[name] = sum(run[name] for run in runs)
+        total[name] = sum(run.get(name, 0) for run in runs)
     for name in ("failpoints", "passages", "faults", "kinds", "decided", "exit_codes"):
         total[name] = dict(sum((Counter(run[name]) for run in runs), Counter[str]()))
     return total

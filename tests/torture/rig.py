@@ -30,6 +30,7 @@ from tests.torture.clients import Client, Outcomes, decide_leftovers, stop_all
 from tests.torture.faults import Fault, first_failpoint, schedule
 from tests.torture.report import Report
 from tests.torture.stage import Stage
+from tests.torture.tables import RESTORABLE, compare_tables
 
 TABLES: Final = ("ledger", "account", "item", "whole", "scratch", "shape")
 _CLIENTS: Final = 5
@@ -50,7 +51,9 @@ class Rig:
         sabotage: str = "",
         faults: Iterator[Fault] | None = None,
         commits_wait: bool = False,
+        to_tables: bool = False,
     ) -> None:
+        """`to_tables`: what Kafka has at the end also goes into Iceberg tables, compared too."""
         self._bed = bed
         self._folder = folder
         self._seed = seed
@@ -59,6 +62,7 @@ class Rig:
         self._sabotage = sabotage
         self._faults = faults or schedule(seed)
         self._commits_wait = commits_wait
+        self._to_tables = to_tables
 
     def run(self, pair_servers: tuple[PostgresServer, PostgresServer], seconds: float) -> Report:
         """Torture for about `seconds`; then everything recovers and is compared."""
@@ -81,7 +85,8 @@ class Rig:
     def _tortured(self, seconds: float) -> Report:
         stage = self._stage
         with connect(stage.primary, self._bed.dbname) as connection:
-            for statement in bank.SCHEMA.split(";"):
+            schema = bank.SCHEMA + (RESTORABLE if self._to_tables else "")
+            for statement in schema.split(";"):
                 if statement.strip():
                     connection.execute(statement.encode())
         self._bridge = self._configured()
@@ -177,6 +182,10 @@ class Rig:
             except AssertionError as error:
                 findings.append(Finding("wrong", str(error)[:500]))
         stage, ends = self._stage, self._stage.supervised.ends
+        table_rows = 0
+        if self._to_tables:
+            table_rows, found = compare_tables(self._bridge, stage.conninfo, self._folder)
+            findings += found
         return Report(
             seed=self._seed,
             transactions=len(ledger),
@@ -191,6 +200,7 @@ class Rig:
             kinds=Counter(kind for _, kind, _ in rows),
             decided=outcomes.decided,
             exit_codes=ends.codes,
+            table_rows=table_rows,
             findings=findings,
         )
 

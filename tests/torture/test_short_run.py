@@ -30,15 +30,23 @@ def test_nothing_lost_nothing_twice(local_bed: Bed, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_nor_while_commits_wait_for_the_bridge(local_bed: Bed, tmp_path: Path) -> None:
-    run(local_bed, tmp_path, 9, commits_wait=True)
+def test_nor_while_commits_wait_for_the_bridge_nor_in_tables(
+    local_bed: Bed, tmp_path: Path
+) -> None:
+    report = run(local_bed, tmp_path, 9, commits_wait=True, to_tables=True)
+    assert report.table_rows > 100
 
 
-def run(bed: Bed, folder: Path, seed: int, *, commits_wait: bool = False) -> Report:
+def run(
+    bed: Bed, folder: Path, seed: int, *, commits_wait: bool = False, to_tables: bool = False
+) -> Report:
     """Find nothing, but meet much."""
     bed.start("kafka")
     with bed.new_pair() as (pair, _subscriber):
-        rig = Rig(bed, folder, seed, faults=deck(seed), commits_wait=commits_wait)
+        faults = deck(seed)
+        rig = Rig(
+            *(bed, folder, seed), faults=faults, commits_wait=commits_wait, to_tables=to_tables
+        )
         report = rig.run((pair.primary, pair.standby), SECONDS)
     kept(folder, report)
     assert not report.findings, report.as_json()

@@ -1,0 +1,33 @@
+"""What `slottables` makes of a run's topics, row by row against the database that survived."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from services.local.java import find_java_home
+from tests.bridge.running import Bridge
+from tests.spark_consumers.drill import Slottables
+from tests.torture.checker import Finding
+
+TABLES: Final = ("ledger", "account", "item", "whole", "scratch")
+"""Not `shape`: a column's default for the rows that were there is in no event."""
+RESTORABLE: Final = "ALTER TABLE item REPLICA IDENTITY FULL;"
+"""Else a changed key may leave out a large value, and `slottables` stops with that very hint."""
+_IDLE_S: Final = "5"
+
+
+def compare_tables(bridge: Bridge, conninfo: str, folder: Path) -> tuple[int, list[Finding]]:
+    """Fill Iceberg tables from Kafka; how many rows they have, and which tables differ."""
+    os.environ.setdefault("JAVA_HOME", str(find_java_home()))
+    source = {"conninfo": conninfo, "publication": bridge.publication}
+    names = [f"public.{table}" for table in TABLES]
+    servers = bridge.kafka.bootstrap_servers
+    slottables = Slottables(folder, source, servers, bridge.prefix, names)
+    done = slottables.call("run", "--until-idle", _IDLE_S)
+    if done.returncode:
+        return 0, [Finding("wrong", f"slottables run: {done.stderr[-1500:]}")]
+    report = slottables.verify()["tables"]
+    missing = set(names) - {table["table"] for table in report}
+    found = [Finding("wrong", f"no Iceberg table of {name}") for name in sorted(missing)]
+    found += [Finding("wrong", f"Iceberg: {table}") for table in report if not table["equal"]]
+    return sum(table["table_rows"] for table in report), found
