@@ -2,13 +2,16 @@
 
 import datetime as dt
 import json
+import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
 from psycopg import sql
 
 from schemas.events import table_topic
@@ -16,6 +19,7 @@ from services.demo.comparison import Change, Rebuilt, Row, Rows, rebuild
 
 _EPOCH: Final = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - a timestamp without time zone
 _READ_TIMEOUT_S: Final = 30.0
+_MARKERS_S: Final = 2.0
 
 
 def database_rows(conninfo: str, tables: tuple[str, ...]) -> dict[str, Rows]:
@@ -59,6 +63,29 @@ def _changes(bootstrap_servers: str, topic: str) -> Iterator[Change]:
         yield Change(source["commit_lsn"], source["seq"], copy, event["op"], name, row)
 
 
+def decided_ends(
+    consumer: Consumer, bootstrap_servers: str, places: Sequence[TopicPartition]
+) -> dict[tuple[str, int], int]:
+    """Up to where a read_committed `consumer` may read each of `places`.
+
+    Kafka acknowledges a commit before it writes the markers that make it visible: what was written
+    before this call is waited for, but not for long; it may belong to a transaction that hangs.
+    """
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    asked = admin.list_offsets(dict.fromkeys(places, latest)) if places else {}
+    deadline = time.monotonic() + _MARKERS_S
+    found = {}
+    for place, written in asked.items():
+        end = written.result(_READ_TIMEOUT_S).offset
+        while (stable := consumer.get_watermark_offsets(place, timeout=_READ_TIMEOUT_S)[1]) < end:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        found[place.topic, place.partition] = stable
+    return found
+
+
 def committed(
     bootstrap_servers: str, topic: str
 ) -> Iterator[tuple[int, bytes | None, bytes | None]]:
@@ -81,10 +108,8 @@ def committed(
         if metadata.error is not None:
             raise KafkaException(metadata.error)
         places = [TopicPartition(topic, partition, 0) for partition in metadata.partitions]
-        ends = {
-            place.partition: consumer.get_watermark_offsets(place, timeout=_READ_TIMEOUT_S)[1]
-            for place in places
-        }
+        found = decided_ends(consumer, bootstrap_servers, places)
+        ends = {partition: end for (_, partition), end in found.items()}
         left = {partition for partition, end in ends.items() if end > 0}
         consumer.assign(places)
         while left:

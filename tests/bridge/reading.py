@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from services.demo.copies import decided_ends
+
 READ_TIMEOUT_S = 30.0
 
 
@@ -43,18 +45,15 @@ def read_committed(servers: str, topics: Collection[str]) -> list[Record]:
             if topic in metadata
             for partition in metadata[topic].partitions
         ]
-        return list(_up_to_the_ends(consumer, places))
+        return list(_up_to_the_ends(consumer, servers, places))
     finally:
         consumer.close()
 
 
-def _up_to_the_ends(consumer: Consumer, places: list[TopicPartition]) -> Iterator[Record]:
-    ends = {
-        (place.topic, place.partition): consumer.get_watermark_offsets(
-            place, timeout=READ_TIMEOUT_S
-        )[1]
-        for place in places
-    }
+def _up_to_the_ends(
+    consumer: Consumer, servers: str, places: list[TopicPartition]
+) -> Iterator[Record]:
+    ends = decided_ends(consumer, servers, places)
     left = {place for place, end in ends.items() if end > 0}
     consumer.assign([place for place in places if (place.topic, place.partition) in left])
     while left:

@@ -206,7 +206,7 @@ def test_partitions_with_a_new_leader_epoch_are_looked_at(
         KafkaSettings(bootstrap_servers=own_kafka.bootstrap_servers, topic_prefix=topic_prefix)
     )
     topics.prepare()
-    assert topics.unstable() == {}
+    assert hanging._unstable(topics, lambda: None) == {}
     own_kafka.pause()
     time.sleep(FENCED_AFTER_S)
     own_kafka.resume()
