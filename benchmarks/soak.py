@@ -24,7 +24,7 @@ from confluent_kafka.cimpl import NewTopic
 from benchmarks.bridge import Connection, report, wait_until
 from benchmarks.race.arena import Arena, arena, say
 from benchmarks.race.contenders import PUBLICATION, Lane, Slotbridge
-from benchmarks.race.meters import usage
+from benchmarks.race.meters import Usage, usage
 from benchmarks.race.plot import lines
 from benchmarks.race.workloads import narrow, narrow_inserts
 from services.local.pair import create_database
@@ -116,27 +116,27 @@ class Soak:
         """Write so many rows in a second, evenly, and look at the bridge now and then."""
         since = looked = time.monotonic()
         first = rows = self._rows
-        cpu_s, samples = self._usage()[0], []
+        cpu_s, samples = self._usage().cpu_s, []
         while (now := time.monotonic()) - since < seconds:
             due = int((now - since) * rows_s) - (self._rows - first)
             if due >= 10:
                 self._write(due // 10 * 10)
             if now - looked >= SAMPLE_S:
-                used_s, resident_mib = self._usage()
+                used = self._usage()
                 passed = now - looked
                 samples.append(
                     Sample(
                         round((now - since) / 60, 2),
                         round((self._rows - rows) / passed),
-                        round((used_s - cpu_s) / passed, 3),
+                        round((used.cpu_s - cpu_s) / passed, 3),
                         round(self._lag_mb(), 2),
-                        round(resident_mib, 1),
+                        round(used.resident_mib, 1),
                         len(self._proc("task")),
                         len(self._proc("fd")),
                     )
                 )
                 say(str(samples[-1]))
-                looked, rows, cpu_s = now, self._rows, used_s
+                looked, rows, cpu_s = now, self._rows, used.cpu_s
             time.sleep(max(0.0, TICK_S - (time.monotonic() - now)))
         self._caught_up()
         return samples
@@ -165,14 +165,11 @@ class Soak:
         assert row is not None
         return row[0]
 
-    def _usage(self) -> tuple[float, float]:
-        """CPU seconds, and MiB that are resident now."""
+    def _usage(self) -> Usage:
         found = usage(self._bridge.pid)
         if found is None or not found.running:
             raise RuntimeError(f"the bridge ended:\n{self._bridge.complaint()}")
-        status = (Path("/proc") / str(self._bridge.pid) / "status").read_text(encoding="ascii")
-        (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
-        return found.cpu_s, int(line.split()[1]) / 1024
+        return found
 
     def _proc(self, folder: str) -> list[Path]:
         return list((Path("/proc") / str(self._bridge.pid) / folder).iterdir())

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import psycopg
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
@@ -242,7 +242,9 @@ class Course:
         admin = AdminClient({"bootstrap.servers": self._bed.kafka.bootstrap_servers})
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         tables = [TopicPartition(_topic(lane, table), 0) for table in self._workload.tables]
-        ends = admin.list_offsets(dict.fromkeys(tables, latest))
+        ends = admin.list_offsets(
+            dict.fromkeys(tables, latest), isolation_level=IsolationLevel.READ_COMMITTED
+        )
         records = sum(end.result(_TOPIC_S).offset for end in ends.values())
         wanted = round(self.rows * self._workload.published_share)
         if records < wanted:

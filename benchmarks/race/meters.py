@@ -11,9 +11,10 @@ _REST_S, _REST_MAX_S, _REST_SHARE = 0.5, 5.0, 0.3
 
 
 class Usage(NamedTuple):
-    """`cpu_s`: user and system; `peak_mib`: VmHWM, 0 once the process has ended."""
+    """`cpu_s`: user and system; `resident_mib`, `peak_mib`: VmRSS, VmHWM; 0 once it has ended."""
 
     cpu_s: float
+    resident_mib: float
     peak_mib: float
     running: bool
 
@@ -28,9 +29,13 @@ def usage(pid: int) -> Usage | None:
         return None
     parts = fields.rpartition(")")[2].split()
     ticks = int(parts[_USER]) + int(parts[_SYSTEM])
-    peak = [line for line in status.splitlines() if line.startswith("VmHWM:")]
-    mib = int(peak[0].split()[1]) / 1024 if peak else 0.0
-    return Usage(ticks / _TICKS, mib, parts[_STATE] not in "ZX")
+    mib = {
+        name: int(rest.split()[0]) / 1024
+        for name, _, rest in (line.partition(":") for line in status.splitlines())
+        if name in ("VmRSS", "VmHWM")
+    }
+    resident, peak = mib.get("VmRSS", 0.0), mib.get("VmHWM", 0.0)
+    return Usage(ticks / _TICKS, resident, peak, parts[_STATE] not in "ZX")
 
 
 class Meter:
