@@ -9,15 +9,17 @@ import contextlib
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from py4j.clientserver import ClientServerConnection  # type: ignore[import-untyped]
 
 from benchmarks.tables.rig import Rig, rig
 from benchmarks.tables.source import Source
-from services.local.java import SHORT_LIVED_SPARK
+from services.local.java import short_lived_spark
 from spark_consumers.epochs.follower import Follower
 
 EVENTS = 300
@@ -32,9 +34,11 @@ def main() -> None:
         "--option", action="append", default=[], help="of Spark, name=value; may be repeated"
     )
     options = parser.parse_args()
-    given = SHORT_LIVED_SPARK | dict(option.split("=", 1) for option in options.option)
-    with rig(driver_memory="1g", offsets_per_trigger_max=50_000, spark_options=given) as one:
-        found = _measure(one, options.epochs)
+    with tempfile.TemporaryDirectory(prefix="slotbridge-bench-") as scratch:
+        given = short_lived_spark(Path(scratch))
+        given |= dict(option.split("=", 1) for option in options.option)
+        with rig(driver_memory="1g", offsets_per_trigger_max=50_000, spark_options=given) as one:
+            found = _measure(one, options.epochs)
     sys.stdout.write(json.dumps(found) + "\n")
 
 

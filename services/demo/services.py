@@ -14,7 +14,7 @@ import yaml
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from services.local import jars
 from services.local.bed import Bed
-from services.local.java import SHORT_LIVED_SPARK, find_java_home
+from services.local.java import find_java_home, short_lived_spark
 
 PREFIX: Final = "bank"
 BRIDGE_SLOT: Final = "slotbridge"
@@ -63,7 +63,7 @@ class Services:
                 "trigger_interval_ms": 1000,
                 "spark_options": {
                     "spark.jars": jars.class_path("spark", ","),
-                    **SHORT_LIVED_SPARK,
+                    **short_lived_spark(bed.folder / "spark"),
                 },
             },
         }

@@ -17,12 +17,14 @@ from schemas.errors import ExitCode, SetupError
 from services.local.jars import cache_folder
 
 SUPPORTED = (17, 21)
-SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=256m")
+SHORT_LIVED = (
+    *("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=256m"),
+    *("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
+)
 """For some minutes of work, in which the optimizing compiler would cost more than it gives. Without
 it Java keeps 48 MiB for compiled code, which Spark fills: code would be thrown away and made again.
+The classes are of jars whose checksums are locked: verifying each again is a quarter of a start.
 """
-SHORT_LIVED_SPARK = {"spark.driver.extraJavaOptions": " ".join(("-XX:+UseSerialGC", *SHORT_LIVED))}
-"""The same as a Spark option."""
 _VERSION = re.compile(r'version "(\d+)[."]')
 _ASK_TIMEOUT_S = 30.0
 _WRAPPER = """\
@@ -73,6 +75,16 @@ def packaged_java_home() -> Path:
             exit_code=ExitCode.PROGRAM_MISSING,
         )
     return home
+
+
+def short_lived_spark(scratch: Path) -> dict[str, str]:
+    """Spark's options for a driver of some minutes; what it unpacks and spills goes to `scratch`."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    options = ("-XX:+UseSerialGC", f"-Djava.io.tmpdir={scratch}", *SHORT_LIVED)
+    return {
+        "spark.driver.extraJavaOptions": " ".join(options),
+        "spark.local.dir": str(scratch),
+    }
 
 
 def java_version(java: Path) -> int | None:

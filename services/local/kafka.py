@@ -42,7 +42,7 @@ _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 30.0
 _PROBE_TIMEOUT_S = 1.0
 _JVM_OPTIONS = (
-    *("-Xms256m", "-Xmx768m", "-XX:+UseSerialGC", "-Xshare:auto"),
+    *("-Xms256m", "-Xmx768m", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:-UsePerfData"),
     *("-Djava.awt.headless=true", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"),
 )
 
@@ -170,7 +170,8 @@ class KafkaBroker:
     def _java(self) -> list[str | Path]:
         home = self._java_home or find_java_home()
         self._java_home = home
-        return [home / "bin" / "java", *self._jvm_options, "-cp", self._class_path]
+        unpacked = f"-Djava.io.tmpdir={self.folder}"  # a killed one leaves nothing elsewhere
+        return [home / "bin" / "java", *self._jvm_options, unpacked, "-cp", self._class_path]
 
     def _prepare(self) -> None:
         self._class_path = class_path("kafka")

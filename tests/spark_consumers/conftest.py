@@ -14,7 +14,7 @@ from schemas.settings import KafkaSettings, Settings, SourceSettings
 from schemas.shaping import ShapingSettings
 from schemas.tables import TablesSettings
 from services.local import jars
-from services.local.java import SHORT_LIVED_SPARK, find_java_home
+from services.local.java import find_java_home, short_lived_spark
 from spark_consumers.epochs import job
 from spark_consumers.epochs.follower import Follower
 from spark_consumers.epochs.report import EpochReport
@@ -59,9 +59,8 @@ def spark(
         warehouse=warehouse,
         driver_memory="1g",
         spark_options={
-            **SHORT_LIVED_SPARK,
+            **short_lived_spark(tmp_path_factory.mktemp("spark")),
             "spark.jars": spark_jars,
-            "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
         },
     )
     session = start_session(tables, KafkaSettings(bootstrap_servers="none:1", topic_prefix="test"))

@@ -24,7 +24,7 @@ import psycopg
 import yaml
 
 from services.local import jars
-from services.local.java import SHORT_LIVED_SPARK, find_java_home
+from services.local.java import find_java_home, short_lived_spark
 from tests.bridge.running import Bridge
 from tests.providers.embedded import embedded
 from tests.providers.interface import Broker, Server, Trio
@@ -86,9 +86,8 @@ class Slottables:
                 "trigger_interval_ms": 100,
                 "driver_memory": "1g",
                 "spark_options": {
-                    **SHORT_LIVED_SPARK,
+                    **short_lived_spark(folder / "spark"),
                     "spark.jars": jars.class_path("spark", ","),
-                    "spark.local.dir": str(folder / "spark"),
                 },
             },
         }

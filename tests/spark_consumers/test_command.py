@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from schemas.errors import ExitCode
-from services.local.java import SHORT_LIVED_SPARK
+from services.local.java import short_lived_spark
 from tests.providers.interface import Provider
 from tests.spark_consumers.conftest import Pipeline
 
@@ -50,7 +50,7 @@ def config(tmp_path: Path, warehouse: Path, spark_jars: str, pipeline: Pipeline)
         "tables": {
             "warehouse": str(warehouse),
             "driver_memory": "1g",
-            "spark_options": {"spark.jars": spark_jars, **SHORT_LIVED_SPARK},
+            "spark_options": {"spark.jars": spark_jars, **short_lived_spark(tmp_path / "spark")},
         },
     }
     path.write_text(yaml.safe_dump(document), encoding="utf-8")

@@ -17,6 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
 from services.local.debezium import Connector, Debezium
+from services.local.java import SHORT_LIVED
 from services.local.processes import Processes
 from services.local.users import server_user
 from tests.bridge.running import Bridge
@@ -140,7 +141,7 @@ def _published(conninfo: str, name: str, kafka: Broker, folder: Path) -> dict[st
             connectors,
             bootstrap_servers=kafka.bootstrap_servers,
             processes=processes,
-            jvm_options=("-XX:TieredStopAtLevel=1",),  # it lives for seconds
+            jvm_options=SHORT_LIVED,
         )
         debezium.start()
         result = {
