@@ -52,7 +52,10 @@ def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]
     """A broker to be stopped in the middle of its work."""
     folder = tmp_path_factory.mktemp("kafka")
     with Processes(folder, server_user()) as processes:
-        broker = KafkaBroker(folder / "kafka", processes=processes)
+        # Longer than it stands still: else it leads nothing for a moment after, and what it had
+        # decided just before may lack its markers (tests/bridge/faults).
+        settings: dict[str, str | int] = {"broker.session.timeout.ms": 60_000}
+        broker = KafkaBroker(folder / "kafka", processes=processes, settings=settings)
         broker.start()
         yield broker
 

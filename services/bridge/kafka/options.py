@@ -8,6 +8,10 @@ from services.kafka.client import client_options
 
 BATCH_BYTES_MAX: Final = 900_000
 BATCH_OVERHEAD_BYTES: Final = 256
+LINGER_MS: Final = 20
+"""While a batch is on its way, librdkafka does not sleep once another is full or this old. A commit
+does not wait for it.
+"""
 MESSAGE_BYTES_MAX: Final = 1_000_000
 """librdkafka's message.max.bytes where kafka.options has none."""
 
@@ -23,7 +27,7 @@ def producer_options(
     smallest = min(limits, default=BATCH_BYTES_MAX) - BATCH_OVERHEAD_BYTES
     return {
         "compression.type": "lz4",
-        "linger.ms": 5,
+        "linger.ms": LINGER_MS,
         "queue.buffering.max.messages": 200_000,
         "queue.buffering.max.kbytes": 65_536,
         "batch.size": max(1, min(BATCH_BYTES_MAX, smallest)),

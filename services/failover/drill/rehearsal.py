@@ -190,8 +190,10 @@ class Rehearsal:
             try:
                 clone.order(lambda c: c.execute("SELECT pg_sync_replication_slots()"))
                 reason = ""
-            except SlotbridgeError as error:  # a slot is ahead, or another is temporary: once more
+            except SlotbridgeError as error:  # another is temporary: once more
                 reason = error.message
+            except Unreachable as error:  # one is ahead of what is replayed; or it is gone, see below
+                reason = error.detail
             there = {slot.slot_name for slot in clone.ask(read_slots) if slot.ready}
             missing = [name for name in wanted if name not in there]
             if not missing or time.monotonic() > deadline:
