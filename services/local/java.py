@@ -78,7 +78,7 @@ def packaged_java_home() -> Path:
 
 
 def short_lived_spark(scratch: Path) -> dict[str, str]:
-    """Spark's options for a driver of some minutes; what it unpacks and spills goes to `scratch`."""
+    """Spark's options for a driver of some minutes; it unpacks and spills into `scratch`."""
     scratch.mkdir(parents=True, exist_ok=True)
     options = ("-XX:+UseSerialGC", f"-Djava.io.tmpdir={scratch}", *SHORT_LIVED)
     return {
