@@ -72,6 +72,7 @@ class Slottables:
         bootstrap_servers: str,
         prefix: str,
         tables: Sequence[str] = (),
+        trigger_interval_ms: int = 100,
     ) -> None:
         self.config = folder / "tables.yaml"
         self._out = folder / "tables.out"
@@ -83,7 +84,7 @@ class Slottables:
             "tables": {
                 "tables": list(tables),
                 "warehouse": str(folder / "warehouse"),
-                "trigger_interval_ms": 100,
+                "trigger_interval_ms": trigger_interval_ms,
                 "driver_memory": "1g",
                 "spark_options": {
                     **short_lived_spark(folder / "spark"),
@@ -241,18 +242,26 @@ def drill(
     minutes: float = 1e6,
     pause_s: float = 0.05,
     within_s: float = 0.0,
+    trigger_interval_ms: int = 100,
 ) -> Totals:
     """Kill up to `kills` times within `minutes`, fail over early on, and compare.
 
     `pause_s`: the load's, after each 31 transactions. `within_s`: so long after a start or an
     epoch's end a kill comes; 0: as the last epoch took, so that every part of an epoch is met.
+    `trigger_interval_ms`: between epochs; longer than one takes: other work goes on beside it.
     """
     totals, chance, started = Totals(seed), random.Random(seed), time.monotonic()
     conninfo = both(trio)
     primary: Server = trio.primary
     bridge = Bridge(folder, conninfo, kafka, PREFIX, transaction_bytes_max=65536)
     source = {"conninfo": conninfo, "publication": bridge.publication}
-    tables = Slottables(folder, source, kafka.bootstrap_servers, PREFIX)
+    tables = Slottables(
+        folder,
+        source,
+        kafka.bootstrap_servers,
+        PREFIX,
+        trigger_interval_ms=trigger_interval_ms,
+    )
     try:
         bridge.start().streaming(primary.conninfo(trio.dbname))
         with psycopg.connect(conninfo, autocommit=True) as connection:

@@ -11,7 +11,7 @@ import pyspark
 import pytest
 import yaml
 
-from services.local.java import find_java_home
+from services.local.java import SHORT_LIVED, find_java_home
 from services.local.ports import free_port
 from spark_consumers import submit
 from tests.providers.waiting import eventually
@@ -19,6 +19,7 @@ from tests.spark_consumers.conftest import Pipeline
 from tests.spark_consumers.publisher import SourceTable
 
 SPARK_HOME = Path(pyspark.__file__).parent
+QUICK = ("-XX:+UseSerialGC", *SHORT_LIVED)
 ROWS = SourceTable("rows", {"id": ("int4", -1), "v": ("int4", -1)})
 
 
@@ -29,7 +30,7 @@ def master(tmp_path: Path) -> Iterator[str]:
     url = f"spark://127.0.0.1:{port}"
     java = find_java_home() / "bin" / "java"
     log = tmp_path / "cluster.log"
-    begin: list[str | Path] = [java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+    begin: list[str | Path] = [java, "-Xmx256m", *QUICK]
     begin += ["-cp", f"{SPARK_HOME}/jars/*"]
     place = "org.apache.spark.deploy"
     worker = [f"{place}.worker.Worker", "--cores", "1", "--memory", "700m", "--host", "127.0.0.1"]
@@ -86,6 +87,8 @@ def test_spark_submit_runs_the_same_job_on_two_workers(
             *(SPARK_HOME / "bin" / "spark-submit", "--master", master, "--jars", spark_jars),
             *("--driver-memory", "700m", "--executor-memory", "500m"),
             *("--conf", "spark.driver.host=127.0.0.1"),
+            *("--conf", f"spark.driver.extraJavaOptions={' '.join(QUICK)}"),
+            *("--conf", f"spark.executor.extraJavaOptions={' '.join(QUICK)}"),
             *(submit.__file__, "run", "--config", config, "--json", "--until-idle", "1"),
         ],
         capture_output=True,

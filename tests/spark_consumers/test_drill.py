@@ -17,7 +17,14 @@ def test_killed_under_load_and_failed_over_all_rows_are_equal(
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(find_java_home()))
     seed = random.randrange(10_000)
-    totals = drill(new_pair(), kafka, tmp_path, kills=1, seed=seed, pause_s=1.0, within_s=6.0)
+    totals = drill(
+        *(new_pair(), kafka, tmp_path),
+        kills=1,
+        seed=seed,
+        pause_s=1.0,
+        within_s=6.0,
+        trigger_interval_ms=8_000,
+    )
     assert not totals.different, totals
     assert (totals.kills, totals.failovers) == (1, 1)
     assert totals.tables >= 10
