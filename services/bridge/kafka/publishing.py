@@ -3,6 +3,7 @@
     nothing else comes    a portion is sent and committed at once
     portions come         while Kafka commits, later ones wait; they make the next transaction
     many come             the more there are, the longer it stays open, up to commit_interval_ms
+    then no more come     it is committed QUIET_S later
     more than we read     it stays open for commit_interval_ms
 
 No fixed linger: at a low load the age that a transaction must reach is next to nothing, at a high
@@ -35,6 +36,8 @@ SPACING_MIN_S: Final = 0.002
 """Between the beginnings of two commits there is this, or what the last one took."""
 COMPANY_S: Final = 0.000_1
 """For each portion in it, a transaction stays open so much longer."""
+QUIET_S: Final = 0.01
+"""A transaction to which nothing was added for so long does not wait for more."""
 
 Recorder = Callable[[Position, Mapping[str, int]], ProgressRecord]
 
@@ -69,7 +72,7 @@ class Publishing:
         self._committing: Future[None] | None = None
         self._record: ProgressRecord | None = None
         self._started = self._not_before = self._oldest = 0.0
-        self._due = self._group_due = float("inf")
+        self._due = self._group_due = self._quiet_due = float("inf")
         self._grouped = 0
         self._bytes = self._events = self._transactions = 0
 
@@ -92,7 +95,7 @@ class Publishing:
         """When `perform` is to be called (time.monotonic), if `wakes` does not come first."""
         if self._committing is not None or not self.uncommitted:
             return float("inf")
-        return min(self._due, self._group_due)
+        return min(self._due, self._group_due, self._quiet_due)
 
     def take(self, portion: Portion) -> None:
         """Send it, or let it wait while Kafka commits. Blocks when too much waits."""
@@ -123,8 +126,8 @@ class Publishing:
             self._end_commit()
             self._send_waiting()
         if self._committing is None and self.uncommitted:
-            group_due = self._oldest + self._age_max_s if behind else self._group_due
-            if now >= min(self._due, group_due):
+            group_due = min(self._group_due, self._quiet_due)
+            if now >= min(self._due, self._oldest + self._age_max_s if behind else group_due):
                 self._begin_commit()
 
     def finish(self) -> None:
@@ -184,7 +187,7 @@ class Publishing:
         """When the open transaction is to be committed, with `portion` in it."""
         now = time.monotonic()
         if not self.uncommitted:
-            self._due = self._group_due = float("inf")
+            self._due = self._group_due = self._quiet_due = float("inf")
             self._grouped = 0
         content = bool(portion.events or portion.staging)
         if self._heartbeat.commits_wait:
@@ -197,6 +200,7 @@ class Publishing:
             self._grouped += len(portion.ended) or 1
             due = max(self._oldest + COMPANY_S * self._grouped, self._not_before)
             self._group_due = min(due, self._oldest + self._age_max_s)
+            self._quiet_due = max(now + QUIET_S, self._not_before)
 
     def _begin_commit(self) -> None:
         """Commit the open Kafka transaction with its progress record, in the other thread."""
