@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-WORKERS ?= 3
+WORKERS ?= 4
 
 BENCH := $(or $(OUT),bench-results)
 

@@ -1,7 +1,8 @@
 """Which of several workers runs which test (pytest-xdist).
 
 A file stays together: its servers are started once. All that shares the Spark session stays in one
-worker: a session takes long to start, and a gibibyte. What takes longest begins first.
+worker: a session takes long to start, and a gibibyte. What takes longest begins first, with faults,
+which mostly wait, beside Spark, which needs a processor.
 """
 
 from collections.abc import Iterable
@@ -12,10 +13,10 @@ from xdist.scheduler import LoadScopeScheduling
 _SPARK: Final = "tests/spark_consumers/"
 _LONGEST_FIRST: Final = (
     _SPARK,
+    "tests/bridge/faults/",
     "tests/end_to_end/",
     "tests/torture/",
     "tests/failover/",
-    "tests/bridge/faults/",
     "tests/bridge/",
 )
 _OWN_SPARK: Final = "tests/spark_consumers/test_drill.py"
