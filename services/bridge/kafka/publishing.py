@@ -72,7 +72,7 @@ class Publishing:
         self._committing: Future[None] | None = None
         self._record: ProgressRecord | None = None
         self._started = self._not_before = self._oldest = 0.0
-        self._due = self._group_due = self._quiet_due = float("inf")
+        self._due = self._group_due = float("inf")
         self._grouped = 0
         self._bytes = self._events = self._transactions = 0
 
@@ -95,7 +95,7 @@ class Publishing:
         """When `perform` is to be called (time.monotonic), if `wakes` does not come first."""
         if self._committing is not None or not self.uncommitted:
             return float("inf")
-        return min(self._due, self._group_due, self._quiet_due)
+        return min(self._due, self._group_due)
 
     def take(self, portion: Portion) -> None:
         """Send it, or let it wait while Kafka commits. Blocks when too much waits."""
@@ -126,8 +126,8 @@ class Publishing:
             self._end_commit()
             self._send_waiting()
         if self._committing is None and self.uncommitted:
-            group_due = min(self._group_due, self._quiet_due)
-            if now >= min(self._due, self._oldest + self._age_max_s if behind else group_due):
+            group_due = self._oldest + self._age_max_s if behind else self._group_due
+            if now >= min(self._due, group_due):
                 self._begin_commit()
 
     def finish(self) -> None:
@@ -187,7 +187,7 @@ class Publishing:
         """When the open transaction is to be committed, with `portion` in it."""
         now = time.monotonic()
         if not self.uncommitted:
-            self._due = self._group_due = self._quiet_due = float("inf")
+            self._due = self._group_due = float("inf")
             self._grouped = 0
         content = bool(portion.events or portion.staging)
         if self._heartbeat.commits_wait:
@@ -198,9 +198,8 @@ class Publishing:
         else:
             self._oldest = self._oldest if self._grouped else now
             self._grouped += len(portion.ended) or 1
-            due = max(self._oldest + COMPANY_S * self._grouped, self._not_before)
-            self._group_due = min(due, self._oldest + self._age_max_s)
-            self._quiet_due = max(now + QUIET_S, self._not_before)
+            due = min(self._oldest + COMPANY_S * self._grouped, now + QUIET_S)
+            self._group_due = min(max(due, self._not_before), self._oldest + self._age_max_s)
 
     def _begin_commit(self) -> None:
         """Commit the open Kafka transaction with its progress record, in the other thread."""

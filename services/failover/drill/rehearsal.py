@@ -192,9 +192,7 @@ class Rehearsal:
                 reason = ""
             except SlotbridgeError as error:  # another is temporary: once more
                 reason = error.message
-            except (
-                Unreachable
-            ) as error:  # one is ahead of what is replayed; or it is gone, see below
+            except Unreachable as error:  # one is ahead of the replay; or it is gone: asked below
                 reason = error.detail
             there = {slot.slot_name for slot in clone.ask(read_slots) if slot.ready}
             missing = [name for name in wanted if name not in there]
