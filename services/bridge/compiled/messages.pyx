@@ -1,7 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Messages in and records out, many for one step of the interpreter."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint64_t
 
 include "digest.pxi"
@@ -12,7 +13,8 @@ cdef enum:
 
 def gather(get, list messages):
     cdef tuple got
-    cdef bytes data
+    cdef bytes payload
+    cdef Py_buffer view
     cdef const uint8_t* at
     cdef Py_ssize_t length
     cdef Py_ssize_t size = 0
@@ -23,17 +25,21 @@ def gather(get, list messages):
         length = got[0]
         if length <= 0:
             return length, b"", size
-        data = bytes(got[1])
-        at = <const uint8_t*>PyBytes_AS_STRING(data)
-        length = PyBytes_GET_SIZE(data)
-        if at[0] != b"w" or length < XLOG_HEADER_BYTES:
-            return length, data, size
-        lsn = 0
-        for index in range(1, 9):
-            lsn = lsn << 8 | at[index]
-        at += XLOG_HEADER_BYTES
+        PyObject_GetBuffer(got[1], &view, PyBUF_SIMPLE)
+        try:
+            at = <const uint8_t*>view.buf
+            length = view.len
+            if at[0] != b"w" or length < XLOG_HEADER_BYTES:
+                return length, PyBytes_FromStringAndSize(<char*>at, length), size
+            lsn = 0
+            for index in range(1, 9):
+                lsn = lsn << 8 | at[index]
+            at += XLOG_HEADER_BYTES
+            payload = PyBytes_FromStringAndSize(<char*>at, length - XLOG_HEADER_BYTES)
+        finally:
+            PyBuffer_Release(&view)
         size += length
-        messages.append((lsn, PyBytes_FromStringAndSize(<char*>at, length - XLOG_HEADER_BYTES)))
+        messages.append((lsn, payload))
 
 
 def send(produce, list events, Py_ssize_t index, Py_ssize_t end, set ready, tuple not_taken):

@@ -6,6 +6,7 @@ wrong with it.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject, PyTypeObject
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp
 
@@ -14,7 +15,6 @@ from services.bridge.compiled.text cimport Text
 
 include "digest.pxi"
 
-cdef object _new = tuple.__new__
 
 cdef class RowWriter:
     def __cinit__(self, type event, topic, table, columns, int count, frame, kinds):
@@ -190,5 +190,6 @@ cdef class RowWriter:
 
 
 cdef tuple new_tuple(type kind, tuple fields):
-    """`kind(*fields)`, of a NamedTuple."""
-    return <tuple>_new(kind, fields)
+    """`kind(*fields)`, of a NamedTuple, by tuple's own `__new__` in C."""
+    cdef tuple arguments = (fields,)
+    return <tuple>(<PyTypeObject*>tuple).tp_new(kind, <PyObject*>arguments, NULL)
