@@ -42,9 +42,12 @@ types: $(READY)
 
 # The environment: made when the locks or the project change, else reused. Builds (pyspark is a source
 # package, and our own compiled part) use what requirements/build.txt locks, not what is fetched for the
-# occasion. Without a C compiler the compiled part is left out, with a warning.
+# occasion. Both are built beside the rest's installation, which keeps one processor busy as long. Without
+# a C compiler the compiled part is left out, with a warning.
 COMPILED := $(wildcard services/bridge/compiled/*.p[yx]*)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LOCKED := $(PIP) --require-hashes --no-deps --no-build-isolation --use-pep517
+PYSPARK := /^pyspark==/,/[^\\]$$/
 
 $(READY): requirements/build.txt requirements/lock.txt pyproject.toml setup.py $(COMPILED)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -53,9 +56,11 @@ $(READY): requirements/build.txt requirements/lock.txt pyproject.toml setup.py $
 	  || { echo "python3 can't make a virtual environment (Debian: install python3-venv)" >&2; exit 2; }
 	@echo "installing pinned packages into $(VENV) …" >&2
 	@$(PIP) --require-hashes -r requirements/build.txt
-	@$(PIP) --require-hashes --no-build-isolation --use-pep517 -r requirements/lock.txt
+	@sed -n '$(PYSPARK)p' requirements/lock.txt > $(VENV)/pyspark.txt
+	@sed '$(PYSPARK)d' requirements/lock.txt > $(VENV)/others.txt
 	@rm -f services/bridge/compiled/*.so
-	@$(PIP) --no-deps --no-build-isolation -e .
+	@( $(LOCKED) -r $(VENV)/pyspark.txt && $(PIP) --no-deps --no-build-isolation -e . ) & \
+	  $(LOCKED) -r $(VENV)/others.txt; others=$$?; wait $$! && exit $$others
 	@$(BIN)/python -c 'from services.bridge.compiled import hot; exit(not hot)' \
 	  || echo "no C compiler, or no headers of Python: the bridge goes without its compiled part" >&2
 	@touch $@

@@ -3,6 +3,7 @@
 Each module knows the digest of all sources: one that is older is not used. So all are built anew.
 """
 
+import os
 import runpy
 from pathlib import Path
 
@@ -21,11 +22,11 @@ else:
             ".".join(path.with_suffix("").parts),
             [str(path)],
             optional=True,
-            extra_compile_args=["-O3"],
+            extra_compile_args=["-O3", "-g0"],
             define_macros=[("SOURCES_DIGEST", f'"{digest}"')],
         )
         for path in sorted(ROOM.glob("*.pyx"))
     ]
     modules = cythonize(sources, build_dir="build", force=True)
 
-setup(ext_modules=modules, options={"build_ext": {"force": True}})
+setup(ext_modules=modules, options={"build_ext": {"force": True, "parallel": os.cpu_count()}})

@@ -19,8 +19,8 @@ _LONGEST_FIRST: Final = (
     "tests/failover/",
     "tests/bridge/",
 )
-_OWN_SPARK: Final = "tests/spark_consumers/test_drill.py"
-"""Starts `slottables` itself, so that it needs no session."""
+_OWN_SPARK: Final = (f"{_SPARK}test_drill.py", f"{_SPARK}test_cluster.py")
+"""They start Spark themselves, so that they need no session."""
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
@@ -28,7 +28,7 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "spark" if file.startswith(_SPARK) and file != _OWN_SPARK else file
+        return "spark" if file.startswith(_SPARK) and file not in _OWN_SPARK else file
 
 
 def weight(nodeid: str) -> int:

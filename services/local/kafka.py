@@ -3,6 +3,7 @@
 import secrets
 import signal
 import subprocess
+import tempfile
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from schemas.errors import ExitCode, Retryable, SetupError
-from services.local import procfs
+from services.local import procfs, shared_classes
 from services.local.jars import class_path
 from services.local.java import SHORT_LIVED, find_java_home
 from services.local.ports import LOOPBACK, free_port, is_free, require_free
@@ -68,7 +69,11 @@ class KafkaBroker:
         proxy_port: int | None = None,
         short_lived: bool = True,
     ) -> None:
-        """`proxy_port`: of a proxy to `proxied_port`; its clients are told to come through it."""
+        """`proxy_port`: of a proxy to `proxied_port`; its clients are told to come through it.
+
+        `short_lived`: quick to start rather than quick after some minutes.
+        """
+        self._short_lived = short_lived
         self._jvm_options = (*_JVM_OPTIONS, *(SHORT_LIVED if short_lived else ()))
         self.name = name
         self.folder = folder
@@ -176,6 +181,11 @@ class KafkaBroker:
     def _prepare(self) -> None:
         self._class_path = class_path("kafka")
         self.folder.mkdir(exist_ok=True)
+        if self._short_lived:
+            java = Path(self._java()[0])
+            self._jvm_options += shared_classes.options(
+                "kafka", java, self._jvm_options, self._class_path, self._run_once
+            )
         settings = {
             **node_settings(self.port, self._controller_port, self.secured),
             **self._proxied(),
@@ -187,6 +197,20 @@ class KafkaBroker:
         if not (self.folder / "data" / "meta.properties").exists():
             cluster = urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
             self._format("m" + cluster[1:])  # an identifier must not look like an option
+
+    def _run_once(self, option: str) -> None:
+        """Start and stop a broker besides, with an option for Java."""
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix="once-") as scratch:
+            once = KafkaBroker(
+                Path(scratch),
+                processes=self._processes,
+                name=f"{self.name}-once",
+                short_lived=False,
+            )
+            once._java_home = self._java_home
+            once._jvm_options = (*self._jvm_options, option)
+            once.start()
+            once.stop()
 
     def _proxied(self) -> dict[str, str | int]:
         if self._proxy_port is None:

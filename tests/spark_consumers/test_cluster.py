@@ -10,13 +10,15 @@ from pathlib import Path
 import pyspark
 import pytest
 import yaml
+from pyiceberg.catalog.sql import SqlCatalog
 
+from services.local import jars
 from services.local.java import SHORT_LIVED, find_java_home
 from services.local.ports import free_port
 from spark_consumers import submit
+from tests.providers.interface import Broker
 from tests.providers.waiting import eventually
-from tests.spark_consumers.conftest import Pipeline
-from tests.spark_consumers.publisher import SourceTable
+from tests.spark_consumers.publisher import Publisher, SourceTable
 
 SPARK_HOME = Path(pyspark.__file__).parent
 QUICK = ("-XX:+UseSerialGC", *SHORT_LIVED)
@@ -69,19 +71,23 @@ def master(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.timeout(600)
 def test_spark_submit_runs_the_same_job_on_two_workers(
-    master: str, pipeline: Pipeline, tmp_path: Path, spark_jars: str, warehouse: Path
+    master: str, kafka: Broker, topic_prefix: str, tmp_path: Path
 ) -> None:
-    pipeline.publisher.announce(ROWS)
-    with pipeline.publisher.transaction() as t:
+    publisher = Publisher(kafka.bootstrap_servers, topic_prefix)
+    publisher.announce(ROWS)
+    with publisher.transaction() as t:
         for number in range(200):
             t.insert(ROWS, {"id": number, "v": 0})
-    with pipeline.publisher.transaction() as t:
+    with publisher.transaction() as t:
         for number in range(100):
             t.update(ROWS, {"id": number, "v": 1})
     config = tmp_path / "c.yaml"
-    kafka = pipeline.kafka.model_dump(include={"bootstrap_servers", "topic_prefix"})
-    tables = {"warehouse": str(warehouse), "offsets_per_trigger_max": 200}
-    config.write_text(yaml.safe_dump({"kafka": kafka, "tables": tables}), encoding="utf-8")
+    document = {
+        "kafka": {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": topic_prefix},
+        "tables": {"warehouse": str(tmp_path), "offsets_per_trigger_max": 200},
+    }
+    config.write_text(yaml.safe_dump(document), encoding="utf-8")
+    spark_jars = jars.class_path("spark", ",")
     done = subprocess.run(
         [
             *(SPARK_HOME / "bin" / "spark-submit", "--master", master, "--jars", spark_jars),
@@ -105,6 +111,18 @@ def test_spark_submit_runs_the_same_job_on_two_workers(
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(x) for x in done.stdout.splitlines() if x.startswith('{"epoch"')]
     assert [line["events"] for line in lines] == [200, 100]
-    assert [tuple(row) for row in pipeline.rows("rows")] == [(n, n < 100) for n in range(200)]
+    assert rows(tmp_path, topic_prefix) == [(n, n < 100) for n in range(200)]
     executors = list(tmp_path.glob("w*/app-*/*"))
     assert len(executors) == 2
+
+
+def rows(warehouse: Path, prefix: str) -> list[tuple[int, int]]:
+    """The Iceberg table's rows, as PyIceberg reads them."""
+    catalog = SqlCatalog(
+        "slotbridge", uri=f"sqlite:///{warehouse / 'catalog.db'}", init_catalog_tables="false"
+    )
+    try:
+        found = catalog.load_table((prefix, "rows")).scan().to_arrow().to_pylist()
+    finally:
+        catalog.engine.dispose()
+    return sorted((row["id"], row["v"]) for row in found)
