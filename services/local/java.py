@@ -89,6 +89,12 @@ def short_lived_spark(scratch: Path) -> dict[str, str]:
 
 def java_version(java: Path) -> int | None:
     """The major version that `java -version` prints; None when it does not run."""
+    match = _VERSION.search(version_text(java))
+    return int(match[1]) if match is not None else None
+
+
+def version_text(java: Path) -> str:
+    """What `java -version` prints; empty when it does not run."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             [java, "-version"],
@@ -97,10 +103,9 @@ def java_version(java: Path) -> int | None:
             timeout=_ASK_TIMEOUT_S,
             check=False,
         )
-        match = _VERSION.search(done.stderr + done.stdout)
-        if done.returncode == 0 and match is not None:
-            return int(match[1])
-    return None
+        if done.returncode == 0:
+            return done.stderr + done.stdout
+    return ""
 
 
 def _write_wrapper(path: Path, java: Path) -> None:

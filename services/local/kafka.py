@@ -205,9 +205,9 @@ class KafkaBroker:
                 Path(scratch),
                 processes=self._processes,
                 name=f"{self.name}-once",
+                java_home=self._java_home,
                 short_lived=False,
             )
-            once._java_home = self._java_home
             once._jvm_options = (*self._jvm_options, option)
             once.start()
             once.stop()

@@ -9,15 +9,14 @@ Source: JEP 350 "Dynamic CDS Archives".
 import contextlib
 import hashlib
 import os
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from services.local.jars import cache_folder
+from services.local.java import version_text
 from services.local.locking import locked
 
-_ASK_TIMEOUT_S: Final = 30.0
 _WAIT_FOR_OTHER_S: Final = 120.0
 
 
@@ -37,7 +36,7 @@ def options(
     on, as the package's, or when none was made: the program starts as well without. Raises what
     `run` raises, and Retryable when another process makes an archive for too long.
     """
-    version = _version(java)
+    version = version_text(java)
     if "sharing" not in version:
         return ()
     folder = cache or cache_folder().with_name("classes")
@@ -75,11 +74,3 @@ def _key(version: str, java_options: Sequence[str], class_path: str) -> str:
 def _identity(jar: Path) -> tuple[int, int]:
     status = jar.stat()
     return status.st_size, status.st_mtime_ns
-
-
-def _version(java: Path) -> str:
-    """What `java -version` prints; with "sharing" where it shares its own classes."""
-    done = subprocess.run(
-        [java, "-version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
-    )
-    return done.stderr + done.stdout

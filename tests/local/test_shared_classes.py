@@ -8,7 +8,7 @@ import pytest
 
 from services.local import shared_classes
 from services.local.jars import class_path
-from services.local.java import packaged_java_home, system_java_home
+from services.local.java import find_java_home, version_text
 
 VERSION = ("kafka.Kafka", "--version")
 
@@ -16,7 +16,7 @@ VERSION = ("kafka.Kafka", "--version")
 @pytest.fixture
 def java() -> Path:
     """A Java that runs; the system's can keep classes."""
-    return (system_java_home() or packaged_java_home()) / "bin" / "java"
+    return find_java_home() / "bin" / "java"
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_classes_are_kept_once_and_used(
     found = options(run)
     assert options(run) == found
     if not found:  # the package's Java
-        assert "sharing" not in shared_classes._version(java)
+        assert "sharing" not in version_text(java)
         assert not runs
         return
     assert len(runs) == 1
