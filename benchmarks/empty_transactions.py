@@ -58,7 +58,8 @@ class Receiver(threading.Thread):
                 if isinstance(item, Keepalive):
                     reached = max(reached, item.wal_end)
                     continue
-                ends = (int.from_bytes(data[10:18]) for _, data in item if data[:1] == b"C")
+                payloads = (item[index][1] for index in range(len(item)))
+                ends = (int.from_bytes(data[10:18]) for data in payloads if data[:1] == b"C")
                 reached = max(reached, *ends, 0)
             if reached > self.confirmed:
                 self.confirmed = reached

@@ -1,5 +1,6 @@
 """The compiled way of rows and transactions gives what the plain one gives, however it is cut."""
 
+import ctypes
 import subprocess
 import sys
 import zipfile
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
@@ -15,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.bridge import compiled
+from services.bridge.compiled import new_messages
 from services.bridge.decoding.messages import (
     UNCHANGED,
     AnyMessage,
@@ -137,7 +140,10 @@ def portions(
     )
     bounds = [0, *sorted(cut % len(source.messages) for cut in cuts), len(source.messages)]
     for since, until in pairwise(bounds):
-        pipeline.take_all(source.messages[since:until], NOW_US)
+        messages = new_messages()
+        for message in source.messages[since:until]:
+            messages.append(message)
+        pipeline.take_all(messages, NOW_US)
     spool.close()
     return made
 
@@ -268,20 +274,55 @@ def test_records_are_sent_up_to_one_that_calls_for_care(kinds: list[str]) -> Non
     assert sent(plain_send)[1] == first
 
 
-@given(st.lists(st.binary(max_size=9)), st.sampled_from([(0, b""), (-1, b""), (18, b"k" * 18)]))
+@given(
+    st.lists(st.binary(max_size=9), max_size=9),
+    st.sampled_from([(0, b""), (-1, b""), (18, b"k" * 18)]),
+)
 def test_messages_are_gathered_up_to_a_keepalive(
     payloads: list[bytes], last: tuple[int, bytes]
 ) -> None:
     assert compiled.hot is not None
-    found = []
-    for gather in (plain_gather, compiled.hot.messages.gather):
-        frames = [
-            b"w" + (n << 60 | n).to_bytes(8) + b"\0" * 16 + p for n, p in enumerate(payloads[:9])
-        ]
-        answers = iter([*((len(frame), memoryview(frame)) for frame in frames), last])
-        messages: list[tuple[int, bytes]] = []
-        found.append((gather(lambda _async: next(answers), messages), messages))  # noqa: B023
-    assert found[0] == found[1]
+    frames = [b"w" + (n << 60 | n).to_bytes(8) + b"\0" * 16 + p for n, p in enumerate(payloads)]
+    answers = [*((len(frame), frame) for frame in frames), last]
+    plain: list[tuple[int, bytes]] = []
+    told = iter(answers)
+    expected = plain_gather(lambda _async: next(told), plain)
+    get_copy_data, connection = libpq_that_answers(answers)
+    messages = compiled.hot.messages.Messages()
+    address = ctypes.cast(get_copy_data, ctypes.c_void_p).value
+    assert compiled.hot.messages.gather(address, connection, messages) == expected
+    assert [messages[index] for index in range(len(messages))] == plain
+    with pytest.raises(IndexError):
+        messages[len(plain)]
+
+
+def libpq_that_answers(answers: list[tuple[int, bytes]]) -> tuple[Any, int]:
+    """A PQgetCopyData that gives `answers`, one after another, of a connection at 4711."""
+    told = iter(answers)
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+
+    def get_copy_data(connection: int, buffer: Any, nonblocking: int) -> int:
+        assert (connection, nonblocking) == (4711, 1)
+        length, data = next(told)
+        if length > 0:
+            buffer[0] = libc.malloc(ctypes.c_size_t(length))
+            ctypes.memmove(buffer[0], data, length)
+        return length
+
+    buffer = ctypes.POINTER(ctypes.c_void_p)
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, buffer, ctypes.c_int)
+    return kind(get_copy_data), 4711
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary()), max_size=600))
+def test_messages_are_kept_as_in_a_list(expected: list[tuple[int, bytes]]) -> None:
+    messages = new_messages()
+    assert compiled.hot is not None and isinstance(messages, compiled.hot.messages.Messages)
+    for message in expected:
+        messages.append(message)
+    assert len(messages) == len(expected)
+    assert [messages[index] for index in range(len(messages))] == expected
 
 
 def test_what_is_older_than_its_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@
     forms          values' usual text forms as JSON
     rows           a row's bytes to its event              as services.bridge.events.writers
     transactions   rows, and whole small transactions      as Assembler and Envelope
-    messages       many from libpq, many to librdkafka     as the loops that call them
+    messages       many from libpq, many to librdkafka     as a list, and the loops that call them
 
 `hot` has what is called from without, or is None: not built, or switched off by
 SLOTBRIDGE_COMPILED=0. The same tests run on both ways (tests/bridge/test_compiled.py); what it
@@ -13,11 +13,20 @@ brings is in docs/PERFORMANCE.md.
 
 import os
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from services.bridge.compiled.sources import digest
 
 SWITCH = "SLOTBRIDGE_COMPILED"
+
+
+class Messages(Protocol):
+    """pgoutput messages, each with its place in the WAL: a list, or messages.Messages."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> tuple[int, bytes]: ...
+    def append(self, message: tuple[int, bytes], /) -> None: ...
+    def clear(self) -> None: ...
 
 
 class Hot(NamedTuple):
@@ -46,3 +55,8 @@ def _current(*modules: Any) -> bool:
 
 
 hot: Hot | None = _modules()
+
+
+def new_messages() -> Messages:
+    """None yet, in the form that the rest takes."""
+    return [] if hot is None else hot.messages.Messages()

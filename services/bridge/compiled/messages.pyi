@@ -4,13 +4,19 @@ from collections.abc import Callable
 
 from services.bridge.events.event import Event
 
-def gather(
-    get: Callable[[int], tuple[int, bytes | memoryview]], messages: list[tuple[int, bytes]]
-) -> tuple[int, bytes, int]:
-    """Append to `messages` what `get(1)` (PQgetCopyData) returns, while it is XLogData.
+class Messages:
+    """As a list of them, which are kept one behind the other."""
 
-    Returns (length, data) of the first that is none, data is empty where length <= 0; and how many
-    bytes were appended, with their headers.
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> tuple[int, bytes]: ...
+    def append(self, message: tuple[int, bytes], /) -> None: ...
+    def clear(self) -> None: ...
+
+def gather(function: int, connection: int, messages: Messages) -> tuple[int, bytes, int]:
+    """Append to `messages` what PQgetCopyData gives of `connection`, while it is XLogData.
+
+    Both are addresses. Returns (length, data) of the first that is none, data is empty where
+    length <= 0; and how many bytes were appended, with their headers.
     """
 
 def send(

@@ -20,8 +20,8 @@ cdef class RowWriter:
     """Begin and end of each column's value in `out`; of the old row's behind them."""
 
     cdef tuple write(
-        self, bytes data, Py_ssize_t at, uint64_t lsn, int64_t seq, int64_t total, int64_t events,
-        Text head, Text order, Text tail
+        self, const uint8_t* text, Py_ssize_t at, Py_ssize_t end, uint64_t lsn, int64_t seq,
+        int64_t total, int64_t events, Text head, Text order, Text tail
     )
     cdef int rest(
         self, uint64_t lsn, int64_t seq, int64_t total, int64_t events, Text head, Text order,
@@ -34,4 +34,5 @@ cdef class RowWriter:
     cdef bint same_key(self) except -1
     cdef bytes key(self)
 
+cdef tuple new_event(type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn)
 cdef tuple new_tuple(type kind, tuple fields)

@@ -6,7 +6,9 @@ wrong with it.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.object cimport PyObject, PyTypeObject
+from cpython.object cimport PyTypeObject
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_SET_ITEM
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp
 
@@ -14,6 +16,9 @@ from services.bridge.compiled.forms cimport put_form
 from services.bridge.compiled.text cimport Text
 
 include "digest.pxi"
+
+cdef extern from "Python.h":
+    object PyType_GenericAlloc(PyTypeObject* kind, Py_ssize_t count)
 
 
 cdef class RowWriter:
@@ -54,15 +59,16 @@ cdef class RowWriter:
         head_text.put_str(head)
         order_text.put_str(order)
         tail_text.put_str(tail)
-        return self.write(data, at, lsn, seq, total, events, head_text, order_text, tail_text)
+        return self.write(
+            <const uint8_t*>PyBytes_AS_STRING(data), at, PyBytes_GET_SIZE(data), lsn, seq, total,
+            events, head_text, order_text, tail_text,
+        )
 
     cdef tuple write(
-        self, bytes data, Py_ssize_t at, uint64_t lsn, int64_t seq, int64_t total, int64_t events,
-        Text head, Text order, Text tail
+        self, const uint8_t* text, Py_ssize_t at, Py_ssize_t end, uint64_t lsn, int64_t seq,
+        int64_t total, int64_t events, Text head, Text order, Text tail
     ):
         """The event, or None."""
-        cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(data)
-        cdef Py_ssize_t end = PyBytes_GET_SIZE(data)
         cdef bytes key = None
         self.out.clear()
         try:
@@ -84,9 +90,7 @@ cdef class RowWriter:
         if self.keys:
             key = self.key()
         self.rest(lsn, seq, total, events, head, order, tail)
-        return new_tuple(
-            self.event, (self.topic, key, self.out.whole(), None, False, self.table, seq, lsn)
-        )
+        return new_event(self.event, self.topic, key, self.out.whole(), self.table, seq, lsn)
 
     cdef int rest(
         self, uint64_t lsn, int64_t seq, int64_t total, int64_t events, Text head, Text order,
@@ -189,7 +193,29 @@ cdef class RowWriter:
         return key
 
 
+cdef tuple new_event(type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn):
+    """`event(topic, key, value, None, False, table, seq, lsn)`, made as `new_tuple` does."""
+    cdef tuple made = <tuple>PyType_GenericAlloc(<PyTypeObject*>event, 8)
+    put(made, 0, topic)
+    put(made, 1, key)
+    put(made, 2, value)
+    put(made, 3, None)
+    put(made, 4, False)
+    put(made, 5, table)
+    put(made, 6, seq)
+    put(made, 7, lsn)
+    return made
+
+
 cdef tuple new_tuple(type kind, tuple fields):
-    """`kind(*fields)`, of a NamedTuple, by tuple's own `__new__` in C."""
-    cdef tuple arguments = (fields,)
-    return <tuple>(<PyTypeObject*>tuple).tp_new(kind, <PyObject*>arguments, NULL)
+    """`kind(*fields)`, of a NamedTuple, as tuple_subtype_new makes it (tupleobject.c)."""
+    cdef Py_ssize_t index, count = PyTuple_GET_SIZE(fields)
+    cdef tuple made = <tuple>PyType_GenericAlloc(<PyTypeObject*>kind, count)
+    for index in range(count):
+        put(made, index, <object>PyTuple_GET_ITEM(fields, index))
+    return made
+
+
+cdef inline void put(tuple made, Py_ssize_t index, object value) noexcept:
+    Py_INCREF(value)
+    PyTuple_SET_ITEM(made, index, value)

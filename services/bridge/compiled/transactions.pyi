@@ -1,11 +1,12 @@
 """Rows of an open transaction, and whole small transactions; transactions.pyx has them."""
 
+from services.bridge.compiled import Messages
 from services.bridge.events.envelope import Writer
 from services.bridge.events.event import Ended, Event
 from services.bridge.events.rows import Counter
 
 def take_rows(
-    messages: list[tuple[int, bytes]],
+    messages: Messages,
     index: int,
     at: int,
     writers: dict[bytes, Writer],
@@ -42,7 +43,7 @@ class Transactions:
     ) -> None: ...
     def take(
         self,
-        messages: list[tuple[int, bytes]],
+        messages: Messages,
         index: int,
         at: int,
         writers: dict[bytes, Writer],

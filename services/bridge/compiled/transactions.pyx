@@ -5,13 +5,14 @@ Nothing is done by halves: a transaction that is not whole among the messages, o
 but rows whose writers are known, is left where it is.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memcpy
 
-from services.bridge.compiled.rows cimport RowWriter, new_tuple
+from services.bridge.compiled.messages cimport Message, Messages
+from services.bridge.compiled.rows cimport RowWriter, new_event, new_tuple
 from services.bridge.compiled.text cimport Text
 
 include "digest.pxi"
@@ -36,33 +37,29 @@ cdef class Rows:
     cdef dict writers
     cdef Py_ssize_t at, skipped
     cdef int64_t overhead_bytes, seq, total, size, of_table, numbers
-    cdef bytes kind
+    cdef uint8_t[KIND_BYTES] kind
     cdef RowWriter writer
     cdef object counter
 
     def __cinit__(self, dict writers, Py_ssize_t at, int64_t overhead_bytes):
         self.writers, self.at, self.overhead_bytes = writers, at, overhead_bytes
         self.skipped = at - KIND_BYTES
-        self.kind = b""
 
-    cdef bint choose(self, bytes payload) except -1:
+    cdef bint choose(self, const Message* message) except -1:
         """Whether the message is a row with a compiled writer, which is then the current one."""
         cdef PyObject* found
         cdef tuple parts
-        cdef const char* text = PyBytes_AS_STRING(payload)
-        cdef const char* known
-        cdef const char* rest = text + 1 + self.skipped
-        if PyBytes_GET_SIZE(payload) < self.at:
+        cdef const uint8_t* text = message.payload
+        cdef const uint8_t* rest = text + 1 + self.skipped
+        if message.size < self.at:
             return False
         if self.writer is not None:
-            known = PyBytes_AS_STRING(self.kind)
-            if text[0] == known[0] and not memcmp(rest, known + 1, KIND_BYTES - 1):
+            if text[0] == self.kind[0] and not memcmp(rest, self.kind + 1, KIND_BYTES - 1):
                 return True
             self.settle()
-        self.kind = PyBytes_FromStringAndSize(text, 1) + PyBytes_FromStringAndSize(
-            rest, KIND_BYTES - 1
-        )
-        found = PyDict_GetItem(self.writers, self.kind)
+        self.kind[0] = text[0]
+        memcpy(self.kind + 1, rest, KIND_BYTES - 1)
+        found = PyDict_GetItem(self.writers, <bytes>(<char*>self.kind)[:KIND_BYTES])
         if found == NULL:
             return False
         parts = <tuple><object>found
@@ -72,10 +69,11 @@ cdef class Rows:
         self.of_table = self.counter.events
         return True
 
-    cdef bint add(self, bytes payload, uint64_t lsn, Text head, Text order, Text tail) except -1:
+    cdef bint add(self, const Message* message, Text head, Text order, Text tail) except -1:
         """Whether the row, which is of the current writer, became an event."""
         cdef tuple event = self.writer.write(
-            payload, self.at, lsn, self.seq, self.total + 1, self.of_table + 1, head, order, tail
+            message.payload, self.at, message.size, message.lsn, self.seq, self.total + 1,
+            self.of_table + 1, head, order, tail
         )
         if event is None:
             return False
@@ -103,23 +101,20 @@ cdef class Rows:
 
 
 def take_rows(
-    list messages, Py_ssize_t index, Py_ssize_t at, dict writers, list events, list touched,
+    Messages messages, Py_ssize_t index, Py_ssize_t at, dict writers, list events, list touched,
     int64_t seq, int64_t total, int64_t room_bytes, int64_t overhead_bytes, str head, str order,
     str tail,
 ):
     cdef Text head_text = Text(), order_text = Text(), tail_text = Text()
     cdef Rows rows = Rows(writers, at, overhead_bytes)
-    cdef Py_ssize_t count = len(messages)
-    cdef tuple message
     head_text.put_str(head)
     order_text.put_str(order)
     tail_text.put_str(tail)
     rows.events, rows.touched, rows.seq, rows.total = events, touched, seq, total
-    while index < count and rows.size <= room_bytes:
-        message = <tuple>messages[index]
-        if not rows.choose(<bytes>message[1]):
+    while index < messages.count and rows.size <= room_bytes:
+        if not rows.choose(messages.items + index):
             break
-        if not rows.add(<bytes>message[1], message[0], head_text, order_text, tail_text):
+        if not rows.add(messages.items + index, head_text, order_text, tail_text):
             break
         index += 1
     rows.settle()
@@ -146,15 +141,15 @@ cdef class Transactions:
         self.id, self.out = Text(), Text()
 
     def take(
-        self, list messages, Py_ssize_t index, Py_ssize_t at, dict writers, uint64_t previous_lsn,
-        uint64_t floor_lsn, int64_t now_us, int64_t room_bytes, int64_t bytes_max,
+        self, Messages messages, Py_ssize_t index, Py_ssize_t at, dict writers,
+        uint64_t previous_lsn, uint64_t floor_lsn, int64_t now_us, int64_t room_bytes, int64_t bytes_max,
     ):
-        cdef Py_ssize_t count = len(messages), commit
+        cdef Py_ssize_t commit
         cdef list events = [], ends = []
         self.rows = Rows(writers, at, self.overhead_bytes)
         self.rows.events = events
         self.write_tail(now_us)
-        while index < count and self.rows.size <= room_bytes:
+        while index < messages.count and self.rows.size <= room_bytes:
             commit = self.whole(messages, index, floor_lsn)
             if commit < 0:
                 break
@@ -162,60 +157,60 @@ cdef class Transactions:
                 messages, index, commit, previous_lsn, now_us, bytes_max, ends
             ):
                 break
-            previous_lsn = number(<bytes>(<tuple>messages[commit])[1], 2, 8)
+            previous_lsn = number(messages.items[commit].payload + 2, 8)
             index = commit + 1
         room_bytes = self.rows.size
         self.rows = None  # the events are the caller's
         return index, events, ends, room_bytes
 
-    cdef Py_ssize_t whole(self, list messages, Py_ssize_t begin, uint64_t floor_lsn) except -2:
+    cdef Py_ssize_t whole(self, Messages messages, Py_ssize_t begin, uint64_t floor_lsn) except -2:
         """Where the transaction that begins at `begin` ends; -1: it does not go this way."""
-        cdef bytes payload = <bytes>(<tuple>messages[begin])[1]
-        cdef Py_ssize_t index = begin, count = len(messages)
+        cdef const Message* message = messages.items + begin
+        cdef const Message* end = messages.items + messages.count
         cdef uint64_t lsn, end_lsn
         cdef int64_t time_us
-        if PyBytes_GET_SIZE(payload) != BEGIN_BYTES or PyBytes_AS_STRING(payload)[0] != b"B":
+        if message.size != BEGIN_BYTES or message.payload[0] != b"B":
             return -1
-        lsn = number(payload, 1, 8)
-        time_us = <int64_t>number(payload, 9, 8) + POSTGRES_EPOCH_US
+        lsn = number(message.payload + 1, 8)
+        time_us = <int64_t>number(message.payload + 9, 8) + POSTGRES_EPOCH_US
         if lsn < floor_lsn or not 0 <= time_us <= TIME_US_MAX:
             return -1
         while True:
-            index += 1
-            if index >= count:
+            message += 1
+            if message >= end:
                 return -1
-            payload = <bytes>(<tuple>messages[index])[1]
-            if PyBytes_GET_SIZE(payload) and PyBytes_AS_STRING(payload)[0] == b"C":
+            if message.size and message.payload[0] == b"C":
                 break
-            if not self.rows.choose(payload):
+            if not self.rows.choose(message):
                 return -1
-        if PyBytes_GET_SIZE(payload) != COMMIT_BYTES or index == begin + 1:
+        if message.size != COMMIT_BYTES or message == messages.items + begin + 1:
             return -1
-        end_lsn = number(payload, 10, 8)
-        return index if number(payload, 2, 8) == lsn and end_lsn > lsn else -1
+        end_lsn = number(message.payload + 10, 8)
+        if number(message.payload + 2, 8) != lsn or end_lsn <= lsn:
+            return -1
+        return message - messages.items
 
     cdef bint transaction(
-        self, list messages, Py_ssize_t begin, Py_ssize_t commit, uint64_t previous_lsn,
+        self, Messages messages, Py_ssize_t begin, Py_ssize_t commit, uint64_t previous_lsn,
         int64_t now_us, int64_t bytes_max, list ends,
     ) except -1:
         """Put its events behind the others; False, and none: it needs another way."""
         cdef Rows rows = self.rows
-        cdef bytes payload = <bytes>(<tuple>messages[begin])[1]
-        cdef uint64_t commit_lsn = number(payload, 1, 8), xid = number(payload, 17, 4)
-        cdef int64_t time_us = <int64_t>number(payload, 9, 8) + POSTGRES_EPOCH_US
+        cdef const Message* message = messages.items + begin
+        cdef uint64_t commit_lsn = number(message.payload + 1, 8)
+        cdef uint64_t xid = number(message.payload + 17, 4)
+        cdef int64_t time_us = <int64_t>number(message.payload + 9, 8) + POSTGRES_EPOCH_US
         cdef Py_ssize_t index, before = len(rows.events)
         cdef int64_t size = rows.size
         cdef bint good = True
-        cdef tuple message
         self.write_head(xid, commit_lsn, time_us, previous_lsn)
         rows.touched, rows.seq, rows.total = [], 0, 0
         self.boundary(commit_lsn, time_us, begins=True)
         cdef int64_t announced = rows.size - size
         for index in range(begin + 1, commit):
-            message = <tuple>messages[index]
-            payload = <bytes>message[1]
-            if not rows.choose(payload) or not rows.add(
-                payload, message[0], self.head, self.order, self.tail
+            message = messages.items + index
+            if not rows.choose(message) or not rows.add(
+                message, self.head, self.order, self.tail
             ):
                 good = False
                 break
@@ -225,9 +220,9 @@ cdef class Transactions:
         rows.settle()
         if good:
             self.boundary(commit_lsn, time_us, begins=False)
-            payload = <bytes>(<tuple>messages[commit])[1]
+            message = messages.items + commit
             stamp = new_tuple(self.stamp, (xid, commit_lsn, time_us, previous_lsn, now_us))
-            end = (len(rows.events), stamp, number(payload, 10, 8))
+            end = (len(rows.events), stamp, number(message.payload + 10, 8))
             ends.append(new_tuple(self.ended, end))
         else:
             del rows.events[before:]
@@ -267,8 +262,7 @@ cdef class Transactions:
                 out.put_bytes(b"}")
                 first = False
             out.put_bytes(b"]}")
-        fields = (self.topic, key, out.whole(), None, False, "", -1, 0)
-        return self.rows.hold(new_tuple(self.event, fields))
+        return self.rows.hold(new_event(self.event, self.topic, key, out.whole(), "", -1, 0))
 
     cdef int write_head(
         self, uint64_t xid, uint64_t commit_lsn, int64_t time_us, uint64_t previous_lsn
@@ -309,9 +303,8 @@ cdef class Transactions:
         return out.put_number(time_us * 1000)
 
 
-cdef inline uint64_t number(bytes data, Py_ssize_t at, int size):
+cdef inline uint64_t number(const uint8_t* text, int size):
     """Big-endian, `size` bytes."""
-    cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(data) + at
     cdef uint64_t found = 0
     cdef int index
     for index in range(size):

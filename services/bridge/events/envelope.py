@@ -24,6 +24,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from schemas.events import message_topic, transaction_topic
 from services.bridge import compiled
+from services.bridge.compiled import Messages
 from services.bridge.decoding.messages import (
     Delete,
     Insert,
@@ -216,7 +217,7 @@ class Envelope:
 
     def rows(
         self,
-        messages: list[tuple[int, bytes]],
+        messages: Messages,
         index: int,
         at: int,
         writers: dict[bytes, Writer],
@@ -239,7 +240,7 @@ class Envelope:
 
     def transactions(
         self,
-        messages: list[tuple[int, bytes]],
+        messages: Messages,
         index: int,
         at: int,
         writers: dict[bytes, Writer],

@@ -24,7 +24,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from schemas.errors import Retryable, SlotbridgeError
 from schemas.lsn import format_lsn, parse_lsn
 from services.bridge import compiled
+from services.bridge.compiled import Messages, new_messages
 from services.bridge.decoding.decoder import POSTGRES_EPOCH_US
+from services.bridge.postgres.libpq import GET_COPY_DATA, address
 from services.bridge.postgres.refusals import connect_error, server_error
 
 _U64 = struct.Struct("!Q")
@@ -32,6 +34,8 @@ _KEEPALIVE = struct.Struct("!QqB")
 _STATUS = struct.Struct("!cQQQqB")
 _W, _K = b"w"[0], b"k"[0]
 _XLOG_HEADER_BYTES: Final = 25
+_FAILED: Final = -2
+"""PQgetCopyData's word for an error; psycopg raises it."""
 FEEDBACK_DEADLINE_S: Final = 10.0
 READS_MAX: Final = 16
 READ_BYTES: Final = 2**18
@@ -74,10 +78,6 @@ def walsender_name(slot: str) -> str:
     return f"slotbridge_{slot}"
 
 
-Messages = list[tuple[int, bytes]]
-"""pgoutput messages, each with its place in the WAL."""
-
-
 class Keepalive(NamedTuple):
     """The server has sent everything before `wal_end`; `reply`: it wants to hear from us now."""
 
@@ -92,6 +92,7 @@ class ReplicationConnection:
         self, conninfo: str, slot: str, *, wal_sender_timeout_ms: int, sql_deadline_ms: int
     ) -> None:
         self._slot = slot
+        self._messages = new_messages()
         self._deadline_s = sql_deadline_ms / 1000
         given = str(conninfo_to_dict(conninfo).get("options") or "")
         options = f"{given} {SESSION_OPTIONS} -c wal_sender_timeout={wal_sender_timeout_ms}"
@@ -153,9 +154,11 @@ class ReplicationConnection:
     def read(self) -> Iterator[Messages | Keepalive]:
         """Yield what has arrived, not more than so much. Raises Retryable when the server has gone.
 
-        libpq reads little at once: what is there is asked for several times.
+        Messages come in the same container again and again. libpq reads little at once: what is
+        there is asked for several times.
         """
-        messages: Messages = []
+        messages = self._messages
+        messages.clear()
         room_bytes = READ_BYTES
         for _ in range(READS_MAX):
             self._receive()
@@ -164,7 +167,7 @@ class ReplicationConnection:
                 if data[0] == _K:
                     if messages:
                         yield messages
-                        messages = []
+                        messages.clear()
                     wal_end, _time, reply = _KEEPALIVE.unpack_from(data, 1)
                     yield Keepalive(wal_end, bool(reply))
                 length, data, more = self._gather(messages)
@@ -184,12 +187,18 @@ class ReplicationConnection:
             raise self._lost(str(error)) from error
 
     def _gather(self, messages: Messages) -> tuple[int, bytes, int]:
-        gather = _gather if compiled.hot is None else compiled.hot.messages.gather
+        connection = address(self._conn)
+        if compiled.hot is not None and GET_COPY_DATA and connection:
+            found: tuple[int, bytes, int] = compiled.hot.messages.gather(
+                GET_COPY_DATA, connection, messages
+            )
+            if found[0] == _FAILED:
+                raise self._lost(self._error())
+            return found
         try:
-            found: tuple[int, bytes, int] = gather(self._conn.get_copy_data, messages)
+            return _gather(self._conn.get_copy_data, messages)
         except psycopg.Error as error:
             raise self._lost(str(error)) from error
-        return found
 
     def feedback(self, write_lsn: int, flush_lsn: int, *, ask: bool = False) -> None:
         """Tell the server how far we are; `ask` for a keepalive. Raises Retryable at its end."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from schemas.events import HEARTBEAT_PREFIX
 from services.bridge import compiled
+from services.bridge.compiled import Messages
 from services.bridge.decoding.decoder import DecodeError, Decoder, misplaced
 from services.bridge.decoding.messages import (
     AnyMessage,
@@ -123,7 +124,7 @@ class Assembler:
         self._bytes += EVENT_OVERHEAD_BYTES + len(event[2] or b"") + len(event[1] or b"")
         return True
 
-    def rows(self, messages: list[tuple[int, bytes]], index: int, decoder: Decoder) -> int:
+    def rows(self, messages: Messages, index: int, decoder: Decoder) -> int:
         """Take rows from `index` on; the index of the first message that needs another way.
 
         Rows of a transaction that is open, with known writers, until `full` has something.
@@ -148,7 +149,7 @@ class Assembler:
         return index
 
     def transactions(
-        self, messages: list[tuple[int, bytes]], index: int, decoder: Decoder, now_us: int
+        self, messages: Messages, index: int, decoder: Decoder, now_us: int
     ) -> tuple[int, Portion | None]:
         """Take whole transactions from `index` on; the next index, and their portion.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from schemas.events import PreparedRecord
+from services.bridge.compiled import Messages
 from services.bridge.decoding.decoder import Decoder
 from services.bridge.decoding.messages import (
     PREPARED_MESSAGES,
@@ -55,7 +56,7 @@ class Pipeline:
             staged=staged,
         )
 
-    def take_all(self, messages: list[tuple[int, bytes]], now_us: int) -> None:
+    def take_all(self, messages: Messages, now_us: int) -> None:
         """Take messages with the WAL positions that they came at. Raises as `take`.
 
         As many at once as can be: whole transactions, rows of the open one, any other message.

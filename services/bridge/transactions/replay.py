@@ -4,6 +4,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from services.bridge.compiled import Messages, new_messages
 from services.bridge.decoding.decoder import Decoder
 from services.bridge.decoding.messages import Begin, Commit, Frame
 from services.bridge.transactions.assembler import Assembler, Portion
@@ -63,9 +64,9 @@ def replay(
     return feed(end, lsn, now_us)
 
 
-def _some(frames: Iterator[Frame]) -> list[tuple[int, bytes]]:
+def _some(frames: Iterator[Frame]) -> Messages:
     """The next few: as many and as large as are dealt with between two breaths."""
-    messages: list[tuple[int, bytes]] = []
+    messages = new_messages()
     size = 0
     for frame in frames:
         messages.append((frame.lsn, frame.payload))

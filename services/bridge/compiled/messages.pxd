@@ -1,0 +1,20 @@
+"""Messages one behind the other: see messages.pyx."""
+
+from libc.stdint cimport uint8_t, uint64_t
+
+
+cdef struct Message:
+    uint8_t* payload
+    Py_ssize_t size
+    uint64_t lsn
+
+
+cdef class Messages:
+    cdef Message* items
+    cdef Py_ssize_t count, room
+    cdef uint8_t* data
+    """The payloads, of `size` bytes together."""
+    cdef Py_ssize_t size, capacity
+
+    cdef int add(self, const char* payload, Py_ssize_t size, uint64_t lsn) except -1
+    cdef int resize(self, Py_ssize_t capacity) except -1
