@@ -30,6 +30,7 @@ from tests.providers.embedded import embedded
 from tests.providers.interface import Broker, Server, Trio
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
+from tests.spark_consumers.one_java import run_all
 from tests.spark_consumers.tables import BANK, BANK_TABLES, LARGE, ROWS, TABLES, TRANSFER
 
 PREFIX = "drill"
@@ -143,21 +144,10 @@ class Slottables:
         code = self._process.wait(timeout=300)
         assert code == 0, self.log[-3000:]
 
-    def call(self, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-        """Another command on the same configuration, whatever `run` does meanwhile."""
-        program = Path(sys.executable).parent / "slottables"
-        return subprocess.run(
-            [program, *arguments, "--config", self.config],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-
     def verify(self) -> dict[str, Any]:
         """The report of `slottables verify`."""
-        done = self.call("verify", "--json", "--examples")
-        assert done.stdout, done.stderr[-3000:]
+        (done,) = run_all(self.config, ("verify", "--json", "--examples"))
+        assert done.stdout, done.log
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
 
@@ -313,14 +303,16 @@ def _operate(tables: Slottables) -> None:
     """List epochs, have a table made anew, maintain all, while `run` goes on."""
     tables.await_epoch()
     known = {epoch["commit_lsn"] for epoch in tables.epochs()}
-    done = tables.call("epochs", "--json")
-    assert done.returncode == 0, done.stderr[-3000:]
-    listed = {json.loads(line)["commit_lsn"] for line in done.stdout.splitlines()}
+    epochs, rebuilt, maintained = run_all(
+        tables.config,
+        ("epochs", "--json"),
+        ("rebuild", "--table", "public.whole"),
+        ("maintain", "--json"),
+    )
+    listed = {json.loads(line)["commit_lsn"] for line in epochs.stdout.splitlines()}
     assert listed & known, (listed, known)
-    for arguments in (("rebuild", "--table", "public.whole"), ("maintain", "--json")):
-        done = tables.call(*arguments)
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert "whole" in done.stdout, done.stdout
+    for done in (rebuilt, maintained):
+        assert "whole" in done.stdout, done
     tables.await_epoch()
     tables.require_running()
 
