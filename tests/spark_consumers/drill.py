@@ -30,10 +30,11 @@ from tests.providers.embedded import embedded
 from tests.providers.interface import Broker, Server, Trio
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
-from tests.spark_consumers.one_java import run_all
+from tests.spark_consumers.one_java import Done, run_all
 from tests.spark_consumers.tables import BANK, BANK_TABLES, LARGE, ROWS, TABLES, TRANSFER
 
 PREFIX = "drill"
+VERIFY = ("verify", "--json", "--examples")
 _CHANGES = (
     "UPDATE types SET small = small % 1000 + 1, middle = %(n)s WHERE id < 6",
     "UPDATE types SET t = repeat(%(n)s::text, 3000), price = %(n)s WHERE id = 1 + %(n)s % 5",
@@ -146,10 +147,8 @@ class Slottables:
 
     def verify(self) -> dict[str, Any]:
         """The report of `slottables verify`."""
-        (done,) = run_all(self.config, ("verify", "--json", "--examples"))
-        assert done.stdout, done.log
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        (done,) = run_all(self.config, VERIFY)
+        return report_of(done)
 
     @property
     def log(self) -> str:
@@ -168,6 +167,13 @@ class Slottables:
 
     def _ended(self) -> bool:
         return self._process is None or self._process.poll() is not None
+
+
+def report_of(done: Done) -> dict[str, Any]:
+    """What `VERIFY` has printed."""
+    assert done.stdout, done.log
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 class Load:
@@ -312,6 +318,7 @@ def _operate(tables: Slottables) -> None:
     listed = {json.loads(line)["commit_lsn"] for line in epochs.stdout.splitlines()}
     assert listed & known, (listed, known)
     for done in (rebuilt, maintained):
+        assert done.code == 0, done.log
         assert "whole" in done.stdout, done
     tables.await_epoch()
     tables.require_running()

@@ -1,13 +1,12 @@
 """What `slottables` makes of a run's topics, row by row against the database that survived."""
 
-import json
 import os
 from pathlib import Path
 from typing import Final
 
 from services.local.java import find_java_home
 from tests.bridge.running import Bridge
-from tests.spark_consumers.drill import Slottables
+from tests.spark_consumers.drill import VERIFY, Slottables, report_of
 from tests.spark_consumers.one_java import run_all
 from tests.torture.checker import Finding
 
@@ -25,12 +24,10 @@ def compare_tables(bridge: Bridge, conninfo: str, folder: Path) -> tuple[int, li
     names = [f"public.{table}" for table in TABLES]
     servers = bridge.kafka.bootstrap_servers
     slottables = Slottables(folder, source, servers, bridge.prefix, names)
-    done = run_all(
-        slottables.config, ("run", "--until-idle", _IDLE_S), ("verify", "--json", "--examples")
-    )
-    if done[0].code:
-        return 0, [Finding("wrong", f"slottables run: {done[0].log[-1500:]}")]
-    report = json.loads(done[-1].stdout.splitlines()[-1])["tables"]
+    filled, *verified = run_all(slottables.config, ("run", "--until-idle", _IDLE_S), VERIFY)
+    if filled.code:
+        return 0, [Finding("wrong", f"slottables run: {filled.log[-1500:]}")]
+    report = report_of(*verified)["tables"]
     missing = set(names) - {table["table"] for table in report}
     found = [Finding("wrong", f"no Iceberg table of {name}") for name in sorted(missing)]
     found += [Finding("wrong", f"Iceberg: {table}") for table in report if not table["equal"]]

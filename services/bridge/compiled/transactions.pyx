@@ -142,7 +142,8 @@ cdef class Transactions:
 
     def take(
         self, Messages messages, Py_ssize_t index, Py_ssize_t at, dict writers,
-        uint64_t previous_lsn, uint64_t floor_lsn, int64_t now_us, int64_t room_bytes, int64_t bytes_max,
+        uint64_t previous_lsn, uint64_t floor_lsn, int64_t now_us, int64_t room_bytes,
+        int64_t bytes_max,
     ):
         cdef Py_ssize_t commit
         cdef list events = [], ends = []
