@@ -12,6 +12,12 @@ LINGER_MS: Final = 20
 """While a batch is on its way, librdkafka does not sleep once another is full or this old. A commit
 does not wait for it.
 """
+IN_FLIGHT: Final = 1
+"""Nothing is under way behind a request that may be refused. A broker that knows of no sequence in
+a partition (a new topic, or a producer silent for producer.id.expiration.ms) takes any: where it
+refuses one request, as it does not lead the partition yet, and takes the next, librdkafka has the
+first one for written (rd_kafka_dr_implicit_ack), and commits without it.
+"""
 MESSAGE_BYTES_MAX: Final = 1_000_000
 """librdkafka's message.max.bytes where kafka.options has none."""
 
@@ -39,4 +45,5 @@ def producer_options(
         "transactional.id": f"slotbridge.{kafka.topic_prefix}.{slot}",
         "transaction.timeout.ms": bridge.transaction_timeout_ms,
         "enable.idempotence": True,
+        "max.in.flight.requests.per.connection": IN_FLIGHT,
     }

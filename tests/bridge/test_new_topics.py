@@ -1,0 +1,33 @@
+"""The first records into a new topic, whose leader may not be ready for the first of them.
+
+The broker refuses that request, and takes the next one of the same producer if it is under way
+already: it knows of no earlier sequence. librdkafka takes the refused one for written then.
+"""
+
+import pytest
+
+from schemas.settings import BridgeSettings
+from services.bridge.events.event import Event
+from services.bridge.kafka.producer import TransactionalProducer
+from services.bridge.kafka.refused import Refused
+from tests.bridge.reading import read_committed
+from tests.bridge.test_topics import prepared, record
+from tests.providers.interface import Broker
+
+TOPICS = 30
+
+
+@pytest.mark.parametrize(("careful", "size"), [(True, 10), (False, 400_000)])
+def test_none_is_lost(kafka: Broker, topic_prefix: str, careful: bool, size: int) -> None:
+    settings, topics = prepared(kafka, topic_prefix)
+    refused = Refused(careful_until=2**62) if careful else None
+    producer = TransactionalProducer(settings, BridgeSettings(), topics, "mine", refused)
+    producer.begin_session()
+    values = [bytes([65 + n]) * size for n in range(6)]
+    names = [f"{topic_prefix}.t{number}" for number in range(TOPICS)]
+    for lsn, name in enumerate(names, 100):
+        producer.send([Event(name, b"key", value) for value in values])
+        producer.commit(record(lsn))
+    found = read_committed(kafka.bootstrap_servers, names)
+    arrived = {name: [each.value for each in found if each.topic == name] for name in names}
+    assert {name: len(come) for name, come in arrived.items() if come != values} == {}
