@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +35,6 @@ from services.bridge.events.envelope import Envelope
 from services.bridge.events.event import Event
 from services.bridge.events.values import moments, plain
 from services.bridge.events.writers import Column, Frame, writer
-from services.bridge.kafka.producer import _send as plain_send
 from services.bridge.kafka.refused import Origins
 from services.bridge.postgres.connection import _gather as plain_gather
 from services.bridge.progress.agreement import Position
@@ -240,38 +238,6 @@ def test_a_large_row_leaves_no_large_buffer_and_the_next_is_right() -> None:
     for size in (5_000_000, 10, 1_000_000, 0):
         found = written("string", b"x" * size)
         assert found is not None and found.key == b'{"c":"' + b"x" * size + b'"}'
-
-
-@given(st.lists(st.sampled_from(["plain", "headers", "broadcast", "unknown", "full"])))
-def test_records_are_sent_up_to_one_that_calls_for_care(kinds: list[str]) -> None:
-    assert compiled.hot is not None
-    events = [
-        Event(
-            "other" if kind == "unknown" else "topic",
-            None,
-            b"full" if kind == "full" else b"value",
-            [("a", b"b")] if kind == "headers" else None,
-            kind == "broadcast",
-        )
-        for kind in kinds
-    ]
-
-    def sent(send: object) -> tuple[list[tuple[str, bytes]], int]:
-        taken: list[tuple[str, bytes]] = []
-
-        def produce(topic: str, value: bytes, key: bytes | None) -> None:
-            assert key is None
-            if value == b"full":
-                raise BufferError
-            taken.append((topic, value))
-
-        assert callable(send)
-        arguments = (produce, events, 0, len(events), {"topic"}, (BufferError, KafkaException))
-        return taken, send(*arguments)
-
-    assert sent(compiled.hot.messages.send) == sent(plain_send)
-    first = next((i for i, kind in enumerate(kinds) if kind != "plain"), len(kinds))
-    assert sent(plain_send)[1] == first
 
 
 @given(

@@ -4,7 +4,8 @@
     forms          values' usual text forms as JSON
     rows           a row's bytes to its event              as services.bridge.events.writers
     transactions   rows, and whole small transactions      as Assembler and Envelope
-    messages       many from libpq, many to librdkafka     as a list, and the loops that call them
+    messages       many from libpq                         as a list
+    records        many to librdkafka                      as services.bridge.kafka.sending.plain
 
 `hot` has what is called from without, or is None: not built, or switched off by
 SLOTBRIDGE_COMPILED=0. The same tests run on both ways (tests/bridge/test_compiled.py); what it
@@ -36,16 +37,17 @@ class Hot(NamedTuple):
     rows: Any
     transactions: Any
     messages: Any
+    records: Any
 
 
 def _modules() -> Hot | None:
     if os.environ.get(SWITCH, "1") == "0":
         return None
     try:
-        from services.bridge.compiled import forms, messages, rows, text, transactions
+        from services.bridge.compiled import forms, messages, records, rows, text, transactions
     except (ImportError, TypeError, ValueError):  # not there, or of different times
         return None
-    found: tuple[ModuleType, ...] = (forms, rows, transactions, messages)
+    found: tuple[ModuleType, ...] = (forms, rows, transactions, messages, records)
     return Hot(*found) if _current(*found, text) else None
 
 

@@ -1,8 +1,4 @@
-"""Messages in and records out, many for one step of the interpreter; messages.pyx has it."""
-
-from collections.abc import Callable
-
-from services.bridge.events.event import Event
+"""Messages in, many for one step of the interpreter; messages.pyx has it."""
 
 class Messages:
     """As a list of them, which are kept one behind the other."""
@@ -17,18 +13,4 @@ def gather(function: int, connection: int, messages: Messages) -> tuple[int, byt
 
     Both are addresses. Returns (length, data) of the first that is none, data is empty where
     length <= 0; and how many bytes were appended, with their headers.
-    """
-
-def send(
-    produce: Callable[..., None],
-    events: list[Event],
-    index: int,
-    end: int,
-    ready: set[str],
-    not_taken: tuple[type[Exception], ...],
-) -> int:
-    """Produce events[index:end], up to the first that calls for care; its index.
-
-    That is one with headers, for every partition, of a topic that is not in `ready`, or one that
-    `produce` refuses with one of `not_taken`.
     """

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Messages in and records out, many for one step of the interpreter."""
+"""Messages in, many for one step of the interpreter."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint64_t
@@ -91,23 +91,3 @@ def gather(size_t function, size_t connection, Messages messages):
         finally:
             free(buffer)
         size += length
-
-
-def send(produce, list events, Py_ssize_t index, Py_ssize_t end, set ready, tuple not_taken):
-    cdef tuple event
-    cdef object topic, known = None
-    while index < end:
-        event = <tuple>events[index]
-        topic = event[0]
-        if topic is not known:
-            if topic not in ready:
-                break
-            known = topic
-        if event[3] is not None or event[4]:
-            break
-        try:
-            produce(topic, event[2], event[1])
-        except not_taken:
-            break
-        index += 1
-    return index

@@ -18,7 +18,7 @@ from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.events import ProgressRecord, progress_topic
 from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings
-from services.bridge import compiled, metrics
+from services.bridge import metrics
 from services.bridge.events.event import Event
 from services.bridge.kafka.options import MESSAGE_BYTES_MAX, producer_options
 from services.bridge.kafka.refused import (
@@ -48,8 +48,6 @@ _QUEUE_FULL_PAUSE_S: Final = 0.1
 ABORT_TIMEOUT_S: Final = 5.0
 REPORT_TIMEOUT_S: Final = 5.0
 NOWHERE: Final = Origin(0, 0, None)
-NOT_TAKEN: Final = (BufferError, KafkaException)
-"""What `produce` raises when it has not taken a record."""
 NO_TOPIC: Final = TopicRefused(
     "the row names no topic",
     hint="correct the outbox's aggregate type",
@@ -151,10 +149,10 @@ class TransactionalProducer:
         self, events: Sequence[Event], index: int, end: int, origins: Origins | None
     ) -> None:
         """events[index:end]: many at once, and singly what calls for care."""
-        send = _send if compiled.hot is None else compiled.hot.messages.send
+        send = self._turns.send
         while index < end:
             if not (self._careful or self._refused.records):
-                index = send(self._producer.produce, events, index, end, self._ready, NOT_TAKEN)
+                index = send(events, index, end, self._ready)
             if index < end:
                 self._send_one(events[index], NOWHERE if origins is None else origins.of(index))
                 index += 1
@@ -371,27 +369,3 @@ class TransactionalProducer:
             hint="check the broker",
             exit_code=ExitCode.KAFKA_UNREACHABLE,
         )
-
-
-def _send(
-    produce: Callable[..., None],
-    events: Sequence[Event],
-    index: int,
-    end: int,
-    ready: set[str],
-    not_taken: tuple[type[Exception], ...],
-) -> int:
-    """Produce events[index:end], up to the first that calls for care or that `produce` refuses.
-
-    Returns its index. As services.bridge.compiled.messages.send.
-    """
-    while index < end:
-        topic, key, value, headers, broadcast, *_ = events[index]
-        if headers is not None or broadcast or topic not in ready:
-            break
-        try:
-            produce(topic, value, key)
-        except not_taken:
-            break
-        index += 1
-    return index

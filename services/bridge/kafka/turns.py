@@ -12,6 +12,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from schemas.events import ProgressRecord
+from services.bridge.kafka.sending import Send, sender
 from services.kafka.client import kafka_error, make_client
 
 INIT_TIMEOUT_S: Final = 30.0
@@ -49,12 +50,18 @@ class Turns:
             )
             for suffix in _SUFFIXES
         ]
+        self._senders = [sender(producer) for producer in self._both]
         self.turn = 0
 
     @property
     def current(self) -> Producer:
         """Whose turn it is."""
         return self._both[self.turn]
+
+    @property
+    def send(self) -> Send:
+        """Many records into the current one."""
+        return self._senders[self.turn]
 
     def begin_session(self) -> None:
         """init_transactions of both: fences other sessions, and ends what they have open."""

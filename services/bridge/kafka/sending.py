@@ -1,0 +1,84 @@
+"""Many records to librdkafka: straight, or through confluent-kafka where that is not possible.
+
+Straight (services.bridge.compiled.records) needs the compiled way, and a version of confluent-kafka
+of which it is known where it keeps librdkafka's producer. confluent-kafka's `produce` parses its
+arguments, and has librdkafka lock everything and look for the topic's name among all, each time.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import Final
+
+from confluent_kafka import KafkaException, Producer, cimpl
+
+from services.bridge import compiled
+from services.bridge.events.event import Event
+
+VERSION: Final = version("confluent-kafka")
+KNOWN_VERSIONS: Final = frozenset({"2.16.1"})
+"""Those whose Handle (confluent_kafka.h) is known to begin with the rd_kafka_t*."""
+NOT_TAKEN: Final = (BufferError, KafkaException)
+"""What `produce` raises when it has not taken a record."""
+
+Send = Callable[[Sequence[Event], int, int, set[str]], int]
+"""send(events, index, end, ready) -> index of the first of events[index:end] that is not sent.
+
+All are sent (`end`), or that one calls for care: it has headers, is for every partition or of a
+topic that is not in `ready`; or it was not taken.
+"""
+
+
+def sender(producer: Producer) -> Send:
+    """The best way into `producer`."""
+    if compiled.hot is not None and (handle := _handle(producer)):
+        straight: Send = compiled.hot.records.Records(producer, handle, *FUNCTIONS).send
+        return straight
+    return partial(plain, producer.produce)
+
+
+def plain(
+    produce: Callable[..., None], events: Sequence[Event], index: int, end: int, ready: set[str]
+) -> int:
+    """`Send` by confluent-kafka's `produce`."""
+    while index < end:
+        topic, key, value, headers, broadcast, *_ = events[index]
+        if headers is not None or broadcast or topic not in ready:
+            break
+        try:
+            produce(topic, value, key)
+        except NOT_TAKEN:
+            break
+        index += 1
+    return index
+
+
+def _library() -> ctypes.CDLL | None:
+    """The librdkafka that confluent-kafka has loaded; None where it is no library of its own."""
+    try:
+        library = ctypes.CDLL(cimpl.__file__)
+        opaque = library.rd_kafka_opaque
+    except (OSError, AttributeError):
+        return None
+    opaque.argtypes, opaque.restype = [ctypes.c_void_p], ctypes.c_void_p
+    return library
+
+
+def _handle(producer: Producer) -> int:
+    """Where librdkafka has the producer, which it knows as its opaque; 0: not known."""
+    if _LIBRARY is None or VERSION not in KNOWN_VERSIONS:
+        return 0
+    handle = ctypes.c_void_p.from_address(id(producer) + object.__basicsize__).value or 0
+    return handle if handle and _LIBRARY.rd_kafka_opaque(handle) == id(producer) else 0
+
+
+def _address(function: str) -> int:
+    return ctypes.cast(_LIBRARY[function], ctypes.c_void_p).value or 0 if _LIBRARY else 0
+
+
+_LIBRARY: Final = _library()
+FUNCTIONS: Final = tuple(
+    _address(f"rd_kafka_{name}") for name in ("topic_new", "topic_destroy", "produce")
+)
+"""Addresses of what Records calls (rdkafka.h)."""

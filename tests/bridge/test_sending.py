@@ -1,0 +1,108 @@
+"""Many records into librdkafka: straight and through confluent-kafka, what is taken is the same."""
+
+import gc
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.bridge.events.event import Event
+from services.bridge.kafka import sending
+from services.bridge.kafka.sending import plain, sender
+from tests.bridge.reading import read_committed
+from tests.bridge.test_topics import prepared
+from tests.providers.interface import Broker
+
+NOBODY = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "message.max.bytes": 1000}
+VALUES = {"refused": b"v" * 1001, "tombstone": None, "empty": b""}
+
+
+def is_straight(producer: Producer) -> bool:
+    return getattr(sender(producer), "func", None) is not plain
+
+
+def event(kind: str, topic: str = "topic") -> Event:
+    return Event(
+        "other" if kind == "unknown" else topic,
+        None if kind == "no key" else b"key",
+        VALUES.get(kind, b"value"),
+        [("a", b"b")] if kind == "headers" else None,
+        kind == "broadcast",
+    )
+
+
+TAKEN = ("plain", "tombstone", "empty", "no key")
+KINDS = (*TAKEN, "headers", "broadcast", "unknown", "refused")
+
+
+@pytest.fixture(scope="module")
+def unconnected() -> Producer:
+    return Producer(NOBODY)
+
+
+@given(kinds=st.lists(st.sampled_from(KINDS)), data=st.data())
+def test_records_are_sent_up_to_one_that_calls_for_care(
+    twin: str, unconnected: Producer, kinds: list[str], data: st.DataObject
+) -> None:
+    since = data.draw(st.integers(0, len(kinds)))
+    end = data.draw(st.integers(since, len(kinds)))
+    send, before = sender(unconnected), len(unconnected)
+    index = send([event(kind) for kind in kinds], since, end, {"topic"})
+    assert index == next((i for i in range(since, end) if kinds[i] not in TAKEN), end)
+    assert len(unconnected) - before == index - since
+    unconnected.purge()
+    unconnected.poll(0)
+
+
+def test_no_more_than_the_queue_holds(twin: str) -> None:
+    producer = Producer({**NOBODY, "queue.buffering.max.messages": 7})
+    assert sender(producer)([event("plain")] * 10, 0, 10, {"topic"}) == len(producer) == 7
+    producer.purge()
+
+
+def test_what_comes_is_what_was_sent(twin: str, kafka: Broker, topic_prefix: str) -> None:
+    one, other = f"{topic_prefix}.one", f"{topic_prefix}.other"
+    _settings, topics = prepared(kafka, topic_prefix)
+    assert topics.partitions(one) == topics.partitions(other) == 3
+    events = [event(kind, topic) for kind in 2 * TAKEN for topic in (one, one, other)]
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "partitioner": "murmur2_random"}
+    )
+    assert is_straight(producer) == (twin == "compiled")
+    assert sender(producer)(events, 0, len(events), {one, other}) == len(events)
+    assert producer.flush(30) == 0
+    for topic in (one, other):
+        expected = [(each.key, each.value) for each in events if each.topic == topic]
+        found = read_committed(kafka.bootstrap_servers, [topic])
+        assert sorted(map(repr, expected)) == sorted(repr((r.key, r.value)) for r in found)
+        keyed = [(r.key, r.value) for r in found if r.key is not None]
+        assert keyed == [pair for pair in expected if pair[0] is not None]
+        assert len({r.partition for r in found if r.key is not None}) == 1
+
+
+def test_a_producer_is_freed_with_what_sends_into_it(twin: str) -> None:
+    def threads() -> int:
+        return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+    before = threads()
+    producer = Producer(NOBODY)
+    send = sender(producer)
+    assert send([event("plain")], 0, 1, {"topic"}) == 1
+    producer.purge()
+    del producer
+    gc.collect()
+    assert threads() > before  # `send` keeps it alive
+    del send
+    gc.collect()
+    assert threads() == before
+
+
+def test_another_version_is_not_gone_into(
+    twin: str, monkeypatch: pytest.MonkeyPatch, unconnected: Producer
+) -> None:
+    assert is_straight(unconnected) == (twin == "compiled")
+    assert {sending.VERSION} == sending.KNOWN_VERSIONS
+    monkeypatch.setattr(sending, "VERSION", "99.0")
+    assert not is_straight(unconnected)
