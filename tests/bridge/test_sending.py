@@ -15,7 +15,7 @@ from tests.bridge.reading import read_committed
 from tests.bridge.test_topics import prepared
 from tests.providers.interface import Broker
 
-NOBODY = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "message.max.bytes": 1000}
+NOBODY = {"log_level": 0, "message.max.bytes": 1000}
 VALUES = {"refused": b"v" * 1001, "tombstone": None, "empty": b""}
 
 
