@@ -14,6 +14,7 @@ from typing import Final
 from confluent_kafka import KafkaException, Producer, cimpl
 
 from services.bridge import compiled
+from services.bridge.compiled import foreign
 from services.bridge.events.event import Event
 
 VERSION: Final = version("confluent-kafka")
@@ -54,31 +55,17 @@ def plain(
     return index
 
 
-def _library() -> ctypes.CDLL | None:
-    """The librdkafka that confluent-kafka has loaded; None where it is no library of its own."""
-    try:
-        library = ctypes.CDLL(cimpl.__file__)
-        opaque = library.rd_kafka_opaque
-    except (OSError, AttributeError):
-        return None
-    opaque.argtypes, opaque.restype = [ctypes.c_void_p], ctypes.c_void_p
-    return library
-
-
 def _handle(producer: Producer) -> int:
     """Where librdkafka has the producer, which it knows as its opaque; 0: not known."""
-    if _LIBRARY is None or VERSION not in KNOWN_VERSIONS:
+    if VERSION not in KNOWN_VERSIONS or not all((_OPAQUE, *FUNCTIONS)):
         return 0
-    handle = ctypes.c_void_p.from_address(id(producer) + object.__basicsize__).value or 0
-    return handle if handle and _LIBRARY.rd_kafka_opaque(handle) == id(producer) else 0
+    handle = ctypes.c_void_p.from_address(id(producer) + object.__basicsize__).value
+    opaque = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_OPAQUE)
+    return handle if handle and opaque(handle) == id(producer) else 0
 
 
-def _address(function: str) -> int:
-    return ctypes.cast(_LIBRARY[function], ctypes.c_void_p).value or 0 if _LIBRARY else 0
-
-
-_LIBRARY: Final = _library()
+_OPAQUE: Final = foreign.address(cimpl, "rd_kafka_opaque")
 FUNCTIONS: Final = tuple(
-    _address(f"rd_kafka_{name}") for name in ("topic_new", "topic_destroy", "produce")
+    foreign.address(cimpl, f"rd_kafka_{name}") for name in ("topic_new", "topic_destroy", "produce")
 )
 """Addresses of what Records calls (rdkafka.h)."""

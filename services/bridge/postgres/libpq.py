@@ -3,11 +3,12 @@
 psycopg's own call makes three objects for each message.
 """
 
-import ctypes
 import sys
 from typing import Final
 
 from psycopg import pq
+
+from services.bridge.compiled import foreign
 
 
 def address(connection: pq.abc.PGconn) -> int:
@@ -15,14 +16,7 @@ def address(connection: pq.abc.PGconn) -> int:
     return getattr(connection, "pgconn_ptr", None) or 0
 
 
-def _address(name: str) -> int:
-    """Where the function is; 0: not found, as psycopg has no C module of its own."""
-    try:
-        library = ctypes.CDLL(sys.modules[pq.PGconn.__module__].__file__)
-        return ctypes.cast(library[name], ctypes.c_void_p).value or 0
-    except (OSError, AttributeError):
-        return 0
-
-
-GET_COPY_DATA: Final = _address("PQgetCopyData")
-"""Source: PostgreSQL documentation 32.10.2 "Functions for Receiving COPY Data"."""
+GET_COPY_DATA: Final = foreign.address(sys.modules[pq.PGconn.__module__], "PQgetCopyData")
+"""0: psycopg has no C module of its own. Source: PostgreSQL documentation 32.10.2 "Functions for
+Receiving COPY Data".
+"""
