@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.events import schema_topic, transaction_topic
+from services.bridge.kafka.options import IN_FLIGHT
 
 PREFIX = "bench"
 TABLE = "accounts"
@@ -32,6 +33,7 @@ class Source:
                 "compression.type": "lz4",
                 "queue.buffering.max.messages": 1_000_000,
                 "partitioner": "murmur2_random",
+                "max.in.flight": IN_FLIGHT,
             }
         )
         self._producer.init_transactions(30)

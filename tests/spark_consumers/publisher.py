@@ -29,6 +29,7 @@ from schemas.events import (
 )
 from schemas.naming import Naming
 from schemas.shaping import ShapingSettings
+from services.bridge.kafka.options import IN_FLIGHT
 
 PARTITIONS = 3
 _ANY_PARTITION = -1
@@ -166,7 +167,12 @@ class Publisher:
             "bootstrap.servers": bootstrap_servers
         }
         self._producer = Producer(
-            self._servers | {"transactional.id": prefix, "partitioner": "murmur2_random"}
+            self._servers
+            | {
+                "transactional.id": prefix,
+                "partitioner": "murmur2_random",
+                "max.in.flight": IN_FLIGHT,
+            }
         )
         self._producer.init_transactions(_TIMEOUT_S)
 
