@@ -45,5 +45,5 @@ def producer_options(
         "transactional.id": f"slotbridge.{kafka.topic_prefix}.{slot}",
         "transaction.timeout.ms": bridge.transaction_timeout_ms,
         "enable.idempotence": True,
-        "max.in.flight.requests.per.connection": IN_FLIGHT,
+        **dict.fromkeys(("max.in.flight.requests.per.connection", "max.in.flight"), IN_FLIGHT),
     }
