@@ -6,6 +6,7 @@
     transactions   rows, and whole small transactions      as Assembler and Envelope
     messages       many from libpq                         as a list
     records        many to librdkafka                      as services.bridge.kafka.sending.plain
+    foreign        where functions of libpq and librdkafka are
 
 `hot` has what is called from without, or is None: not built, or switched off by
 SLOTBRIDGE_COMPILED=0. The same tests run on both ways (tests/bridge/test_compiled.py); what it
