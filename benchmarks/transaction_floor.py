@@ -3,13 +3,12 @@
     python -m benchmarks.transaction_floor    [--transactions 300] [--debug eos,protocol]
 
 As the bridge writes a small transaction (its table, `transaction`, progress), with its producers,
-but nothing before it and nothing else going on. No latency of ours can be below it.
+but nothing before it and nothing else going on, by a broker that has warmed up. No latency of ours
+can be below it.
 """
 
 import statistics
-import tempfile
 import time
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -18,13 +17,13 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.bridge import Figures, report
+from benchmarks.race.arena import arena
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.kafka.options import producer_options
 from services.bridge.kafka.turns import Turns
-from services.local.bed import Bed
 
 TOPICS: Final = ("table", "transaction", "progress")
-WARM_UP: Final = 50
+WARM_UP: Final = 6_000
 PAUSE_S: Final = 0.05
 TIMEOUT_S: Final = 30.0
 
@@ -56,7 +55,7 @@ def measure(bootstrap_servers: str, transactions: int, debug: str) -> Figures:
         if message is None or message.error() is not None:
             raise RuntimeError("a committed record does not come")
         visible.append((time.monotonic() - since) * 1000)
-        time.sleep(PAUSE_S)
+        time.sleep(PAUSE_S if len(visible) > WARM_UP else 0)
     consumer.close()
     return {
         "transactions": transactions,
@@ -71,11 +70,8 @@ def main(
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Start a broker, measure, print."""
-    with tempfile.TemporaryDirectory(prefix="slotbridge-bench-") as name:
-        Path(name).chmod(0o755)
-        with Bed(Path(name), lazy=True) as bed:
-            bed.start("kafka")
-            found = measure(bed.kafka.bootstrap_servers, transactions, debug)
+    with arena() as (bed, _):
+        found = measure(bed.kafka.bootstrap_servers, transactions, debug)
     report([found], as_json=as_json)
 
 

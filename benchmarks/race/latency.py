@@ -3,13 +3,13 @@
     make bench LATENCY=1    python -m benchmarks.race.latency [--rates 100,1000] [--seconds 10]
 
 Transactions of one row, evenly spaced, from a process of its own; consumer and clock are here.
-Every event must arrive. `reached`: the transactions in a second that the clients managed.
+Every event must arrive. `reached`: the transactions in a second that the clients managed. Each
+contender has warmed up first, and with it the broker, as in the race: both run for months.
 """
 
 import json
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.bridge import Figures, report
+from benchmarks.race.arena import arena
 from benchmarks.race.contenders import PUBLICATION, Contender, Lane, Slotbridge
 from benchmarks.race.debezium import DebeziumContender, ExactlyOnceDebezium
 from benchmarks.race.plot import lines
@@ -31,15 +32,20 @@ from services.local.postgres import PostgresServer
 
 PROMPT: Final = {"producer.linger.ms": 0}
 CLIENTS: Final = 4
-WARM_UP_S: Final = 5.0
+WARM_UP_RATE: Final = 1000.0
 ARRIVAL_S: Final = 60.0
 START_S: Final = 120.0
 
 
 def measure(
-    bed: Bed, server: PostgresServer, contender: Contender, rates: list[float], seconds: float
+    bed: Bed,
+    server: PostgresServer,
+    contender: Contender,
+    rates: list[float],
+    seconds: float,
+    warm_up_seconds: float,
 ) -> list[Figures]:
-    """One line for each rate, after a warm-up at 200 a second."""
+    """One line for each rate, after a warm-up at WARM_UP_RATE."""
     name = f"latency_{contender.name.replace('-', '_')}"
     create_database(server, name)
     lane = Lane(bed, server, name, "", True, name)
@@ -63,7 +69,8 @@ def measure(
         try:
             _await_streaming(connection, name, contender)
             first, found = 1, []
-            for rate, duration in [(200.0, WARM_UP_S), *((rate, seconds) for rate in rates)]:
+            rounds = [(WARM_UP_RATE, warm_up_seconds), *((rate, seconds) for rate in rates)]
+            for rate, duration in rounds:
                 found.append(_one(lane, contender, consumer, first, rate, duration))
                 first += int(rate * duration) + CLIENTS
         finally:
@@ -113,8 +120,11 @@ def _await_streaming(
 
 
 def main(
-    rates: Annotated[str, typer.Option()] = "10,100,1000,2000,4000",
+    rates: Annotated[str, typer.Option()] = "10,100,1000,2000,4000,8000",
     seconds: Annotated[float, typer.Option(min=1)] = 10.0,
+    warm_up_seconds: Annotated[
+        float, typer.Option(min=1, help="Of each contender, at 1,000 transactions a second.")
+    ] = 90.0,
     contenders: Annotated[str, typer.Option()] = "slotbridge,debezium,debezium-eos",
     out: Annotated[Path, typer.Option()] = Path("bench-results"),
     as_json: Annotated[bool, typer.Option("--json")] = False,
@@ -126,16 +136,11 @@ def main(
         "debezium-eos": ExactlyOnceDebezium(PROMPT),
     }
     found: list[Figures] = []
-    with tempfile.TemporaryDirectory(prefix="slotbridge-bench-") as name:
-        Path(name).chmod(0o755)
-        with Bed(Path(name), lazy=True, synchronous=False) as bed:
-            bed.start("kafka")
-            server = bed.server("source")
-            server.create()
-            server.start()
-            for each in contenders.split(","):
-                found += measure(bed, server, known[each], [*map(float, rates.split(","))], seconds)
-                sys.stderr.write(f"{json.dumps(found[-len(rates.split(',')) :])}\n")
+    numbers = [*map(float, rates.split(","))]
+    with arena() as (bed, server):
+        for each in contenders.split(","):
+            found += measure(bed, server, known[each], numbers, seconds, warm_up_seconds)
+            sys.stderr.write(f"{json.dumps(found[-len(numbers) :])}\n")
     out.mkdir(parents=True, exist_ok=True)
     (out / "latency.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     series = {
