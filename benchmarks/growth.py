@@ -3,7 +3,7 @@
     make bench GROWTH=1    python -m benchmarks.growth [--axes relations,transaction] [--scale 0.1]
 
 Each point is a race (benchmarks.race) of its own load between the bridge and pg_recvlogical;
-medians of `--laps`. `backlog` lies before the slot when the bridge starts: up to 8.3 GB of WAL.
+medians of `--laps`. `backlog` lies before the slot when the bridge starts: up to 10 GB of WAL.
 """
 
 import json
@@ -49,7 +49,7 @@ AXES: Final = {
     ),
     "backlog": Axis(
         "rows outstanding",
-        (400_000, 4_000_000, 40_000_000),
+        (500_000, 5_000_000, 50_000_000),
         lambda n: narrow(ROWS_A_TRANSACTION, n),
     ),
 }

@@ -45,13 +45,16 @@ _TOPICS_AT_ONCE: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """What one contender did with one copy of the load. `bytes`: of pgoutput's messages."""
+    """What one contender did with one copy of the load. `bytes`: of pgoutput's messages;
+    `busiest_thread_s`: CPU seconds of the contender's thread that has used most.
+    """
 
     contender: str
     rows: int
     bytes: int
     seconds: float
     cpu_s: float
+    busiest_thread_s: float
     peak_mib: float
     walsender_cpu_s: float
     broker_cpu_s: float
@@ -78,6 +81,7 @@ class Lap:
             "mb_s": self.mb_s,
             "cpu_s_per_million": self.cpu_s_per_million,
             "walsender_busy": self.walsender_cpu_s / self.seconds,
+            "thread_busy": self.busiest_thread_s / self.seconds,
         }
 
 
@@ -166,6 +170,7 @@ class Course:
             self._bytes,
             seconds,
             meters[0].cpu_s,
+            meters[0].busiest_thread_s,
             meters[0].peak_mib,
             meters[1].cpu_s,
             meters[2].cpu_s,

@@ -1,5 +1,6 @@
-"""What a process has used, from /proc: CPU seconds, and the most memory that was resident."""
+"""What a process and its threads have used, from /proc: CPU seconds, most memory resident."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -28,14 +29,28 @@ def usage(pid: int) -> Usage | None:
     except OSError:
         return None
     parts = fields.rpartition(")")[2].split()
-    ticks = int(parts[_USER]) + int(parts[_SYSTEM])
     mib = {
         name: int(rest.split()[0]) / 1024
         for name, _, rest in (line.partition(":") for line in status.splitlines())
         if name in ("VmRSS", "VmHWM")
     }
     resident, peak = mib.get("VmRSS", 0.0), mib.get("VmHWM", 0.0)
-    return Usage(ticks / _TICKS, resident, peak, parts[_STATE] not in "ZX")
+    return Usage(_cpu_s(fields), resident, peak, parts[_STATE] not in "ZX")
+
+
+def thread_usage(pid: int) -> dict[str, float]:
+    """CPU seconds of each thread that the process has now."""
+    found = {}
+    for folder in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            stat = (folder / "stat").read_text(encoding="ascii", errors="replace")
+            found[folder.name] = _cpu_s(stat)
+    return found
+
+
+def _cpu_s(stat: str) -> float:
+    parts = stat.rpartition(")")[2].split()
+    return (int(parts[_USER]) + int(parts[_SYSTEM])) / _TICKS
 
 
 class Meter:
@@ -45,6 +60,8 @@ class Meter:
         self._pid = pid
         found = usage(pid)
         self._first_s = self._last_s = 0.0 if found is None else found.cpu_s
+        self._first_of_threads = thread_usage(pid)
+        self._last_of_threads: dict[str, float] = {}
         self.peak_mib = 0.0
         self.running = True
 
@@ -52,6 +69,13 @@ class Meter:
     def cpu_s(self) -> float:
         """CPU seconds up to the last look."""
         return self._last_s - self._first_s
+
+    @property
+    def busiest_thread_s(self) -> float:
+        """CPU seconds of the thread that has used most, up to the last look."""
+        first = self._first_of_threads
+        used = [at - first.get(name, 0.0) for name, at in self._last_of_threads.items()]
+        return max(used, default=0.0)
 
     def look(self) -> None:
         """To be called often enough that the last look tells the end."""
@@ -61,6 +85,7 @@ class Meter:
             return
         self.running = found.running
         self._last_s = found.cpu_s
+        self._last_of_threads |= thread_usage(self._pid)
         self.peak_mib = max(self.peak_mib, found.peak_mib)
 
 

@@ -21,6 +21,7 @@ _COLUMNS: Final = (
     "CPU-s per 10⁶ rows",
     "MiB",
     "walsender busy",
+    "busiest thread",
     "ours: rows/s x",
     "ours: CPU 1/x",
 )
@@ -84,6 +85,7 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
                         f"{line['cpu_s_per_million']:.1f}",
                         f"{line['peak_mib']:.0f}",
                         f"{line['walsender_busy']:.0%}",
+                        f"{line['thread_busy']:.0%}",
                         f"{ratio:.2f}" if ratio is not None and other else "",
                         f"{cpu:.2f}" if cpu is not None and other else "",
                     ]

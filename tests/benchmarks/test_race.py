@@ -10,7 +10,7 @@ from benchmarks.race.results import medians, table
 
 
 def lap(contender: str, seconds: float, cpu_s: float = 1.0) -> Lap:
-    return Lap(contender, 1000, 10**6, seconds, cpu_s, 64.0, 0.5, 0.1)
+    return Lap(contender, 1000, 10**6, seconds, cpu_s, cpu_s, 64.0, 0.5, 0.1)
 
 
 def test_medians_and_ratios_of_ours_to_each() -> None:
