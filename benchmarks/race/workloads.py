@@ -141,7 +141,8 @@ def many(tables: int, rows: int) -> Workload:
 def sized(width: int, rows: int) -> Workload:
     """Rows with a text of `width` characters, which does not compress well."""
     noise, length = 320_000, width // 2
-    piece = f"substr((SELECT body FROM noise), 1 + (g::bigint * 7919 % {noise - length})::int, {length})"
+    since = f"1 + (g::bigint * 7919 % {noise - length})::int"
+    piece = f"substr((SELECT body FROM noise), {since}, {length})"
     return Workload(
         f"rows of {width:,} characters",
         rows,

@@ -2,7 +2,7 @@
 
 Every transaction ends with its row in `ledger`, which says how many changes it has made to each
 table; what a savepoint rolls back has the tid `never`. Clients share accounts, `scratch` and
-`shape`, and have items of their own: client * 10^9 + n.
+`shape`, and have items of their own: client * 10^9 + n. Some make a table, for large rows.
 """
 
 import json
@@ -17,9 +17,14 @@ Connection = psycopg.Connection[Any]
 
 ACCOUNTS: Final = 50
 NEVER: Final = "never"
-OWN_ROWS: Final = ("items", "toast", "key", "savepoints", "large")
+OWN_ROWS: Final = ("items", "toast", "key", "savepoints", "large", "table")
 """Kinds that touch nothing of other clients: prepared, they may wait for long."""
 LARGE_ROWS: Final = (150, 300, 300, 600)
+MADE: Final = "made_"
+"""What the names of tables begin with that a transaction has made."""
+_MADE_ROWS: Final = 6
+_MADE_CHARACTERS: Final = 400_000
+"""Two fill a request to Kafka: the new topic's partitions take several, one after the other."""
 SCHEMA: Final = """
     CREATE TABLE ledger (tid text PRIMARY KEY, kind text, expected text);
     CREATE TABLE account (id int PRIMARY KEY, balance bigint, tid text);
@@ -66,6 +71,7 @@ class Work:
             "large": (3, self._large),
             "truncate": (4, self._truncate),
             "shape": (5, self._shape),
+            "table": (2, self._table),
             "message": (4, self._message),
             "empty": (2, lambda _connection, _tid: Counter()),
         }
@@ -192,6 +198,21 @@ class Work:
             "INSERT INTO shape (id, tid) VALUES (%s, %s)", [self._new_ids(1)[0], tid]
         )
         return Counter(shape=1)
+
+    def _table(self, connection: Connection, tid: str) -> Counter[str]:
+        """A table of its own: its topic is made when its first rows are on their way."""
+        ids = self._new_ids(_MADE_ROWS)
+        name = f"{MADE}{ids[0]}"
+        connection.execute(
+            f"CREATE TABLE {name} (id bigint PRIMARY KEY, tid text,"
+            " payload text STORAGE EXTERNAL)".encode()
+        )
+        connection.execute(
+            f"INSERT INTO {name} SELECT g, %s, repeat(g::text, %s)"
+            " FROM generate_series(%s::bigint, %s) g".encode(),
+            [tid, _MADE_CHARACTERS // len(str(ids[0])), ids[0], ids[-1]],
+        )
+        return Counter({name: len(ids)})
 
     def _message(self, connection: Connection, tid: str) -> Counter[str]:
         connection.execute("SELECT pg_logical_emit_message(true, 'torture', %s)", [tid])

@@ -36,9 +36,7 @@ INSIDE: Final = ("between parts:1", "resumed inside:1", "skipped:1")
 """A crash in the middle of a large transaction, and of its resumption, twice."""
 _ONCE: Final = frozenset({*AT_START, "resumed inside"})
 _STREAMING: Final = tuple(
-    name
-    for name in FAILPOINTS
-    if name not in (*AT_FIRST_START, *AT_STOP, AT_DIVERGENCE, "topic made")
+    name for name in FAILPOINTS if name not in (*AT_FIRST_START, *AT_STOP, AT_DIVERGENCE)
 )
 _CRASHES_MAX: Final = 7
 

@@ -13,7 +13,7 @@ from tests.torture.nursery import STREAMS
 
 KINDS: Final = (
     *("transfer", "items", "toast", "key", "savepoints", "large", "truncate", "shape"),
-    *("message", "empty"),
+    *("table", "message", "empty"),
 )
 SEAMS: Final = (*(name for name in FAILPOINTS if name != AT_DIVERGENCE), *STREAMS)
 DECISIONS: Final = ("commit", "rollback", "in another session")

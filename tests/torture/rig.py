@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from confluent_kafka.admin import AdminClient
+
 from schemas.events import (
     PreparedKey,
     ProgressRecord,
@@ -32,8 +34,10 @@ from tests.torture.report import Report
 from tests.torture.stage import Stage
 from tests.torture.tables import RESTORABLE, compare_tables
 
-TABLES: Final = ("ledger", "account", "item", "whole", "scratch", "shape")
+_PART_BYTES: Final = (2**22, 2**16, 2**16)
+"""By seed: what a Kafka transaction holds. A large one has several requests for one partition."""
 _CLIENTS: Final = 5
+_TOPICS_S: Final = 30.0
 _PARTITIONS: Final = 2
 
 
@@ -114,6 +118,7 @@ class Rig:
         return report
 
     def _configured(self) -> Bridge:
+        part_bytes = _PART_BYTES[self._seed % len(_PART_BYTES)]
         return Bridge(
             self._folder,
             self._stage.proxied_conninfo,
@@ -121,8 +126,8 @@ class Rig:
             f"torture{self._seed}",
             bootstrap_servers=f"127.0.0.1:{self._to_kafka.port}" if self._to_kafka else "",
             two_phase=True,
-            transaction_bytes_max=2**16,
-            commit_bytes_max=2**16,
+            transaction_bytes_max=part_bytes,
+            commit_bytes_max=part_bytes,
             spool_memory_bytes_max=2**13,
             spool_folder=str(self._folder),
             wal_sender_timeout_ms=4_000,
@@ -168,9 +173,8 @@ class Rig:
         with connect(self._stage.primary, self._bed.dbname) as connection:
             rows = connection.execute("SELECT tid, kind, expected FROM ledger").fetchall()
         ledger = {tid: json.loads(expected) for tid, _, expected in rows}
-        topics = [table_topic(prefix, "public", table) for table in TABLES]
         boundaries = transaction_topic(prefix)
-        records = read_committed(servers, [*topics, boundaries])
+        records = read_committed(servers, [*_table_topics(servers, prefix), boundaries])
         truth = Truth(ledger, outcomes.found, _parted(servers, prefix), _PARTITIONS)
         found = check(records, boundaries, truth)
         if self._stage.supervised.operator_needed is not None:
@@ -203,6 +207,12 @@ class Rig:
             table_rows=table_rows,
             findings=findings,
         )
+
+
+def _table_topics(servers: str, prefix: str) -> list[str]:
+    """Of all tables that any event was for."""
+    known = AdminClient({"bootstrap.servers": servers}).list_topics(timeout=_TOPICS_S).topics
+    return sorted(name for name in known if name.startswith(table_topic(prefix, "public", "")))
 
 
 def _parted(servers: str, prefix: str) -> set[int]:
