@@ -15,7 +15,7 @@ from schemas.errors import SlotbridgeError
 from schemas.events import PreparedRecord, ProgressRecord
 from services.bridge import session
 from services.bridge.events.event import Event
-from services.bridge.kafka import producer
+from services.bridge.kafka import options, producer
 from services.bridge.kafka.options import producer_options
 from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.publishing import Publishing
@@ -357,3 +357,8 @@ def _closed_early() -> None:
         send(self, events[-1:], *rest)
 
     _put(TransactionalProducer, "send", in_two)
+
+
+@_mistake("several requests of the producer are under way")
+def _several_under_way() -> None:
+    _put(options, "IN_FLIGHT", 5)
