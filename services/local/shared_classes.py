@@ -33,20 +33,28 @@ def options(
 
     `run` starts and ends it once with the option that it is given, when there is no archive yet.
     `java_options`: those of every run. () where the Java has no archive of its own classes to build
-    on, as the package's, or when none was made: the program starts as well without. Raises what
-    `run` raises, and Retryable when another process makes an archive for too long.
+    on, as the package's, when none was made, or the cache can't be written: the program starts as
+    well without. Raises what `run` raises, and Retryable when another process makes an archive for
+    too long.
     """
     version = version_text(java)
     if "sharing" not in version:
         return ()
     folder = cache or cache_folder().with_name("classes")
-    folder.mkdir(parents=True, exist_ok=True)
+    if not _writable(folder):
+        return ()
     archive = folder / f"{name}-{_key(version, java_options, class_path)}.jsa"
     with locked(folder / ".lock", purpose="keep Java's classes", timeout_s=_WAIT_FOR_OTHER_S):
         if not archive.exists():
             _make(archive, run)
             _remove_others(archive, name)
     return (f"-XX:SharedArchiveFile={archive}",) if archive.exists() else ()
+
+
+def _writable(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return os.access(folder, os.W_OK)
 
 
 def _make(archive: Path, run: Callable[[str], None]) -> None:

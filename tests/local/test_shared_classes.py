@@ -79,3 +79,9 @@ def test_a_java_without_classes_of_its_own_shared_goes_without(tmp_path: Path) -
     java.write_text("#!/bin/sh\necho 'openjdk version \"21\"' >&2\n", encoding="utf-8")
     java.chmod(0o755)
     assert shared_classes.options("x", java, (), "", pytest.fail, cache=tmp_path) == ()
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(java: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = tmp_path / "file" / "classes"
+    assert shared_classes.options("x", java, (), "", pytest.fail, cache=cache) == ()
