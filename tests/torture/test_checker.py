@@ -116,6 +116,18 @@ def test_a_small_transaction_must_not_be_divided() -> None:
     assert kinds(records, replace(truth, parted={10})) == {"torn"}
 
 
+def test_one_with_large_rows_may_be() -> None:
+    made = "made_7"
+    records = [
+        *topic(made, (0, event(10, 0, made, "a")), (2, event(10, 1, made, "a"))),
+        *topic("ledger", (0, event(10, 2, "ledger", "a"))),
+        *topic("transaction", (0, end(10, ledger=1, **{made: 2}))),
+    ]
+    truth = Truth({"a": {made: 2, "ledger": 1}}, {})
+    assert kinds(records, truth) == {"torn"}
+    assert kinds(records, replace(truth, parted={10})) == set()
+
+
 def test_begin_and_end_in_two_kafka_transactions() -> None:
     """Also where no partition of a table has two of its events."""
     records, truth = good()
