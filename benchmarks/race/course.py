@@ -146,18 +146,19 @@ class Course:
             contender.launch(lane)
             try:
                 walsender = self._await_start(connection, lane, contender)
-                meters = [Meter(contender.pid), Meter(walsender), Meter(self._bed.kafka.pid)]
+                followed = Meter(contender.pid, threads=True)
+                meters = [followed, Meter(walsender), Meter(self._bed.kafka.pid)]
                 since = time.monotonic()
-                while not _done(consumer, meters[0], to_kafka=contender.to_kafka):
+                while not _done(consumer, followed, to_kafka=contender.to_kafka):
                     for meter in meters:
                         meter.look()
-                    if contender.to_kafka and not meters[0].running:
+                    if contender.to_kafka and not followed.running:
                         raise RuntimeError(f"{contender.name} ended:\n{contender.complaint()}")
                     if time.monotonic() - since > timeout_s:
                         text = contender.complaint()
                         raise RuntimeError(f"{contender.name}: not done in {timeout_s} s:\n{text}")
                 seconds = time.monotonic() - since
-                for meter in (meters[0], meters[2]):
+                for meter in (followed, meters[2]):
                     meter.look()
             finally:
                 contender.stop()
@@ -169,9 +170,9 @@ class Course:
             self.rows,
             self._bytes,
             seconds,
-            meters[0].cpu_s,
-            meters[0].busiest_thread_s,
-            meters[0].peak_mib,
+            followed.cpu_s,
+            followed.busiest_thread_s,
+            followed.peak_mib,
             meters[1].cpu_s,
             meters[2].cpu_s,
         )

@@ -24,18 +24,17 @@ def usage(pid: int) -> Usage | None:
     """None when nothing has this pid; one that has ended unwaited-for still tells its CPU."""
     folder = Path(f"/proc/{pid}")
     try:
-        fields = (folder / "stat").read_text(encoding="ascii", errors="replace")
+        fields = _fields(folder)
         status = (folder / "status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    parts = fields.rpartition(")")[2].split()
     mib = {
         name: int(rest.split()[0]) / 1024
         for name, _, rest in (line.partition(":") for line in status.splitlines())
         if name in ("VmRSS", "VmHWM")
     }
     resident, peak = mib.get("VmRSS", 0.0), mib.get("VmHWM", 0.0)
-    return Usage(_cpu_s(fields), resident, peak, parts[_STATE] not in "ZX")
+    return Usage(_cpu_s(fields), resident, peak, fields[_STATE] not in "ZX")
 
 
 def thread_usage(pid: int) -> dict[str, float]:
@@ -43,24 +42,32 @@ def thread_usage(pid: int) -> dict[str, float]:
     found = {}
     for folder in Path(f"/proc/{pid}/task").glob("*"):
         with contextlib.suppress(OSError):
-            stat = (folder / "stat").read_text(encoding="ascii", errors="replace")
-            found[folder.name] = _cpu_s(stat)
+            found[folder.name] = _cpu_s(_fields(folder))
     return found
 
 
-def _cpu_s(stat: str) -> float:
-    parts = stat.rpartition(")")[2].split()
-    return (int(parts[_USER]) + int(parts[_SYSTEM])) / _TICKS
+def _fields(folder: Path) -> list[str]:
+    """What follows the name in `stat`."""
+    text = (folder / "stat").read_text(encoding="ascii", errors="replace")
+    return text.rpartition(")")[2].split()
+
+
+def _cpu_s(fields: list[str]) -> float:
+    return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS
 
 
 class Meter:
-    """Follows one process: what it has used since the meter was made, and its peak."""
+    """Follows one process: what it has used since the meter was made, and its peak.
 
-    def __init__(self, pid: int) -> None:
+    `threads`: each of its threads, too. A look then opens a file for each.
+    """
+
+    def __init__(self, pid: int, *, threads: bool = False) -> None:
         self._pid = pid
+        self._threads = threads
         found = usage(pid)
         self._first_s = self._last_s = 0.0 if found is None else found.cpu_s
-        self._first_of_threads = thread_usage(pid)
+        self._first_of_threads = thread_usage(pid) if threads else {}
         self._last_of_threads: dict[str, float] = {}
         self.peak_mib = 0.0
         self.running = True
@@ -85,7 +92,8 @@ class Meter:
             return
         self.running = found.running
         self._last_s = found.cpu_s
-        self._last_of_threads |= thread_usage(self._pid)
+        if self._threads:
+            self._last_of_threads |= thread_usage(self._pid)
         self.peak_mib = max(self.peak_mib, found.peak_mib)
 
 

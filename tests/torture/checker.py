@@ -41,13 +41,15 @@ class Truth:
     """The surviving database and the clients.
 
     `ledger`: tid -> table -> number of events. `parted`: commit_lsn of the transactions that were
-    larger than transaction_bytes_max. `partitions`: of each topic of a table.
+    larger than transaction_bytes_max; none is where it is above all of them (`undivided`).
+    `partitions`: of each topic of a table.
     """
 
     ledger: Mapping[str, Mapping[str, int]]
     outcomes: Mapping[str, str]
     parted: Collection[int] = ()
     partitions: int = 2
+    undivided: bool = False
 
 
 @dataclass
@@ -186,8 +188,9 @@ def _whole(commit_lsn: int, found: _Transaction, truth: Truth) -> list[Finding]:
         if copies != truth.partitions:
             what = f"{found.tids[0]}: truncate {seq} in {copies} of {truth.partitions} partitions"
             findings.append(Finding("torn", what))
-    large = any(table.startswith(MADE) for table in found.counts)
-    if commit_lsn in truth.parted and found.counts.total() < PARTED_EVENTS_MIN and not large:
+    large_rows = any(table.startswith(MADE) for table in found.counts)
+    small = found.counts.total() < PARTED_EVENTS_MIN and not large_rows
+    if commit_lsn in truth.parted and (small or truth.undivided):
         findings.append(Finding("torn", f"{found.tids[0]}: parted, though it is small"))
     return findings
 

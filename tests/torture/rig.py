@@ -35,7 +35,9 @@ from tests.torture.stage import Stage
 from tests.torture.tables import RESTORABLE, compare_tables
 
 _PART_BYTES: Final = (2**22, 2**16, 2**16)
-"""By seed: what a Kafka transaction holds. A large one has several requests for one partition."""
+"""By seed: what a Kafka transaction holds. The large one holds every source transaction, and has
+several requests for one partition.
+"""
 _CLIENTS: Final = 5
 _TOPICS_S: Final = 30.0
 _PARTITIONS: Final = 2
@@ -67,6 +69,7 @@ class Rig:
         self._faults = faults or schedule(seed)
         self._commits_wait = commits_wait
         self._to_tables = to_tables
+        self._part_bytes = _PART_BYTES[seed % len(_PART_BYTES)]
 
     def run(self, pair_servers: tuple[PostgresServer, PostgresServer], seconds: float) -> Report:
         """Torture for about `seconds`; then everything recovers and is compared."""
@@ -118,7 +121,6 @@ class Rig:
         return report
 
     def _configured(self) -> Bridge:
-        part_bytes = _PART_BYTES[self._seed % len(_PART_BYTES)]
         return Bridge(
             self._folder,
             self._stage.proxied_conninfo,
@@ -126,8 +128,8 @@ class Rig:
             f"torture{self._seed}",
             bootstrap_servers=f"127.0.0.1:{self._to_kafka.port}" if self._to_kafka else "",
             two_phase=True,
-            transaction_bytes_max=part_bytes,
-            commit_bytes_max=part_bytes,
+            transaction_bytes_max=self._part_bytes,
+            commit_bytes_max=self._part_bytes,
             spool_memory_bytes_max=2**13,
             spool_folder=str(self._folder),
             wal_sender_timeout_ms=4_000,
@@ -175,7 +177,9 @@ class Rig:
         ledger = {tid: json.loads(expected) for tid, _, expected in rows}
         boundaries = transaction_topic(prefix)
         records = read_committed(servers, [*_table_topics(servers, prefix), boundaries])
-        truth = Truth(ledger, outcomes.found, _parted(servers, prefix), _PARTITIONS)
+        undivided = self._part_bytes == max(_PART_BYTES)
+        parted = _parted(servers, prefix)
+        truth = Truth(ledger, outcomes.found, parted, _PARTITIONS, undivided)
         found = check(records, boundaries, truth)
         if self._stage.supervised.operator_needed is not None:
             findings += [finding for finding in found if finding.kind != "lost"]  # it has stopped

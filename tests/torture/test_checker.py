@@ -126,6 +126,7 @@ def test_one_with_large_rows_may_be() -> None:
     truth = Truth({"a": {made: 2, "ledger": 1}}, {})
     assert kinds(records, truth) == {"torn"}
     assert kinds(records, replace(truth, parted={10})) == set()
+    assert kinds(records, replace(truth, parted={10}, undivided=True)) == {"torn"}
 
 
 def test_begin_and_end_in_two_kafka_transactions() -> None:

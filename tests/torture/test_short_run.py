@@ -33,7 +33,7 @@ def test_nothing_lost_nothing_twice(local_bed: Bed, tmp_path: Path) -> None:
 def test_nor_while_commits_wait_for_the_bridge_nor_in_tables(
     local_bed: Bed, tmp_path: Path
 ) -> None:
-    report = run(local_bed, tmp_path, 9, commits_wait=True, to_tables=True)
+    report = run(local_bed, tmp_path, 10, commits_wait=True, to_tables=True)
     assert report.table_rows > 100
 
 
