@@ -1,7 +1,7 @@
 """One connection from start to end: agree on the position, stream, commit, confirm.
 
     open    probe hosts -> own the origin -> fence in Kafka -> end what hangs there -> read progress
-            -> compare witnesses -> START_REPLICATION
+            -> compare witnesses -> note a new timeline -> START_REPLICATION
     stream  read -> decode -> assemble -> send -> (commit -> feedback) -> (move origin)
     close   abandon the open Kafka transaction, drop both connections
 
@@ -157,6 +157,8 @@ class Session:
         self._timeline = seen.server.timeline
         if record is None:
             record = self._begin(primary, producer)
+        elif record.timeline != self._timeline:
+            record = self._enter(record, producer)
         start = resume_at(record, seen.slot)
         self._ledger = Ledger(start, record.end_lsn, record.ahead_lsn)
         publishing.begin(self._ledger, record.counts)
@@ -276,6 +278,13 @@ class Session:
         producer.commit(record)
         reach("first record")
         primary.move_origin(lsn)
+        return record
+
+    def _enter(self, record: ProgressRecord, producer: TransactionalProducer) -> ProgressRecord:
+        """A new timeline: Kafka knows of it before its first change, so that none goes back."""
+        update = {"timeline": self._timeline, "ts_ms": time.time_ns() // 1_000_000}
+        record = record.model_copy(update=update)
+        producer.commit(record)
         return record
 
     def _record(

@@ -6,8 +6,10 @@ import threading
 import psycopg
 
 from schemas.errors import ExitCode
+from services.local.pair import alter_system
 from tests.bridge.conftest import NewBridge
 from tests.conftest import NewPair
+from tests.providers.databases import connect
 from tests.providers.interface import Provider, Trio
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
@@ -79,6 +81,35 @@ def test_primary_killed_under_load_the_bridge_follows_and_refuses_the_old_one(
     assert "old primary" in stale.output
     inserted = sum(1 for event in bridge.events("pgbench_history") if event["op"] == "c")
     assert inserted == row[0]
+
+
+def test_a_timeline_once_met_is_not_left_though_nothing_has_come_of_it(
+    new_pair: NewPair, new_bridge: NewBridge
+) -> None:
+    """The new primary is gone before it has any change to tell; the old one comes back alone."""
+    trio = new_pair()
+    primary = trio.primary.conninfo(trio.dbname)
+    with connect(trio.primary, trio.dbname) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        bridge = new_bridge(both(trio)).start().streaming(primary)
+        connection.execute("INSERT INTO t VALUES (1)")
+    bridge.caught_up(primary)
+    await_ready(trio.primary, trio.standby, bridge.slot)
+    trio.primary.kill()
+    promote(trio)
+    bridge.streaming(trio.standby.conninfo(trio.dbname)).kill()
+    trio.standby.kill()
+    trio.primary.start()
+    for name in ("synchronized_standby_slots", "synchronous_standby_names"):
+        alter_system(trio.primary, name, "")
+    with connect(trio.primary, trio.dbname) as connection:
+        connection.execute("SET synchronous_commit = local")
+        connection.execute("INSERT INTO t VALUES (2)")
+    stale = new_bridge(both(trio), slot=bridge.slot, connect_deadline_ms=2000).start()
+    assert stale.exit_code() == ExitCode.TIMELINE, stale.output
+    assert [event["after"] for event in bridge.events("t")] == [{"id": 1}]
+    first, *_, last = bridge.progress()
+    assert (first.timeline, last.timeline) == (1, 2)
 
 
 def test_divergence_stops_the_bridge_and_names_what_is_beyond(
