@@ -10,6 +10,7 @@ healthy first one. Whatever fails ends the session; the next one starts from the
 progress record, exactly as after a crash.
 """
 
+import select
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -41,6 +42,7 @@ from services.bridge.progress.acceptance import accept
 from services.bridge.progress.agreement import Diverged, Ledger, Position, resume_at
 from services.bridge.progress.witnesses import compare_witnesses
 from services.bridge.transactions.assembler import Assembler
+from services.bridge.transactions.pace import Pace
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull, prepared_exceed_spool
 from services.slots import Server
@@ -48,8 +50,6 @@ from services.slots import Server
 logger = structlog.get_logger(__name__)
 
 WAIT_MAX_S: Final = 0.2
-MANY_MESSAGES: Final = 100
-"""As many at once say that the server has sent faster than we have read."""
 AHEAD_BYTES: Final = 16 * 2**20
 """How much WAL without events the slot may be confirmed ahead of Kafka's record."""
 
@@ -228,7 +228,10 @@ class Session:
         """Stream until `stop` is set, then finish the open Kafka transaction and confirm."""
         connection, publishing, pipeline = self._connection, self._publishing, self._pipeline
         assert connection is not None and publishing is not None and pipeline is not None
+        pace = Pace()
         while not stop.is_set():
+            if rest_s := pace.rest_s(time.monotonic()):
+                select.select([publishing.wakes], [], [], rest_s)
             now = self._turned = time.monotonic()
             due = min(self._feedback.due, self._heartbeat.due, publishing.next_due())
             connection.wait(min(WAIT_MAX_S, due - now), publishing.wakes)
@@ -243,7 +246,7 @@ class Session:
                     pipeline.take_all(received, now_us)
             if spoken:  # now, not before: nobody listened while that was worked on
                 self._feedback.heard(time.monotonic())
-            self._perform_due(publishing, time.monotonic(), behind=messages >= MANY_MESSAGES)
+            self._perform_due(publishing, time.monotonic(), behind=pace.behind(messages))
         self._finish(publishing)
 
     def close(self) -> BaseException | None:
