@@ -38,11 +38,11 @@ from services.bridge.postgres.connection import Keepalive, ReplicationConnection
 from services.bridge.postgres.database import Primary
 from services.bridge.postgres.feedback import Feedback
 from services.bridge.postgres.heartbeat import Heartbeat
+from services.bridge.postgres.pace import Pace
 from services.bridge.progress.acceptance import accept
 from services.bridge.progress.agreement import Diverged, Ledger, Position, resume_at
 from services.bridge.progress.witnesses import compare_witnesses
 from services.bridge.transactions.assembler import Assembler
-from services.bridge.transactions.pace import Pace
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull, prepared_exceed_spool
 from services.slots import Server

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.bridge.transactions.pace import (
+from services.bridge.postgres.pace import (
     BEHIND_AFTER_REST_MESSAGES,
     BEHIND_MESSAGES,
     MANY_PER_S,
