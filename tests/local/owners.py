@@ -8,10 +8,11 @@ from tests.providers.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 _PROGRAM = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from services.local.bed import Bed
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" has it ignored
 with Bed(Path(sys.argv[1]), lazy=True) as bed:
     bed.start(*sys.argv[2].split(","))
     bed.spawn("child", ["sleep", "600"])
