@@ -106,7 +106,7 @@ class BridgeSettings(ValueSettings):
     commit_interval_ms: Milliseconds = 100
     """A Kafka transaction with finished source transactions in it is committed at this age at the
     latest: at once while few come."""
-    commit_bytes_max: int = Field(8 * 2**20, ge=2**16, le=2**30)
+    commit_bytes_max: int = Field(16 * 2**20, ge=2**16, le=2**30)
     transaction_bytes_max: int = Field(16 * 2**20, ge=2**16, le=2**30)
     """A source transaction above this leaves in several Kafka transactions."""
     streaming: bool = True

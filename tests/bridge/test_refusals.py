@@ -175,6 +175,16 @@ def test_a_live_server_without_logical_wal(new_pair: NewPair, new_bridge: NewBri
     assert left == (0,), "a publication was left behind"
 
 
+def test_no_free_replication_origin(new_pair: NewPair, new_bridge: NewBridge) -> None:
+    trio = new_pair(settings={"max_active_replication_origins": "1"})
+    conninfo = trio.primary.conninfo(trio.dbname)
+    first = new_bridge(conninfo, **QUICK).start().streaming()
+    assert first.stop() == 0
+    bridge = new_bridge(conninfo, slot="another_slot", **QUICK).start()
+    assert bridge.exit_code() == ExitCode.SERVER_SETTING, bridge.output
+    assert "raise max_active_replication_origins" in last_line(bridge.output)
+
+
 def test_a_slot_taken_by_another_process(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

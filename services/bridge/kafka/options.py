@@ -20,6 +20,10 @@ first one for written (rd_kafka_dr_implicit_ack), and commits without it.
 """
 MESSAGE_BYTES_MAX: Final = 1_000_000
 """librdkafka's message.max.bytes where kafka.options has none."""
+QUEUE_KIB: Final = 10 * 1024
+"""What librdkafka holds: some batches, so that few are left for a commit to wait for, and what it
+compresses is still in the processor's cache.
+"""
 
 
 def producer_options(
@@ -31,11 +35,12 @@ def producer_options(
     `careful`: each record alone, and with a report of its own.
     """
     smallest = min(limits, default=BATCH_BYTES_MAX) - BATCH_OVERHEAD_BYTES
+    largest = int(kafka.options.get("message.max.bytes", MESSAGE_BYTES_MAX))
     return {
         "compression.type": "lz4",
         "linger.ms": LINGER_MS,
         "queue.buffering.max.messages": 200_000,
-        "queue.buffering.max.kbytes": 65_536,
+        "queue.buffering.max.kbytes": max(QUEUE_KIB, 2 * largest // 1024),
         "batch.size": max(1, min(BATCH_BYTES_MAX, smallest)),
         "topic.metadata.propagation.max.ms": 10_000,
         **client_options(kafka),

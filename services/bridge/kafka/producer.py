@@ -44,7 +44,7 @@ logger = structlog.get_logger(__name__)
 
 COMMIT_ATTEMPT_S: Final = 1.0
 _BREATH_EVENTS: Final = 2_000
-_QUEUE_FULL_PAUSE_S: Final = 0.1
+_QUEUE_FULL_PAUSE_S: Final = 0.005
 ABORT_TIMEOUT_S: Final = 5.0
 REPORT_TIMEOUT_S: Final = 5.0
 NOWHERE: Final = Origin(0, 0, None)

@@ -38,6 +38,8 @@ COMPANY_S: Final = 0.000_1
 """For each portion in it, a transaction stays open so much longer."""
 QUIET_S: Final = 0.01
 """A transaction to which nothing was added for so long does not wait for more."""
+WAITING_BYTES_MAX: Final = 8 * 2**20
+"""What is encoded ahead while Kafka commits."""
 
 Recorder = Callable[[Position, Mapping[str, int]], ProgressRecord]
 
@@ -107,7 +109,7 @@ class Publishing:
             return
         self._waiting.append(portion)
         self._waiting_bytes += portion.bytes
-        while self._waiting_bytes >= self._bytes_max:
+        while self._waiting_bytes >= min(WAITING_BYTES_MAX, self._bytes_max):
             self._await_commit()
             self._send_waiting()
 

@@ -36,9 +36,9 @@ _BY_STATE: Final = (
     ),
     (
         "",
-        "max_active_replication_origins",
+        "free replication state",
         False,
-        "drop unused origins or raise max_active_replication_origins",
+        "drop unused origins or raise max_active_replication_origins (17: max_replication_slots)",
         ExitCode.SERVER_SETTING,
     ),
     *(
