@@ -5,6 +5,7 @@ where commits wait for the receiver a keepalive takes their place.
 """
 
 import contextlib
+import os
 import re
 import signal
 import statistics
@@ -147,11 +148,15 @@ def test_killed_while_the_slot_is_ahead_of_the_record(
         eventually(lambda: _announced(bridge), what="the bridge knows that commits wait")
         connection.execute("INSERT INTO published VALUES (1)")
 
-        def ahead() -> bool:
+        def frozen_ahead() -> bool:
             connection.execute("UPDATE pgbench_branches SET bbalance = bbalance + 1")
-            return _confirmed(connection, bridge) > bridge.progress()[-1].end_lsn
+            os.kill(bridge.pid, signal.SIGSTOP)  # or the next record comes before the kill
+            if _confirmed(connection, bridge) > bridge.progress()[-1].end_lsn:
+                return True
+            os.kill(bridge.pid, signal.SIGCONT)
+            return False
 
-        eventually(ahead, what="the slot is ahead of the record")
+        eventually(frozen_ahead, what="the slot is ahead of the record")
         bridge.kill()
         record, confirmed = bridge.progress()[-1], _confirmed(connection, bridge)
         assert record.end_lsn < confirmed <= record.ahead_lsn

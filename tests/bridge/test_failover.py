@@ -42,6 +42,7 @@ def test_primary_killed_under_load_the_bridge_follows_and_refuses_the_old_one(
     trio.primary.run_tool("pgbench", ["-i", "-q", "-I", "dtp", primary])
     bridge = new_bridge(both(trio)).start().streaming(primary)
     trio.primary.run_tool("pgbench", ["-i", "-q", "-I", "g", primary])
+    bridge.caught_up(primary)  # its TRUNCATE has created the topics that are read below
     await_ready(trio.primary, trio.standby, bridge.slot)
     arguments = ["-n", "-c", "3", "-T", "60", primary]
     load = threading.Thread(
