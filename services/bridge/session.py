@@ -48,8 +48,6 @@ from services.slots import Server
 logger = structlog.get_logger(__name__)
 
 WAIT_MAX_S: Final = 0.2
-MANY_MESSAGES: Final = 100
-"""As many at once say that the server has sent faster than we have read."""
 AHEAD_BYTES: Final = 16 * 2**20
 """How much WAL without events the slot may be confirmed ahead of Kafka's record."""
 
@@ -233,17 +231,16 @@ class Session:
             due = min(self._feedback.due, self._heartbeat.due, publishing.next_due())
             connection.wait(min(WAIT_MAX_S, due - now), publishing.wakes)
             now_us = time.time_ns() // 1000
-            spoken, messages = False, 0
+            spoken = False
             for received in connection.read():
                 spoken = True
                 if isinstance(received, Keepalive):
                     self._keepalive(received, pipeline, publishing)
                 else:
-                    messages += len(received)
                     pipeline.take_all(received, now_us)
             if spoken:  # now, not before: nobody listened while that was worked on
                 self._feedback.heard(time.monotonic())
-            self._perform_due(publishing, time.monotonic(), behind=messages >= MANY_MESSAGES)
+            self._perform_due(publishing, time.monotonic(), behind=connection.behind)
         self._finish(publishing)
 
     def close(self) -> BaseException | None:

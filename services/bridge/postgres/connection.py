@@ -26,6 +26,7 @@ from schemas.lsn import format_lsn, parse_lsn
 from services.bridge import compiled
 from services.bridge.compiled import Messages, new_messages
 from services.bridge.decoding.decoder import POSTGRES_EPOCH_US
+from services.bridge.postgres.gathering import Gathering
 from services.bridge.postgres.libpq import GET_COPY_DATA, address
 from services.bridge.postgres.refusals import connect_error, server_error
 
@@ -93,6 +94,9 @@ class ReplicationConnection:
     ) -> None:
         self._slot = slot
         self._messages = new_messages()
+        self._gathering: Gathering | None = None
+        self.behind = False
+        """Whether the last `read` says that the server has more to send."""
         self._deadline_s = sql_deadline_ms / 1000
         given = str(conninfo_to_dict(conninfo).get("options") or "")
         options = f"{given} {SESSION_OPTIONS} -c wal_sender_timeout={wal_sender_timeout_ms}"
@@ -111,6 +115,7 @@ class ReplicationConnection:
 
     def close(self) -> None:
         """End the session; the slot is free as soon as the server notices."""
+        self._end_gathering()
         self._conn.finish()
 
     def identify(self) -> tuple[str, int]:
@@ -146,9 +151,12 @@ class ReplicationConnection:
             pq.ExecStatus.COPY_BOTH,
         )
         self._conn.nonblocking = 1
+        self._gathering = Gathering(self._conn.socket)
 
     def wait(self, timeout_s: float, *others: int) -> None:
         """Return when something can be read, also of the descriptors `others`, or at time-out."""
+        if self._gathering is not None:
+            timeout_s = min(timeout_s, self._gathering.wait_max_s)
         select.select([self._conn.socket, *others], [], [], max(0.0, timeout_s))
 
     def read(self) -> Iterator[Messages | Keepalive]:
@@ -159,13 +167,14 @@ class ReplicationConnection:
         """
         messages = self._messages
         messages.clear()
-        room_bytes = READ_BYTES
+        count, room_bytes = 0, READ_BYTES
         for _ in range(READS_MAX):
             self._receive()
             length, data, size = self._gather(messages)
             while length > 0:
                 if data[0] == _K:
                     if messages:
+                        count += len(messages)
                         yield messages
                         messages.clear()
                     wal_end, _time, reply = _KEEPALIVE.unpack_from(data, 1)
@@ -175,10 +184,16 @@ class ReplicationConnection:
             room_bytes -= size
             if length < 0 or not size or room_bytes < 0:
                 break
+        self._reckon(count + len(messages), READ_BYTES - room_bytes)
         if messages:
             yield messages
         if length < 0:
             raise self._ended()
+
+    def _reckon(self, messages: int, size: int) -> None:
+        if self._gathering is not None:
+            self._gathering.read(size, time.monotonic())
+            self.behind = self._gathering.behind(messages, size)
 
     def _receive(self) -> None:
         try:
@@ -225,7 +240,13 @@ class ReplicationConnection:
             )
         return result
 
+    def _end_gathering(self) -> None:
+        if self._gathering is not None:
+            self._gathering.close()
+            self._gathering = None
+
     def _ended(self) -> SlotbridgeError:
+        self._end_gathering()
         result = self._conn.get_result()
         if result is None or not result.error_message:
             return self._lost("the server ended the stream")

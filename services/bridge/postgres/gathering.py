@@ -1,0 +1,101 @@
+"""Reading by the gulp where much comes, which makes the walsender cheap, and the bridge too.
+
+PostgreSQL sends each message by itself. While the receiver's window is open, each of these sends
+goes through all of TCP, up to the receiver's waking; while it is closed, they gather in the
+sender's socket and go many at once. So from a near server, of which much comes, the bridge reads
+when the window is as good as closed, and a small receive buffer has it close soon.
+
+    little comes        whatever arrives wakes the bridge at once
+    BYTES_PER_S come    GULP_BYTES wake it, or GULP_S passed without
+
+A far server (RTT_US_MAX) keeps its window: it needs it for what is on the way.
+
+Source: Linux, tcp(7), socket(7) SO_RCVLOWAT, net/ipv4/tcp_input.c `tcp_data_ready`;
+src/backend/replication/walsender.c `WalSndWriteData`.
+"""
+
+import contextlib
+import os
+import socket
+import struct
+from typing import Final
+
+BUFFER_BYTES: Final = 2**17
+GULP_BYTES: Final = BUFFER_BYTES // 2
+"""The kernel allows no more than half of the buffer."""
+GULP_S: Final = 0.008
+BYTES_PER_S: Final = GULP_BYTES / GULP_S
+RATE_S: Final = 0.02
+"""The rate is that of so long."""
+BEHIND_MESSAGES: Final = 100
+"""As many at once say that the server has sent faster than we have read."""
+BEHIND_BYTES: Final = GULP_BYTES * 3 // 2
+"""The same by the gulp."""
+RTT_US_MAX: Final = 500
+_MIN_RTT: Final = struct.Struct("148xI")
+"""tcpi_min_rtt, in microseconds. Source: Linux, include/uapi/linux/tcp.h `tcp_info`."""
+
+
+class Pace:
+    """Whether to read by the gulp. Pure: time (time.monotonic) is an argument."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._bytes = 0
+        self.gulps = False
+
+    def read(self, size: int, now: float) -> bool:
+        """`size` bytes were read by `now`; whether `gulps` is another than before."""
+        self._bytes += size
+        passed_s = now - self._since
+        if passed_s < RATE_S:
+            return False
+        before, self.gulps = self.gulps, self._bytes >= BYTES_PER_S * passed_s
+        self._since, self._bytes = now, 0
+        return self.gulps != before
+
+    def behind(self, messages: int, size: int) -> bool:
+        """Whether a read of so much says that there is more."""
+        return size >= BEHIND_BYTES if self.gulps else messages >= BEHIND_MESSAGES
+
+
+class Gathering:
+    """One connection's, for as long as it streams. Where the kernel can't, all is as it arrives."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._pace = Pace()
+        self._socket = socket.socket(fileno=os.dup(descriptor))
+        self._near = False
+        with contextlib.suppress(OSError, AttributeError, struct.error):
+            if self._socket.family != socket.AF_UNIX and _min_rtt_us(self._socket) <= RTT_US_MAX:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES // 2)
+                self._near = True  # the kernel doubles what it is told
+
+    @property
+    def wait_max_s(self) -> float:
+        """How long less than a gulp may wait in the socket."""
+        return GULP_S if self._pace.gulps else float("inf")
+
+    def read(self, size: int, now: float) -> None:
+        """`size` bytes were read by `now`."""
+        if self._near and self._pace.read(size, now):
+            self._wake_at(GULP_BYTES if self._pace.gulps else 1)
+
+    def behind(self, messages: int, size: int) -> bool:
+        """Whether a read of so much says that the server has more to send."""
+        return self._pace.behind(messages, size)
+
+    def close(self) -> None:
+        """Whatever arrives is to be told again: libpq itself waits for what is left."""
+        if self._pace.gulps:
+            self._wake_at(1)
+        self._socket.close()
+
+    def _wake_at(self, size: int) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+
+
+def _min_rtt_us(connected: socket.socket) -> int:
+    info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
+    return int(_MIN_RTT.unpack(info)[0])
