@@ -9,20 +9,21 @@
     missing       acknowledged to a client, not in the database
     resurrected   refused or rolled back for a client, and in the database
 
-A Kafka transaction ends with a marker, which takes an offset of its own: a gap between the offsets
-of a source transaction's events in a partition is a border between two Kafka transactions; so is
-one between its BEGIN and its END, which are next to each other in a topic of one partition.
+All of a source transaction's events in a partition must be in one Kafka transaction, and so must
+its BEGIN and END. Which Kafka transaction a record is in says the broker's log (`kafka_log`).
 """
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tests.bridge.reading import Record
 from tests.torture.bank import MADE, NEVER
 
+KafkaTransactionOf = Callable[[str, int, int], Hashable]
+"""(topic, partition, offset) -> what tells the record's Kafka transaction from others there."""
 PARTED_EVENTS_MIN: Final = 50
 """A transaction of fewer events is not larger than transaction_bytes_max, without large rows."""
 TRANSFERRED: Final = 10
@@ -64,15 +65,18 @@ class _Transaction:
     offsets: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
 
 
-def check(records: Iterable[Record], transaction_topic: str, truth: Truth) -> list[Finding]:
-    """Every violation. `records`: all of the table topics and the transaction topic."""
+def check(
+    records: Iterable[Record],
+    transaction_topic: str,
+    truth: Truth,
+    kafka_transaction_of: KafkaTransactionOf,
+) -> list[Finding]:
+    """Return every violation. `records`: all of the table topics and the transaction topic."""
     transactions: dict[int, _Transaction] = defaultdict(_Transaction)
     findings: list[Finding] = []
-    places: dict[tuple[str, int], set[int]] = defaultdict(set)
     seen: set[tuple[int, int, int]] = set()
     content = []
     for record in records:
-        places[record.topic, record.partition].add(record.offset)
         if record.value is None:
             continue
         event = json.loads(record.value)
@@ -86,7 +90,7 @@ def check(records: Iterable[Record], transaction_topic: str, truth: Truth) -> li
     for commit_lsn, found in transactions.items():
         findings += _whole(commit_lsn, found, truth)
         if commit_lsn not in truth.parted:
-            findings += _undivided(commit_lsn, found, places)
+            findings += _undivided(commit_lsn, found, transaction_topic, kafka_transaction_of)
     findings += _accounted(transactions, truth)
     return findings
 
@@ -196,18 +200,22 @@ def _whole(commit_lsn: int, found: _Transaction, truth: Truth) -> list[Finding]:
 
 
 def _undivided(
-    commit_lsn: int, found: _Transaction, places: Mapping[tuple[str, int], set[int]]
+    commit_lsn: int,
+    found: _Transaction,
+    transaction_topic: str,
+    kafka_transaction_of: KafkaTransactionOf,
 ) -> list[Finding]:
     findings = []
-    if len(found.boundaries) == 2 and found.boundaries[1] - found.boundaries[0] != 1:
+    if len({kafka_transaction_of(transaction_topic, 0, offset) for offset in found.boundaries}) > 1:
         what = f"{found.tids}, {commit_lsn}: BEGIN and END in two Kafka transactions"
         findings.append(Finding("torn", what))
-    for place, offsets in found.offsets.items():
-        within = range(min(offsets), max(offsets) + 1)
-        gaps = [offset for offset in within if offset not in places[place]]
-        if gaps:
-            what = f"{found.tids}, {commit_lsn}: two Kafka transactions in {place} at {gaps[:3]}"
-            findings.append(Finding("torn", what))
+    for (topic, partition), offsets in found.offsets.items():
+        among = {kafka_transaction_of(topic, partition, offset) for offset in offsets}
+        if len(among) > 1:
+            what = f"{found.tids}, {commit_lsn}: in {len(among)} Kafka transactions in "
+            findings.append(
+                Finding("torn", f"{what}{topic}[{partition}]: {sorted(map(str, among))}")
+            )
     return findings
 
 

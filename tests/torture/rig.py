@@ -20,16 +20,17 @@ from schemas.events import (
 from services.local.bed import Bed
 from services.local.postgres import PostgresServer
 from tests.bridge.oracle import assert_rebuilt
-from tests.bridge.reading import read_committed
+from tests.bridge.reading import Record, read_committed
 from tests.bridge.running import Bridge
 from tests.providers.databases import connect
 from tests.providers.proxy import Proxy
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 from tests.torture import bank
-from tests.torture.checker import Finding, Truth, check
+from tests.torture.checker import Finding, KafkaTransactionOf, Truth, check
 from tests.torture.clients import Client, Outcomes, decide_leftovers, stop_all
 from tests.torture.faults import Fault, first_failpoint, schedule
+from tests.torture.kafka_log import KafkaTransaction, read_partitions
 from tests.torture.report import Report
 from tests.torture.stage import Stage
 from tests.torture.tables import RESTORABLE, compare_tables
@@ -180,7 +181,8 @@ class Rig:
         undivided = self._part_bytes == max(_PART_BYTES)
         parted = _parted(servers, prefix)
         truth = Truth(ledger, outcomes.found, parted, _PARTITIONS, undivided)
-        found = check(records, boundaries, truth)
+        kafka_transaction_of = _kafka_transactions(self._bed.kafka.folder / "data", records)
+        found = check(records, boundaries, truth, kafka_transaction_of)
         if self._stage.supervised.operator_needed is not None:
             findings += [finding for finding in found if finding.kind != "lost"]  # it has stopped
         else:
@@ -211,6 +213,16 @@ class Rig:
             table_rows=table_rows,
             findings=findings,
         )
+
+
+def _kafka_transactions(data_folder: Path, records: list[Record]) -> KafkaTransactionOf:
+    """Ask the broker's log, not the gaps between offsets."""
+    logs = read_partitions(data_folder, {record.topic for record in records})
+
+    def kafka_transaction_of(topic: str, partition: int, offset: int) -> KafkaTransaction:
+        return logs[topic, partition].transaction_at(offset)
+
+    return kafka_transaction_of
 
 
 def _table_topics(servers: str, prefix: str) -> list[str]:

@@ -1,13 +1,15 @@
 """The checker finds what is planted, each kind as itself, and nothing where nothing is."""
 
 import json
+from collections.abc import Hashable
 from dataclasses import replace
 
 import pytest
 
 from tests.bridge.reading import Record
 from tests.torture import checker
-from tests.torture.checker import Truth, check
+from tests.torture.checker import KafkaTransactionOf, Truth, check
+from tests.torture.kafka_log import Batch, PartitionLog
 
 BOUNDARIES = "p.transaction"
 
@@ -46,8 +48,21 @@ def good() -> tuple[list[Record], Truth]:
     return records, Truth(ledger, outcomes)
 
 
-def kinds(records: list[Record], truth: Truth) -> set[str]:
-    return {finding.kind for finding in check(records, BOUNDARIES, truth)}
+def kinds(
+    records: list[Record], truth: Truth, kafka_transaction_of: KafkaTransactionOf | None = None
+) -> set[str]:
+    by_gaps = kafka_transaction_of or markers_in_gaps(records)
+    return {finding.kind for finding in check(records, BOUNDARIES, truth, by_gaps)}
+
+
+def markers_in_gaps(records: list[Record]) -> KafkaTransactionOf:
+    """One producer alone: each offset without a record is a marker of its own."""
+    offsets = {(record.topic, record.partition, record.offset) for record in records}
+
+    def gaps_before(topic: str, partition: int, offset: int) -> int:
+        return sum((topic, partition, n) not in offsets for n in range(offset))
+
+    return gaps_before
 
 
 def test_nothing_where_nothing_is() -> None:
@@ -137,6 +152,28 @@ def test_begin_and_end_in_two_kafka_transactions() -> None:
     assert kinds(within, truth) == set()
     apart = [*records[:-1], *topic("transaction", (2, begin), (4, end_of_b()))]
     assert kinds(apart, truth) == {"torn"}
+
+
+def test_a_marker_of_the_other_producer_is_not_a_border() -> None:
+    """Two producers in turns: the other one's COMMIT may be written between BEGIN and END."""
+    records, truth = good()
+    begin = json.dumps({"status": "BEGIN", "id": "1:20", "commit_lsn": 20}).encode()
+    within = [*records[:-1], *topic("transaction", (2, begin), (4, end_of_b()))]
+    batches = [Batch(0, 0, 7, False), Batch(1, 1, 7, True), Batch(2, 2, 8, False)]
+    batches += [Batch(3, 3, 7, True), Batch(4, 4, 8, False), Batch(5, 5, 8, True)]
+    by_gaps = markers_in_gaps(within)
+
+    def judged_with(log: PartitionLog) -> set[str]:
+        def kafka_transaction_of(name: str, partition: int, offset: int) -> Hashable:
+            if name == BOUNDARIES:
+                return log.transaction_at(offset)
+            return by_gaps(name, partition, offset)
+
+        return kinds(within, truth, kafka_transaction_of)
+
+    assert judged_with(PartitionLog(iter(batches))) == set()
+    ended_between = [*batches[:3], Batch(3, 3, 8, True), *batches[4:]]
+    assert judged_with(PartitionLog(iter(ended_between))) == {"torn"}
 
 
 def end_of_b() -> bytes:
