@@ -213,6 +213,13 @@ class ProgressRecord(_Contract):
     `ahead_lsn`, where it is beyond `end_lsn`: how far the slot may be confirmed before the next
     record, over WAL that has no events (only while commits wait for the bridge).
     `producer`: which of the bridge's two has written it (services/bridge/kafka/turns.py).
+
+    The rest identifies the server that the events were read from (docs/DELIVERY.md, "The evidence
+    at a start"). A record of an older release lacks it; each such field is then not judged.
+    `history`: each ancestor of `timeline` -> the LSN at which the server left it; null: not known.
+    `origin_lsn`: the replication origin was durably there, 0: not known; `wal_lsn`: the server had
+    flushed its WAL this far when the origin was.
+    `publication`, `publication_oid`, `source_origin`: what the events were selected by.
     """
 
     slot: str
@@ -225,6 +232,12 @@ class ProgressRecord(_Contract):
     counts: dict[str, int] = {}
     ahead_lsn: int = 0
     producer: int = 0
+    history: dict[int, int] | None = None
+    origin_lsn: int = 0
+    wal_lsn: int = 0
+    publication: str = ""
+    publication_oid: int = 0
+    source_origin: str = ""
 
 
 class PreparedKey(_Contract):
