@@ -65,6 +65,10 @@ class Slot:
     """Bytes that can be written before the slot may be lost; None without a limit."""
     inactive_since: str | None = None
     """UTC. Of a synchronized copy: when it was last synchronized."""
+    xmin_age: int | None = None
+    """How many transactions ago the oldest row version began that VACUUM keeps for the slot."""
+    catalog_xmin_age: int | None = None
+    """The same for rows of system catalogs."""
 
     @property
     def ready(self) -> bool:
@@ -78,7 +82,8 @@ _SLOTS: LiteralString = """
            (confirmed_flush_lsn - '0/0')::bigint AS confirmed_flush_lsn,
            wal_status, two_phase, failover, synced, invalidation_reason, safe_wal_size,
            to_char(inactive_since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')
-           AS inactive_since
+           AS inactive_since,
+           age(xmin) AS xmin_age, age(catalog_xmin) AS catalog_xmin_age
       FROM pg_replication_slots
 """
 
@@ -259,65 +264,11 @@ def setting(connection: Connection, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Replication:
-    """A server as a standby, or as one that may become primary; positions in bytes."""
-
-    received_lsn: int | None
-    """Standby: the WAL it has, received or replayed, whichever is more. None on a primary."""
-    written_lsn: int | None
-    """Primary: the WAL it has flushed. None on a standby."""
-    receiver_streaming: bool
-    replay_waits: bool
-    """Standby: everything that was received has been replayed."""
-    slotsync_worker: bool
-    followers: tuple[str, ...]
-    """application_name of every standby that streams from it."""
-    may_promote: bool
-    may_configure: bool
-    """ALTER SYSTEM of the two settings that name standbys, and pg_reload_conf()."""
-    may_fence: bool = True
-    """Our role is a superuser: it may end other sessions."""
-
-
-@dataclass(frozen=True, slots=True)
 class SettingValue:
     """A setting and where it came from (`pg_settings.source`, e.g. `command line`)."""
 
     value: str
     source: str
-
-
-def read_replication(connection: Connection) -> Replication:
-    """The standby side of a server (PostgreSQL 17 or newer).
-
-    Source: PostgreSQL documentation 9.28.4 Recovery Control Functions, 27.2.3 pg_stat_wal_receiver.
-    """
-    row = connection.execute(
-        """
-        SELECT CASE WHEN pg_is_in_recovery() THEN
-                    greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()) - '0/0' END
-               ::bigint,
-               CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_flush_lsn() - '0/0' END
-               ::bigint,
-               EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming'),
-               coalesce(pg_last_wal_replay_lsn() >= pg_last_wal_receive_lsn(), true)
-               OR EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'startup' AND
-                          wait_event IN ('RecoveryWalStream', 'RecoveryRetrieveRetryInterval')),
-               EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'slotsync worker'),
-               ARRAY(SELECT application_name FROM pg_stat_replication r
-                      WHERE state IN ('streaming', 'catchup') AND NOT EXISTS (
-                            SELECT FROM pg_replication_slots s
-                             WHERE s.active_pid = r.pid AND s.slot_type = 'logical')),
-               has_function_privilege('pg_promote(boolean, integer)', 'EXECUTE'),
-               has_function_privilege('pg_reload_conf()', 'EXECUTE')
-               AND has_parameter_privilege('synchronized_standby_slots', 'ALTER SYSTEM')
-               AND has_parameter_privilege('synchronous_standby_names', 'ALTER SYSTEM'),
-               (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
-        """
-    ).fetchone()
-    assert row is not None
-    values: list[Any] = [*row[:5], tuple(row[5]), *row[6:]]
-    return Replication(*values)
 
 
 def read_history(connection: Connection, timeline: int) -> str | None:

@@ -22,6 +22,7 @@ from services.failover.bridging import Bridge
 from services.failover.checks.registry import SETTINGS
 from services.failover.links import Link, Unreachable, parse_conninfo, with_service
 from services.failover.machine import machine_of
+from services.failover.replication import read_replication
 from services.failover.sessions import sessions_before_reload
 from services.failover.subscriptions import (
     SubscriptionRow,
@@ -119,7 +120,7 @@ class Cluster:
     def _state(self, connection: Connection, name: str) -> NodeState:
         server = slots.read_server(connection)
         _require_version(server.version, name)
-        replication = slots.read_replication(connection)
+        replication = read_replication(connection)
         history = None if server.in_recovery else slots.read_history(connection, server.timeline)
         settings = slots.read_settings(connection, [*SETTINGS, "primary_conninfo", FENCE])
         upstream = settings.pop("primary_conninfo", None)

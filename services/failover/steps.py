@@ -11,12 +11,12 @@ from services.failover.effects.step import Action, Step
 from services.failover.effects.topology import upstream_of
 from services.failover.links import Link, Unreachable, parse_conninfo
 from services.failover.rejoining import rejoin
+from services.failover.replication import read_replication
 from services.failover.sessions import end_sessions_before_reload, sessions_before_reload
 from services.failover.view import FENCE, View
 from services.slots import (
     Connection,
     read_received,
-    read_replication,
     read_slots,
     setting,
 )

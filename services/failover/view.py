@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from services.failover.address import Address, Conninfo, Endpoint
     from services.failover.machine import Machine
+    from services.failover.replication import Replication
     from services.failover.surroundings import Surroundings
-    from services.slots import Replication, Server, SettingValue, Slot
+    from services.slots import Server, SettingValue, Slot
 
 MARK = "[disabled by slotfailover]"
 """Stands in a subscription's comment while it is disabled for a failover, and only then."""

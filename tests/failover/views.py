@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from services.failover.address import Address, Conninfo
+from services.failover.replication import Replication
 from services.failover.view import (
     FENCE,
     MARK,
@@ -15,7 +16,7 @@ from services.failover.view import (
     Subscription,
     View,
 )
-from services.slots import Replication, Server, SettingValue, Slot
+from services.slots import Server, SettingValue, Slot
 
 RECEIVED = 1000
 PORTS = {"a": "5001", "b": "5002", "c": "5003"}

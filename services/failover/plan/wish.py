@@ -29,6 +29,10 @@ class Wish:
     """The nodes that are to be made standbys at the end."""
     fence: bool = False
     """A primary that is alive, or may be, is fenced instead of being a reason to refuse."""
+    copies: bool = False
+    """A node that pg_rewind can't make a standby again may be replaced by a base backup."""
+    accept_data_loss: int | None = None
+    """So many bytes of WAL that the candidate may lack may be lost; None: none."""
     lag_bytes_max: int = 16 * 2**20
     synchronous_standbys: int = 0
     promoted: str = ""
