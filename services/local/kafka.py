@@ -1,4 +1,7 @@
-"""A real Kafka broker: one node, KRaft, from locked jars, on a Java that the machine has or not."""
+"""A real Kafka broker: a KRaft node from locked jars, on a Java that the machine has or not.
+
+It is a cluster by itself, or one node of `services.local.kafka_cluster`.
+"""
 
 import secrets
 import signal
@@ -7,6 +10,7 @@ import tempfile
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -48,8 +52,16 @@ _JVM_OPTIONS = (
 )
 
 
+class Quorum(NamedTuple):
+    """The controllers that a node belongs to: every node of `voters` (id -> controller port)."""
+
+    cluster_id: str
+    node_id: int
+    voters: Mapping[int, int]
+
+
 class KafkaBroker:
-    """One broker that is its own controller. Data in `folder`; ports stay over restarts.
+    """One broker that is also a controller. Data in `folder`; ports stay over restarts.
 
     `secured` are protocols (SSL, SASL_SSL) that it listens for besides PLAINTEXT, each on a port of
     its own, as `localhost`; `settings` say with which keys. `users` are name -> SCRAM-SHA-512
@@ -68,10 +80,12 @@ class KafkaBroker:
         users: Mapping[str, str] | None = None,
         proxy_port: int | None = None,
         short_lived: bool = True,
+        quorum: Quorum | None = None,
     ) -> None:
         """`proxy_port`: of a proxy to `proxied_port`; its clients are told to come through it.
 
-        `short_lived`: quick to start rather than quick after some minutes.
+        `short_lived`: quick to start rather than quick after some minutes. `quorum`: of a cluster
+        of several nodes; by default the node is alone.
         """
         self._short_lived = short_lived
         self._jvm_options = (*_JVM_OPTIONS, *(SHORT_LIVED if short_lived else ()))
@@ -82,7 +96,7 @@ class KafkaBroker:
         self._users = users or {}
         self.proxied_port = free_port() if proxy_port is not None else 0
         self._proxy_port = proxy_port
-        self._controller_port = free_port()
+        self._quorum = quorum or Quorum(new_cluster_id(), 1, {1: free_port()})
         self._settings = settings or {}
         self._processes = processes
         self._java_home = java_home
@@ -120,6 +134,7 @@ class KafkaBroker:
         require_free(self.port, server="Kafka")
         if not self._class_path:
             self._prepare()
+        self._format_missing()
         self._broker = self._processes.spawn(
             self.name,
             [*self._java(), "kafka.Kafka", self._properties],
@@ -187,16 +202,18 @@ class KafkaBroker:
                 "kafka", java, self._jvm_options, self._class_path, self._run_once
             )
         settings = {
-            **node_settings(self.port, self._controller_port, self.secured),
+            **self._node_settings(),
             **self._proxied(),
             "log.dirs": str(self.folder / "data"),
             **self._settings,
         }
         text = "".join(f"{key}={value}\n" for key, value in settings.items())
         self._properties.write_text(text, encoding="utf-8")
+
+    def _format_missing(self) -> None:
+        """Format the data folder where there is none; a node of a cluster joins with it empty."""
         if not (self.folder / "data" / "meta.properties").exists():
-            cluster = urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
-            self._format("m" + cluster[1:])  # an identifier must not look like an option
+            self._format(self._quorum.cluster_id)
 
     def _run_once(self, option: str) -> None:
         """Start and stop a broker besides, with an option for Java."""
@@ -212,10 +229,16 @@ class KafkaBroker:
             once.start()
             once.stop()
 
+    def _node_settings(self) -> dict[str, str | int]:
+        _, node_id, voters = self._quorum
+        own = node_settings(self.port, voters[node_id], self.secured)
+        every = ",".join(f"{node}@{LOOPBACK}:{port}" for node, port in voters.items())
+        return {**own, "node.id": node_id, "controller.quorum.voters": every}
+
     def _proxied(self) -> dict[str, str | int]:
         if self._proxy_port is None:
             return {}
-        own = node_settings(self.port, self._controller_port, self.secured)
+        own = self._node_settings()
         return {
             "listeners": f"{own['listeners']},PROXIED://{LOOPBACK}:{self.proxied_port}",
             "advertised.listeners": f"{own['advertised.listeners']},"
@@ -248,6 +271,11 @@ class KafkaBroker:
             return bool(admin.list_topics(timeout=_PROBE_TIMEOUT_S).brokers)
         except KafkaException:
             return False
+
+
+def new_cluster_id() -> str:
+    """A random one; it must not look like an option."""
+    return "m" + urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")[1:]
 
 
 def node_settings(

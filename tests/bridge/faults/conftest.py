@@ -1,4 +1,4 @@
-"""Proxies, a database with a load, and a broker of its own behind a proxy."""
+"""Proxies, a database with a load; a broker behind a proxy, and a cluster, to be destroyed."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from services.local.kafka import KafkaBroker
+from services.local.kafka_cluster import KafkaCluster
 from services.local.processes import Processes
 from services.local.users import server_user
 from tests.bridge.faults.load import TABLE, Load
@@ -64,3 +65,20 @@ def to_kafka(_own_kafka: tuple[KafkaBroker, Proxy], own_kafka: KafkaBroker) -> I
     proxy = _own_kafka[1]
     yield proxy
     proxy.heal()
+
+
+@pytest.fixture(scope="session")
+def _kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    with (
+        Processes(folder, server_user()) as processes,
+        KafkaCluster(folder / "kafka", processes=processes) as cluster,
+    ):
+        yield cluster
+
+
+@pytest.fixture
+def kafka_cluster(_kafka_cluster: KafkaCluster) -> KafkaCluster:
+    """Three brokers to be stopped, killed and wiped; all run."""
+    _kafka_cluster.start()
+    return _kafka_cluster
