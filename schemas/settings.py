@@ -164,7 +164,8 @@ class MachineSettings(_Section):
     """Commands that act on a node's machine; run here, without a shell, until the step's deadline.
 
     In them {node}, {host}, {port} are the node's, {primary}, {primary_host}, {primary_port} the new
-    primary's, {slot} is the node's physical slot there, {role} is `primary` or `standby`.
+    primary's, {slot} is the node's physical slot there, {role} is `primary` or `standby`, {copy} is
+    `--copy` where a base backup may be taken, else nothing.
     """
 
     stop: str = ""
@@ -185,6 +186,11 @@ class MachineSettings(_Section):
     """For the server's command line at `pg_ctl start`: ["-c", "port=5433"]."""
     os_user: str = ""
     """Whom those programs run as; empty: as ourselves. Only root can choose another."""
+    environment: tuple[str, ...] = ()
+    """Names of variables of slotfailover's environment that the commands get, beside PATH, HOME,
+    LANG and the like: [KUBECONFIG, AWS_PROFILE]."""
+    copies: bool = False
+    """A rejoin may take a base backup where pg_rewind can't do it, as with `--copy`."""
 
 
 class WatchSettings(_Section):
@@ -244,6 +250,10 @@ class FailoverSettings(_Section):
     lag_bytes_max: int = Field(16 * 2**20, ge=2**16)
     """A switchover fences writes only once standby and consumers are nearer than this."""
     step_deadline_ms: Milliseconds = 60_000
+    rejoin_deadline_ms: Milliseconds = 6 * 3600 * 1000
+    """How long a rejoin may take: pg_rewind or a base backup, and the standby's catching up."""
+    replication: SecretStr | None = None
+    """As which role standbys stream (`user=… passfile=…`), where no primary_conninfo tells it."""
     connect_timeout_s: int = Field(3, ge=2, le=60)
     journal: Path | None = None
     """A JSON-lines file of the steps performed."""

@@ -44,6 +44,14 @@ class Cluster:
         _require_nodes("machines", settings.machines, settings)
         self._timeout_s = settings.connect_timeout_s
         self._deadline_s = settings.step_deadline_ms / 1000
+        self.rejoin_deadline_s = settings.rejoin_deadline_ms / 1000
+        given = settings.replication
+        self.replication = (
+            parse_conninfo(given.get_secret_value(), subject="failover.replication")
+            if given is not None
+            else None
+        )
+        """As which role a standby streams, where no server tells it."""
         self.nodes = {n: self._configured(n, c) for n, c in settings.nodes.items()}
         self.subscribers = {n: self._configured(n, c) for n, c in settings.subscribers.items()}
         self._places = {
@@ -96,6 +104,10 @@ class Cluster:
     def address(self, name: str) -> Address:
         """Where others reach a node."""
         return self._places[name][0]
+
+    def endpoints(self, name: str) -> frozenset[Endpoint]:
+        """Every (host, port) by which the settings know a node."""
+        return self._places[name][1]
 
     def survey(self) -> View:
         """As `observe`, with what only `check` asks. Raises SetupError where our role sees less."""

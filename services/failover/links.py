@@ -208,6 +208,19 @@ def with_service(text: str, *, subject: str) -> str:
     return Conninfo((*given.pairs, *known)).text
 
 
+def expanded(conninfo: Conninfo) -> Conninfo:
+    """The connection string with all that its service file says, secrets too."""
+    if not conninfo.value("service"):
+        return conninfo
+    attempt = PGconn.connect_start(conninfo.text.encode())
+    try:
+        found = {o.keyword.decode(): o.val.decode() for o in attempt.info if o.val}
+    finally:
+        attempt.finish()
+    known = {key: value for key, value in found.items() if not conninfo.value(key)}
+    return Conninfo((*conninfo.pairs, *known.items()))
+
+
 def _knock_local(paths: list[str]) -> Reach:
     for path in paths:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knocker:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from services.failover.address import Address
 
 Command = tuple[str, ...]
-_NAMES = ("node", "host", "port", "primary", "primary_host", "primary_port", "slot", "role")
+_NAMES = ("node", "host", "port", "primary", "primary_host", "primary_port", "slot", "role", "copy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,10 @@ class Machine:
     data_folder: Path | None = None
     bin_folder: Path | None = None
     os_user: str = ""
+    environment: tuple[str, ...] = ()
+    """The variables of our environment that the commands get."""
+    copies: bool = False
+    """A rejoin may take a base backup where pg_rewind can't do it."""
 
     def has(self, name: str) -> bool:
         """Whether there is such a command."""
@@ -55,7 +59,8 @@ class Machine:
             "port": self.address.port,
         }
         filled = {**dict.fromkeys(_NAMES, ""), **known, **values}
-        return tuple(word.format_map(filled) for word in self.templates[name])
+        words = tuple(word.format_map(filled) for word in self.templates[name])
+        return tuple(word for word in words if word)
 
     def program(self, name: str) -> str:
         """The path of a PostgreSQL program there."""
@@ -68,7 +73,16 @@ def machine_of(node: str, given: MachineSettings, address: Address) -> Machine:
     for name in ("stop", "start", "fence", "rejoin", "label"):
         words = _words(node, name, getattr(given, name))
         templates[name] = words or _default(name, given)
-    return Machine(node, address, templates, given.data_folder, given.bin_folder, given.os_user)
+    return Machine(
+        node,
+        address,
+        templates,
+        given.data_folder,
+        given.bin_folder,
+        given.os_user,
+        given.environment,
+        given.copies,
+    )
 
 
 def _words(node: str, name: str, text: str) -> Command:
@@ -93,7 +107,7 @@ def _default(name: str, given: MachineSettings) -> Command:
     program = str(given.bin_folder / "pg_ctl") if given.bin_folder is not None else "pg_ctl"
     data = _literal(str(given.data_folder))
     if name == "start":
-        log = _literal(str(given.data_folder / "log-of-slotfailover"))
+        log = _literal(str(given.data_folder / "slotfailover-pg_ctl.log"))
         options = _literal(shlex.join(given.server_options))
         extra = ("-o", options) if given.server_options else ()
         return (_literal(program), "start", "-D", data, "-w", "-l", log, *extra)

@@ -9,7 +9,7 @@ import pwd
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
@@ -17,6 +17,13 @@ from services.failover.address import Conninfo
 from services.failover.machine import Command
 
 _LAST_BYTES = 4000
+_OUTPUT_BYTES = 100_000
+INHERITED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
+    *("LD_LIBRARY_PATH", "SSH_AUTH_SOCK"),
+)
+"""What a command gets of our environment. Passwords in ours (PGPASSWORD, SLOTBRIDGE_…) stay here:
+a server that is started by one would show them to its own programs."""
 SERVICE = "slotfailover"
 """The name by which `service_file` lets programs find a server."""
 
@@ -29,11 +36,16 @@ def run_command(
     deadline_s: float,
     os_user: str = "",
     environment: Mapping[str, str] | None = None,
+    passed: Iterable[str] = (),
     ends_with_us: bool = False,
-) -> None:
-    """Run it to its end. Raises SetupError if it fails, Retryable (DEADLINE) if it does not end.
+    inherited: tuple[int, ...] = (),
+) -> str:
+    """Run it to its end; return what it printed (the last 100 KB of it).
 
-    `ends_with_us`: an interruption of ours ends it, too.
+    Of our own environment it gets INHERITED and the variables `passed` names, as what it starts
+    may show its environment to others; `environment` is added. `ends_with_us`: an interruption of
+    ours ends it, too. `inherited`: file descriptors that it keeps open.
+    Raises SetupError if it fails, Retryable (DEADLINE) if it does not end.
     """
     entry = account(os_user)
     with tempfile.TemporaryFile() as output:
@@ -43,9 +55,10 @@ def run_command(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **(environment or {})},
+                env={**_own_environment(passed, entry), **(environment or {})},
                 cwd="/",
                 start_new_session=True,
+                pass_fds=inherited,
                 user=entry.pw_uid if entry is not None else None,
                 group=entry.pw_gid if entry is not None else None,
                 extra_groups=[] if entry is not None else None,
@@ -84,6 +97,7 @@ def run_command(
                 subject=subject,
                 hint="mend it, then go on: slotfailover resume",
             )
+        return _printed(output.fileno(), _OUTPUT_BYTES)
 
 
 @contextlib.contextmanager
@@ -95,7 +109,8 @@ def service_file(source: Conninfo, os_user: str) -> Iterator[dict[str, str]]:
         file.write(f"[{SERVICE}]\n" + "".join(f"{k}={v}\n" for k, v in pairs.items()))
         file.flush()
         own(Path(file.name), os_user)
-        yield {"PGSERVICEFILE": file.name, "PGCONNECT_TIMEOUT": "10"}
+        given = {name: value for name, value in os.environ.items() if name.startswith("PG")}
+        yield {**given, "PGSERVICEFILE": file.name, "PGCONNECT_TIMEOUT": "10"}
 
 
 def account(os_user: str) -> pwd.struct_passwd | None:
@@ -120,9 +135,19 @@ def own(path: Path, os_user: str) -> None:
         os.chown(path, entry.pw_uid, entry.pw_gid)
 
 
-def _last_words(descriptor: int) -> str:
+def _own_environment(passed: Iterable[str], entry: pwd.struct_passwd | None) -> dict[str, str]:
+    names = {*INHERITED, *passed, *(name for name in os.environ if name.startswith("LC_"))}
+    own = {name: os.environ[name] for name in names if name in os.environ}
+    return own if entry is None else {**own, "HOME": entry.pw_dir, "USER": entry.pw_name}
+
+
+def _printed(descriptor: int, bytes_max: int) -> str:
     size = os.fstat(descriptor).st_size
-    text = os.pread(descriptor, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
+    return os.pread(descriptor, bytes_max, max(0, size - bytes_max)).decode(errors="replace")
+
+
+def _last_words(descriptor: int) -> str:
+    text = _printed(descriptor, _LAST_BYTES)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "error:" in line or line.startswith(("FATAL", "PANIC"))]
     return (telling or lines or ["without a word"])[-1][:300]

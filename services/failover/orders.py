@@ -28,6 +28,7 @@ from services.failover.plan.rejoin import plan_rejoin, plan_repoint
 from services.failover.plan.resume import Intent, Planner, choose
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.failover.plan.wish import Plan, Wish
+from services.failover.rejoin_preflight import require_rejoinable
 from services.failover.runner import Result, Run
 from services.failover.view import View
 from services.process import exit_codes
@@ -125,11 +126,16 @@ def rejoin(
     yes: Yes = False,
     dry_run: DryRun = False,
     as_json: Json = False,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Where pg_rewind can't do it, take a base backup.")
+    ] = False,
 ) -> None:
     """Make an old primary a standby of the new one: rewound or copied anew, its slots ready."""
 
-    def choose_it(_cluster: Cluster, view: View, wish: Wish) -> Chosen:
-        return plan_rejoin, replace(wish, rejoin=frozenset({node}))
+    def choose_it(cluster: Cluster, view: View, wish: Wish) -> Chosen:
+        wish = replace(wish, rejoin=frozenset({node}), copies=copy)
+        require_rejoinable(cluster, plan_rejoin(view, wish))
+        return plan_rejoin, wish
 
     _Order("rejoin", config, yes, dry_run, as_json).give(choose_it)
 

@@ -38,12 +38,14 @@ def perform(
 
     Raises Retryable (SERVER_UNREACHABLE, DEADLINE) and SetupError (PRIVILEGE_MISSING).
     """
+    if step.action is Action.REJOIN:
+        deadline_s = cluster.rejoin_deadline_s
     deadline = time.monotonic() + deadline_s
     before = 0
     try:
         if step.action is Action.BRIDGE:
             before = cluster.nodes[step.server].ask(read_replication).written_lsn or 0
-        lsn = _order(step, cluster, deadline)
+        lsn = _order(step, cluster, deadline, tell)
     except Unreachable as error:
         raise Retryable(
             f"{step.server} stopped answering: {error.detail}",
@@ -70,7 +72,7 @@ def perform(
     return view
 
 
-def _order(step: Step, cluster: Cluster, deadline: float) -> int:
+def _order(step: Step, cluster: Cluster, deadline: float, tell: Callable[[str], None]) -> int:
     """Order it done; returns the position of the marker message of a step that writes one."""
     left_s = max(1.0, deadline - time.monotonic())
     match step.action:
@@ -87,6 +89,7 @@ def _order(step: Step, cluster: Cluster, deadline: float) -> int:
                 subject=step.server,
                 deadline_s=left_s,
                 os_user=cluster.machines[step.server].os_user,
+                passed=cluster.machines[step.server].environment,
             )
         case Action.PROMOTE:
             _promote(step, cluster.nodes[step.server], deadline)
@@ -98,7 +101,7 @@ def _order(step: Step, cluster: Cluster, deadline: float) -> int:
         case Action.FOLLOW:
             _follow(step, cluster)
         case Action.REJOIN:
-            rejoin(step, cluster, left_s)
+            rejoin(step, cluster, left_s, tell)
         case Action.READY:
             _hasten(step, cluster)
         case Action.RESET | Action.SLOT | Action.CLEAN | Action.UNFENCE:

@@ -65,7 +65,10 @@ def test_a_killed_primary_that_diverged_is_rewound_and_then_copied_anew(
     (kept / "changing").touch()
     for name in ("postgresql.conf", "postgresql.auto.conf"):
         (kept / name).write_text((trio.standby.data / name).read_text())  # type: ignore[attr-defined]
-    copied = slotfailover("rejoin", "b", "--config", config, "--yes")
+    unasked = slotfailover("rejoin", "b", "--config", config, "--yes")
+    assert (unasked.code, "broken off while it changed data" in unasked.out) == (1, True)
+    assert kept.exists()
+    copied = slotfailover("rejoin", "b", "--config", config, "--yes", "--copy")
     assert copied.code == 0, copied.err
     assert not kept.exists()
     assert list(kept.parent.glob(f"{trio.standby.name}.before-*"))

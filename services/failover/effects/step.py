@@ -77,6 +77,8 @@ class Step:
     """Promote: what the standby must have received before. Drain: what all must have."""
     slots: tuple[str, ...] = ()
     """The slots that are watched."""
+    copies: bool = False
+    """Rejoin: a base backup may be taken."""
     progress: Callable[[View], str] = field(default=lambda _view: "", repr=False, compare=False)
     """How far it is, for those who wait."""
 

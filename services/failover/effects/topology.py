@@ -75,13 +75,19 @@ def follow(standby: Node, primary: Node) -> Step:
     )
 
 
-def rejoin(old: Node, primary: Node) -> Step:
-    """Make an old primary, or a node that fell behind, a standby of the new primary."""
+def rejoin(old: Node, primary: Node, *, copies: bool) -> Step:
+    """Make an old primary, or a node that fell behind, a standby of the new primary.
+
+    `copies`: a base backup may be taken where pg_rewind can't do it.
+    """
     assert old.machine is not None
     name = slot_of(old)
     command: tuple[str, ...] = ()
+    copies = copies or old.machine.copies
     if old.machine.has("rejoin"):
-        command = old.machine.command("rejoin", role="standby", slot=name, **names_of(primary))
+        copy = "--copy" if copies else ""
+        words = names_of(primary)
+        command = old.machine.command("rejoin", role="standby", slot=name, copy=copy, **words)
     return Step(
         Action.REJOIN,
         old.name,
@@ -92,8 +98,9 @@ def rejoin(old: Node, primary: Node) -> Step:
         f"it streams from {primary.name}",
         lambda view: _attached(view, old, primary, name),
         lambda view: streams_from(view.node(old.name), primary),
-        (shlex.join(command),) if command else _by_hand(old, primary, name),
+        (shlex.join(command),) if command else _by_hand(old, primary, name, copies=copies),
         command=command,
+        copies=copies,
     )
 
 
@@ -222,22 +229,35 @@ def _set(primary: Node, setting: str, value: str, items: tuple[str, ...], after:
     )
 
 
-def _by_hand(old: Node, primary: Node, name: str) -> tuple[str, ...]:
+def _by_hand(old: Node, primary: Node, name: str, *, copies: bool) -> tuple[str, ...]:
     """What `services.failover.rejoining` does, as far as it can be told before."""
     machine = old.machine
     assert machine is not None
     given = primary.state.upstream if primary.state is not None else None
-    conninfo = upstream_of(primary.address, given, name)
     program, data = machine.program, shlex.quote(str(machine.data_folder))
     stop = (shlex.join(machine.command("stop")),) if machine.has("stop") else ()
+    source = f"the connection of failover.nodes.{primary.name}"
+    rewind = f"{program('pg_rewind')} --target-pgdata={data} --source-server=… ({source})"
+    copy = (
+        f"or, where that can't be: {program('pg_basebackup')} -D {data}.copying -d … ({source}), "
+        f"then {data} is moved to {data}.before-… and the copy takes its place"
+    )
+    conninfo = "as the node's own files or failover.replication say"
+    if given is not None:
+        conninfo = upstream_of(primary.address, _without_name(given), name).masked
     return (
         *stop,
-        f"{program('pg_rewind')} --target-pgdata={data} --source-server={conninfo.masked!r}"
-        f" || {program('pg_basebackup')} -D {data}",
-        f"postgresql.auto.conf: primary_conninfo = {conninfo.masked}",
+        f"{rewind} -n; then without -n",
+        *((copy,) if copies else ()),
+        f"postgresql.auto.conf: primary_conninfo = {conninfo}",
         f"postgresql.auto.conf: primary_slot_name = {name}; standby.signal",
         shlex.join(machine.command("start")),
     )
+
+
+def _without_name(given: Conninfo) -> Conninfo:
+    """Without the application_name, by which another standby is known."""
+    return Conninfo(tuple(pair for pair in given.pairs if pair[0] != "application_name"))
 
 
 def _with_physical(state: NodeState, name: str) -> NodeState:
@@ -253,7 +273,10 @@ def _attached(view: View, node: Node, primary: Node, name: str) -> View:
     above = view.node(primary.name).state
     assert above is not None
     here = node.state or above
-    upstream = upstream_of(primary.address, here.upstream, name)
+    given = here.upstream if node.state is not None or here.upstream is None else None
+    if given is None and here.upstream is not None:
+        given = _without_name(here.upstream)
+    upstream = upstream_of(primary.address, given, name)
     application = upstream.value("application_name")
     reached = max(here.replication.received_lsn or 0, above.replication.written_lsn or 0)
     settings = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schemas.errors import ExitCode, OperatorNeeded, SettingsError
+from schemas.errors import ExitCode, OperatorNeeded, SettingsError, SetupError
 from services.failover.plan.completion import attach, complete
 from services.failover.plan.rules import (
     check_invariants,
@@ -47,6 +47,15 @@ def plan_rejoin(view: View, wish: Wish) -> Plan:
             exit_code=ExitCode.SPLIT_BRAIN,
         )
     plan = attach(Draft(view, wish), primary.name)
+    for left in plan.left:
+        if left.exit_code is ExitCode.PRIVILEGE_MISSING and left.subject in wish.rejoin:
+            raise SetupError(
+                left.reason,
+                operation="rejoin",
+                subject=left.subject,
+                hint=left.hint,
+                exit_code=ExitCode.PRIVILEGE_MISSING,
+            )
     check_invariants(plan, view, wish)
     return plan
 

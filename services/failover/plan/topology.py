@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schemas.errors import ExitCode
 from services.failover.effects import topology as effects
 from services.failover.standby_lists import listed, slots_that_exist
 from services.failover.verdicts import Left
@@ -47,9 +48,10 @@ def _attach(draft: Draft, name: str, primary: str) -> list[Left]:
         return []
     diverged = node.standby and _diverged(node, above)
     if node.standby and not diverged:
-        _slot(draft, name, primary)
-        draft.add(effects.follow(node, above))
-        return []
+        missing = _rights(draft, name, primary)
+        if not missing and _slot(draft, name, primary):
+            draft.add(effects.follow(node, above))
+        return missing
     if not wished:
         return _not_wished(node, primary, diverged=diverged)
     if node.writable:
@@ -64,8 +66,11 @@ def _attach(draft: Draft, name: str, primary: str) -> list[Left]:
                 f"rejoin {name}",
             )
         ]
-    _slot(draft, name, primary)
-    draft.add(effects.rejoin(node, above))
+    missing = _rights(draft, name, primary)
+    if missing:
+        return missing
+    if _slot(draft, name, primary):
+        draft.add(effects.rejoin(node, above, copies=draft.wish.copies))
     return []
 
 
@@ -87,11 +92,36 @@ def _diverged(standby: Node, primary: Node) -> bool:
     return older and standby.received > above.switch_lsn
 
 
-def _slot(draft: Draft, name: str, primary: str) -> None:
+def _slot(draft: Draft, name: str, primary: str) -> bool:
+    """Plan the standby's slot; whether it is there then: it is not where making it has failed."""
     wanted = effects.slot_of(draft.view.node(name))
     above = draft.view.node(primary)
     if not effects.has_slot(above, wanted):
         draft.add(effects.slot(above, wanted))
+    return effects.has_slot(draft.view.node(primary), wanted)
+
+
+def _rights(draft: Draft, name: str, primary: str) -> list[Left]:
+    """What our role lacks on the primary to make the node its standby."""
+    node, above = draft.view.node(name), draft.view.node(primary)
+    assert above.state is not None
+    rights, slot = above.state.replication, effects.slot_of(node)
+    own = node.machine is not None and node.machine.may_rejoin and not node.machine.has("rejoin")
+    lacking = []
+    if not rights.may_replicate and not effects.has_slot(above, slot):
+        lacking.append(f"REPLICATION (to make the slot {slot})")
+    if own and not node.standby and not rights.may_rewind:
+        lacking.append("EXECUTE on pg_ls_dir, pg_stat_file and pg_read_binary_file (for pg_rewind)")
+    if not lacking:
+        return []
+    return [
+        Left(
+            name,
+            f"our role may not make it a standby: on {primary} it lacks {' and '.join(lacking)}",
+            f"connect to {primary} as a superuser, then slotfailover rejoin {name}",
+            ExitCode.PRIVILEGE_MISSING,
+        )
+    ]
 
 
 def _clean(draft: Draft, name: str, primary: str) -> None:

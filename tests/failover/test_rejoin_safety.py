@@ -1,0 +1,173 @@
+"""`rejoin` moves no data before it is proven that it can succeed, on real servers."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.local.bed import Bed
+from services.local.postgres import PostgresServer
+from tests.failover.conftest import NewTrio, machines
+from tests.failover.servers import COMMAND, ask, configuration, slotfailover, subscribe, tell, write
+from tests.providers.interface import Trio
+from tests.providers.roles import make_roles
+from tests.providers.waiting import eventually
+
+CANNOT = "case \"$1\" in --version) exit 0;; esac; echo 'pg_rewind: error: no way' >&2; exit 1"
+
+
+class Old:
+    """A pair whose primary `a` was killed and replaced by `b`; `a` is to rejoin."""
+
+    def __init__(self, trio: Trio, bed: Bed, folder: Path) -> None:
+        assert isinstance(trio.primary, PostgresServer)
+        assert isinstance(trio.standby, PostgresServer)
+        self.trio = trio
+        self.a, self.b = trio.primary, trio.standby
+        self.folder = folder
+        self.machines = machines(trio, bed)
+
+    def fail_over(self) -> None:
+        """Kill a, promote b, and let b write."""
+        config = self.config()
+        self.a.kill()
+        ran = slotfailover("failover", "--config", config, "--yes")
+        assert ran.code == 0, ran.err
+        write(self.b, self.trio.dbname, 101)
+
+    def config(self, **changes: Any) -> Path:
+        return configuration(self.folder, self.trio, **{"machines": self.machines, **changes})
+
+    def rejoin(self, *options: str, **changes: Any) -> Any:
+        return slotfailover("rejoin", "a", "--config", self.config(**changes), *options)
+
+    @property
+    def beside(self) -> set[str]:
+        """What lies beside the data folder under its name, and its files' identity."""
+        return {path.name for path in self.a.data.parent.glob(f"{self.a.data.name}.*")}
+
+    def programs(self, **scripts: str) -> dict[str, Any]:
+        """The machines, with programs of a's replaced by shell scripts."""
+        folder = self.bin
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o777)
+        for program in self.a.programs.iterdir():
+            replaced = folder / program.name
+            replaced.unlink(missing_ok=True)
+            if program.name in scripts:
+                replaced.write_text(f"#!/bin/sh\n{scripts[program.name]}\n")
+                replaced.chmod(0o755)
+            else:
+                replaced.symlink_to(program)
+        return {**self.machines, "a": {**self.machines["a"], "bin_folder": str(folder)}}
+
+    @property
+    def bin(self) -> Path:
+        """Beside the data folders, where the servers' user can reach it."""
+        return self.a.data.with_name(f"bin-of-{self.a.data.name}")
+
+
+@pytest.fixture
+def old(local_trio: NewTrio, local_bed: Bed, tmp_path: Path) -> Old:
+    trio = local_trio()
+    subscribe(trio, "s1")
+    return Old(trio, local_bed, tmp_path)
+
+
+def test_a_role_without_the_rights_is_refused_before_anything_is_touched(old: Old) -> None:
+    role = make_roles(old.a, old.trio.dbname, publication="p").failover
+    tell(old.a, "SELECT pg_switch_wal()")
+    old.fail_over()
+    nodes = {name: server.conninfo(user=role) for name, server in (("a", old.a), ("b", old.b))}
+    inode = old.a.data.stat().st_ino
+    for option in ("--dry-run", "--yes"):
+        ran = old.rejoin(option, nodes=nodes)
+        assert ran.code == 20, (option, ran.out, ran.err)
+        assert "REPLICATION" in ran.err
+        assert "slotfailover_a" not in ask(
+            old.b, "SELECT coalesce(string_agg(slot_name, ','), '') FROM pg_replication_slots"
+        )
+        assert (old.a.data.stat().st_ino, old.beside) == (inode, set())
+    ran = old.rejoin("--yes")
+    assert ran.code == 0, ran.err
+    assert (old.a.data.stat().st_ino, old.beside) == (inode, set())  # rewound in place
+
+
+def test_a_rewind_that_cannot_begin_moves_nothing_and_says_why(old: Old) -> None:
+    old.fail_over()
+    inode = old.a.data.stat().st_ino
+    ran = old.rejoin("--yes", machines=old.programs(pg_rewind=CANNOT))
+    assert ran.code == 1, ran.err
+    assert "no way" in ran.out
+    assert "--copy" in ran.out
+    assert old.a.data.stat().st_ino == inode
+    assert not any(".before-" in name or ".copying" in name for name in old.beside)
+    assert old.rejoin("--yes").code == 0
+    assert old.a.data.stat().st_ino == inode
+
+
+def test_a_copy_is_swapped_in_at_its_end_and_an_interrupted_one_ends_with_us(old: Old) -> None:
+    old.fail_over()
+    inode = old.a.data.stat().st_ino
+    pid_file = old.bin / "pid"
+    endless = f"echo $$ > {pid_file}; exec sleep 600"
+    config = old.config(machines=old.programs(pg_rewind=CANNOT, pg_basebackup=endless))
+    options = ["--config", str(config), "--yes", "--copy"]
+    command = [sys.executable, "-c", COMMAND, "rejoin", "a", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            eventually(
+                lambda: pid_file.exists() and pid_file.read_text(), what="the copy has begun"
+            )
+            child = int(pid_file.read_text())
+            running.send_signal(signal.SIGTERM)
+            _, err = running.communicate(timeout=30)
+        finally:
+            running.kill()
+    assert running.returncode not in (0, 70), err
+    assert not Path(f"/proc/{child}").exists()
+    assert old.a.data.stat().st_ino == inode
+    assert not any(".before-" in name for name in old.beside)
+
+    ran = old.rejoin("--yes", "--copy", machines=old.programs(pg_rewind=CANNOT))
+    assert ran.code == 0, ran.err
+    assert old.a.data.stat().st_ino != inode
+    kept = list(old.a.data.parent.glob(f"{old.a.data.name}.before-*"))
+    assert [path.stat().st_ino for path in kept] == [inode]
+    assert str(kept[0]) in ran.err + ran.out
+    assert not any(".copying" in name or ".rejoining" in name for name in old.beside)
+
+
+def test_the_folder_of_another_server_is_refused(old: Old) -> None:
+    old.fail_over()
+    wrong = {**old.machines["a"], "data_folder": str(old.b.data)}
+    for option in ("--dry-run", "--yes"):
+        ran = old.rejoin(option, machines={"a": wrong})
+        assert ran.code == 2, (option, ran.out, ran.err)
+        assert str(old.b.data) in ran.err
+    assert ask(old.b, "SELECT pg_is_in_recovery()") is False
+
+
+def test_a_rejoin_has_a_deadline_of_its_own_and_service_names_work(
+    old: Old, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old.fail_over()
+    services = old.folder / "services.conf"
+    services.write_text(
+        "".join(
+            f"[{name}]\nhost=127.0.0.1\nport={server.port}\nuser=postgres\ndbname=postgres\n"
+            for name, server in (("svc_a", old.a), ("svc_b", old.b))
+        )
+    )
+    services.chmod(0o644)
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+    real = old.a.programs / "pg_rewind"
+    slow = old.programs(pg_rewind=f'case "$*" in *-n*) ;; *) sleep 4;; esac; exec {real} "$@"')
+    nodes = {"a": "service=svc_a", "b": "service=svc_b"}
+    inode = old.a.data.stat().st_ino
+    ran = old.rejoin("--yes", nodes=nodes, machines=slow, step_deadline_ms=3_000)
+    assert ran.code == 0, ran.err
+    assert old.a.data.stat().st_ino == inode
