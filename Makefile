@@ -7,7 +7,7 @@ WORKERS ?= 4
 
 BENCH := $(or $(OUT),bench-results)
 
-.PHONY: demo test torture bench check lint types lock clean
+.PHONY: demo test torture bench check lint types lock dist clean
 
 demo: $(READY)
 	@$(BIN)/slotbridge demo $(DEMO_OPTIONS)
@@ -65,12 +65,34 @@ $(READY): requirements/build.txt requirements/lock.txt pyproject.toml setup.py $
 	  || echo "no C compiler, or no headers of Python: the bridge goes without its compiled part" >&2
 	@touch $@
 
+# sdist and wheel in dist/. The wheel is built from the sdist, so that the sdist is proven whole, and
+# auditwheel gives it the oldest manylinux tag that its compiled part allows (one Python version:
+# that of .venv). Without a compiler the wheel is of this machine alone, and the command fails.
+DIST := .cache/dist
+dist: $(READY) $(DIST)/.ready
+	@rm -rf dist $(DIST)/out && mkdir -p dist $(DIST)/out
+	@$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("$(DIST)/out")' > $(DIST)/sdist.log
+	@$(PIP_WHEEL) --wheel-dir $(DIST)/out $(DIST)/out/slotbridge-*.tar.gz
+	@PATH="$(CURDIR)/$(DIST)/venv/bin:$$PATH" $(DIST)/venv/bin/auditwheel repair --wheel-dir dist $(DIST)/out/slotbridge-*.whl \
+	  2> $(DIST)/auditwheel.log || { cat $(DIST)/auditwheel.log >&2; exit 1; }
+	@mv $(DIST)/out/slotbridge-*.tar.gz dist/
+	@ls -1 dist
+
+PIP_WHEEL = $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation
+
+$(DIST)/.ready: requirements/dist.txt
+	@rm -rf $(DIST)/venv && $(PYTHON) -m venv $(DIST)/venv
+	@$(DIST)/venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dist.txt
+	@touch $@
+
 # Pin anew after a change of pyproject.toml (needs uv).
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-emit-index-url --no-annotate
 lock:
 	$(COMPILE) requirements/build.in -o requirements/build.txt
+	$(COMPILE) requirements/dist.in -o requirements/dist.txt
 	$(COMPILE) --all-extras pyproject.toml -o requirements/lock.txt
+	$(COMPILE) -c requirements/lock.txt pyproject.toml -o requirements/run.txt
 
 clean:
 	rm -rf $(VENV) .cache build services/bridge/compiled/*.so

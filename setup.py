@@ -1,13 +1,16 @@
 """Builds the compiled part (services/bridge/compiled); without a C compiler all goes without it.
 
+A wheel gets copies of sql/ and docs/ inside services/shipped, for `slotbridge sql` and `docs`.
 Each module knows the digest of all sources: one that is older is not used. So all are built anew.
 """
 
 import os
 import runpy
+import shutil
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 ROOM = Path("services/bridge/compiled")
 
@@ -29,4 +32,23 @@ else:
     ]
     modules = cythonize(sources, build_dir="build", force=True)
 
-setup(ext_modules=modules, options={"build_ext": {"force": True, "parallel": os.cpu_count()}})
+
+class BuildWithShippedFiles(build_py):
+    """Copies what services.shipped reads, except into a checkout, which has the originals."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        for folder, ending in (("sql", "sql"), ("docs", "md")):
+            target = Path(self.build_lib, "services/shipped", folder)
+            target.mkdir(parents=True, exist_ok=True)
+            for file in sorted(Path(folder).glob(f"*.{ending}")):
+                shutil.copyfile(file, target / file.name)
+
+
+setup(
+    cmdclass={"build_py": BuildWithShippedFiles},
+    ext_modules=modules,
+    options={"build_ext": {"force": True, "parallel": os.cpu_count()}},
+)

@@ -11,10 +11,9 @@
 sections it needs and `require` names the one that is missing.
 """
 
-import difflib
 import tempfile
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import yaml
 from pydantic import (
@@ -30,6 +29,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings.exceptions import SettingsError as EnvironmentUnreadable
 
 from schemas.errors import SettingsError
+from schemas.problems import explained
 from schemas.shaping import ShapingSettings
 from schemas.tables import Milliseconds, TablesSettings
 
@@ -45,8 +45,12 @@ class SourceSettings(_Section):
     """The database that changes are read from; `conninfo` may list several hosts (libpq syntax)."""
 
     conninfo: SecretStr
+    """Connection string of libpq: every host of the pair, and `target_session_attrs=read-write`.
+    Keep the password in a file (`passfile=`) or in the environment."""
     slot: str = Field("slotbridge", pattern=_SLOT_NAME)
+    """Logical slot, made with `failover` at the first start."""
     publication: str = Field("slotbridge", min_length=1, max_length=63)
+    """Made at the first start when it is missing, if the role may."""
     tables: tuple[str, ...] = ()
     """`schema.table` each; empty publishes every table."""
     origin: Literal["any", "none"] = "any"
@@ -54,6 +58,7 @@ class SourceSettings(_Section):
     two_phase: bool = False
     """Decode at PREPARE, publish at COMMIT PREPARED (PostgreSQL 18). A slot stays two-phase."""
     connect_timeout_s: int = Field(5, ge=2, le=300)
+    """How long to wait for one host to answer."""
 
     @field_validator("tables")
     @classmethod
@@ -75,9 +80,14 @@ class KafkaSettings(_Section):
     """The broker and how topics are named and made."""
 
     bootstrap_servers: str = Field(min_length=1)
+    """`host:port` of some brokers, separated by commas."""
     topic_prefix: str = Field(pattern=_TOPIC_NAME)
+    """The first part of the name of every topic."""
     partitions: int = Field(3, ge=1, le=10_000)
+    """Partitions of a table's topic, when the bridge makes it."""
     replication_factor: int = Field(1, ge=1, le=32)
+    """Copies of each topic, when the bridge makes it. Use 3 in production: with 1, a topic is lost
+    with its broker."""
     options: dict[str, str | int | float | bool] = Field({}, repr=False)
     """Passed to librdkafka as they are (security.protocol, sasl.*, ssl.*, compression.type …)."""
 
@@ -94,6 +104,7 @@ class ValueSettings(_Section):
     interval_handling: Literal["text", "string", "numeric"] = "text"
     """PostgreSQL's text, ISO 8601, or microseconds."""
     binary_handling: Literal["base64", "base64-url-safe", "hex"] = "base64"
+    """bytea."""
     hstore_handling: Literal["text", "json", "map"] = "text"
     """PostgreSQL's text, a JSON object in a string, or an object."""
     structures: Literal["text", "json"] = "text"
@@ -107,6 +118,7 @@ class BridgeSettings(ValueSettings):
     """A Kafka transaction with finished source transactions in it is committed at this age at the
     latest: at once while few come."""
     commit_bytes_max: int = Field(16 * 2**20, ge=2**16, le=2**30)
+    """A Kafka transaction is committed once it has this many bytes."""
     transaction_bytes_max: int = Field(16 * 2**20, ge=2**16, le=2**30)
     """A source transaction above this leaves in several Kafka transactions."""
     streaming: bool = True
@@ -114,6 +126,7 @@ class BridgeSettings(ValueSettings):
     spool_folder: Path = Path(tempfile.gettempdir())
     """A folder `slotbridge-<slot>.spool` is made in it, and emptied at every start."""
     spool_memory_bytes_max: int = Field(16 * 2**20, ge=0, le=2**32)
+    """Changes of open transactions that stay in memory; what is above goes to disk."""
     spool_bytes_max: int = Field(16 * 2**30, ge=2**20)
     """On disk, compressed. Past it the bridge goes on without streaming: the server spills."""
     transaction_timeout_ms: Milliseconds = 120_000
@@ -123,7 +136,9 @@ class BridgeSettings(ValueSettings):
     connect_deadline_ms: Milliseconds = 120_000
     """How long start or recovery may go on before the process gives up with a retry exit code."""
     wal_sender_timeout_ms: Milliseconds = 60_000
+    """`wal_sender_timeout` of the bridge's own walsender."""
     tombstones: bool = True
+    """Send a record without value after each delete, so that compaction removes the key."""
     on_refused: Literal["stop", "dead_letter"] = "stop"
     """What to do with a record that Kafka refuses (too large, its topic denied): stop and name it,
     or put it into <prefix>.dead and go on."""
@@ -138,6 +153,8 @@ class BridgeSettings(ValueSettings):
     """After this long without a word the server ends the session that owns the origin: a bridge
     that is frozen or cut off unnoticed keeps another one waiting no longer."""
     http_host: str = "127.0.0.1"
+    """Address that the HTTP server listens on; 0.0.0.0 lets other machines (probes, Prometheus,
+    slotfailover) reach it."""
     http_port: int | None = Field(None, ge=0, le=65535)
     """/healthz, /readyz, /metrics and /v1/source; unset: off; 0: a free port, named in the log."""
     token: SecretStr | None = None
@@ -199,6 +216,7 @@ class WatchSettings(_Section):
     repoint: bool = False
     """Move subscriptions and bridge by itself once somebody has promoted a standby."""
     interval_ms: Milliseconds = 2_000
+    """How often it looks at the cluster."""
     quorum: int = Field(3, ge=2, le=1000)
     """It acts only on so many observations in a row that say the same."""
     settle_ms: Milliseconds = 5_000
@@ -208,6 +226,7 @@ class WatchSettings(_Section):
     cooldown_ms: Milliseconds = 30_000
     """Between two acts; doubled with each act that failed, up to 64 times."""
     http_host: str = "127.0.0.1"
+    """Address that the HTTP server listens on; 0.0.0.0 lets other machines reach it."""
     http_port: int = Field(9188, ge=0, le=65535)
     """The page, /v1/…, /metrics and /healthz; 0: a free port, which the log names."""
     token: SecretStr | None = None
@@ -228,6 +247,7 @@ class DrillSettings(_Section):
     os_user: str = ""
     """Whom the clone runs as; empty: as `machines` has it, else as ourselves."""
     copy_deadline_ms: Milliseconds = 3_600_000
+    """How long the base backup of the clone may take."""
     slots_deadline_ms: Milliseconds = 120_000
     """How long the clone may take to have the slots."""
     settings: dict[str, str] = {}
@@ -250,17 +270,25 @@ class FailoverSettings(_Section):
     lag_bytes_max: int = Field(16 * 2**20, ge=2**16)
     """A switchover fences writes only once standby and consumers are nearer than this."""
     step_deadline_ms: Milliseconds = 60_000
+    """How long one step of a failover may take."""
     rejoin_deadline_ms: Milliseconds = 6 * 3600 * 1000
     """How long a rejoin may take: pg_rewind or a base backup, and the standby's catching up."""
     replication: SecretStr | None = None
     """As which role standbys stream (`user=… passfile=…`), where no primary_conninfo tells it."""
     connect_timeout_s: int = Field(3, ge=2, le=60)
+    """How long to wait for a node to answer."""
     journal: Path | None = None
     """A JSON-lines file of the steps performed."""
     journal_database: str = Field("postgres", min_length=1, max_length=63)
     """The database on the primary that has the same as a table; also where the lock is."""
     watch: WatchSettings = WatchSettings()
     drill: DrillSettings = DrillSettings()
+
+    @field_validator("watch", "drill", mode="before")
+    @classmethod
+    def _empty(cls, section: object) -> object:
+        """A section whose keys are all comments is null in YAML."""
+        return {} if section is None else section
 
 
 class Settings(BaseSettings):
@@ -323,9 +351,11 @@ def load_settings(path: Path) -> Settings:
     if not isinstance(document, dict):
         raise SettingsError(f"{path} is not a mapping of sections", operation="read settings")
     try:
-        return Settings(**document)
-    except (ValidationError, TypeError) as error:
-        raise _explained(error, path) from None
+        return Settings(**{key: value for key, value in document.items() if value is not None})
+    except ValidationError as error:
+        raise explained(error, path, Settings) from None
+    except TypeError as error:
+        raise SettingsError(f"{path}: {error}", operation="read settings") from None
     except EnvironmentUnreadable as error:  # names the section, never the value
         raise SettingsError(
             f"{error}: it is not JSON",
@@ -333,35 +363,3 @@ def load_settings(path: Path) -> Settings:
             hint="write a key with keys of its own as JSON: "
             """SLOTBRIDGE_KAFKA__OPTIONS='{"sasl.password": "…"}'""",
         ) from None
-
-
-def _explained(error: Exception, path: Path) -> SettingsError:
-    """The first problem of a validation error as one line; values are never repeated."""
-    if not isinstance(error, ValidationError):
-        return SettingsError(f"{path}: {error}", operation="read settings")
-    first = error.errors(include_input=False, include_url=False)[0]
-    keys = [str(part) for part in first["loc"]]
-    key = ".".join(keys)
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(keys[-1], _keys_beside(keys), n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"remove `{key}` from {path}"
-        return SettingsError(f"unknown key `{key}`", operation="read settings", hint=hint)
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return SettingsError(
-        f"`{key}`: {first['msg']}{more}",
-        operation="read settings",
-        hint=f"correct it in {path} or in SLOTBRIDGE_{'__'.join(keys).upper()}",
-    )
-
-
-def _keys_beside(keys: list[str]) -> list[str]:
-    model: Any = Settings
-    for key in keys[:-1]:
-        field = model.model_fields.get(key)
-        if field is None:
-            return []
-        options = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        model = next(
-            (o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), Settings
-        )
-    return list(model.model_fields)

@@ -49,7 +49,9 @@ class ColumnSettings(_Part):
     """Which columns of a table are published; `include` empty: all that `exclude` does not name."""
 
     include: tuple[ColumnPattern, ...] = ()
+    """Columns; empty: all that `exclude` does not name."""
     exclude: tuple[ColumnPattern, ...] = ()
+    """Columns that are not published."""
 
 
 class MaskSettings(_Part):
@@ -77,7 +79,9 @@ class RouteSettings(_Part):
     """
 
     tables: str
+    """Regular expression for the whole of `schema.table`."""
     topic: str
+    """Template of the topic's name; named groups of `tables` are fields of it."""
 
     @model_validator(mode="after")
     def _valid(self) -> "RouteSettings":
@@ -95,16 +99,19 @@ class OutboxSettings(_Part):
     """An outbox table: each inserted row is a message of its own, not a change event."""
 
     table: TablePattern
+    """`schema.table` of the outbox."""
     topic: str = "{prefix}.outbox.{type}"
     """`{type}`: the row's aggregate type."""
     id: str = "id"
     """The column that becomes the header `id`."""
     aggregate_type: str = "aggregatetype"
+    """The column that names the topic."""
     aggregate_id: str = "aggregateid"
     """The column that becomes the key."""
     type: str = "type"
     """The column that becomes the header `type`."""
     payload: str = "payload"
+    """The column that becomes the message's value."""
 
     @model_validator(mode="after")
     def _valid(self) -> "OutboxSettings":
@@ -122,6 +129,7 @@ class ShapingSettings(_Part):
     include: tuple[TablePattern, ...] = ()
     """Tables; empty: all of the publication."""
     exclude: tuple[TablePattern, ...] = ()
+    """Tables that are not published, though `include` names them."""
     columns: dict[TablePattern, ColumnSettings] = {}
     masks: dict[TablePattern, dict[ColumnPattern, MaskSettings]] = {}
     salt: SecretStr = SecretStr("")
@@ -131,6 +139,7 @@ class ShapingSettings(_Part):
     skip: dict[TablePattern, tuple[Operation, ...]] = {}
     """Operations that are not published: c insert, u update, d delete, t truncate."""
     topic: str = DEFAULT_TEMPLATE
+    """The name of a table's topic."""
     routes: tuple[RouteSettings, ...] = ()
     """The first that matches names the topic; `topic` names that of all other tables."""
     outbox: OutboxSettings | None = None

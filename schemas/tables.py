@@ -71,6 +71,7 @@ class TableRule(_Part):
     include: tuple[ColumnPattern, ...] = ()
     """Columns; empty: all that `exclude` does not name. A key's columns can't be left out."""
     exclude: tuple[ColumnPattern, ...] = ()
+    """Columns that the Iceberg table lacks."""
     rename: dict[str, str] = {}
     """Source column -> column of the Iceberg table."""
     partition: tuple[Annotated[str, AfterValidator(_is_transform)], ...] = ()
@@ -103,7 +104,9 @@ class TablesSettings(_Part):
     """Where the Iceberg tables are, what they are like, and how the stream is cut."""
 
     warehouse: Path
+    """The folder or URI below which the tables' files are."""
     catalog_type: Literal["jdbc", "rest"] = "jdbc"
+    """What speaks for the Iceberg catalog."""
     catalog_uri: str = ""
     """JDBC or REST URI of the Iceberg catalog; empty: an SQLite file in the warehouse."""
     catalog_options: dict[str, str] = Field({}, repr=False)
@@ -138,7 +141,10 @@ class TablesSettings(_Part):
     orphans_older_ms: int = Field(24 * 3600 * 1000, ge=0)
     """`maintain` removes files that no snapshot names once they are older than this."""
     http_host: str = "127.0.0.1"
+    """Address that the HTTP server listens on; 0.0.0.0 lets other machines reach it."""
     http_port: int | None = Field(None, ge=0, le=65535)
     """/metrics; unset: off; 0: a free port, which the log names."""
     driver_memory: str = Field("2g", pattern=r"^[0-9]+[mg]$")
+    """Memory of Spark's JVM."""
     spark_options: dict[str, str] = {}
+    """Options of the Spark session, such as spark.jars."""

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, SlotbridgeError
+from schemas.version import version
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -61,6 +62,13 @@ def stop_on_signals() -> Stop:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
     return stop
+
+
+def print_version(asked: bool) -> None:
+    """Print the version and end the command, as the callback of the option `--version`."""
+    if asked:
+        sys.stdout.write(f"slotbridge {version()}\n")
+        raise SystemExit(0)
 
 
 @contextlib.contextmanager
@@ -130,7 +138,8 @@ class Probes:
             raise SlotbridgeError(
                 f"{host}:{port} can't be bound: the port is in use or not ours to use",
                 operation="serve /metrics",
-                hint="choose another `http_port`, or 0 for a free one",
+                hint="another slotbridge may run here with the same file; give this one another "
+                "`http_port`, or 0 for a free one",
                 exit_code=ExitCode.PORT_IN_USE,
             ) from None
         self.port: int = self._socket.getsockname()[1]
@@ -168,4 +177,12 @@ def _probe(passed: bool) -> "Response":
     return PlainTextResponse("ok" if passed else "no", status_code=200 if passed else 503)
 
 
-__all__ = ["ExitCode", "Probes", "Stop", "configure_logging", "exit_codes", "stop_on_signals"]
+__all__ = [
+    "ExitCode",
+    "Probes",
+    "Stop",
+    "configure_logging",
+    "exit_codes",
+    "print_version",
+    "stop_on_signals",
+]

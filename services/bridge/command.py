@@ -13,7 +13,14 @@ from schemas.settings import load_settings, require
 from services.access import read_token
 from services.bridge import failpoints
 from services.bridge.runner import Runner
-from services.process import Probes, configure_logging, exit_codes, stop_on_signals
+from services.bridge.setup_commands import check_config, docs, init, sql
+from services.process import (
+    Probes,
+    configure_logging,
+    exit_codes,
+    print_version,
+    stop_on_signals,
+)
 
 logger = structlog.get_logger(__name__)
 app = typer.Typer(
@@ -23,6 +30,18 @@ app = typer.Typer(
 )
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
 JsonLogs = Annotated[bool, typer.Option("--json", help="Log JSON lines.")]
+for command in (init, check_config, sql, docs):
+    app.command()(command)
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Options before the subcommand."""
 
 
 @app.command()

@@ -4,11 +4,14 @@ check      0 nothing is critical, 1 something is; --nagios: 0 1 2 3 as plugins d
 the others 0 done, 1 something is left for another run, 13 15 34 35 … refused or broken off
 """
 
+from typing import Annotated
+
 import typer
 
 from services.failover import checking, orders
 from services.failover.drill.command import drill
 from services.failover.watch.command import watch
+from services.process import print_version
 
 app = typer.Typer(
     help="Fails a PostgreSQL pair over with its logical slots and subscriptions.",
@@ -32,5 +35,10 @@ for order in (
 
 
 @app.callback()
-def _commands() -> None:
-    """Keeps `check` and `failover` as subcommands."""
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Options before the subcommand."""

@@ -16,12 +16,14 @@ ALLOWED = {
     "services.process": {"schemas"},
     "services.slots": {"schemas"},
     "services.access": {"schemas"},
+    "services.shipped": {"schemas"},
     "services.kafka": {"schemas", "services.kafka"},
     "services.bridge": {
         *("schemas", "services.process", "services.slots", "services.kafka", "services.bridge"),
         "services.access",
     },
     "services.bridge.command": {"services.demo"},
+    "services.bridge.setup_commands": {"services.shipped"},
     "services.failover": {
         *("schemas", "services.process", "services.slots", "services.kafka", "services.failover"),
         "services.access",

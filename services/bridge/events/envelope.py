@@ -23,6 +23,7 @@ from json.encoder import encode_basestring as quoted
 from typing import Any, Final, Literal, NamedTuple
 
 from schemas.events import message_topic, transaction_topic
+from schemas.version import version
 from services.bridge import compiled
 from services.bridge.compiled import Messages
 from services.bridge.decoding.messages import (
@@ -43,7 +44,7 @@ from services.bridge.events.shaping.tables import Plan
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.events.writers import Write
 
-VERSION: Final = "0.1.0"
+VERSION: Final = version()
 NEW_KEY_HEADER: Final = "__debezium.newkey"
 OLD_KEY_HEADER: Final = "__debezium.oldkey"
 

@@ -1,0 +1,69 @@
+"""The commented configuration file that `slotbridge init` writes.
+
+Keys that a person must or should set are there with an example; all others are comments with their
+default, so that the file works as it is once the examples are replaced.
+"""
+
+import textwrap
+from collections.abc import Iterable
+from typing import Final
+
+from schemas.reference import Key, keys
+
+SECTIONS: Final = ("source", "kafka", "bridge", "shaping", "failover", "tables")
+USUAL: Final = ("source", "kafka", "bridge")
+_WIDTH: Final = 96
+_EXAMPLES: Final = {
+    "source.conninfo": "host=pg-a,pg-b port=5432,5432 dbname=bank user=slotbridge"
+    " target_session_attrs=read-write",
+    "kafka.bootstrap_servers": "kafka-1:9092,kafka-2:9092,kafka-3:9092",
+    "kafka.topic_prefix": "bank",
+    "kafka.replication_factor": "3",
+    "bridge.spool_folder": "/var/lib/slotbridge",
+    "bridge.http_host": "127.0.0.1",
+    "bridge.http_port": "9187",
+    "failover.nodes": "{a: host=pg-a dbname=bank user=slotfailover,"
+    " b: host=pg-b dbname=bank user=slotfailover}",
+    "failover.journal": "/var/lib/slotbridge/failover.jsonl",
+    "tables.warehouse": "/var/lib/slotbridge/warehouse",
+}
+
+
+def example_file(sections: Iterable[str] = USUAL) -> str:
+    """Return the file with `sections`, in the order of SECTIONS."""
+    wanted = set(sections)
+    lines = [
+        "# Configuration of Slotbridge. All keys: docs/CONFIGURATION.md (`slotbridge docs`).",
+        "# Judge it with: slotbridge check-config --config FILE",
+        "# Every key is also an environment variable, which wins: SLOTBRIDGE_SOURCE__SLOT.",
+        "# A commented key shows its default.",
+    ]
+    optional_depth: int | None = None
+    for key in keys():
+        if key.path.split(".")[0] not in wanted:
+            continue
+        if optional_depth is not None and key.depth <= optional_depth:
+            optional_depth = None
+        if ".NAME." in key.path or optional_depth is not None:
+            continue  # told by the section's meaning and by docs/CONFIGURATION.md
+        if key.path == "shaping.outbox":
+            optional_depth = key.depth
+            lines += _entry(key._replace(section=False, default="null"))
+            continue
+        lines += _entry(key)
+    return "\n".join(lines) + "\n"
+
+
+def _entry(key: Key) -> list[str]:
+    indent = "  " * key.depth
+    name = key.path.rpartition(".")[2]
+    comment = textwrap.wrap(key.meaning, _WIDTH - len(indent))
+    lines = [f"{indent}# {line}" for line in comment]
+    if key.section:
+        return ["", *lines, f"{indent}{name}:"] if key.depth == 0 else [*lines, f"{indent}{name}:"]
+    example = _EXAMPLES.get(key.path)
+    if example is not None:
+        return [*lines, f"{indent}{name}: {example}"]
+    if key.default.startswith("the "):
+        return [*lines, f"{indent}# {name}:   # {key.default}"]
+    return [*lines, f"{indent}# {name}: {key.default or 'null'}"]

@@ -1,0 +1,111 @@
+"""Commands for the first hour: `init`, `check-config`, `sql`, `docs`. None of them connects."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schemas.errors import SettingsError
+from schemas.settings import Settings, load_settings
+from services.access import read_token
+from services.bridge.postgres.hosts import single_hosts
+from services.process import exit_codes
+from services.shipped import Kind, names, text
+
+_COMMANDS = {
+    "source": "slotbridge run and status, slottables verify",
+    "kafka": "slotbridge, slottables",
+    "failover": "slotfailover",
+    "tables": "slottables",
+}
+
+
+def init(
+    file: Annotated[Path | None, typer.Argument(help="File to write; none: stdout.")] = None,
+    section: Annotated[
+        list[str] | None,
+        typer.Option(help="source, kafka, bridge, shaping, failover, tables; several times."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All sections.")] = False,
+) -> None:
+    """Write a commented configuration file with every key; an existing file stays as it is."""
+    from schemas.example import SECTIONS, USUAL, example_file
+
+    with exit_codes():
+        sections = SECTIONS if everything else tuple(section or USUAL)
+        unknown = sorted(set(sections) - set(SECTIONS))
+        if unknown:
+            raise SettingsError(
+                f"there is no section {unknown[0]}",
+                operation="write a configuration file",
+                hint=f"one of {', '.join(SECTIONS)}",
+            )
+        written = example_file(sections)
+        if file is None:
+            typer.echo(written, nl=False)
+            return
+        try:
+            with file.open("x", encoding="utf-8") as new:
+                file.chmod(0o600)
+                new.write(written)
+        except OSError as error:
+            raise SettingsError(
+                f"can't write {file}: {error.strerror}",
+                operation="write a configuration file",
+                hint="name a file that does not exist, in a folder that does",
+            ) from None
+        typer.echo(f"{file}: replace the examples, then slotbridge check-config --config {file}")
+
+
+def check_config(
+    config: Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")],
+) -> None:
+    """Judge the configuration alone: keys, values, token files. Nothing is connected to.
+
+    Exit codes: 0 every section that is there is right; 2 something is wrong.
+    """
+    with exit_codes():
+        settings = load_settings(config)
+        bridge, watch = settings.bridge, settings.failover.watch if settings.failover else None
+        read_token(bridge.token, bridge.token_file, section="bridge")
+        if watch is not None:
+            read_token(watch.token, watch.token_file, section="failover.watch")
+        for name, commands in _COMMANDS.items():
+            there = "ok" if getattr(settings, name) is not None else "not there"
+            typer.echo(f"{name:<9} {there:<9}  needed by {commands}")
+        for advice in _advice(settings):
+            typer.echo(f"note: {advice}")
+        typer.echo("not judged: whether servers answer, roles, topics, server settings")
+
+
+def _advice(settings: Settings) -> list[str]:
+    """Return what is allowed and yet likely to be a mistake in production."""
+    found = []
+    if settings.kafka is not None and settings.kafka.replication_factor == 1:
+        found.append("kafka.replication_factor is 1: a topic is lost with its broker; use 3")
+    if settings.source is not None and len(single_hosts(settings.source)) == 1:
+        found.append("source.conninfo names one host: the bridge finds no other after a failover")
+    if settings.bridge.http_port is not None and settings.bridge.http_host == "127.0.0.1":
+        found.append(
+            "bridge.http_host is 127.0.0.1: probes and Prometheus elsewhere can't reach it"
+        )
+    return found
+
+
+def sql(
+    name: Annotated[str, typer.Argument(help="Script; none: list them.")] = "",
+) -> None:
+    """Print a script for psql: slotbridge sql roles | psql -d DATABASE -v bridge=slotbridge …"""
+    _print_shipped("sql", name)
+
+
+def docs(
+    name: Annotated[str, typer.Argument(help="Page; none: list them.")] = "",
+) -> None:
+    """Print a page of the documentation, as Markdown."""
+    _print_shipped("docs", name)
+
+
+def _print_shipped(kind: Kind, name: str) -> None:
+    with exit_codes():
+        typer.echo(text(kind, name) if name else "\n".join(names(kind)), nl=not name)

@@ -1,0 +1,53 @@
+"""The SQL scripts and the documents that an installed package brings with it.
+
+setup.py copies sql/*.sql and docs/*.md of the checkout into this package when a wheel is built. In
+a checkout, where nothing is copied, they are read from where they are.
+"""
+
+import re
+from pathlib import Path
+from typing import Final, Literal
+
+from schemas.errors import ExitCode, SettingsError, SetupError
+
+Kind = Literal["sql", "docs"]
+_ENDINGS: Final[dict[Kind, str]] = {"sql": ".sql", "docs": ".md"}
+_INCLUDE: Final = re.compile(r"^\\ir (\S+)\.sql$", re.MULTILINE)
+
+
+def names(kind: Kind) -> list[str]:
+    """Return the names of all files of a kind, without ending. Raises SetupError if none is."""
+    found = sorted(path.stem for path in _folder(kind).glob(f"*{_ENDINGS[kind]}"))
+    if not found:
+        raise SetupError(
+            f"the package has no {kind} files",
+            operation=f"read {kind}",
+            hint="install slotbridge from its wheel, or run it in a checkout",
+            exit_code=ExitCode.PROGRAM_MISSING,
+        )
+    return found
+
+
+def text(kind: Kind, name: str) -> str:
+    """Return one file. A script's `\\ir` lines are replaced by the file that they name.
+
+    Raises SettingsError when there is no such file.
+    """
+    stem = name.removesuffix(_ENDINGS[kind])
+    known = {known.lower(): known for known in names(kind)}
+    if stem.lower() not in known:
+        raise SettingsError(
+            f"there is no {name}",
+            operation=f"read {kind}",
+            hint=f"one of {', '.join(known.values())}",
+        )
+    found = (_folder(kind) / f"{known[stem.lower()]}{_ENDINGS[kind]}").read_text(encoding="utf-8")
+    if kind == "sql":
+        return _INCLUDE.sub(lambda match: text("sql", match[1]).rstrip("\n"), found)
+    return found
+
+
+def _folder(kind: Kind) -> Path:
+    here = Path(__file__).parent
+    inside = here / kind
+    return inside if inside.is_dir() else here.parents[1] / kind

@@ -1,0 +1,106 @@
+"""What a newcomer writes a configuration with: `init`, `check-config`, examples/, the reference."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from schemas.errors import ExitCode
+from schemas.example import SECTIONS
+from schemas.reference import keys, page
+from schemas.settings import load_settings
+from services.bridge.command import app
+from services.shipped import names, text
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+def slotbridge(*arguments: str | Path) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize("sections", [(), *((section,) for section in SECTIONS), SECTIONS])
+def test_init_writes_a_file_that_check_config_accepts(
+    sections: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "c.yaml"
+    chosen = [part for section in sections for part in ("--section", section)]
+    code, told = slotbridge("init", *chosen, file)
+    assert code == ExitCode.OK, told
+    assert file.stat().st_mode & 0o777 == 0o600
+    code, told = slotbridge("check-config", "--config", file)
+    assert code == ExitCode.OK, told
+    assert "not judged: whether servers answer" in told
+
+
+def test_init_keeps_a_file_that_exists(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("mine")
+    code, told = slotbridge("init", file)
+    assert code == ExitCode.SETTINGS
+    assert "does not exist" in told
+    assert file.read_text() == "mine"
+
+
+def test_every_commented_key_of_init_is_accepted_when_uncommented(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    written = slotbridge("init", "--all")[1]
+    lines = [
+        line.replace("# ", "", 1)
+        for line in written.splitlines()
+        if not line.lstrip().startswith("# ") or _is_a_key(line)
+    ]
+    file.write_text("\n".join(lines))
+    assert load_settings(file).failover is not None
+
+
+def _is_a_key(line: str) -> bool:
+    name = line.strip().removeprefix("# ").partition(":")[0]
+    return name in {key.path.rpartition(".")[2] for key in keys()} and "#" not in line.strip()[1:]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_is_accepted(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOTBRIDGE_SHAPING__SALT", "a secret of at least sixteen characters")
+    code, told = slotbridge("check-config", "--config", example)
+    assert code == ExitCode.OK, told
+
+
+def test_check_config_refuses_and_advises(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("source: {conninfo: host=a}\nkafka: {bootstrap_servers: b, topic_prefix: p}")
+    code, told = slotbridge("check-config", "--config", file)
+    assert code == ExitCode.OK
+    assert "kafka.replication_factor is 1" in told
+    assert "source.conninfo names one host" in told
+    file.write_text("source: {conninfo: nonsense}")
+    code, told = slotbridge("check-config", "--config", file)
+    assert code == ExitCode.SETTINGS
+    assert "source.conninfo is no connection string" in told
+
+
+def test_the_reference_describes_every_key_and_is_current() -> None:
+    assert [key.path for key in keys() if not key.meaning] == []
+    assert (ROOT / "docs/CONFIGURATION.md").read_text(encoding="utf-8") == page()
+
+
+def test_examples_of_init_are_current() -> None:
+    for name, options in (
+        ("bridge", ()),
+        ("failover", ("--section", "failover")),
+        ("all", ("--all",)),
+    ):
+        assert (ROOT / f"examples/{name}.yaml").read_text() == slotbridge("init", *options)[1]
+
+
+def test_scripts_are_printed_whole() -> None:
+    assert names("sql") == sorted(path.stem for path in (ROOT / "sql").glob("*.sql"))
+    roles = text("sql", "roles.sql")
+    assert "pg_promote" in roles
+    assert "\\ir" not in roles
+    code, told = slotbridge("sql", "rolls")
+    assert code == ExitCode.SETTINGS
+    assert "one of failover_functions, roles, subscriber_roles" in told
+    assert slotbridge("docs", "operations")[1].startswith("# Operations")
