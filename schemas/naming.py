@@ -105,8 +105,16 @@ class Naming:
         names = "|".join(_expression(template, self._prefix) for template in templates)
         others = [*map(re.escape, sorted(self._own))]
         if self._outbox:
-            others.append(_expression(self._outbox, self._prefix))
+            others.append(self.outbox_pattern())
         return f"(?!(?:{'|'.join(others)})$)(?:{names})"
+
+    def outbox_pattern(self) -> str:
+        """A regular expression of all topics that an outbox's rows could have."""
+        return _expression(self._outbox, self._prefix) if self._outbox else r"(?!)"
+
+    def outbox_is_ours(self) -> bool:
+        """Whether no other prefix has the same outbox topics."""
+        return "{prefix}" in self._outbox
 
 
 def _expression(template: str, prefix: str) -> str:

@@ -114,7 +114,8 @@ class Session:
         )
         primary.prepare()
         reach("owned")
-        topics = Topics(self._kafka, while_waiting=self._feedback.while_waiting)
+        waiting = self._feedback.while_waiting
+        topics = Topics(self._kafka, self._shaping, while_waiting=waiting)
         topics.prepare()
         reach("topics ready")
         slot = self._source.slot

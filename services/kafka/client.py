@@ -42,7 +42,41 @@ _FENCED: Final = (
 )
 
 
+_PASSING: Final = frozenset(
+    {
+        *(KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE),
+        *(KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._WAIT_COORD),
+        *(KafkaError._DESTROY_BROKER, KafkaError._WAIT_CACHE),
+        *(KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION),
+        *(KafkaError.BROKER_NOT_AVAILABLE, KafkaError.REPLICA_NOT_AVAILABLE),
+        *(KafkaError.REQUEST_TIMED_OUT, KafkaError.NETWORK_EXCEPTION),
+        *(KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE),
+        *(KafkaError.NOT_COORDINATOR, KafkaError.NOT_CONTROLLER),
+        *(KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH),
+        *(KafkaError.OFFSET_NOT_AVAILABLE, KafkaError.KAFKA_STORAGE_ERROR),
+        *(KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND),
+        *(KafkaError.THROTTLING_QUOTA_EXCEEDED, KafkaError.REBALANCE_IN_PROGRESS),
+    }
+)
+_IMPOSSIBLE: Final = {
+    KafkaError.INVALID_REPLICATION_FACTOR: "set kafka.replication_factor to at most the number of "
+    "brokers; -1 takes the broker's default",
+    KafkaError.INVALID_PARTITIONS: "correct kafka.partitions",
+    KafkaError.INVALID_REPLICA_ASSIGNMENT: "correct kafka.replication_factor and kafka.partitions",
+    KafkaError.INVALID_CONFIG: "the broker does not take a configuration that the bridge gives its "
+    "topics: make the topic yourself (docs/OPERATIONS.md)",
+}
+"""What the settings ask for and no retry brings -> what to do."""
 Client = TypeVar("Client")
+
+
+def passing(error: KafkaError) -> bool:
+    """Whether the same request may succeed later.
+
+    `KafkaError.retriable()` tells it only of errors that librdkafka's transactional calls return:
+    it is False for every error that has a code alone.
+    """
+    return error.retriable() or error.code() in _PASSING
 
 
 def make_client(kind: Callable[[dict[str, Any]], Client], options: dict[str, Any]) -> Client:
@@ -68,11 +102,15 @@ class Complaints:
         self.last: KafkaError | None = None
         self.refusal: KafkaError | None = None
         """Credentials or certificates that one side does not take: waiting does not help."""
+        self.down = False
+        """Whether no broker could be connected to: a new client finds out sooner when one can."""
 
     def note(self, error: KafkaError) -> None:
         """Remember it."""
         _log_client_error(error)
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self.down = True
+        else:
             self.last = error
         if error.code() == KafkaError._AUTHENTICATION or _is_distrust(error):
             self.refusal = error
@@ -109,6 +147,16 @@ def kafka_error(error: KafkaException, operation: str, subject: str) -> Slotbrid
             operation=operation,
             subject=subject,
             hint="lower bridge.transaction_timeout_ms",
+        )
+    if code in _IMPOSSIBLE:
+        return SettingsError(text, operation=operation, subject=subject, hint=_IMPOSSIBLE[code])
+    if code == KafkaError.INVALID_TIMESTAMP:
+        return SetupError(
+            f"{text}: this machine's clock is further from the broker's than the topic allows",
+            operation=operation,
+            subject=subject,
+            hint="correct the clocks (NTP) of this machine and of the brokers; topics with "
+            "message.timestamp.type=LogAppendTime take records of any clock",
         )
     if code in _FENCED:
         return Retryable(

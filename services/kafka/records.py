@@ -5,13 +5,13 @@ import uuid
 from collections.abc import Iterator
 from typing import Final, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from pydantic import BaseModel, ValidationError
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.events import ProgressRecord, progress_topic
 from schemas.settings import KafkaSettings
-from services.kafka.client import client_options, kafka_error, make_client
+from services.kafka.client import client_options, kafka_error, make_client, passing
 
 REQUEST_TIMEOUT_S: Final = 10.0
 READ_DEADLINE_S: Final = 90.0
@@ -83,7 +83,12 @@ class TopicReader:
         return list(self.between(offset, offset + 1, time.monotonic() + REQUEST_TIMEOUT_S))
 
     def between(self, start: int, stop: int, deadline: float) -> Iterator[Record]:
-        """Yield the committed records in [start, stop) as (offset, key, value).
+        """Yield the committed records in [start, stop) as (offset, key, value); as `messages`."""
+        for message in self.messages(start, stop, deadline):
+            yield message.offset() or 0, message.key(), message.value()
+
+    def messages(self, start: int, stop: int, deadline: float) -> Iterator[Message]:
+        """Yield the committed records in [start, stop).
 
         An open transaction of another producer hides what follows it: wait until it has ended, or
         raise Retryable at `deadline` (time.monotonic).
@@ -98,13 +103,13 @@ class TopicReader:
             failure, offset = message.error(), message.offset() or 0
             if failure is None:
                 if offset < stop:
-                    yield offset, message.key(), message.value()
+                    yield message
                 if offset >= stop - 1:
                     return
             elif failure.code() == KafkaError._PARTITION_EOF:
                 if offset >= stop:
                     return
-            elif not failure.retriable():
+            elif not passing(failure):
                 raise kafka_error(KafkaException(failure), "read the topic", self.topic)
         raise Retryable(
             "its end was not reached: a transaction of another producer is open",
@@ -119,7 +124,8 @@ class TopicReader:
 def last_progress(
     settings: KafkaSettings, slot: str, *, deadline_s: float, until: int | None = None
 ) -> ProgressRecord | None:
-    """The last committed progress record of `slot`, read backwards from the topic's end.
+    """The last committed progress record of `slot`, read backwards from the topic's end, each time
+    twice as many: others may have written there since.
 
     `until`: from this offset, which is not beyond the last stable one.
 
@@ -130,8 +136,10 @@ def last_progress(
         low, end = reader.bounds()
         start = end if until is None else until
         deadline = time.monotonic() + deadline_s
+        step = _TAIL_RECORDS
         while start > low:
-            stop, start = start, max(low, start - _TAIL_RECORDS)
+            stop, start = start, max(low, start - step)
+            step *= 2
             last = None
             for offset, key, value in reader.between(start, stop, deadline):
                 if key == slot.encode() and value is not None:

@@ -11,6 +11,7 @@ from services.bridge.kafka.hanging import (
     Place,
     has,
     how_to_end,
+    place_in_headers,
     place_of,
     was_committed,
 )
@@ -77,6 +78,13 @@ def test_events_and_ends_of_transactions_have_a_place() -> None:
     assert place_of(event, "another") is None
     assert place_of(b'{"status": "END", "commit_lsn": 9}', "p") == Place(9, 0)
     assert place_of(b'{"slot": "s", "gid": "g", "prepare_lsn": 8}', "p") == Place(8, 0)
+
+
+def test_a_message_of_an_outbox_has_its_place_in_its_headers() -> None:
+    assert place_in_headers([("id", b"1"), ("commit_lsn", b"70"), ("seq", b"3")]) == Place(70, 3)
+    assert place_in_headers([("commit_lsn", b"x"), ("seq", b"3")]) is None
+    assert place_in_headers([("seq", b"3")]) is None
+    assert place_in_headers(None) is None
 
 
 PROGRESS, TABLE, ENDS = ("p.progress", 0), ("p.public.t", 1), ("p.transaction", 0)

@@ -9,6 +9,7 @@ from confluent_kafka import Producer
 from schemas.errors import OperatorNeeded
 from schemas.events import ProgressRecord, progress_topic, schema_topic
 from schemas.settings import BridgeSettings, KafkaSettings
+from schemas.shaping import OutboxSettings, RouteSettings, ShapingSettings
 from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.topics import Topics
 from tests.providers.interface import Broker
@@ -77,7 +78,7 @@ def test_a_cluster_of_many_topics_is_asked_in_parts(
     settings, topics = prepared(kafka, topic_prefix)
     whole = topics.message_bytes_max()
     assert len(whole) == 5  # the bridge's own
-    monkeypatch.setattr("services.bridge.kafka.topics._ASKED_AT_ONCE", 2)
+    monkeypatch.setattr("services.bridge.kafka.offsets.ASKED_AT_ONCE", 2)
     assert topics.message_bytes_max() == whole
     writer = TransactionalProducer(settings, BridgeSettings(), topics, "mine")
     writer.begin_session()
@@ -91,3 +92,24 @@ def test_a_cluster_of_many_topics_is_asked_in_parts(
     other.flush(30)
     assert topics.unstable() == {(topic, 0): 0 for topic in whole}
     other.abort_transaction(30)
+
+
+def test_written_are_the_topics_of_settings_and_of_the_prefix_but_no_other_bridges() -> None:
+    shaping = ShapingSettings(
+        topic="cdc-{schema}-{table}",
+        routes=(RouteSettings(tables=r"public\.r", topic="{table}.all"),),
+        outbox=OutboxSettings(table="public.box", topic="messages-{type}"),
+    )
+    settings = KafkaSettings(bootstrap_servers="127.0.0.1:1", topic_prefix="bank")
+    topics = Topics(settings, shaping)
+    other = ["progress", "schema", "prepared", "transaction", "message", "public.t", "x.dead"]
+    topics._partitions = {
+        **dict.fromkeys(["bank.progress", "bank.public.t", "bank.euro.progress"], 1),
+        **dict.fromkeys(["cdc-public-t", "r.all", "messages-x", "else", "banker.public.t"], 1),
+        **dict.fromkeys([f"bank.eu.{name}" for name in other], 1),
+    }
+    assert {name for name, _ in topics.written()} == {
+        *("bank.progress", "bank.public.t", "bank.euro.progress"),
+        *("cdc-public-t", "r.all", "messages-x"),
+    }
+    assert ("messages-x", 0) not in topics.event_partitions(), "others may have the same"

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Final, NamedTuple
 
 import structlog
+from confluent_kafka import Message
 
 from schemas.errors import ExitCode, Retryable
 from schemas.events import (
@@ -37,11 +38,18 @@ from schemas.events import (
     progress_topic,
 )
 from services.bridge.events.event import Event
+from services.bridge.events.shaping.outbox import Headers
+from services.bridge.kafka.offsets import Partition
 from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.topics import Topics
 from services.bridge.kafka.turns import BOTH
 from services.bridge.postgres.database import Primary
-from services.kafka.records import READ_DEADLINE_S, REQUEST_TIMEOUT_S, parse_record
+from services.kafka.records import (
+    READ_DEADLINE_S,
+    REQUEST_TIMEOUT_S,
+    TopicReader,
+    parse_record,
+)
 
 logger = structlog.get_logger(__name__)
 
@@ -50,9 +58,10 @@ PATIENCE_S: Final = 1.5
 _SOON_S: Final = 0.02
 _LOOK_S: Final = 0.25
 _TAIL_RECORDS: Final = 20
+_HIDDEN_RECORDS: Final = 1000
+"""How many hidden records of a partition are looked at: another producer's may hide ours."""
 _ROUNDS_MAX: Final = 4
 """Two transactions may hang, each of either producer; what then stays is not ours."""
-Partition = tuple[str, int]
 
 
 class Place(NamedTuple):
@@ -231,6 +240,15 @@ def place_of(value: bytes | None, prefix: str) -> Place | None:
         return None
 
 
+def place_in_headers(headers: Headers | dict[str, str | bytes | None] | None) -> Place | None:
+    """Where a message of an outbox stands; None for what is none. Pure."""
+    told = dict(headers or [])
+    try:
+        return Place(int(told["commit_lsn"] or b""), int(told["seq"] or b""))
+    except (KeyError, ValueError):
+        return None
+
+
 def _stuck(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition, int]:
     """Soon asked again: markers that are being written take some milliseconds."""
     found = _unstable(topics, while_waiting)
@@ -263,26 +281,46 @@ def _ours(
 ) -> tuple[dict[Partition, Place | None], ProgressRecord | None]:
     """Those that hide records of this bridge, with the place of the first event that each hides,
     and the first progress record."""
-    progress, prepared = progress_topic(topics.prefix), prepared_topic(topics.prefix)
-    own = topics.own()
+    progress, own = progress_topic(topics.prefix), topics.own()
     ours: dict[Partition, Place | None] = {}
     record = None
     for (topic, partition), offset in stuck.items():
         with topics.reader(topic, partition, committed=False) as reader:
-            records = reader.first_from(offset)
-            if topic == prepared:  # the part that tells the LSN is the last one
-                deadline = time.monotonic() + READ_DEADLINE_S
-                records = list(reader.between(offset, reader.bounds()[1], deadline))
-        places = (place_of(value, topics.prefix) for _, _, value in records)
-        place = next(filter(None, places), None)
-        if topic != progress:
-            if topic in own or place is not None:
-                ours[topic, partition] = place
-        elif records and records[0][1] == slot.encode():
+            if topic == progress:
+                records = reader.first_from(offset)
+            else:
+                place = _first_place(topics, reader, offset)
+                if topic in own or place is not None:
+                    ours[topic, partition] = place
+                continue
+        if records and records[0][1] == slot.encode():
             ours[topic, partition] = None
             at, _, value = records[0]
             record = parse_record(ProgressRecord, topic, at, value) if value is not None else None
     return ours, record
+
+
+def _first_place(topics: Topics, reader: TopicReader, offset: int) -> Place | None:
+    """The place of the first event of this bridge from `offset` on, where one is found soon.
+
+    Of what is staged, the part that tells the LSN is the last one: the others are passed by.
+    """
+    prepared = reader.topic == prepared_topic(topics.prefix)
+    end = reader.bounds()[1]
+    stop = end if prepared else min(end, offset + _HIDDEN_RECORDS)
+    deadline = time.monotonic() + READ_DEADLINE_S
+    for message in reader.messages(offset, stop, deadline):
+        place = _place(topics, message)
+        if place is not None:
+            return place
+    return None
+
+
+def _place(topics: Topics, message: Message) -> Place | None:
+    place = place_of(message.value(), topics.prefix)
+    if place is None and topics.is_outbox(message.topic() or ""):
+        return place_in_headers(message.headers())
+    return place
 
 
 def _shown(topics: Topics, stuck: Mapping[Partition, int]) -> Iterable[Place]:
@@ -291,8 +329,9 @@ def _shown(topics: Topics, stuck: Mapping[Partition, int]) -> Iterable[Place]:
         if (topic, partition) not in stuck:
             with topics.reader(topic, partition) as reader:
                 deadline = time.monotonic() + READ_DEADLINE_S
-                values = [value for _, _, value in reader.last(_TAIL_RECORDS, deadline)]
-            places = (place_of(value, topics.prefix) for value in values)
+                low, end = reader.bounds()
+                tail = reader.messages(max(low, end - _TAIL_RECORDS), end, deadline)
+                places = [_place(topics, message) for message in tail]
             yield from (place for place in places if place is not None)
 
 

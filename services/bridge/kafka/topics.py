@@ -1,23 +1,17 @@
 """The topics of a prefix: made where missing, and read back at start (progress, table shapes)."""
 
 import contextlib
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
-from typing import Final, TypeVar
+from typing import Final
 
 import structlog
-from confluent_kafka import (
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicCollection,
-    TopicPartition,
-)
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
-from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
@@ -32,14 +26,18 @@ from schemas.events import (
     schema_topic,
     transaction_topic,
 )
+from schemas.naming import Naming
 from schemas.settings import KafkaSettings
+from schemas.shaping import ShapingSettings
 from services.bridge.failpoints import reach
+from services.bridge.kafka.offsets import Asked, Partition, answers, ask_ends, in_parts
 from services.kafka.client import (
     TOPIC_REFUSALS,
     Complaints,
     client_options,
     kafka_error,
     make_client,
+    passing,
     refused_topic,
 )
 from services.kafka.records import (
@@ -61,10 +59,12 @@ _OWN: Final = (
     dead_topic,
     divergence_topic,
 )
-_T = TypeVar("_T")
+_OF_EVERY_BRIDGE: Final = _OWN[:5]
 _ATTEMPT_S: Final = 0.5
-_ASKED_AT_ONCE: Final = 200
-"""Topics or partitions: answers about 5,000 take more memory than everything else."""
+_LOOK_S: Final = 0.05
+_PATIENCE_S: Final = 30.0
+"""How long a far or slow cluster may take for its first answer: several round trips of a
+connection's handshakes, and a list of thousands of topics."""
 _REFUSAL_S: Final = 2.0
 """How long another broker may still take what one has refused."""
 
@@ -73,9 +73,18 @@ class Topics:
     """Knows the topics of the prefix and their partition counts; makes the missing ones."""
 
     def __init__(
-        self, settings: KafkaSettings, *, while_waiting: Callable[[], None] = lambda: None
+        self,
+        settings: KafkaSettings,
+        shaping: ShapingSettings | None = None,
+        *,
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
+        """`shaping` names topics of tables and outboxes, which need not begin with the prefix."""
         self._settings = settings
+        naming = Naming(settings.topic_prefix, shaping or ShapingSettings())
+        self._table_topic = re.compile(naming.pattern())
+        self._outbox_topic = re.compile(naming.outbox_pattern())
+        self._outbox_is_ours = naming.outbox_is_ours()
         self._while_waiting = while_waiting
         self._complaints = Complaints()
         options = client_options(settings) | {"error_cb": self._complaints.note}
@@ -144,10 +153,10 @@ class Topics:
 
     def message_bytes_max(self, *others: str) -> dict[str, int]:
         """max.message.bytes of every topic of the prefix and of `others`, where we may read it."""
-        names = {name for name in self._partitions if name.startswith(f"{self.prefix}.")}
+        names = {name for name, _ in self.written()}
         names |= {name for name in others if name in self._partitions}
         found = {}
-        for some in _some(sorted(names)):
+        for some in in_parts(sorted(names)):
             resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in some]
             asked = self._admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
             for resource, future in asked.items():
@@ -160,52 +169,74 @@ class Topics:
         """The last committed progress record of `slot`; as in `services.kafka.records`."""
         return last_progress(self._settings, slot, deadline_s=READ_DEADLINE_S, until=until)
 
-    def unstable(self) -> dict[tuple[str, int], int]:
-        """The last stable offset of every partition of the prefix that has more than that."""
-        found: dict[tuple[str, int], int] = {}
-        for some in _some(self._own_partitions()):
-            found |= self._unstable_of(some)
+    def unstable(self) -> dict[Partition, int]:
+        """The last stable offset of every partition of `written` that has more than that.
+
+        Raises Retryable where a partition has no leader, or it does not answer.
+        """
+        found: dict[Partition, int] = {}
+        for some in in_parts(self.written()):
+            found |= self.unstable_of(some)
         return found
 
-    def _unstable_of(self, asked: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        stable, ends = (
-            {
-                (where.topic, where.partition): future
-                for where, future in self._admin.list_offsets(
-                    {TopicPartition(*place): OffsetSpec.latest() for place in asked},  # type: ignore[no-untyped-call]
-                    isolation_level=level,
-                    request_timeout=REQUEST_TIMEOUT_S,
-                ).items()
-            }
-            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+    def unstable_of(self, places: Sequence[Partition]) -> dict[Partition, int]:
+        """As `unstable`, of these partitions."""
+        asked = [ask_ends(self._admin, places, committed=one) for one in (True, False)]
+        stable, ends = map(answers, asked)
+        return {at: end.offset for at, end in stable.items() if ends[at].offset > end.offset}
+
+    def ask_ends(self, places: Iterable[Partition], *, committed: bool) -> Asked:
+        """As `offsets.ask_ends`."""
+        return ask_ends(self._admin, places, committed=committed)
+
+    def written(self) -> list[Partition]:
+        """The partitions of all topics that this slot may have written to.
+
+        Those of the prefix, those that settings name, but none of another bridge, whose prefix is
+        this one and more.
+        """
+        mine, others = f"{self.prefix}.", self._longer_prefixes()
+        return [
+            (name, partition)
+            for name, count in sorted(self._partitions.items())
+            if (name.startswith(mine) and not name.startswith(others))
+            or self._table_topic.fullmatch(name)
+            or self.is_outbox(name)
+            for partition in range(count)
+        ]
+
+    def _longer_prefixes(self) -> tuple[str, ...]:
+        """Prefixes of topics, with their dot, of bridges whose prefix begins with this one's."""
+        last = f".{progress_topic('').lstrip('.')}"
+        candidates = [
+            name.removesuffix(last)
+            for name in self._partitions
+            if name.startswith(f"{self.prefix}.") and name.endswith(last)
+        ]
+        return tuple(
+            f"{prefix}."
+            for prefix in candidates
+            if prefix != self.prefix
+            and all(topic_of(prefix) in self._partitions for topic_of in _OF_EVERY_BRIDGE)
         )
-        found = {}
-        for place, future in stable.items():
-            try:
-                at = future.result().offset
-                if ends[place].result().offset > at:
-                    found[place] = at
-            except KafkaException as error:
-                if not error.args[0].retriable():  # else its topic was just made
-                    raise kafka_error(error, "look for open transactions", place[0]) from error
-        return found
 
-    def event_partitions(self) -> list[tuple[str, int]]:
-        """The partitions of the prefix that hold events, or transactions' beginnings and ends."""
+    def event_partitions(self) -> list[Partition]:
+        """The partitions with events of which it is certain that they are of this prefix, or that
+        tell so themselves, and with transactions' beginnings and ends."""
         others = self.own() - {transaction_topic(self.prefix), message_topic(self.prefix)}
-        return [place for place in self._own_partitions() if place[0] not in others]
+        return [
+            (name, partition)
+            for name, partition in self.written()
+            if name not in others and (self._outbox_is_ours or not self.is_outbox(name))
+        ]
+
+    def is_outbox(self, topic: str) -> bool:
+        """Whether messages of an outbox may be in it, whose place is in their headers."""
+        return self._outbox_topic.fullmatch(topic) is not None
 
     def own(self) -> set[str]:
         """The topics that are the bridge's own, not a table's."""
         return {topic_of(self.prefix) for topic_of in _OWN}
-
-    def _own_partitions(self) -> list[tuple[str, int]]:
-        return [
-            (name, partition)
-            for name, count in sorted(self._partitions.items())
-            if name.startswith(f"{self.prefix}.")
-            for partition in range(count)
-        ]
 
     def shapes(self) -> dict[tuple[str, str], SchemaEvent]:
         """(schema, table) -> the last published shape of each table."""
@@ -233,15 +264,15 @@ class Topics:
                 metadata = self._admin.list_topics(timeout=attempt_s)
                 break
             except KafkaException as error:
-                self._admin.poll(0 if self._complaints.last else _ATTEMPT_S)
-                patience_s = _REFUSAL_S if self._complaints.refusal else REQUEST_TIMEOUT_S
-                left_s = began + patience_s - time.monotonic()
-                if left_s < 0 or not error.args[0].retriable():
+                self._admin.poll(0 if self._complaints.last else _LOOK_S)
+                waited_s = time.monotonic() - began
+                patience_s = _REFUSAL_S if self._complaints.refusal else _PATIENCE_S
+                hopeless = self._complaints.down and not self._complaints.refusal
+                if hopeless or waited_s > patience_s or not passing(error.args[0]):
                     raise self._complaints.explained(
                         error, "connect to Kafka", self._settings.bootstrap_servers
                     ) from error
-                # A cluster of thousands of topics needs longer to list them.
-                attempt_s = max(_ATTEMPT_S, min(2 * attempt_s, left_s))
+                attempt_s = max(_ATTEMPT_S, min(2 * attempt_s, patience_s - waited_s))
                 self._while_waiting()
         self._partitions = {
             name: len(topic.partitions)
@@ -279,27 +310,24 @@ class Topics:
 
     def _await_leader(self, name: str) -> None:
         """A new topic is not at once known to the broker's metadata; wait for it."""
-        deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        deadline, attempt_s = time.monotonic() + REQUEST_TIMEOUT_S, _ATTEMPT_S
         while time.monotonic() < deadline:
-            with contextlib.suppress(KafkaException):
-                described = self._admin.list_topics(name, timeout=_ATTEMPT_S).topics[name]
+            try:
+                described = self._admin.list_topics(name, timeout=attempt_s).topics[name]
+            except KafkaException:
+                attempt_s = min(2 * attempt_s, REQUEST_TIMEOUT_S)
+            else:
                 if described.error is None and described.partitions:
                     self._partitions[name] = len(described.partitions)
                     return
             self._while_waiting()
-            time.sleep(0.05)
+            time.sleep(_LOOK_S)
         raise Retryable(
             "the topic was created but has no leader",
             operation="create the topic",
             subject=name,
             exit_code=ExitCode.KAFKA_UNREACHABLE,
         )
-
-
-def _some(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """`items`, as many at a time as are asked about at once."""
-    for at in range(0, len(items), _ASKED_AT_ONCE):
-        yield items[at : at + _ASKED_AT_ONCE]
 
 
 def _config(compacted: bool, short_lived: bool) -> dict[str, str]:

@@ -16,6 +16,7 @@ from tests.providers.waiting import eventually
 TIMEOUT_MS = 3000
 LIMIT_BYTES = 64 * 1024
 DELAY_S = 0.05
+FAR_S = 0.15
 
 
 def behind(
@@ -97,4 +98,24 @@ def test_the_broker_is_out_of_disk(
     assert bridge.running, bridge.output
     own_kafka.stop()
     own_kafka.start()
+    assert_intact(bridge, load, conninfo)
+
+
+def test_kafka_is_far_away_when_the_bridge_starts(
+    conninfo: str,
+    load: Load,
+    own_kafka: KafkaBroker,
+    to_kafka: Proxy,
+    new_bridge: NewBridge,
+) -> None:
+    """A round trip takes 300 ms, and the first list of topics longer than half a second."""
+    options = {"bootstrap.servers": f"127.0.0.1:{to_kafka.port}"}
+    to_kafka.delay(FAR_S)
+    bridge = new_bridge(conninfo, broker=own_kafka, options=options).start()
+    await_session(bridge, 1)
+    load.more()
+    assert bridge.stop() == 0, bridge.output
+    to_kafka.heal()
+    bridge.start()
+    await_session(bridge, 2)
     assert_intact(bridge, load, conninfo)

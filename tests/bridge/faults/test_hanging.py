@@ -49,10 +49,13 @@ def last_batch(log: Path) -> tuple[int, bool, int]:
 def forget_markers(
     broker: KafkaBroker, prefix: str, since_ms: int, wanted: Callable[[str], bool]
 ) -> list[str]:
-    """Cut the markers of the last transaction off, in partitions of `wanted` names."""
+    """Cut the markers of the last transaction off, in partitions of `wanted` names.
+
+    Of all topics whose name has `prefix` somewhere in it.
+    """
     data = broker.folder / "data"
     done = []
-    for log in sorted(data.glob(f"{prefix}.*/*.log")):
+    for log in sorted(data.glob(f"*{prefix}*/*.log")):
         at, is_marker, time_ms = last_batch(log)
         name = log.parent.name.removeprefix(f"{prefix}.")
         if is_marker and time_ms >= since_ms and wanted(name):
@@ -105,7 +108,7 @@ def test_what_kafka_left_open_is_ended_as_it_was_decided(
     names = forget_markers(own_kafka, bridge.prefix, since_ms, forgotten)
     assert len(names) >= 3, names
     if told:
-        _tell(conninfo, bridge, end_lsn)
+        tell(conninfo, bridge, end_lsn)
     own_kafka.start()
     bridge.start()
     await_session(bridge, 3)
@@ -134,7 +137,7 @@ def test_where_commits_wait_the_slot_tells_it_too(
     assert end_lsn < announced
     own_kafka.kill()
     assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
-    _tell(conninfo, bridge, end_lsn)
+    tell(conninfo, bridge, end_lsn)
     own_kafka.start()
     bridge.start()
     await_session(bridge, 3)
@@ -153,7 +156,7 @@ def test_the_next_transaction_is_aborted_and_does_not_take_it_along(
     record = bridge.progress()[-1]
     own_kafka.kill()
     names = forget_markers(own_kafka, bridge.prefix, since_ms, is_any)
-    _tell(conninfo, bridge, record.end_lsn)
+    tell(conninfo, bridge, record.end_lsn)
     own_kafka.start()
     name = f"slotbridge.{bridge.prefix}.{bridge.slot}" + ("", ".2")[1 - record.producer]
     following = Producer(
@@ -228,7 +231,7 @@ def _commit_once(bridge: Bridge, load: Load) -> int:
     return since_ms
 
 
-def _tell(conninfo: str, bridge: Bridge, lsn: int) -> None:
+def tell(conninfo: str, bridge: Bridge, lsn: int) -> None:
     with psycopg.connect(conninfo, autocommit=True) as connection:
 
         def told() -> bool:

@@ -1,0 +1,103 @@
+"""What hangs is ended in every topic that the slot writes, whatever settings call it.
+
+tests/bridge/faults/test_hanging.py tells how markers are lost.
+"""
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from services.local.kafka import KafkaBroker
+from tests.bridge.conftest import NewBridge
+from tests.bridge.faults.load import await_session
+from tests.bridge.faults.test_hanging import forget_markers, is_any, tell
+from tests.bridge.reading import read_committed
+from tests.bridge.running import Bridge
+
+TABLES = """
+    CREATE TABLE plain (id int PRIMARY KEY);
+    CREATE TABLE routed (id int PRIMARY KEY);
+    CREATE TABLE box (id int, aggregatetype text, aggregateid text, type text, payload text)
+"""
+
+
+def insert(conninfo: str, numbers: range, kind: str) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for n in numbers:
+            with connection.transaction():
+                connection.execute("INSERT INTO plain VALUES (%s)", [n])
+                connection.execute("INSERT INTO routed VALUES (%s)", [n])
+                connection.execute(
+                    "INSERT INTO box VALUES (%s, %s, %s, 'made', %s)", [n, kind, n, str(n)]
+                )
+
+
+@pytest.mark.parametrize(
+    ("template", "outbox", "told"),
+    [
+        ("cdc-{prefix}-{schema}-{table}", "{prefix}.outbox.{type}", True),
+        ("{prefix}-{table}", "messages-{type}", True),
+        ("{prefix}-{table}", "messages-{type}", False),
+    ],
+)
+def test_topics_of_any_name_lose_and_repeat_nothing(
+    conninfo: str,
+    own_kafka: KafkaBroker,
+    new_bridge: NewBridge,
+    topic_prefix: str,
+    template: str,
+    outbox: str,
+    told: bool,
+) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(TABLES)
+    kind = f"k{topic_prefix}"
+    shaping: dict[str, Any] = {
+        "topic": template,
+        "routes": [{"tables": r"public\.routed", "topic": "{table}-of-{prefix}"}],
+        "outbox": {"table": "public.box", "topic": outbox},
+    }
+    bridge = new_bridge(conninfo, broker=own_kafka, shaping=shaping).start().streaming()
+    insert(conninfo, range(20), kind)
+    bridge.caught_up()
+    bridge.kill()
+    insert(conninfo, range(20, 60), kind)
+    bridge.start(SLOTBRIDGE_FAILPOINT="after kafka commit:1")
+    bridge.exit_code()
+    end_lsn = bridge.progress()[-1].end_lsn
+    own_kafka.kill()
+    names = forget_markers(own_kafka, topic_prefix, 0, is_any)
+    topics = {
+        template.format(prefix=topic_prefix, schema="public", table="plain"),
+        f"routed-of-{topic_prefix}",
+        outbox.format(prefix=topic_prefix, type=kind),
+    }
+    cut = {name.rpartition("-")[0] for name in names}
+    assert {name.removeprefix(f"{topic_prefix}.") for name in topics} <= cut, names
+    if told:
+        tell(conninfo, bridge, end_lsn)
+    own_kafka.start()
+    bridge.start()
+    await_session(bridge, 3)
+    bridge.caught_up()
+    assert f"decision={'commit' if told else 'abort'}" in bridge.output
+    assert_all_once(bridge, topics, 60)
+    bridge.kill()  # a transaction that its next session aborts takes nothing along
+    insert(conninfo, range(60, 70), kind)
+    bridge.start(SLOTBRIDGE_FAILPOINT="before kafka commit:1")
+    bridge.exit_code()
+    bridge.start()
+    await_session(bridge, 5)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert_all_once(bridge, topics, 70)
+
+
+def assert_all_once(bridge: Bridge, topics: set[str], count: int) -> None:
+    """Each topic shows `count` records besides those that only end a transaction."""
+    found = read_committed(bridge.kafka.bootstrap_servers, topics)
+    shown = {name: [r for r in found if r.topic == name and r.value is not None] for name in topics}
+    assert {name: len(records) for name, records in shown.items()} == dict.fromkeys(topics, count)
+    for records in shown.values():
+        assert len({record.value for record in records}) == count
