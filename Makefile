@@ -4,17 +4,30 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WORKERS ?= 4
+# Empty: an environment without pyspark, and no tests of the Spark consumers.
+SPARK  ?= 1
 
 BENCH := $(or $(OUT),bench-results)
 
-.PHONY: demo test torture bench check lint types lock dist clean
+.PHONY: demo test quick pythons torture bench check lint types lock dist clean
 
 demo: $(READY)
 	@$(BIN)/slotbridge demo $(DEMO_OPTIONS)
 
 # WORKERS processes with servers of their own; a file's tests stay together and share what they make.
+# Then the tests without servers on every other Python from 3.11 on that is found: PYTHONS= leaves them out.
+PYTHONS ?= 1
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 test: $(READY)
-	@CONTAINERS=$(CONTAINERS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(PYTEST_OPTIONS)
+	@CONTAINERS=$(CONTAINERS) $(PYTEST) $(PYTEST_OPTIONS)
+	@$(if $(PYTHONS),$(MAKE) --no-print-directory pythons)
+
+# The tests that need no server, and neither build nor type-check everything: PYTHON=/usr/bin/python3.12 VENV=folder
+quick: $(READY)
+	@$(PYTEST) -m "not servers and not slow" $(if $(SPARK),,--ignore tests/spark_consumers) $(PYTEST_OPTIONS)
+
+pythons: $(READY)
+	@MAKE=$(MAKE) $(BIN)/python -m tests.interpreters
 
 # Faults from seeds, every transaction accounted for (tests/torture): SEED=1 MINUTES=3, or SEEDS=1-40;
 # SABOTAGE=all: is a bridge with a deliberate mistake found?
@@ -58,8 +71,8 @@ $(READY): requirements/build.txt requirements/lock.txt pyproject.toml setup.py $
 	@$(PIP) --require-hashes -r requirements/build.txt
 	@sed -n '$(PYSPARK)p' requirements/lock.txt > $(VENV)/pyspark.txt
 	@sed '$(PYSPARK)d' requirements/lock.txt > $(VENV)/others.txt
-	@rm -f services/bridge/compiled/*.so
-	@( $(LOCKED) -r $(VENV)/pyspark.txt && $(PIP) --no-deps --no-build-isolation -e . ) & \
+	@$(if $(filter .venv,$(VENV)),rm -f services/bridge/compiled/*.so)
+	@( $(if $(SPARK),$(LOCKED) -r $(VENV)/pyspark.txt &&) $(PIP) --no-deps --no-build-isolation -e . ) & \
 	  $(LOCKED) -r $(VENV)/others.txt; others=$$?; wait $$! && exit $$others
 	@$(BIN)/python -c 'from services.bridge.compiled import hot; exit(not hot)' \
 	  || echo "no C compiler, or no headers of Python: the bridge goes without its compiled part" >&2

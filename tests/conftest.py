@@ -1,11 +1,16 @@
 """Servers for tests: real PostgreSQL 18 and Kafka, started when the first test asks for them.
 
+servers                      nothing itself: who starts a server or Java requests it, see below
 provider                     all parts, none started; CONTAINERS=1 takes them from containers
 bed, pair, subscriber, kafka the session's servers, started: do not stop, kill or promote them
 new_pair()                   a fresh pair and subscriber for one test that does such things
 fresh_database               name of an empty database on the session's primary
 fresh_subscriber_database    the same on the session's subscriber
 topic_prefix                 a prefix of topics that no other test uses
+
+A test that requests `servers`, directly or through another fixture, gets the marker `servers`. All
+others run without any server: `make quick` runs these alone. tests/serverless.py fails one that
+starts a server nevertheless.
 """
 
 import contextlib
@@ -13,7 +18,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,7 @@ from tests.providers import databases
 from tests.providers.interface import Broker, Provider, Server, Trio
 from tests.providers.memory import roomy_memory
 from tests.scheduling import weight
+from tests.serverless import NEEDS_SERVERS, no_servers
 
 NewPair = Callable[..., Trio]
 
@@ -58,8 +64,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: weight(item.nodeid))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests that need servers."""
+    if NEEDS_SERVERS in getattr(item, "fixturenames", ()):
+        item.add_marker(NEEDS_SERVERS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that starts a server without the marker."""
+    allowed = item.get_closest_marker(NEEDS_SERVERS) is not None
+    with contextlib.nullcontext() if allowed else no_servers(item.nodeid):
+        return (yield)
+
+
 @pytest.fixture(scope="session")
-def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
+def servers() -> None:
+    """Request this where a server, or Java, is started: it marks the test."""
+
+
+@pytest.fixture(scope="session")
+def provider(request: pytest.FixtureRequest, servers: None) -> Iterator[Provider]:
     """Where servers come from; nothing runs yet."""
     if _from_containers():
         from tests.providers.containers import containers

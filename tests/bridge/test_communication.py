@@ -49,7 +49,7 @@ RECORD = ProgressRecord(
 
 
 @pytest.fixture(scope="module")
-def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+def own_kafka(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """A broker to be stopped in the middle of its work."""
     folder = tmp_path_factory.mktemp("kafka")
     with Processes(folder, server_user()) as processes:

@@ -127,7 +127,7 @@ def test_records_too_large_for_a_topic(
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+def guarded(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """A broker that checks permissions, and gives all of them where none are set."""
     folder: Path = tmp_path_factory.mktemp("guarded")
     folder.parent.chmod(0o755)

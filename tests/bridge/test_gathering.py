@@ -2,7 +2,6 @@
 
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -28,7 +27,7 @@ from tests.providers.interface import Provider
 
 @given(st.lists(st.tuples(st.floats(0.0001, 0.01), st.integers(0, 2**18)), min_size=1))
 def test_by_the_gulp_where_the_last_rate_is_high(reads: list[tuple[float, int]]) -> None:
-    pace, now, since, size = Pace(), 0.0, 0.0, 0
+    pace, now, since, size = Pace(0.0), 0.0, 0.0, 0
     for passed_s, more in reads:
         now, size, before = now + passed_s, size + more, pace.gulps
         assert pace.read(more, now) is (pace.gulps is not before)
@@ -40,12 +39,16 @@ def test_by_the_gulp_where_the_last_rate_is_high(reads: list[tuple[float, int]])
 
 
 def test_what_is_more_than_a_gulp_says_that_there_is_more() -> None:
-    pace = Pace()
+    pace = Pace(0.0)
     assert pace.behind(BEHIND_MESSAGES, 0)
     assert not pace.behind(BEHIND_MESSAGES - 1, 2**20)
     assert pace.read(2**20, RATE_S)
     assert not pace.behind(10 * BEHIND_MESSAGES, GULP_BYTES)
     assert pace.behind(1, BEHIND_BYTES)
+
+
+START_S = 1000.0
+"""A time of our own: the machine's uptime decides how its clock's differences are rounded."""
 
 
 @pytest.fixture
@@ -64,9 +67,8 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def much(one: Gathering) -> None:
-    now = time.monotonic()
-    one.read(0, now)
-    one.read(2**20, now + RATE_S)
+    """Reads at a high rate, for longer than a rate is measured."""
+    one.read(2**20, START_S + 2 * RATE_S)
 
 
 def low_water_mark(one: socket.socket) -> int:
@@ -78,7 +80,7 @@ def test_the_socket_is_told(
 ) -> None:
     monkeypatch.setattr(gathering, "RTT_US_MAX", 10**6)  # the machine may be busy
     ours, _ = ends
-    with closing(Gathering(ours.fileno())) as one:
+    with closing(Gathering(ours.fileno(), START_S)) as one:
         assert one.wait_max_s == float("inf")
         much(one)
         assert (low_water_mark(ours), one.wait_max_s) == (GULP_BYTES, GULP_S)
@@ -91,7 +93,7 @@ def test_a_far_server_keeps_its_window(
     monkeypatch.setattr(gathering, "RTT_US_MAX", -1)
     ours, _ = ends
     before = ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-    with closing(Gathering(ours.fileno())) as one:
+    with closing(Gathering(ours.fileno(), START_S)) as one:
         much(one)
         assert (low_water_mark(ours), one.wait_max_s) == (1, float("inf"))
         assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == before
@@ -108,7 +110,7 @@ def test_the_time_of_a_round_trip_is_where_we_look(
 
 def test_a_socket_without_tcp_is_left_alone() -> None:
     ours, theirs = socket.socketpair()
-    with ours, theirs, closing(Gathering(ours.fileno())) as one:
+    with ours, theirs, closing(Gathering(ours.fileno(), START_S)) as one:
         much(one)
         assert one.wait_max_s == float("inf")
 

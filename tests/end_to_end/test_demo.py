@@ -12,6 +12,8 @@ import pytest
 
 from schemas.errors import ExitCode
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 
 @pytest.fixture
 def folder() -> Iterator[Path]:

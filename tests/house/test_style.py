@@ -14,6 +14,7 @@ def test_ruff(command: list[str]) -> None:
     run(command)
 
 
+@pytest.mark.slow
 def test_mypy() -> None:
     run(["mypy"])
 

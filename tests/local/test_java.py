@@ -8,6 +8,8 @@ import pytest
 from services.local import java
 from services.local.jars import class_path
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 
 def test_the_packaged_java_runs_kafkas_storage_tool_with_sparks_flag() -> None:
     home = java.packaged_java_home()

@@ -17,7 +17,7 @@ from tests.providers.interface import Broker
 
 
 @pytest.fixture
-def own_broker(tmp_path: Path) -> Iterator[KafkaBroker]:
+def own_broker(servers: None, tmp_path: Path) -> Iterator[KafkaBroker]:
     """A broker on the packaged Java, to be killed."""
     with Processes(tmp_path, server_user()) as processes:
         yield KafkaBroker(tmp_path / "kafka", processes=processes, java_home=packaged_java_home())

@@ -17,6 +17,8 @@ from services.local.processes import MARKER, STATE_FILE, end_leftovers
 from tests.local.owners import ROOT, Owner, processes_of
 from tests.providers.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 
 @pytest.mark.parametrize(
     ("ending", "parts"),

@@ -10,6 +10,8 @@ from services.local import shared_classes
 from services.local.jars import class_path
 from services.local.java import find_java_home, version_text
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 VERSION = ("kafka.Kafka", "--version")
 
 

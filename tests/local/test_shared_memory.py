@@ -5,8 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from services.local.bed import Bed
 from services.local.postgres import PostgresServer
+
+pytestmark = pytest.mark.usefixtures("servers")
 
 KILLED = """
 import os, signal, sys

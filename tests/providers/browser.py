@@ -24,6 +24,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from services.local.jars import cache_folder
 from services.local.locking import locked
+from tests.providers.archives import unpack
 
 _PACKAGE = "@sparticuz/chromium"
 _VERSION = "153.0.0"
@@ -103,7 +104,7 @@ def _fetched(work: Path) -> Path:
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     assert found == _SHA256, f"{archive.name} has SHA-256 {found}, expected {_SHA256}"
     with tarfile.open(archive) as packed:
-        packed.extractall(work, filter="data")
+        unpack(packed, work)
     packages, made = work / "package" / "bin", work / "made"
     made.mkdir()
     _run(node, "-e", _UNPACK, packages / "chromium.br", made / "chromium")
@@ -112,7 +113,7 @@ def _fetched(work: Path) -> Path:
         tar = work / f"{name}.tar"
         _run(node, "-e", _UNPACK, packages / f"{name}.tar.br", tar)
         with tarfile.open(tar) as packed:
-            packed.extractall(made, filter="data")
+            unpack(packed, made)
     return made
 
 

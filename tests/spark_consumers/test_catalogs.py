@@ -24,7 +24,7 @@ TABLE = SourceTable("things", {"id": ("int8", -1), "name": ("text", -1)})
 
 
 @pytest.fixture
-def rest_uri(tmp_path: Path) -> Iterator[str]:
+def rest_uri(servers: None, tmp_path: Path) -> Iterator[str]:
     """Of a REST catalog with a warehouse of its own."""
     of_spark = Path(pyspark.__file__).parent / "jars"
     hadoop = [*of_spark.glob("hadoop-client-*.jar"), *of_spark.glob("commons-logging-*.jar")]

@@ -26,7 +26,7 @@ ROWS = SourceTable("rows", {"id": ("int4", -1), "v": ("int4", -1)})
 
 
 @pytest.fixture
-def master(tmp_path: Path) -> Iterator[str]:
+def master(servers: None, tmp_path: Path) -> Iterator[str]:
     """The URL of a master with two workers of one core each."""
     port = free_port()
     url = f"spark://127.0.0.1:{port}"

@@ -151,7 +151,7 @@ class ReplicationConnection:
             pq.ExecStatus.COPY_BOTH,
         )
         self._conn.nonblocking = 1
-        self._gathering = Gathering(self._conn.socket)
+        self._gathering = Gathering(self._conn.socket, time.monotonic())
 
     def wait(self, timeout_s: float, *others: int) -> None:
         """Return when something can be read, also of the descriptors `others`, or at time-out."""

@@ -37,10 +37,10 @@ _MIN_RTT: Final = struct.Struct("148xI")
 
 
 class Pace:
-    """Whether to read by the gulp. Pure: time (time.monotonic) is an argument."""
+    """Whether to read by the gulp. Pure: each time (time.monotonic) is an argument."""
 
-    def __init__(self) -> None:
-        self._since = 0.0
+    def __init__(self, now: float) -> None:
+        self._since = now
         self._bytes = 0
         self.gulps = False
 
@@ -60,10 +60,13 @@ class Pace:
 
 
 class Gathering:
-    """One connection's, for as long as it streams. Where the kernel can't, all is as it arrives."""
+    """One connection's, for as long as it streams. Where the kernel can't, all is as it arrives.
 
-    def __init__(self, descriptor: int) -> None:
-        self._pace = Pace()
+    `now` is the time at which streaming starts, by the clock of `read` (time.monotonic).
+    """
+
+    def __init__(self, descriptor: int, now: float) -> None:
+        self._pace = Pace(now)
         self._socket = socket.socket(fileno=os.dup(descriptor))
         self._near = False
         with contextlib.suppress(OSError, AttributeError, struct.error):

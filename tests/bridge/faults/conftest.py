@@ -39,7 +39,9 @@ def to_server(pair: Provider) -> Iterator[Proxy]:
 
 
 @pytest.fixture(scope="session")
-def _own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaBroker, Proxy]]:
+def _own_kafka(
+    servers: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[KafkaBroker, Proxy]]:
     folder = tmp_path_factory.mktemp("kafka")
     proxy = Proxy()
     with Processes(folder, server_user()) as processes:
