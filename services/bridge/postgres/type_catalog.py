@@ -21,8 +21,11 @@ def read_types(connection: Connection, oids: Iterable[int]) -> list[PgType]:
                t.typbasetype::bigint, t.typtypmod,
                CASE WHEN t.typsubscript::text = 'array_subscript_handler'
                     THEN t.typelem ELSE 0 END::bigint,
-               t.typdelim::text
+               t.typdelim::text, coalesce(e.extname, '')::text
           FROM part JOIN pg_type t USING (oid) JOIN pg_namespace n ON n.oid = t.typnamespace
+          LEFT JOIN pg_depend d ON d.classid = 'pg_type'::regclass AND d.objid = t.oid
+               AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+          LEFT JOIN pg_extension e ON e.oid = d.refobjid
         """,
         [list(oids)],
     ).fetchall()

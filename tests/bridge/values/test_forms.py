@@ -16,7 +16,7 @@ from schemas.events import UNAVAILABLE
 from schemas.settings import ValueSettings
 from services.bridge.decoding.pg_types import TYPE_NAMES
 from services.bridge.events.values.catalog import PgType
-from services.bridge.events.values.encoders import Encoders
+from services.bridge.events.values.encoders import _EXTENSIONS, _TEXT_EXTENSIONS, Encoders
 from tests.bridge.values.forms import DEBEZIUM, OIDS, encoder, form, numeric
 
 EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - timestamp has no zone
@@ -197,19 +197,47 @@ def test_a_long_numeric() -> None:
     assert int.from_bytes(value, "big") == 7 * (10**131_072 - 1) // 9
 
 
+SPECIAL_NAMES = sorted({*TYPE_NAMES.values(), *_EXTENSIONS, *_TEXT_EXTENSIONS})
+
+
+@given(
+    st.sampled_from(SPECIAL_NAMES),
+    st.sampled_from("bcemr"),
+    st.sampled_from(["", "hstore_2", "plpgsql"]),
+    st.sampled_from([{}, DEBEZIUM]),
+    st.text(),
+)
+def test_a_type_of_ones_own_is_text_whatever_its_name(
+    name: str, kind: str, extension: str, settings: dict[str, Any], text: str
+) -> None:
+    encoders = Encoders(ValueSettings(**settings))
+    encoders.learn(
+        [
+            PgType(FIRST, "app", name, kind, extension=extension),
+            PgType(FIRST + 1, "app", f"{name}_domain", "d", FIRST),
+            PgType(FIRST + 2, "app", "int4", "d", OIDS["text"]),
+        ]
+    )
+    for oid in (FIRST, FIRST + 1, FIRST + 2):
+        encoder = encoders.of(oid, -1)
+        assert json.loads(encoder.encode(text.encode())) == text
+        assert json.loads(encoder.unavailable) == UNAVAILABLE
+    assert encoders.understood(FIRST) is (kind != "b")
+
+
 def test_types_of_the_database() -> None:
-    """Domains are their base type, arrays of them too; extensions are known by name."""
+    """Domains are their base type, arrays of them too; extensions are known by theirs."""
     added = [
         PgType(FIRST, "public", "positive", "d", OIDS["int4"]),
         PgType(FIRST + 1, "public", "smaller", "d", FIRST),
         PgType(FIRST + 2, "public", "_smaller", element_oid=FIRST + 1),
         PgType(FIRST + 3, "public", "price", "d", OIDS["numeric"], numeric(8, 2)),
-        PgType(FIRST + 4, "public", "hstore"),
-        PgType(FIRST + 5, "public", "vector"),
-        PgType(FIRST + 6, "public", "geometry"),
+        PgType(FIRST + 4, "public", "hstore", extension="hstore"),
+        PgType(FIRST + 5, "public", "vector", extension="vector"),
+        PgType(FIRST + 6, "public", "geometry", extension="postgis"),
         PgType(FIRST + 7, "public", "mood", "e"),
         PgType(FIRST + 8, "public", "strange"),
-        PgType(FIRST + 9, "public", "sparsevec"),
+        PgType(FIRST + 9, "public", "sparsevec", extension="vector"),
     ]
     encoders = Encoders(ValueSettings(**DEBEZIUM))
     asked = {kind.oid for kind in added} | {FIRST + 10}
@@ -252,5 +280,5 @@ def test_values_that_the_wal_lacks(kind: str, settings: dict[str, Any], expected
 
 def test_an_hstore_that_the_wal_lacks() -> None:
     encoders = Encoders(ValueSettings(hstore_handling="map"))
-    encoders.learn([PgType(FIRST, "public", "hstore")])
+    encoders.learn([PgType(FIRST, "public", "hstore", extension="hstore")])
     assert json.loads(encoders.of(FIRST, -1).unavailable) == {UNAVAILABLE: UNAVAILABLE}

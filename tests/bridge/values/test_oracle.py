@@ -15,6 +15,7 @@ from schemas.settings import ValueSettings
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.postgres.connection import SESSION_OPTIONS
 from services.bridge.postgres.type_catalog import money_digits, read_types
+from tests.bridge.values.forms import DEBEZIUM
 from tests.providers.interface import Provider
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
@@ -23,6 +24,16 @@ DAY_US = 86_400_000_000
 FIRST_DAY, LAST_DAY = -2_440_550, 106_741_034
 """timestamp's range in days since 1970, of which the last has 64 bits of microseconds."""
 microseconds = st.integers(FIRST_DAY * DAY_US, LAST_DAY * DAY_US)
+SPECIAL_NAMES = (
+    "money",
+    "vector",
+    "halfvec",
+    "sparsevec",
+    "geometry",
+    "hstore",
+    "bytea",
+    "numeric",
+)
 Ask = Callable[..., Any]
 
 
@@ -32,6 +43,13 @@ def ask(pair: Provider, database: str) -> Iterator[Ask]:
     conninfo = pair.primary.conninfo(database, options=SESSION_OPTIONS)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("CREATE EXTENSION hstore; CREATE EXTENSION vector")
+        connection.execute("CREATE SCHEMA composite; CREATE SCHEMA enum; CREATE SCHEMA domain")
+        for name in SPECIAL_NAMES:
+            connection.execute(
+                f"CREATE TYPE composite.{name} AS (amount numeric, currency text);"
+                f"CREATE TYPE enum.{name} AS ENUM ('(1,x)', '[1,2]');"
+                f"CREATE DOMAIN domain.{name} AS text".encode()
+            )
         digits = money_digits(connection)
 
         def ask(expression: str, *parameters: Any, **modes: Any) -> Any:
@@ -156,6 +174,16 @@ def test_hstore(ask: Ask, pairs: dict[str, str | None]) -> None:
 def test_vectors(ask: Ask, numbers: list[float]) -> None:
     read = ask("%s::float4[]::vector", numbers)
     assert read == ask("%s::float4[]", numbers)
+
+
+@pytest.mark.parametrize("name", SPECIAL_NAMES)
+@pytest.mark.parametrize("modes", [{}, DEBEZIUM], ids=["ours", "debezium"])
+def test_types_of_ones_own_under_special_names(ask: Ask, name: str, modes: dict[str, Any]) -> None:
+    assert ask(f"(12.50, 'USD')::composite.{name}", **modes) == "(12.50,USD)"
+    two = f"ARRAY[(12.50, 'USD'), (-0.07, 'EUR')]::composite.{name}[]"
+    assert ask(two, **modes) == ["(12.50,USD)", "(-0.07,EUR)"]
+    assert ask(f"'(1,x)'::enum.{name}", **modes) == "(1,x)"
+    assert ask(f"'[1,2]'::domain.{name}", **modes) == "[1,2]"
 
 
 def _finite(number: float) -> float | str:

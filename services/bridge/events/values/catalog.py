@@ -20,6 +20,7 @@ class PgType:
 
     `base_oid` and `typmod`: what a domain is made of. `element_oid`, `delimiter`: what an array
     consists of, and what parts its elements. 0, -1 where there is none.
+    `extension`: the name of the extension that the type belongs to, or "".
     """
 
     oid: int
@@ -30,6 +31,7 @@ class PgType:
     typmod: int = -1
     element_oid: int = 0
     delimiter: str = ","
+    extension: str = ""
 
     @property
     def described(self) -> str:

@@ -2,9 +2,11 @@
 
 A domain has its base type's form, an array is a JSON array of its elements' form. What is in no
 table here is a string: PostgreSQL's text form (json, uuid, enums, ranges, networks, composites …).
+A name alone says nothing: anybody may create a composite `money` or an enum `vector`. Built-in
+types are known by oid, an extension's types by the extension that they belong to.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from json.encoder import encode_basestring as quoted
 from typing import Final, NamedTuple
 
@@ -20,9 +22,14 @@ Choose = Callable[[ValueSettings, int], Encode]
 
 _CENTS_DIGITS: Final = 2
 _TEXT_KINDS: Final = frozenset("cemr")
-_TEXT_EXTENSIONS: Final = frozenset(
-    ("citext", "ltree", "lquery", "ltxtquery", "cube", "seg", "isbn", "isbn13", "issn", "upc")
-)
+_TEXT_EXTENSIONS: Final = {
+    "citext": "citext",
+    **dict.fromkeys(("ltree", "lquery", "ltxtquery"), "ltree"),
+    "cube": "cube",
+    "seg": "seg",
+    **dict.fromkeys(("isbn", "isbn13", "issn", "upc"), "isn"),
+}
+"""Type -> extension: types whose text form says all."""
 
 
 class Encoder(NamedTuple):
@@ -72,8 +79,8 @@ class Encoders:
         return (
             built_in(found.oid) is not None
             or found.kind in _TEXT_KINDS
-            or found.name in _TEXT_EXTENSIONS
-            or found.name in _EXTENSIONS
+            or _is_of(found, _TEXT_EXTENSIONS)
+            or _is_of(found, _STRUCTURED_EXTENSIONS)
         )
 
     def of(self, oid: int, typmod: int) -> Encoder:
@@ -100,17 +107,22 @@ class Encoders:
             element = self._make(found.element_oid, typmod)
             encode = array(element.encode, found.delimiter.encode("ascii"))
             return Encoder(encode, f"[{element.unavailable}]")
-        choose = (_BUILT_IN if built_in(found.oid) else _EXTENSIONS).get(found.name)
-        if found.name == "money":
-            return Encoder(
-                decimals.money(self._settings.decimal_handling, self._money_digits),
-                quoted(UNAVAILABLE),
-            )
-        encode = plain.string if choose is None else choose(self._settings, typmod)
-        return Encoder(encode, self._unavailable(found))
+        if built_in(found.oid) is not None:
+            if found.name == "money":
+                return Encoder(
+                    decimals.money(self._settings.decimal_handling, self._money_digits),
+                    quoted(UNAVAILABLE),
+                )
+            choose = _BUILT_IN.get(found.name)
+        else:
+            known = _is_of(found, _STRUCTURED_EXTENSIONS)
+            choose = _EXTENSIONS[found.name] if known else None
+        if choose is None:
+            return Encoder(plain.string, quoted(UNAVAILABLE))
+        return Encoder(choose(self._settings, typmod), self._unavailable(found))
 
     def _unavailable(self, found: PgType) -> str:
-        """The placeholder in the form that the type's values have."""
+        """The placeholder in the form that the values of `found`, a type of the tables, have."""
         if found.name == "bytea" and self._settings.binary_handling != "hex":
             encode = _BYTEA[self._settings.binary_handling]
             return encode(b"\\x" + UNAVAILABLE.encode().hex().encode())
@@ -120,6 +132,12 @@ class Encoders:
         if found.name in ("vector", "halfvec"):
             return f"[{quoted(UNAVAILABLE)}]"
         return quoted(UNAVAILABLE)
+
+
+def _is_of(found: PgType, extensions: Mapping[str, str]) -> bool:
+    """Whether this is the base type of that name which `extensions` (type -> extension) means."""
+    owner = extensions.get(found.name)
+    return found.kind == "b" and owner is not None and found.extension == owner
 
 
 def _always(encode: Encode) -> Choose:
@@ -172,3 +190,9 @@ _EXTENSIONS: Final[dict[str, Choose]] = {
     "geometry": _structured(geometry.extended_wkb),
     "geography": _structured(geometry.extended_wkb),
 }
+_STRUCTURED_EXTENSIONS: Final = {
+    "hstore": "hstore",
+    **dict.fromkeys(("vector", "halfvec", "sparsevec"), "vector"),
+    **dict.fromkeys(("geometry", "geography"), "postgis"),
+}
+"""Type of _EXTENSIONS -> the extension that brings it."""
