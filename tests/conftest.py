@@ -89,15 +89,15 @@ def provider(request: pytest.FixtureRequest, servers: None) -> Iterator[Provider
     if _from_containers():
         from tests.providers.containers import containers
 
-        with containers() as servers:
-            yield servers
+        with containers() as made:
+            yield made
         return
     from tests.providers.embedded import embedded
 
     folder = Path(tempfile.mkdtemp(prefix="slotbridge-test-", dir=roomy_memory()))
     folder.chmod(0o755)  # PostgreSQL may run as another user
-    with embedded(folder) as servers:
-        yield servers
+    with embedded(folder) as made:
+        yield made
     if request.session.testsfailed:
         _keep_logs(folder, request.config)
     else:
