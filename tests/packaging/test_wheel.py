@@ -22,6 +22,7 @@ from services.demo.copies import committed
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SOURCES = ("schemas", "services", "spark_consumers", "sql", "docs", "examples", "requirements")
 FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "Makefile")

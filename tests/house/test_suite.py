@@ -1,0 +1,41 @@
+"""The suite's own rules: who may start a server, and which Pythons are tried."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.interpreters import folders, interpreters
+from tests.providers.interface import Provider
+from tests.serverless import NEEDS_SERVERS
+
+
+def test_a_test_without_the_fixture_servers_can_not_start_one(tmp_path: Path) -> None:
+    program = tmp_path / "postgres"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    with pytest.raises(AssertionError, match="starts postgres: let it request `servers`"):
+        subprocess.run([program], check=True)
+
+
+def test_a_fixture_that_provides_servers_marks_the_test(
+    provider: Provider, request: pytest.FixtureRequest
+) -> None:
+    assert request.node.get_closest_marker(NEEDS_SERVERS) is not None
+
+
+def test_each_version_of_python_is_tried_once_and_a_broken_one_is_named(tmp_path: Path) -> None:
+    usual, broken = tmp_path / "usual", tmp_path / "broken"
+    for folder in (usual, broken):
+        folder.mkdir()
+    for name in ("python3", "python3.11"):
+        (usual / name).symlink_to(sys.executable)
+    (usual / "python3-config").symlink_to("/bin/false")
+    (broken / "python3.12").symlink_to("/bin/false")
+    places = folders({"PATH": f"{usual}{os.pathsep}{broken}"}, tmp_path)
+    assert places == [usual, broken, Path("/usr/bin"), Path("/usr/local/bin")]
+    usable, silent = interpreters(places[:2])
+    assert usable == {sys.version_info[:3]: usual / "python3"}
+    assert silent == [broken / "python3.12"]
