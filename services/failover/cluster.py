@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from schemas.errors import ExitCode, SettingsError, SetupError
 from schemas.lsn import parse_lsn
-from schemas.settings import FailoverSettings
+from schemas.settings import FailoverSettings, StandbySettings
 from services import slots
 from services.failover.address import SECRETS, Address, Conninfo, Endpoint
 from services.failover.bridging import Bridge
@@ -42,6 +42,13 @@ class Cluster:
     def __init__(self, settings: FailoverSettings, bridge: Bridge | None = None) -> None:
         _require_nodes("advertised", settings.advertised, settings)
         _require_nodes("machines", settings.machines, settings)
+        _require_nodes("standbys", settings.standbys, settings)
+        _require_nodes(
+            "standbys.*.follows",
+            filter(None, (standby.follows for standby in settings.standbys.values())),
+            settings,
+        )
+        self._standbys = settings.standbys
         self._timeout_s = settings.connect_timeout_s
         self._deadline_s = settings.step_deadline_ms / 1000
         self.rejoin_deadline_s = settings.rejoin_deadline_ms / 1000
@@ -123,11 +130,13 @@ class Cluster:
     def _observe_node(self, name: str) -> Node:
         address, endpoints = self._places[name]
         machine = self.machines.get(name)
+        given = self._standbys.get(name, StandbySettings())
+        policy = (given.follows, given.failover_priority, given.synchronized)
         try:
             state = self.nodes[name].ask(lambda connection: self._state(connection, name))
         except Unreachable as error:
-            return Node(name, address, endpoints, error.reach, error.detail, None, machine)
-        return Node(name, address, endpoints, Reach.ANSWERS, "", state, machine)
+            return Node(name, address, endpoints, error.reach, error.detail, None, machine, *policy)
+        return Node(name, address, endpoints, Reach.ANSWERS, "", state, machine, *policy)
 
     def _state(self, connection: Connection, name: str) -> NodeState:
         server = slots.read_server(connection)
