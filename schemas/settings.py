@@ -223,6 +223,9 @@ class WatchSettings(_Section):
     """… and that have said so for at least this long."""
     silence_ms: Milliseconds = 30_000
     """… or this long, where a node neither answers nor refuses: it may be cut off, not dead."""
+    first_ms: Milliseconds = 300_000
+    """So long after its start it does not act where nothing remembers the newest timeline, unless
+    every node has answered."""
     cooldown_ms: Milliseconds = 30_000
     """Between two acts; doubled with each act that failed, up to 64 times."""
     http_host: str = "127.0.0.1"
@@ -254,31 +257,21 @@ class DrillSettings(_Section):
     """Further settings of the clone's server, where its own do not do."""
 
 
-class StandbySettings(_Section):
-    """What a node is as a standby, where it is not like the others."""
-
-    follows: str = ""
-    """The node that it streams from while that is a standby itself; empty: from the primary."""
-    failover_priority: int = Field(100, ge=0, le=1000)
-    """Of standbys with equal WAL the highest is promoted; 0: never without --to."""
-    synchronized: bool = True
-    """Consumers wait until it has their changes (synchronized_standby_slots); false for a standby
-    that is far away or delayed."""
-
-
 class FailoverSettings(_Section):
     """The nodes of the pair, the subscriber databases, and how long a step may take."""
 
     nodes: dict[str, SecretStr] = Field(min_length=1)
     """name -> conninfo of every server that is or may become primary."""
-    advertised: dict[str, str] = {}
-    """name -> `host=… port=…` by which subscribers reach it, where that differs from `nodes`."""
+    advertised: dict[str, tuple[str, ...]] = {}
+    """name -> `host=… port=…` by which subscribers reach it, where that differs from `nodes`.
+
+    A list where it has several: the first is written, one that floats is listed for each node."""
+    others: tuple[str, ...] = ()
+    """`host=… port=…` of publishers of other clusters, which subscriptions of ours may lead to."""
     subscribers: dict[str, SecretStr] = {}
     """name -> conninfo of every database that holds subscriptions to the pair."""
     machines: dict[str, MachineSettings] = {}
     """name of a node -> how it is stopped, started, fenced, rejoined, labelled."""
-    standbys: dict[str, StandbySettings] = {}
-    """name of a node -> what it is as a standby."""
     synchronous_standbys: int = Field(0, ge=0, le=16)
     """How many standbys a commit waits for, set anew once one has rejoined; 0: left as it is."""
     lag_bytes_max: int = Field(16 * 2**20, ge=2**16)
@@ -303,6 +296,14 @@ class FailoverSettings(_Section):
     def _empty(cls, section: object) -> object:
         """A section whose keys are all comments is null in YAML."""
         return {} if section is None else section
+
+    @field_validator("advertised", mode="before")
+    @classmethod
+    def _listed(cls, given: object) -> object:
+        """One address needs no list."""
+        if not isinstance(given, dict):
+            return given
+        return {n: (each,) if isinstance(each, str) else each for n, each in given.items()}
 
 
 class Settings(BaseSettings):

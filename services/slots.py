@@ -271,22 +271,6 @@ class SettingValue:
     source: str
 
 
-def read_history(connection: Connection, timeline: int) -> str | None:
-    """A timeline's history file; None where there is none, or our role may not read files.
-
-    Two statements: a function's privilege is checked even in a branch that is not taken.
-    """
-    may = connection.execute(
-        "SELECT has_function_privilege('pg_read_file(text, boolean)', 'EXECUTE')"
-    ).fetchone()
-    if timeline == 1 or not (may and may[0]):
-        return None
-    row = connection.execute(
-        "SELECT pg_read_file(%s, true)", [f"pg_wal/{timeline:08X}.history"]
-    ).fetchone()
-    return row[0] if row else None
-
-
 def read_received(connection: Connection) -> int | None:
     """The WAL that a standby has (bytes), None on a primary: the short way to what moves fast."""
     row = connection.execute(

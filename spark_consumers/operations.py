@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-import structlog
 from pyspark.sql import SparkSession
 
 from schemas.errors import SettingsError
@@ -13,8 +12,6 @@ from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.maintenance import Maintained, maintain
 from spark_consumers.iceberg.tables import Tables
-
-log = structlog.get_logger()
 
 
 class Operator:
@@ -42,19 +39,12 @@ class Operator:
             yield name
 
     def maintain(self) -> Iterator[Maintained]:
-        """Maintain all tables, one after the other; one that fails does not keep the others from
-        it. Then raises the first failure, if any, which names its table."""
-        failures = []
-        for state in self._tables.states(self._spark).values():
-            try:
+        """Maintain all tables, one after the other."""
+        try:
+            for state in self._tables.states(self._spark).values():
                 yield maintain(self._spark, self._settings, state, orphans=True)
-            except FOREIGN as error:
-                failure = translated(error, "maintain tables")
-                failure.subject = failure.subject or state.source
-                log.warning("a table was not maintained", table=state.source, error=str(failure))
-                failures.append(failure)
-        if failures:
-            raise failures[0]
+        except FOREIGN as error:
+            raise translated(error, "maintain tables") from error
 
     def epochs(self) -> Iterator[dict[str, object]]:
         """The epochs that are kept, the oldest first."""

@@ -43,7 +43,9 @@ GRANT pg_monitor TO :"failover";
 GRANT ALTER SYSTEM ON PARAMETER synchronized_standby_slots, synchronous_standby_names
    TO :"failover";
 \connect :"journal_database"
-GRANT CONNECT, CREATE ON DATABASE :"journal_database" TO :"failover";
+GRANT CONNECT ON DATABASE :"journal_database" TO :"failover";
+REVOKE CREATE ON DATABASE :"journal_database" FROM :"failover";
 \ir failover_functions.sql
+\ir failover_tables.sql
 \connect :"source_database"
 \ir failover_functions.sql

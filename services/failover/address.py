@@ -9,6 +9,7 @@ Source: PostgreSQL documentation 32.1.1 Connection Strings; libpq's fe-connect.c
 with `*` are secret).
 """
 
+import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ SECRETS = frozenset(
 MASK = "********"
 DEFAULT_PORT = "5432"
 _FOLLOWING = frozenset({"read-write", "primary"})
+_LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
 Endpoint = tuple[str, str]
 """(host or host address, port)."""
@@ -131,6 +133,21 @@ class Conninfo:
             if key not in places or key in wanted
         ]
         return Conninfo((*kept, *wanted.items()))
+
+
+def is_private(address: Address) -> bool:
+    """Whether it means another server on every machine: loopback, a socket, or no host at all."""
+    names = [name for name in (address.hostaddr, address.host) if name]
+    return not names or any(_is_private(name) for name in names)
+
+
+def _is_private(name: str) -> bool:
+    if name.startswith(("/", "@")) or name.rstrip(".").lower() in _LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def at_any(addresses: Iterable[Address]) -> Conninfo:

@@ -13,15 +13,17 @@ from types import TracebackType
 import psycopg
 from pydantic import SecretStr
 
-from schemas.errors import ExitCode, SettingsError, SetupError
-from schemas.lsn import parse_lsn
-from schemas.settings import FailoverSettings, StandbySettings
+from schemas.errors import ExitCode, SettingsError, SetupError, SlotbridgeError
+from schemas.settings import FailoverSettings
 from services import slots
-from services.failover.address import SECRETS, Address, Conninfo, Endpoint
+from services.failover.address import SECRETS, Address, Conninfo, Endpoint, is_private
 from services.failover.bridging import Bridge
 from services.failover.checks.registry import SETTINGS
-from services.failover.links import Link, Unreachable, parse_conninfo, with_service
+from services.failover.links import Link, Unreachable, parse_conninfo, runs_here, with_service
 from services.failover.machine import machine_of
+from services.failover.places import place_of, require_own_addresses
+from services.failover.provenance import read_history, read_newest_segment, read_provenance
+from services.failover.publishers import Publishers
 from services.failover.replication import read_replication
 from services.failover.sessions import sessions_before_reload
 from services.failover.subscriptions import (
@@ -30,6 +32,7 @@ from services.failover.subscriptions import (
     read_subscriptions,
 )
 from services.failover.surroundings import Surroundings, may_look, read_surroundings
+from services.failover.timelines import History, Milestone
 from services.failover.view import FENCE, Node, NodeState, Reach, Subscriber, Subscription, View
 from services.slots import Connection, SettingValue
 
@@ -42,13 +45,6 @@ class Cluster:
     def __init__(self, settings: FailoverSettings, bridge: Bridge | None = None) -> None:
         _require_nodes("advertised", settings.advertised, settings)
         _require_nodes("machines", settings.machines, settings)
-        _require_nodes("standbys", settings.standbys, settings)
-        _require_nodes(
-            "standbys.*.follows",
-            filter(None, (standby.follows for standby in settings.standbys.values())),
-            settings,
-        )
-        self._standbys = settings.standbys
         self._timeout_s = settings.connect_timeout_s
         self._deadline_s = settings.step_deadline_ms / 1000
         self.rejoin_deadline_s = settings.rejoin_deadline_ms / 1000
@@ -62,18 +58,28 @@ class Cluster:
         self.nodes = {n: self._configured(n, c) for n, c in settings.nodes.items()}
         self.subscribers = {n: self._configured(n, c) for n, c in settings.subscribers.items()}
         self._places = {
-            name: _place(link.conninfo, settings.advertised.get(name, ""), name)
+            name: place_of(link.conninfo, settings.advertised.get(name, ()), name)
             for name, link in self.nodes.items()
         }
+        require_own_addresses(self._places)
+        self._others = frozenset(
+            end
+            for text in settings.others
+            for names in parse_conninfo(text, subject="failover.others").endpoints
+            for end in names
+        )
         self.machines = {
             name: machine_of(name, given, self.nodes[name].conninfo.address)
             for name, given in settings.machines.items()
         }
         self.bridge = bridge
         self._bridge_slot = bridge.slot if bridge is not None else None
-        self._systems: dict[str, str] = {}
+        self._histories: dict[tuple[str, str, int], tuple[bool, History | None]] = {}
         servers = len(self.nodes) + len(self.subscribers)
-        self._pool = ThreadPoolExecutor(servers, thread_name_prefix="observe")
+        self._pool = ThreadPoolExecutor(servers + 2, thread_name_prefix="observe")
+        self._publishers = Publishers(self._link, self._pool, float(self._timeout_s))
+        self.milestones: tuple[tuple[str, Milestone], ...] = ()
+        """What the journal and Kafka remember, for every view."""
 
     def __enter__(self) -> "Cluster":
         return self
@@ -87,15 +93,36 @@ class Cluster:
         self._pool.shutdown()
         for link in (*self.nodes.values(), *self.subscribers.values()):
             link.close()
+        self._publishers.close()
 
     def observe(self) -> View:
-        """Ask every server. Raises SetupError where one answers but our role may not look."""
-        nodes = self._pool.map(self._observe_node, self.nodes)
+        """Ask every server. Raises SetupError where a node answers but our role may not look.
+
+        A subscriber that can't be read is one fact among others: it may not stop a failover.
+        """
+        view, problems = self.observe_all()
+        for error in problems.values():
+            raise error
+        return view
+
+    def observe_all(self) -> tuple[View, dict[str, SlotbridgeError]]:
+        """Ask every server; also why a node could not be read. Raises SettingsError for a server
+        that has two names.
+        """
+        problems: dict[str, SlotbridgeError] = {}
+        nodes = self._pool.map(lambda name: self._observe_node(name, problems), self.nodes)
         subscribers = self._pool.map(self._observe_subscriber, self.subscribers)
         url = self.bridge.control_url if self.bridge is not None else ""
-        view = View(tuple(nodes), tuple(subscribers), self._bridge_slot, bridge_url=url)
-        view = self._with_systems(view)
-        return replace(view, nodes=tuple(self._pool.map(self._with_received, view.nodes)))
+        view = View(
+            tuple(nodes),
+            tuple(subscribers),
+            self._bridge_slot,
+            bridge_url=url,
+            milestones=self.milestones,
+        )
+        _require_distinct(view)
+        view = self._publishers.identify(view)
+        return replace(view, nodes=tuple(self._pool.map(self._with_received, view.nodes))), problems
 
     @contextlib.contextmanager
     def in_database(self, name: str, dbname: str) -> Iterator[Link]:
@@ -110,16 +137,24 @@ class Cluster:
 
     def address(self, name: str) -> Address:
         """Where others reach a node."""
-        return self._places[name][0]
+        return self._places[name].address
 
     def endpoints(self, name: str) -> frozenset[Endpoint]:
         """Every (host, port) by which the settings know a node."""
-        return self._places[name][1]
+        return self._places[name].known
 
     def survey(self) -> View:
         """As `observe`, with what only `check` asks. Raises SetupError where our role sees less."""
-        view = self.observe()
-        return replace(view, nodes=tuple(self._pool.map(self._with_surroundings, view.nodes)))
+        view, problems = self.survey_all()
+        for error in problems.values():
+            raise error
+        return view
+
+    def survey_all(self) -> tuple[View, dict[str, SlotbridgeError]]:
+        """As `observe_all`, with what only `check` asks."""
+        view, problems = self.observe_all()
+        nodes = self._pool.map(lambda node: self._with_surroundings(node, problems), view.nodes)
+        return replace(view, nodes=tuple(nodes)), problems
 
     def _configured(self, name: str, conninfo: SecretStr) -> Link:
         return self._link(name, with_service(conninfo.get_secret_value(), subject=name))
@@ -127,22 +162,36 @@ class Cluster:
     def _link(self, name: str, conninfo: str) -> Link:
         return Link(name, conninfo, connect_timeout_s=self._timeout_s, deadline_s=self._deadline_s)
 
-    def _observe_node(self, name: str) -> Node:
-        address, endpoints = self._places[name]
-        machine = self.machines.get(name)
-        given = self._standbys.get(name, StandbySettings())
-        policy = (given.follows, given.failover_priority, given.synchronized)
+    def _observe_node(self, name: str, problems: dict[str, SlotbridgeError]) -> Node:
+        place = self._places[name]
+        node = Node(
+            name,
+            place.address,
+            place.known,
+            Reach.ANSWERS,
+            "",
+            None,
+            self.machines.get(name),
+            private=place.private,
+        )
         try:
             state = self.nodes[name].ask(lambda connection: self._state(connection, name))
         except Unreachable as error:
-            return Node(name, address, endpoints, error.reach, error.detail, None, machine, *policy)
-        return Node(name, address, endpoints, Reach.ANSWERS, "", state, machine, *policy)
+            return replace(node, reach=error.reach, detail=error.detail)
+        except SlotbridgeError as error:
+            problems[name] = error
+            return replace(node, reach=Reach.BARRED, detail=error.message)
+        return replace(node, state=state)
 
     def _state(self, connection: Connection, name: str) -> NodeState:
         server = slots.read_server(connection)
         _require_version(server.version, name)
+        provenance = read_provenance(connection)
+        if server.in_recovery:
+            newest = read_newest_segment(connection)
+            server = replace(server, timeline=max(server.timeline, newest))
+        may, history = self._history(connection, name, provenance.started, server.timeline)
         replication = read_replication(connection)
-        history = None if server.in_recovery else slots.read_history(connection, server.timeline)
         settings = slots.read_settings(connection, [*SETTINGS, "primary_conninfo", FENCE])
         upstream = settings.pop("primary_conninfo", None)
         return NodeState(
@@ -152,15 +201,47 @@ class Cluster:
             slots=tuple(slots.read_slots(connection)),
             origins=_origins(connection) if self._bridge_slot else {},
             upstream=_without_secrets(upstream.value, name) if upstream else None,
-            switch_lsn=_switch(history),
+            switch_lsn=history[-1][1] if history and not server.in_recovery else None,
             early_sessions=sessions_before_reload(connection),
+            provenance=replace(provenance, history=history, may_read_history=may),
         )
+
+    def _history(
+        self, connection: Connection, name: str, started: str, timeline: int
+    ) -> tuple[bool, History | None]:
+        """How the timeline came about; read once, as it does not change while the server runs."""
+        key = (name, started, timeline)
+        found = self._histories.get(key) or read_history(connection, timeline)
+        if found[1] is not None:
+            self._histories[key] = found
+        return found
 
     def _observe_subscriber(self, name: str) -> Subscriber:
         try:
-            return self.subscribers[name].ask(lambda connection: _subscriber(connection, name))
+            return self.subscribers[name].ask(lambda c: self._subscriptions(c, name))
         except Unreachable as error:
             return Subscriber(name, error.reach, error.detail, False, ())
+        except SlotbridgeError as error:
+            return Subscriber(name, Reach.BARRED, error.message, False, ())
+
+    def _subscriptions(self, connection: Connection, name: str) -> Subscriber:
+        server = slots.read_server(connection)
+        _require_version(server.version, name)
+        if not may_read_subscriptions(connection):
+            raise SetupError(
+                "our role may not see where subscriptions lead (pg_subscription.subconninfo)",
+                operation="read subscriptions",
+                subject=name,
+                hint=f"run sql/subscriber_roles.sql on {name}, or connect to it as a superuser",
+                exit_code=ExitCode.PRIVILEGE_MISSING,
+            )
+        local = runs_here(connection)
+        given = frozenset[Endpoint]().union(*(place.given for place in self._places.values()))
+        found = tuple(
+            _subscription(row, name, local=local, given=given, others=self._others)
+            for row in read_subscriptions(connection)
+        )
+        return Subscriber(name, Reach.ANSWERS, "", server.in_recovery, found, local)
 
     def _with_received(self, node: Node) -> Node:
         """The node with what WAL it has now, after its consumers were read."""
@@ -173,50 +254,21 @@ class Cluster:
         newer = replace(node.state.replication, received_lsn=received)
         return replace(node, state=replace(node.state, replication=newer)) if received else node
 
-    def _with_surroundings(self, node: Node) -> Node:
+    def _with_surroundings(self, node: Node, problems: dict[str, SlotbridgeError]) -> Node:
         if node.state is None:
             return node
         try:
             around, upstream = self.nodes[node.name].ask(lambda c: _look(c, node.name))
         except Unreachable as error:
             return replace(node, reach=error.reach, detail=error.detail, state=None)
+        except SlotbridgeError as error:
+            problems[node.name] = error
+            return replace(node, reach=Reach.BARRED, detail=error.message, state=None)
         settings = node.state.settings
         if upstream is not None and around.upstream is not None:
             masked = SettingValue(around.upstream.masked, upstream.source)
             settings = {**settings, "primary_conninfo": masked}
         return replace(node, state=replace(node.state, settings=settings, surroundings=around))
-
-    def _with_systems(self, view: View) -> View:
-        """Ask where subscriptions lead that lead to none of the known addresses."""
-        known = {end for node in view.nodes for end in node.endpoints}
-        ours = {n.state.server.system_identifier for n in view.nodes if n.state is not None}
-
-        def identified(subscription: Subscription) -> Subscription:
-            if subscription.conninfo.names(known):
-                return subscription
-            system = self._system_at(subscription.conninfo)
-            return replace(subscription, foreign_system="" if system in ours else system)
-
-        return replace(
-            view,
-            subscribers=tuple(
-                replace(s, subscriptions=tuple(map(identified, s.subscriptions)))
-                for s in view.subscribers
-            ),
-        )
-
-    def _system_at(self, conninfo: Conninfo) -> str:
-        """The system_identifier that answers there, "" where nothing does; asked once a run."""
-        key = conninfo.text
-        if key not in self._systems:
-            link = self._link("a subscription's publisher", key)
-            try:
-                self._systems[key] = link.ask(slots.read_server).system_identifier
-            except (Unreachable, SetupError):
-                self._systems[key] = ""
-            finally:
-                link.close()
-        return self._systems[key]
 
 
 def _require_nodes(key: str, names: Iterable[str], settings: FailoverSettings) -> None:
@@ -247,53 +299,48 @@ def _look(connection: Connection, name: str) -> tuple[Surroundings, SettingValue
     return replace(around, upstream=upstream), found
 
 
-def _place(conninfo: Conninfo, advertised: str, name: str) -> tuple[Address, frozenset[Endpoint]]:
-    """How subscribers reach a node, and every name by which the settings know it."""
-    known = frozenset(end for names in conninfo.endpoints for end in names)
-    if not advertised:
-        return conninfo.address, known
-    parsed = parse_conninfo(advertised, subject=f"failover.advertised.{name}")
-    extra = {key for key, _ in parsed.pairs} - {"host", "hostaddr", "port"}
-    if extra or len(parsed.endpoints) != 1:
-        raise SettingsError(
-            "an advertised address has one host, hostaddr and port, and nothing else",
-            operation="read settings",
-            subject=f"failover.advertised.{name}",
-            hint="write it as in host=db2.example port=5432",
-        )
-    return parsed.address, known | parsed.endpoints[0]
+def _require_distinct(view: View) -> None:
+    """Raise SettingsError where two names of failover.nodes lead to one server."""
+    seen: dict[tuple[str, str], str] = {}
+    for node in view.nodes:
+        if node.state is None or not node.state.provenance.started:
+            continue
+        key = (node.state.server.system_identifier, node.state.provenance.started)
+        other = seen.setdefault(key, node.name)
+        if other != node.name:
+            raise SettingsError(
+                f"{other} and {node.name} are one server, reached by two addresses",
+                operation="compare nodes",
+                subject="failover.nodes",
+                hint=f"give {node.name} the address of the other server; an address that floats "
+                "between nodes belongs into failover.advertised",
+            )
 
 
-def _subscriber(connection: Connection, name: str) -> Subscriber:
-    server = slots.read_server(connection)
-    _require_version(server.version, name)
-    if not may_read_subscriptions(connection):
-        raise SetupError(
-            "our role may not see where subscriptions lead (pg_subscription.subconninfo)",
-            operation="read subscriptions",
-            subject=name,
-            hint=f"connect to {name} as a superuser",
-            exit_code=ExitCode.PRIVILEGE_MISSING,
-        )
-    rows = read_subscriptions(connection)
-    found = tuple(_subscription(row, name) for row in rows)
-    return Subscriber(name, Reach.ANSWERS, "", server.in_recovery, found)
-
-
-def _subscription(row: SubscriptionRow, subscriber: str) -> Subscription:
+def _subscription(
+    row: SubscriptionRow,
+    subscriber: str,
+    *,
+    local: bool,
+    given: frozenset[Endpoint],
+    others: frozenset[Endpoint],
+) -> Subscription:
+    """`given`: the advertised addresses, `others`: those of other clusters."""
+    conninfo = parse_conninfo(row.subconninfo, subject=f"{subscriber}/{row.subname}")
     return Subscription(
         name=row.subname,
         enabled=row.subenabled,
-        conninfo=parse_conninfo(row.subconninfo, subject=f"{subscriber}/{row.subname}"),
+        conninfo=conninfo,
         slot_name=row.subslotname,
         failover=row.subfailover,
         comment=row.comment or "",
         remote_lsn=row.remote_lsn,
         sync_slots=row.sync_slots,
-        foreign_system="",
+        foreign_system="another, by failover.others" if conninfo.names(others) else "",
         worker=row.worker_pid is not None,
         copying=row.copying,
         fed=row.fed,
+        private=not local and is_private(conninfo.address) and not conninfo.names(given),
     )
 
 
@@ -302,12 +349,6 @@ def _origins(connection: Connection) -> dict[str, int]:
         return slots.read_origins(connection)
     except psycopg.errors.InsufficientPrivilege:
         return {}  # a witness more, not one that is needed
-
-
-def _switch(history: str | None) -> int | None:
-    """Where the newest timeline began, from a history file: `parent TAB lsn TAB reason` a line."""
-    lines = [line.split("\t") for line in (history or "").splitlines() if "\t" in line]
-    return parse_lsn(lines[-1][1]) if lines else None
 
 
 def _without_secrets(text: str, name: str) -> Conninfo:

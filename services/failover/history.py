@@ -1,7 +1,7 @@
 """What the journals say was done: the table of whichever node answers, and the file."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,10 +9,13 @@ from schemas.errors import SlotbridgeError
 from services.failover.cluster import Cluster
 from services.failover.journal import BEGIN, DONE, DRILL, END, Entry
 from services.failover.links import Unreachable
+from services.failover.own_tables import reading
 from services.failover.view import View
 from services.slots import Connection
 
 _ENTRIES_MAX = 5000
+_KEYS = frozenset(each.name for each in fields(Entry))
+_MINIMUM: dict[str, Any] = {"at": "", "by": "", "command": "", "step": ""}
 
 
 def read_history(cluster: Cluster, view: View, path: Path | None, database: str) -> list[Entry]:
@@ -46,15 +49,15 @@ class LastDrill:
 
 def read_last_drill(connection: Connection) -> LastDrill | None:
     """From the journal's table in the connected database."""
-    found = connection.execute("SELECT to_regclass('slotfailover.journal')").fetchone()
-    if found is None or found[0] is None:
-        return None
-    row = connection.execute(
-        "SELECT to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), outcome,"
-        " greatest(0, extract(epoch FROM clock_timestamp() - at))::float8"
-        " FROM slotfailover.journal WHERE command = %s AND step = %s ORDER BY at DESC LIMIT 1",
-        [DRILL, END],
-    ).fetchone()
+    with reading(connection, "journal") as there:
+        if not there:
+            return None
+        row = connection.execute(
+            "SELECT to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), outcome,"
+            " greatest(0, extract(epoch FROM clock_timestamp() - at))::float8"
+            " FROM slotfailover.journal WHERE command = %s AND step = %s ORDER BY at DESC LIMIT 1",
+            [DRILL, END],
+        ).fetchone()
     return LastDrill(*cast("tuple[str, str, float]", row)) if row is not None else None
 
 
@@ -81,15 +84,15 @@ def _table(cluster: Cluster, node: str, database: str) -> list[Entry]:
 
 def read_entries(connection: Connection, entries_max: int) -> list[Entry]:
     """The last entries of the table in the connected database, oldest first."""
-    row = connection.execute("SELECT to_regclass('slotfailover.journal')").fetchone()
-    if row is None or row[0] is None:
-        return []
-    rows = connection.execute(
-        "SELECT to_jsonb(j) || jsonb_build_object('at', to_char(at AT TIME ZONE 'UTC',"
-        ' \'YYYY-MM-DD"T"HH24:MI:SS.MS"+00:00"\'))'
-        " FROM slotfailover.journal j ORDER BY at DESC, number DESC LIMIT %s",
-        [entries_max],
-    ).fetchall()
+    with reading(connection, "journal") as there:
+        if not there:
+            return []
+        rows = connection.execute(
+            "SELECT to_jsonb(j) || jsonb_build_object('at', to_char(at AT TIME ZONE 'UTC',"
+            ' \'YYYY-MM-DD"T"HH24:MI:SS.MS"+00:00"\'))'
+            " FROM slotfailover.journal j ORDER BY at DESC, number DESC LIMIT %s",
+            [entries_max],
+        ).fetchall()
     return [_entry(document) for (document,) in reversed(rows)]
 
 
@@ -106,4 +109,6 @@ def _file(path: Path | None) -> list[Entry]:
 
 
 def _entry(document: dict[str, Any]) -> Entry:
-    return Entry(**document)
+    """From a document that may have keys of a newer version, and lack some of this one."""
+    known = {key: value for key, value in document.items() if key in _KEYS and value is not None}
+    return Entry(**{**_MINIMUM, **known})

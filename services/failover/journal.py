@@ -23,19 +23,13 @@ from schemas.lsn import format_lsn
 from services.failover.cluster import Cluster
 from services.failover.effects.step import Step
 from services.failover.links import Unreachable
+from services.failover.own_tables import Published, writing
 from services.failover.view import View
 from services.slots import Connection
 
 BEGIN, END, DONE = "begin", "end", "done"
 DRILL = "drill"
 """The command of a rehearsal."""
-_TABLE = """
-    CREATE SCHEMA IF NOT EXISTS slotfailover;
-    CREATE TABLE IF NOT EXISTS slotfailover.journal (
-        run text, number int, at timestamptz, by text, command text, step text, server text,
-        sql jsonb, outcome text, seen jsonb, seconds float8, intent jsonb,
-        PRIMARY KEY (run, number))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +75,9 @@ class Journal:
             view,
             step=step.text,
             server=step.server,
-            sql=list(step.shown),
+            sql=[f"the command of failover.machines.{step.server}"]
+            if step.command
+            else list(step.shown),
             outcome=outcome,
             seconds=round(seconds, 3),
         )
@@ -125,7 +121,7 @@ class Journal:
             with self._cluster.in_database(primary, self._database) as link:
                 link.ask(lambda connection: _insert(connection, self._waiting))
             self._waiting.clear()
-        except _Published:
+        except Published:
             self._problem(
                 f"no journal is kept in {self._database}, as it publishes all its tables: choose "
                 "another failover.journal_database"
@@ -133,31 +129,28 @@ class Journal:
         except Unreachable as error:
             self._problem(f"the journal in {self._database} can't be written: {error.detail}")
         except SlotbridgeError as error:
-            self._problem(f"the journal in {self._database} can't be written: {error.message}")
+            hint = f". Hint: {error.hint}" if error.hint else ""
+            self._problem(
+                f"the journal in {self._database} can't be written: {error.message}{hint}"
+            )
 
     def _problem(self, text: str) -> None:
         if text not in self.problems:
             self.problems.append(text)
 
 
-class _Published(Exception):
-    """The database publishes all its tables."""
-
-
 def _insert(connection: Connection, entries: list[Entry]) -> None:
-    """Add the entries, without waiting for standbys: the primary may have none at the moment."""
-    row = connection.execute("SELECT FROM pg_publication WHERE puballtables").fetchone()
-    if row is not None:
-        raise _Published
-    with connection.transaction():
-        connection.execute("SET LOCAL synchronous_commit = local")
-        found = connection.execute("SELECT to_regclass('slotfailover.journal')").fetchone()
-        if found is None or found[0] is None:
-            connection.execute(_TABLE)
+    """Add the entries. The table may have columns of a newer version."""
+    with writing(connection, "journal"):
         documents = [json.dumps(asdict(entry)) for entry in entries]
         connection.execute(
-            "INSERT INTO slotfailover.journal SELECT e.*"
-            " FROM unnest(%s::jsonb[]) d, jsonb_populate_record(NULL::slotfailover.journal, d) e"
+            "INSERT INTO slotfailover.journal (run, number, at, by, command, step, server, sql,"
+            " outcome, seen, seconds, intent)"
+            " SELECT e.run, e.number, e.at, e.by, e.command, e.step, e.server, e.sql, e.outcome,"
+            " e.seen, e.seconds, e.intent"
+            " FROM unnest(%s::jsonb[]) d, jsonb_to_record(d) e (run text, number int,"
+            " at timestamptz, by text, command text, step text, server text, sql jsonb,"
+            " outcome text, seen jsonb, seconds float8, intent jsonb)"
             " ON CONFLICT DO NOTHING",
             [documents],
         )

@@ -6,6 +6,8 @@ again for a while, so that one dead server does not make every observation wait.
 
 import contextlib
 import errno
+import ipaddress
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -168,6 +170,24 @@ class Link:
                 return Reach.CLOSED
         except OSError as error:
             return Reach.REFUSED if error.errno in _DOWN else Reach.SILENT
+
+
+def runs_here(connection: Connection) -> bool:
+    """Whether the server runs on this machine: it sees our own socket as its client's.
+
+    A tunnel, a forwarded port or a pooler has a socket of its own.
+    """
+    try:
+        with socket.socket(fileno=os.dup(connection.pgconn.socket)) as ours:
+            if ours.family == socket.AF_UNIX:
+                return False
+            host, port = ours.getsockname()[:2]
+    except OSError:
+        return False
+    if not ipaddress.ip_address(host).is_loopback:
+        return False
+    row = connection.execute("SELECT host(inet_client_addr()), inet_client_port()").fetchone()
+    return row == (host, port)
 
 
 def parse_conninfo(text: str, *, subject: str) -> Conninfo:

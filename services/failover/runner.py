@@ -48,7 +48,10 @@ class Result:
     @property
     def exit_code(self) -> ExitCode:
         """OK, or the gravest of what is left."""
-        gravity = (ExitCode.WITNESSES_DISAGREE, ExitCode.NOT_READY, ExitCode.ANSWER_IS_NO)
+        gravity = (
+            *(ExitCode.WITNESSES_DISAGREE, ExitCode.NOT_READY, ExitCode.PRIVILEGE_MISSING),
+            *(ExitCode.SETTINGS, ExitCode.ANSWER_IS_NO),
+        )
         found = {left.exit_code for left in self.left}
         return next((code for code in gravity if code in found), ExitCode.OK)
 

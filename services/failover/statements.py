@@ -5,6 +5,7 @@ Source: PostgreSQL documentation 4.1 Lexical Structure, ALTER SUBSCRIPTION, ALTE
 """
 
 from services.failover.address import Conninfo
+from services.failover.timelines import Milestone, without_milestone
 from services.failover.view import FENCE, MARK
 
 PROMOTE = "SELECT pg_promote(false)"
@@ -29,28 +30,30 @@ def literal(text: str) -> str:
 
 
 def disable(subscription: str, comment: str) -> tuple[str, ...]:
-    """Disable it and leave the mark in its comment, in one transaction."""
+    """Disable it and leave `comment`, which has the mark, in one transaction."""
     name = identifier(subscription)
-    return (
-        f"ALTER SUBSCRIPTION {name} DISABLE",
-        f"COMMENT ON SUBSCRIPTION {name} IS {literal(marked(comment))}",
-    )
+    return (f"ALTER SUBSCRIPTION {name} DISABLE", comment_on(subscription, comment))
 
 
 def enable(subscription: str, comment: str) -> tuple[str, ...]:
-    """Enable it and take the mark away, in one transaction."""
+    """Enable it and leave `comment`, which has the mark no more, in one transaction."""
     name = identifier(subscription)
-    before = unmarked(comment)
-    return (
-        f"ALTER SUBSCRIPTION {name} ENABLE",
-        f"COMMENT ON SUBSCRIPTION {name} IS {literal(before) if before else 'NULL'}",
-    )
+    return (f"ALTER SUBSCRIPTION {name} ENABLE", comment_on(subscription, comment))
 
 
-def connection(subscription: str, conninfo: Conninfo, *, masked: bool) -> tuple[str, ...]:
-    """Point it at another server."""
+def connection(
+    subscription: str, conninfo: Conninfo, comment: str, *, masked: bool
+) -> tuple[str, ...]:
+    """Point it at another server, and note in its comment from which timeline it is fed."""
     text = conninfo.masked if masked else conninfo.text
-    return (f"ALTER SUBSCRIPTION {identifier(subscription)} CONNECTION {literal(text)}",)
+    change = f"ALTER SUBSCRIPTION {identifier(subscription)} CONNECTION {literal(text)}"
+    return (change, comment_on(subscription, comment))
+
+
+def comment_on(subscription: str, comment: str) -> str:
+    """Set its comment."""
+    text = literal(comment) if comment else "NULL"
+    return f"COMMENT ON SUBSCRIPTION {identifier(subscription)} IS {text}"
 
 
 def alter_system(setting: str, items: tuple[str, ...]) -> tuple[str, ...]:
@@ -90,3 +93,11 @@ def marked(comment: str) -> str:
 def unmarked(comment: str) -> str:
     """The comment as it was before `marked`."""
     return comment.removesuffix(MARK).rstrip() if comment.endswith(MARK) else comment
+
+
+def noted(comment: str, milestone: Milestone | None) -> str:
+    """The comment with that milestone in place of the one before; as it is where there is none."""
+    if milestone is None:
+        return comment
+    text = f"{without_milestone(unmarked(comment))} {milestone.note}".strip()
+    return marked(text) if comment.endswith(MARK) else text

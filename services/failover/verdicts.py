@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode
 from schemas.lsn import format_lsn
+from services.failover.timelines import left_at
 
 if TYPE_CHECKING:
-    from services.failover.view import Node, Subscriber, Subscription, View
+    from services.failover.view import Node, NodeState, Subscriber, Subscription, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,17 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
     position, switch = subscription.remote_lsn, state.switch_lsn
     if slot is None or position is None:
         return None
+    if state.server.timeline > 1 and state.provenance.history is None:
+        return Left(
+            where,
+            f"nobody can tell whether it has transactions that {node.name} never had: our role "
+            f"can't read the history of timeline {state.server.timeline}",
+            f"run sql/roles.sql on {node.name}, or connect to it as a superuser, and run this "
+            "command again",
+            ExitCode.PRIVILEGE_MISSING,
+            name,
+        )
+    switch = _left_its_timeline(subscription, state, switch)
     if switch is not None and position > switch:
         return Left(
             where,
@@ -113,6 +125,19 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
     return None
 
 
+def _left_its_timeline(
+    subscription: Subscription, state: NodeState, last: int | None
+) -> int | None:
+    """Where the node's WAL left the timeline that fed the subscription, None where it is the same.
+
+    Where that timeline is not known, it may have been the one before the node's own: `last`.
+    """
+    met, system = subscription.milestone, state.server.system_identifier
+    if met is None or not met.timeline or met.system != system:
+        return last
+    return left_at(state.provenance.history or (), met.timeline)
+
+
 def lost_copies(subscriber: Subscriber, subscription: Subscription, node: Node) -> tuple[Left, ...]:
     """Initial copies that can't be finished from `node`; the other tables go on."""
     known = {slot.slot_name for slot in node.state.slots} if node.state is not None else set()
@@ -140,4 +165,20 @@ def unreachable(view: View) -> tuple[Left, ...]:
         )
         for subscriber in view.subscribers
         if not subscriber.usable
+    )
+
+
+def unidentified(view: View) -> tuple[Left, ...]:
+    """The subscriptions that are not touched, as nobody can tell whose they are."""
+    slots = {slot.slot_name for node in view.nodes if node.state for slot in node.state.slots}
+    return tuple(
+        Left(
+            f"{subscriber.name}/{found.name}",
+            f"can't tell whose it is: it leads to {found.conninfo.address}, which is no known "
+            "address of a node, and where no server tells us who it is",
+            "where that is a node of this pair, list the address in failover.advertised and run "
+            "slotfailover repoint; where it is not, list it in failover.others",
+        )
+        for subscriber, found in view.unidentified()
+        if found.slot_name in slots  # else it can't be fed by this pair, whoever feeds it
     )

@@ -8,9 +8,11 @@ A server that can't be reached is a fact, not an error. Positions are WAL positi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from services.failover.timelines import Milestone, Provenance, milestone_in
 
 if TYPE_CHECKING:
     from services.failover.address import Address, Conninfo, Endpoint
@@ -34,6 +36,7 @@ class Reach(StrEnum):
     REFUSED = "refused"  # nothing listens there: it is down
     SILENT = "silent"  # no answer in time, or no such host: down, hung or cut off
     CLOSED = "closed"  # something listens and does not let us in: it may well be writing
+    BARRED = "barred"  # it lets us in, and our role can't see what is needed, or not in time
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class NodeState:
     """Client sessions from before the settings were last read; a fence has ended them."""
     surroundings: Surroundings | None = None
     """Only in a survey, for `check`."""
+    provenance: Provenance = field(default_factory=Provenance)
 
     @property
     def fenced(self) -> bool:
@@ -85,12 +89,8 @@ class Node:
     state: NodeState | None
     machine: Machine | None = None
     """The commands that act on its machine."""
-    follows: str = ""
-    """The node that the settings let it stream from while that is a standby; "": the primary."""
-    priority: int = 100
-    """Of standbys with equal WAL the highest is promoted; 0: never unless it is named."""
-    synchronized: bool = True
-    """Consumers are to wait for it, once it is a standby of the primary."""
+    private: bool = False
+    """Its address means another server elsewhere: a loopback address or a socket's folder."""
 
     @property
     def writable(self) -> bool:
@@ -111,6 +111,17 @@ class Node:
     def standby(self) -> bool:
         """It answers, and as a standby."""
         return self.state is not None and self.state.server.in_recovery
+
+    def milestone(self, address: str) -> Milestone | None:
+        """Its timeline, as a subscription that reaches it at `address` notes it down.
+
+        None where it does not answer, or where its timeline began is not known.
+        """
+        if self.state is None or self.state.provenance.history is None:
+            return None
+        server, history = self.state.server, self.state.provenance.history
+        start = history[-1][1] if history else None
+        return Milestone(server.system_identifier, server.timeline, start, address)
 
     @property
     def received(self) -> int:
@@ -142,6 +153,15 @@ class Subscription:
     """(table, srsubstate) of every initial copy that is not finished."""
     fed: bool = False
     """Its worker is connected: it has had a message since it was started."""
+    identified: bool = False
+    """A server of this pair answered where it leads."""
+    private: bool = False
+    """Its address is a loopback or socket address of another machine than ours."""
+
+    @property
+    def milestone(self) -> Milestone | None:
+        """The newest timeline from which it was fed, as its comment says."""
+        return milestone_in(self.comment)
 
     @property
     def marked(self) -> bool:
@@ -158,6 +178,8 @@ class Subscriber:
     detail: str
     in_recovery: bool
     subscriptions: tuple[Subscription, ...]
+    local: bool = False
+    """It runs on this machine: a loopback address means the same server there as here."""
 
     @property
     def usable(self) -> bool:
@@ -191,6 +213,8 @@ class View:
     """Only for `check`, where the settings name Kafka."""
     bridge_url: str = ""
     """Where the bridge can be told of a new primary."""
+    milestones: tuple[tuple[str, Milestone], ...] = ()
+    """(who says so, timeline) of what the journal and Kafka remember; see `met`."""
 
     @property
     def writable(self) -> tuple[Node, ...]:
@@ -232,21 +256,50 @@ class View:
     def strangers(self) -> list[tuple[Subscriber, Subscription]]:
         """The subscriptions that another cluster feeds."""
         return [
-            (subscriber, subscription)
+            (subscriber, found)
             for subscriber in self.subscribers
-            for subscription in subscriber.subscriptions
-            if not self._feeds(subscription)
+            for found in subscriber.subscriptions
+            if found.foreign_system and not self._feeds(found)
         ]
 
+    def unidentified(self) -> list[tuple[Subscriber, Subscription]]:
+        """The subscriptions of which nobody can tell whether this pair feeds them."""
+        return [
+            (subscriber, found)
+            for subscriber in self.subscribers
+            for found in subscriber.subscriptions
+            if not found.foreign_system and not self._feeds(found)
+        ]
+
+    @property
+    def system(self) -> str:
+        """The system identifier of the nodes, "" where none answers."""
+        found = {node.state.server.system_identifier for node in self.nodes if node.state}
+        return min(found, default="")
+
+    def met(self) -> list[tuple[str, Milestone]]:
+        """The timelines of this cluster that somebody has met, and who remembers it."""
+        noted = [
+            (f"{where.name}/{found.name}", found.milestone)
+            for where, found in self.ours()
+            if found.milestone is not None
+        ]
+        everything = (*noted, *self.milestones)
+        return [(who, met) for who, met in everything if met.system == self.system]
+
     def _feeds(self, subscription: Subscription) -> bool:
-        """By address; else by slot, unless another cluster answers where it leads."""
-        if any(subscription.conninfo.names(node.endpoints) for node in self.nodes):
+        """By a known address, by the server that answered there, or by what was noted about it.
+
+        An equal slot name is no evidence: other clusters have slots of the same name.
+        """
+        if subscription.foreign_system:
+            return False
+        known = any(subscription.conninfo.names(node.endpoints) for node in self.nodes)
+        if subscription.identified or (known and not subscription.private):
             return True
-        return not subscription.foreign_system and any(
-            slot.slot_name == subscription.slot_name
-            and slot.slot_type == "logical"
-            and slot.database == (subscription.conninfo.value("dbname") or slot.database)
-            for node in self.nodes
-            if node.state is not None
-            for slot in node.state.slots
+        met = subscription.milestone
+        return (
+            met is not None
+            and met.system == self.system
+            and met.address == str(subscription.conninfo.address)
         )

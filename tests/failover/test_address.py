@@ -41,7 +41,7 @@ def test_only_the_address_changes_and_libpq_reads_the_same(
 def test_secrets_are_shown_nowhere_but_in_the_text_itself(rest: dict[str, str]) -> None:
     secret = "Zq9#secret"
     conninfo = Conninfo.of({**rest, "password": secret, "sslpassword": secret})
-    shown = statements.connection("s", conninfo, masked=True)[0]
+    shown = " ".join(statements.connection("s", conninfo, "", masked=True))
     assert secret in conninfo.text
     assert secret not in conninfo.masked + repr(conninfo) + shown
     assert conninfo.masked.count(MASK) >= 2

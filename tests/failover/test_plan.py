@@ -264,7 +264,14 @@ def test_a_setting_from_the_command_line_is_left_to_the_operator() -> None:
 
 def test_a_subscription_of_another_cluster_is_left_alone() -> None:
     foreign = subscription("s1", at="proxy", foreign_system="9")
-    ours = subscription("s2", at="proxy")
-    view = dead_primary(subscriber("sub", foreign, ours), slots=(slot("s1"), slot("s2")))
-    assert {step.subject for step in plan_failover(view, Wish()).steps} == {"", "s2"}
+    ours = subscription("s2", at="proxy", identified=True)
+    unknown = subscription("s3", at="proxy")
+    slots = (slot("s1"), slot("s2"), slot("s3"))
+    view = dead_primary(subscriber("sub", foreign, ours, unknown), slots=slots)
+    plan = plan_failover(view, Wish())
+    assert {step.subject for step in plan.steps} == {"", "s2"}
     assert [found.name for _, found in view.strangers()] == ["s1"]
+    assert [found.name for _, found in view.unidentified()] == ["s3"]
+    assert [(left.subject, "can't tell whose" in left.reason) for left in plan.left] == [
+        ("sub/s3", True)
+    ]

@@ -66,7 +66,6 @@ PURE = (
     "services.failover.checks.consumers",
     "services.failover.checks.facts",
     "services.failover.checks.hba",
-    "services.failover.checks.leftovers",
     "services.failover.checks.model",
     "services.failover.checks.pair",
     "services.failover.checks.registry",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from services.failover.checks import (
     consumers,
-    leftovers,
+    identity,
     pair,
     retention,
     slots,
@@ -41,7 +41,6 @@ CHECKS: tuple[Check, ...] = (
     retention.slot_wal,
     retention.slot_reserves_wal,
     retention.slot_without_failover,
-    leftovers.leftover_slot,
     retention.slot_two_phase,
     standby_slots.standby_slot_listed,
     standby_slots.listed_slot_missing,
@@ -58,6 +57,9 @@ CHECKS: tuple[Check, ...] = (
     consumers.slot_shared,
     consumers.bridge_connected,
     consumers.kafka_record,
+    identity.primary_timeline,
+    identity.timeline_history,
+    identity.subscription_identified,
     pair.other_standbys,
 )
 
@@ -77,5 +79,5 @@ SETTINGS = (
 
 
 def run_checks(facts: Facts) -> tuple[Finding, ...]:
-    """All findings, at least one of each check that applies."""
+    """All findings, at least one of each check."""
     return tuple(finding for check in CHECKS for finding in check.findings(facts))

@@ -156,6 +156,9 @@ def _setting(view: View, node: Node, name: str) -> str:
 def _promoted(state: NodeState) -> NodeState:
     """A standby's promotion: temporary slots are dropped, and a timeline begins where it was."""
     received = state.replication.received_lsn
+    before = state.provenance.history
+    left = ((state.server.timeline, received),) if received is not None else ()
+    history = None if before is None else (*before, *left)
     return replace(
         state,
         server=replace(state.server, in_recovery=False, timeline=state.server.timeline + 1),
@@ -168,6 +171,7 @@ def _promoted(state: NodeState) -> NodeState:
         ),
         slots=tuple(slot for slot in state.slots if not slot.temporary),
         switch_lsn=received,
+        provenance=replace(state.provenance, history=history),
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from services.failover import statements
 from services.failover.effects.step import Action, Step, with_subscription
+from services.failover.timelines import Milestone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 
 def disable(subscriber: Subscriber, subscription: Subscription, node: Node) -> Step:
     """Stop the subscription from being fed by a primary that may come back."""
-    sql = statements.disable(subscription.name, subscription.comment)
+    noted = subscription.comment
+    if subscription.milestone is None:
+        address = str(subscription.conninfo.address)
+        noted = statements.noted(noted, _cluster_of(node, subscription, address))
+    comment = statements.marked(noted)
+    sql = statements.disable(subscription.name, comment)
     return Step(
         Action.DISABLE,
         subscriber.name,
@@ -25,7 +31,7 @@ def disable(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
         f"disable subscription {subscription.name} at {subscriber.name}",
         "it is enabled",
         "it is disabled, and marked so in its comment",
-        _changing(subscriber, subscription, _disabled),
+        _changing(subscriber, subscription, lambda s: replace(s, enabled=False, comment=comment)),
         _asking(subscriber, subscription, lambda s: not s.enabled),
         sql,
         sql,
@@ -35,6 +41,9 @@ def disable(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
 def repoint(subscriber: Subscriber, subscription: Subscription, node: Node) -> Step:
     """Point the subscription at the new primary."""
     conninfo = subscription.conninfo.at(node.address)
+    comment = statements.noted(
+        subscription.comment, _cluster_of(node, subscription, str(node.address))
+    )
     return Step(
         Action.REPOINT,
         subscriber.name,
@@ -43,16 +52,20 @@ def repoint(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
         f"point subscription {subscription.name} at {subscriber.name} to {node.address}",
         f"it is disabled, and {node.name} is writable",
         f"its connection string leads to {node.name}",
-        _changing(subscriber, subscription, lambda s: replace(s, conninfo=conninfo)),
+        _changing(
+            subscriber, subscription, lambda s: replace(s, conninfo=conninfo, comment=comment)
+        ),
         _asking(subscriber, subscription, lambda s: s.conninfo.leads_to(node.endpoints)),
-        statements.connection(subscription.name, conninfo, masked=True),
-        statements.connection(subscription.name, conninfo, masked=False),
+        statements.connection(subscription.name, conninfo, comment, masked=True),
+        statements.connection(subscription.name, conninfo, comment, masked=False),
     )
 
 
 def enable(subscriber: Subscriber, subscription: Subscription, node: Node) -> Step:
     """Let the subscription go on from the new primary."""
-    sql = statements.enable(subscription.name, subscription.comment)
+    milestone = node.milestone(str(subscription.conninfo.address))
+    comment = statements.unmarked(statements.noted(subscription.comment, milestone))
+    sql = statements.enable(subscription.name, comment)
     return Step(
         Action.ENABLE,
         subscriber.name,
@@ -61,11 +74,24 @@ def enable(subscriber: Subscriber, subscription: Subscription, node: Node) -> St
         f"enable subscription {subscription.name} at {subscriber.name}",
         f"it leads to {node.name}, whose slot is valid and at or before its position",
         "it is enabled, and the mark is gone",
-        _changing(subscriber, subscription, _enabled),
+        _changing(subscriber, subscription, lambda s: replace(s, enabled=True, comment=comment)),
         _asking(subscriber, subscription, lambda s: s.enabled),
         sql,
         sql,
     )
+
+
+def _cluster_of(node: Node, subscription: Subscription, address: str) -> Milestone | None:
+    """Whose it is, by that address; the timeline stays the one that has fed it, if that is known.
+
+    It tells later on, when nobody answers there. Only `enable` may note the node's own timeline.
+    """
+    if node.state is None:
+        return subscription.milestone
+    system, met = node.state.server.system_identifier, subscription.milestone
+    if met is not None and met.system == system:
+        return replace(met, address=address)
+    return Milestone(system, 0, None, address)
 
 
 def _changing(
@@ -84,11 +110,3 @@ def _asking(
         return found is not None and holds(found)
 
     return ask
-
-
-def _disabled(subscription: Subscription) -> Subscription:
-    return replace(subscription, enabled=False, comment=statements.marked(subscription.comment))
-
-
-def _enabled(subscription: Subscription) -> Subscription:
-    return replace(subscription, enabled=True, comment=statements.unmarked(subscription.comment))

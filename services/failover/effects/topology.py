@@ -188,11 +188,33 @@ def has_slot(node: Node, name: str) -> bool:
 
 
 def follows(node: Node, primary: Node) -> bool:
-    """Whether a standby's primary_conninfo leads to the primary; yes where it is hidden."""
+    """Whether a standby is led to the primary: by its primary_conninfo, or by what both ends tell.
+
+    A standby may reach its primary by an address that the settings do not know.
+    """
     state = node.state
     if state is None or not node.standby:
         return False
-    return state.upstream is None or state.upstream.leads_to(primary.endpoints)
+    led = state.upstream is None or state.upstream.leads_to(primary.endpoints)
+    return led or feeds(primary, node)
+
+
+def feeds(primary: Node, standby: Node) -> bool:
+    """Whether the primary sends WAL into the slot by which the standby receives it.
+
+    PostgreSQL lets a standby receive only from a server of its own cluster, and one slot feeds one
+    standby at a time.
+    """
+    if primary.state is None or standby.state is None:
+        return False
+    fed = standby.state.provenance.fed
+    if fed is None or not fed.slot or fed.timeline != primary.state.server.timeline:
+        return False
+    names = {fed.application, application_name(standby)}
+    return any(
+        sent.slot == fed.slot and sent.application in names
+        for sent in primary.state.provenance.feeds
+    )
 
 
 def streams_from(node: Node, primary: Node) -> bool:

@@ -21,7 +21,7 @@ from services.failover.plan.topology import attach_standbys
 from services.failover.plan.wish import Draft, Plan
 from services.failover.readiness import judge_promoted
 from services.failover.standby_lists import commits_can_go_on, listed, slots_that_exist
-from services.failover.verdicts import Left, fault_of, lost_copies, unreachable
+from services.failover.verdicts import Left, fault_of, lost_copies, unidentified, unreachable
 
 if TYPE_CHECKING:
     from services.failover.effects.step import Step
@@ -39,7 +39,7 @@ def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
     require_privileges(node, resets=bool(stale), promotion=False)
     draft.add(*stale)
     _label(draft, name, name)
-    left = [*unreachable(draft.view), *_settings_out_of_reach(node)]
+    left = [*unreachable(draft.view), *unidentified(draft.view), *_settings_out_of_reach(node)]
     notes = _subscriptions(draft, name, left)
     if not standbys:
         notes += [f"{setting} of {name} names standbys not there" for setting, _ in _stale(node)]
@@ -86,6 +86,9 @@ def _subscriptions(draft: Draft, primary: str, left: list[Left]) -> list[str]:
     for subscriber, subscription in view.ours():
         if not subscriber.usable:
             continue
+        if not reachable_from(subscriber, subscription, node):
+            left.append(_no_address(subscriber, subscription, node))
+            continue
         fault = _fault(subscriber, subscription, node)
         accepted = fault is not None and fault.slot in wish.accept_loss_of
         if fault is not None and accepted:
@@ -108,6 +111,22 @@ def _subscriptions(draft: Draft, primary: str, left: list[Left]) -> list[str]:
     if view.bridge_slot is not None:
         left += _bridge(draft, node, view.bridge_slot, fresh=fresh)
     return notes
+
+
+def reachable_from(subscriber: Subscriber, subscription: Subscription, node: Node) -> bool:
+    """Whether the subscription leads to the node, or to an address that can be written there."""
+    return not moves(subscription, node) or not node.private or subscriber.local
+
+
+def _no_address(subscriber: Subscriber, subscription: Subscription, node: Node) -> Left:
+    return Left(
+        f"{subscriber.name}/{subscription.name}",
+        f"{node.name} is known as {node.address} only, which means another server on the machine "
+        f"of {subscriber.name}",
+        f"set failover.advertised.{node.name} to the address by which {subscriber.name} reaches "
+        "it, and run slotfailover repoint",
+        ExitCode.SETTINGS,
+    )
 
 
 def _bridge(draft: Draft, node: Node, slot: str, *, fresh: bool) -> list[Left]:

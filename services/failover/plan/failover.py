@@ -24,10 +24,12 @@ from services.failover.plan.completion import complete, resets
 from services.failover.plan.rules import (
     check_invariants,
     moves,
+    require_newest,
     require_nobody_hidden,
     require_one_primary,
     require_one_system,
     require_privileges,
+    require_readable_history,
     require_ready,
 )
 from services.failover.plan.wish import OPERATION, Draft, Plan, Wish
@@ -129,10 +131,12 @@ def _promotion(draft: Draft, before: View) -> Plan:
     """The whole way: no node is writable."""
     view, wish = draft.view, draft.wish
     chosen = _chosen(view, wish)
+    require_newest(view, chosen, OPERATION)
     verdicts = judge_all(view, chosen)
     require_ready(verdicts, wish)
     stale = resets(chosen)
     require_privileges(chosen, resets=bool(stale), promotion=True)
+    require_readable_history(chosen)
     for subscriber, subscription in view.ours():
         if subscriber.usable and subscription.enabled and moves(subscription, chosen):
             draft.add(subscriptions.disable(subscriber, subscription, chosen))

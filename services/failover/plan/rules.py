@@ -8,6 +8,7 @@ from schemas.errors import ExitCode, OperatorNeeded, SetupError, SlotbridgeError
 from services.failover.effects.step import Action
 from services.failover.plan.wish import OPERATION, Plan, Wish, learned
 from services.failover.readiness import Readiness, judge_all
+from services.failover.timelines import contradiction
 from services.failover.view import Reach
 
 if TYPE_CHECKING:
@@ -45,6 +46,37 @@ def require_one_primary(view: View, operation: str) -> None:
             hint="stop the one with the older timeline at once, then run this command again",
             exit_code=ExitCode.SPLIT_BRAIN,
         )
+    if view.primary is not None:
+        require_newest(view, view.primary, operation)
+
+
+def require_newest(view: View, node: Node, operation: str) -> None:
+    """Raise OperatorNeeded (TIMELINE) if somebody has met a timeline that is not an ancestor of
+    the node's: an old primary has come back, or two were promoted apart.
+    """
+    found = outdated(view, node)
+    if found:
+        raise OperatorNeeded(
+            f"{node.name} is not where others have been: {found}",
+            operation=operation,
+            subject=node.name,
+            hint="bring back the node with the newer timeline. If that timeline is given up for "
+            "good, load anew the tables of every subscription that was fed from it, and take the "
+            "note out of its comment (COMMENT ON SUBSCRIPTION)",
+            exit_code=ExitCode.TIMELINE,
+        )
+
+
+def outdated(view: View, node: Node) -> str:
+    """Why the node does not descend from every timeline that somebody has met; "" if it does."""
+    if node.state is None:
+        return ""
+    timeline, history = node.state.server.timeline, node.state.provenance.history
+    for who, met in view.met():
+        found = contradiction(met, timeline, history)
+        if found:
+            return f"{found}, which {who} remembers"
+    return ""
 
 
 def check_invariants(plan: Plan, view: View, wish: Wish) -> None:
@@ -88,7 +120,7 @@ def _broken_rule(step: Step, view: View, wish: Wish) -> str:
 def require_nobody_hidden(view: View, shot: frozenset[str] = frozenset()) -> None:
     """Raise OperatorNeeded (SPLIT_BRAIN) if a node is up and does not let us in."""
     for node in view.nodes:
-        if node.reach is Reach.CLOSED and node.name not in shot:
+        if node.reach in (Reach.CLOSED, Reach.BARRED) and node.name not in shot:
             raise OperatorNeeded(
                 f"{node.name} listens on its port but does not let us in, so it may be writing: "
                 f"{node.detail}",
@@ -124,6 +156,14 @@ def require_privileges(node: Node, *, resets: bool, promotion: bool) -> None:
             node,
             "GRANT ALTER SYSTEM ON PARAMETER synchronized_standby_slots, synchronous_standby_names "
             "TO …; GRANT EXECUTE ON FUNCTION pg_reload_conf() TO …",
+        )
+
+
+def require_readable_history(node: Node) -> None:
+    """Raise SetupError where our role could not tell, after a promotion, who is past its start."""
+    if node.state is not None and not node.state.provenance.may_read_history:
+        raise missing_privilege(
+            node, "run sql/roles.sql on the primary: it makes slotfailover.timeline_history()"
         )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from schemas.errors import ExitCode
 from services.failover.effects import topology as effects
 from services.failover.standby_lists import listed, slots_that_exist
+from services.failover.timelines import left_at
 from services.failover.verdicts import Left
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ def _attach(draft: Draft, name: str, primary: str) -> list[Left]:
     wished = name in draft.wish.rejoin
     if effects.streams_from(node, above) or (node.standby and effects.follows(node, above)):
         return []
-    if _cascades(draft, node, primary):
-        return []
     diverged = node.standby and _diverged(node, above)
     if node.standby and not diverged:
         missing = _rights(draft, name, primary)
@@ -76,12 +75,6 @@ def _attach(draft: Draft, name: str, primary: str) -> list[Left]:
     return []
 
 
-def _cascades(draft: Draft, node: Node, primary: str) -> bool:
-    """Whether the settings let it stream from another standby, that is one now."""
-    upstream = next((n for n in draft.view.nodes if n.name == node.follows), None)
-    return upstream is not None and upstream.name != primary and upstream.standby and node.standby
-
-
 def _not_wished(node: Node, primary: str, *, diverged: bool) -> list[Left]:
     if node.fenced:
         reason = "it is fenced and still runs, on the old timeline"
@@ -93,11 +86,15 @@ def _not_wished(node: Node, primary: str, *, diverged: bool) -> list[Left]:
 
 
 def _diverged(standby: Node, primary: Node) -> bool:
+    """Whether the standby has WAL that the primary never had, by the whole of its history."""
     above, below = primary.state, standby.state
-    if above is None or below is None or above.switch_lsn is None:
+    if above is None or below is None or above.server.timeline <= below.server.timeline:
         return False
-    older = below.server.timeline < above.server.timeline
-    return older and standby.received > above.switch_lsn
+    history = above.provenance.history
+    if not history:
+        return above.switch_lsn is not None and standby.received > above.switch_lsn
+    left = left_at(history, below.server.timeline)
+    return left is None or standby.received > left
 
 
 def _slot(draft: Draft, name: str, primary: str) -> bool:
@@ -137,7 +134,7 @@ def _clean(draft: Draft, name: str, primary: str) -> None:
     if not effects.streams_from(standby, above) or standby.state is None:
         return
     theirs = {slot.slot_name for slot in effects.failover_slots(above)}
-    physical = _moved_on(draft, standby, above)
+    physical = {effects.slot_of(node) for node in draft.view.nodes}
     names = tuple(
         slot.slot_name
         for slot in standby.state.slots
@@ -154,36 +151,12 @@ def _clean(draft: Draft, name: str, primary: str) -> None:
         draft.add(effects.clean(standby, above, names))
 
 
-def _moved_on(draft: Draft, standby: Node, primary: Node) -> set[str]:
-    """The physical slots of `standby` that nobody will use again.
-
-    They are those by which the new primary, when it was a standby, and the standbys that it feeds
-    now streamed from here. A standby of `standby` keeps its slot, also where it is away.
-    """
-    assert primary.state is not None
-    gone = {effects.slot_of(primary), primary.state.setting("primary_slot_name")}
-    kept = set()
-    for node in draft.view.nodes:
-        slot = effects.slot_of(node)
-        if node.name in (standby.name, primary.name):
-            continue
-        if node.follows == standby.name or not effects.streams_from(node, primary):
-            kept.add(slot)
-        elif effects.has_slot(primary, slot):
-            gone.add(slot)
-    return gone - kept - {""}
-
-
 def _await(draft: Draft, primary: str) -> None:
     """Name the standbys that stream in the settings that wait for them; nobody is taken out."""
     above = draft.view.node(primary)
     assert above.state is not None
     streaming = [node for node in draft.view.standbys if effects.streams_from(node, above)]
-    names = [
-        slot
-        for node in streaming
-        if node.synchronized and effects.has_slot(above, slot := effects.slot_of(node))
-    ]
+    names = [slot for node in streaming if effects.has_slot(above, slot := effects.slot_of(node))]
     setting = above.state.setting("synchronized_standby_slots")
     kept = slots_that_exist(setting, above.state.slots)
     wanted = (*kept, *(name for name in names if name not in kept))

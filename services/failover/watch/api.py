@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -100,7 +101,8 @@ class Api:
                 return _json({"error": text}, 400)
             host = request.client.host if request.client is not None else "?"
             by = f"{host}: {reason}" if reason else host
-            return _json(self._watch.order(paused=paused, by=by, reason=reason).as_json())
+            done = await run_in_threadpool(self._watch.order, paused=paused, by=by, reason=reason)
+            return _json(done.as_json(), done.status_code)
 
         return answer
 

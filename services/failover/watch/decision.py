@@ -54,6 +54,8 @@ class Rules:
     cooldown_s: float
     stale_s: float
     """Observations further apart than this do not make a row."""
+    first_s: float = 0.0
+    """For so long after its start it does not act by what it sees alone: see `_unremembered`."""
 
     @classmethod
     def of(cls, settings: WatchSettings, longest_observation_s: float) -> Rules:
@@ -66,6 +68,7 @@ class Rules:
             silence_s=settings.silence_ms / 1000,
             cooldown_s=settings.cooldown_ms / 1000,
             stale_s=3 * interval_s + longest_observation_s,
+            first_s=settings.first_ms / 1000,
         )
 
 
@@ -86,6 +89,10 @@ class Memory:
     """No act before then."""
     failures: int = 0
     """Acts in a row that failed."""
+    begun: float | None = None
+    """When the first observation was made."""
+    complete: bool = False
+    """Every node has answered in one observation of this process."""
 
 
 def remember(memory: Memory, sight: Sight, now: float, rules: Rules) -> Memory:
@@ -98,6 +105,8 @@ def remember(memory: Memory, sight: Sight, now: float, rules: Rules) -> Memory:
         since=memory.since if row else now,
         seen=now,
         timeline_max=max(memory.timeline_max, sight.timeline if not sight.partial else 0),
+        begun=now if memory.begun is None else memory.begun,
+        complete=memory.complete or sight.complete,
     )
 
 
@@ -142,9 +151,25 @@ def _forbidden(memory: Memory) -> str:
     return ""
 
 
+def _unremembered(memory: Memory, now: float, rules: Rules) -> float:
+    """How long it still waits since it can't tell a new primary from an old one that came back.
+
+    After a power cut nodes and `watch` start in any order, the old primary perhaps first.
+    """
+    if memory.sight.remembered or memory.complete or memory.begun is None:
+        return 0.0
+    return memory.begun + rules.first_s - now
+
+
 def _not_yet(memory: Memory, now: float, rules: Rules) -> str:
     if memory.agreeing < rules.quorum:
         return f"{memory.agreeing} of {rules.quorum} observations agree"
+    unremembered_s = _unremembered(memory, now, rules)
+    if unremembered_s > 0:
+        return (
+            f"nothing tells which timeline is the newest, and not every node answers: "
+            f"{unremembered_s:.0f} s more"
+        )
     wait_s = max(rules.settle_s, rules.silence_s if memory.sight.silent else 0)
     left_s = max(memory.since + wait_s, memory.not_before) - now
     if left_s > 0:

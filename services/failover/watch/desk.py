@@ -8,7 +8,7 @@ entries   the journal's last entries
 """
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from schemas.errors import SlotbridgeError
 from services.failover.cluster import Cluster
@@ -53,8 +53,11 @@ class Desk:
         self._link: Link | None = None
         self._exits = contextlib.ExitStack()
 
-    def look(self, primary: str, ours: Pause) -> Desktop:
-        """What lies there now ("": there is no primary); leave our pause where it is the newer."""
+    def look(self, primary: str, ours: Pause, *, ordered: bool = False) -> Desktop:
+        """What lies there now ("": there is no primary); leave our pause where it is the newer.
+
+        `ordered`: ours was said just now, so that it follows whatever lies there.
+        """
         if primary != self._primary:
             self.close()
         if not primary:
@@ -64,7 +67,7 @@ class Desk:
             self._link = self._exits.enter_context(there)
             self._primary = primary
         try:
-            return self._link.ask(lambda c: _look(c, ours, self._idle_ms))
+            return self._link.ask(lambda c: _look(c, ours, self._idle_ms, ordered=ordered))
         except Unreachable as error:
             return Desktop(pause=ours, problem=error.detail)
         except SlotbridgeError as error:
@@ -76,11 +79,15 @@ class Desk:
         self._link, self._primary = None, ""
 
 
-def _look(connection: Connection, ours: Pause, idle_ms: int) -> Desktop:
+def _look(connection: Connection, ours: Pause, idle_ms: int, *, ordered: bool) -> Desktop:
     connection.execute("SELECT set_config('idle_session_timeout', %s, false)", [str(idle_ms)])
     theirs = read_pause(connection)
+    if ordered and theirs.version >= ours.version:
+        ours = replace(ours, version=theirs.version + 1)
     pause = newer(ours, theirs)
     shared = pause == theirs or write_pause(connection, pause)
+    if shared:
+        pause = read_pause(connection)  # another replica may have been faster
     return Desktop(
         leading=_take(connection),
         pause=pause,

@@ -7,18 +7,23 @@ a pause. Every act holds the commands' lock and observes once more before its fi
 import threading
 import time
 from collections import deque
-from dataclasses import replace
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import structlog
 
 from schemas.errors import ExitCode, SlotbridgeError
 from schemas.settings import FailoverSettings
+from services.failover import statements
 from services.failover.checkup import check_up
 from services.failover.cluster import Cluster
 from services.failover.journal import Journal
+from services.failover.links import Unreachable
 from services.failover.lock import locked
 from services.failover.plan.rejoin import plan_repoint
+from services.failover.plan.rules import moves
 from services.failover.plan.wish import Wish
 from services.failover.runner import Performed, Result, Run
 from services.failover.view import View
@@ -41,6 +46,30 @@ logger = structlog.get_logger(__name__)
 
 _EVENTS_MAX = 50
 _LEAD_IDLE_S = 60.0
+_ORDER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """What came of an order to pause or resume."""
+
+    pause: Pause
+    """What holds now."""
+    in_effect: bool
+    """It is what was ordered, as far as is known."""
+    shared: bool
+    """Every replica follows it; else this one alone."""
+
+    @property
+    def status_code(self) -> int:
+        """200 done, 202 taken here and not yet known to all, 409 somebody said otherwise since."""
+        if self.in_effect:
+            return 200 if self.shared else 202
+        return 409 if self.shared else 202
+
+    def as_json(self) -> dict[str, object]:
+        """For the answer."""
+        return {**self.pause.as_json(), "in_effect": self.in_effect, "shared": self.shared}
 
 
 class Watch:
@@ -62,9 +91,12 @@ class Watch:
         self._memory = Memory()
         self._pause = self._told = Pause()
         self._pause_lock = threading.Lock()
+        self._orders: tuple[tuple[Pause, Future[Ordered]], ...] = ()
         self._wake = threading.Event()
         self._acting = False
+        self._unnoted: set[str] = set()
         self._beat = time.monotonic()
+        self._observed = False
         self.snapshot = Snapshot(automatic=watch.repoint)
 
     def run(self, stop: Stop) -> None:
@@ -85,17 +117,22 @@ class Watch:
         return time.monotonic() - self._beat < self._patience_s
 
     def ready(self) -> bool:
-        """It has observed."""
-        return self.snapshot.counts.observations > 0
+        """Its last observation succeeded, and is fresh."""
+        return self._observed and self.healthy()
 
-    def order(self, *, paused: bool, by: str, reason: str) -> Pause:
-        """Pause or resume, at once here and with the next observation for all replicas."""
-        said = Pause(paused, _now(), by[:200], reason[:500])
+    def order(self, *, paused: bool, by: str, reason: str) -> Ordered:
+        """Pause or resume, at once here; wait a moment until all replicas can know of it."""
+        answer: Future[Ordered] = Future()
         with self._pause_lock:
-            self._pause = newer(self._pause, said)
-            self.snapshot = replace(self.snapshot, pause=self._pause)
+            said = Pause(paused, _now(), by[:200], reason[:500], self._pause.version + 1)
+            self._pause = said
+            self._orders = (*self._orders, (said, answer))
+            self.snapshot = replace(self.snapshot, pause=said)
         self._wake.set()
-        return said
+        try:
+            return answer.result(_ORDER_S)
+        except FutureTimeout:  # an act or a slow server holds the loop up
+            return Ordered(said, in_effect=False, shared=False)
 
     def _once(self) -> None:
         begun = time.monotonic()
@@ -110,6 +147,7 @@ class Watch:
         if view is not None:
             self._points.append(Point(time.time(), lags_of(view)))
         self._beat = time.monotonic()
+        self._observed = view is not None
         self._publish(
             replace(
                 _judged(before, view, problem),
@@ -123,14 +161,44 @@ class Watch:
                 counts=counts,
             )
         )
-        if self.snapshot.decision.verdict is Verdict.ACT and view is not None:
+        verdict = self.snapshot.decision.verdict
+        if verdict is Verdict.ACT and view is not None:
             self._act(view)
+        elif verdict is Verdict.REST and view is not None and self._may_change(desktop):
+            self._note(view, sight)
+
+    def _may_change(self, desktop: Desktop) -> bool:
+        return desktop.leading and self._rules.automatic and not self._is_paused()
 
     def _look(self) -> tuple[View | None, str]:
+        """What can be seen; a server that can't be read is one fact, and hides no other."""
         try:
-            return self._cluster.survey(), ""
+            view, problems = self._cluster.survey_all()
         except SlotbridgeError as error:
             return None, str(error)
+        return view, "; ".join(f"{name}: {error}" for name, error in problems.items())
+
+    def _note(self, view: View, sight: Sight) -> None:
+        """Have each subscription remember the timeline that feeds it, for whoever starts anew."""
+        primary = view.primary
+        if primary is None or sight.partial or sight.forbidden:
+            return
+        for subscriber, found in view.ours():
+            milestone = primary.milestone(str(found.conninfo.address))
+            feeds = subscriber.usable and found.enabled and found.fed and not moves(found, primary)
+            if not feeds or milestone is None or found.milestone == milestone:
+                continue
+            change = statements.comment_on(found.name, statements.noted(found.comment, milestone))
+            where = f"{subscriber.name}/{found.name}"
+            try:
+                self._cluster.subscribers[subscriber.name].order(lambda c, s=change: c.execute(s))  # type: ignore[misc, arg-type, unused-ignore]
+            except (SlotbridgeError, Unreachable) as error:
+                if where not in self._unnoted:
+                    self._tell(f"{where} can't remember {milestone}: {error}")
+                self._unnoted.add(where)
+            else:
+                self._tell(f"{where} remembers {milestone} of {primary.name}")
+                self._unnoted.discard(where)
 
     def _promoted(self, timeline_before: int) -> bool:
         """Tell of a promotion: a node out of recovery, on a newer timeline than any before."""
@@ -143,13 +211,16 @@ class Watch:
     def _meet(self, primary: str) -> Desktop:
         """Who leads, whether it is paused, what commands do; let others know what we were told."""
         with self._pause_lock:
-            ours = self._pause
-        desktop = self._desk.look(primary, ours)
+            ours, orders, self._orders = self._pause, self._orders, ()
+        desktop = self._desk.look(primary, ours, ordered=bool(orders))
         if desktop.problem:
             logger.warning("the journal's database can't be used", reason=desktop.problem)
         said = desktop.pause
         with self._pause_lock:
             self._pause = newer(self._pause, said)
+            now = self._pause
+        for wanted, answer in orders:
+            answer.set_result(Ordered(now, now.paused == wanted.paused, desktop.shared))
         if said.at and said != self._told:
             self._told = said
             where = "" if desktop.shared else " (this replica only)"
@@ -236,11 +307,11 @@ class Watch:
 
 
 def _judged(before: Snapshot, view: View | None, problem: str) -> Snapshot:
-    """The snapshot with what was seen and how it is judged; the view before where there is none."""
+    """The snapshot with what was seen and how it is judged: nothing where nothing was seen now."""
     if view is None:
-        return replace(before, problem=problem, checkup=None)
+        return replace(before, view=None, problem=problem, checkup=None)
     try:
-        return replace(before, view=view, checkup=check_up(view), problem="")
+        return replace(before, view=view, checkup=check_up(view), problem=problem)
     except SlotbridgeError as error:
         return replace(before, view=view, checkup=None, problem=str(error))
 

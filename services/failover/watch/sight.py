@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from services.failover.plan.wish import Plan, Wish
     from services.failover.view import Node, View
 
-_SIGNS = (Reach.ANSWERS, Reach.REFUSED, Reach.CLOSED)
+_SIGNS = (Reach.ANSWERS, Reach.REFUSED, Reach.CLOSED, Reach.BARRED)
 """Something is there, or nothing listens there: either is known. Silence is not."""
 
 
@@ -46,6 +46,10 @@ class Sight:
     """Nodes that are neither there nor gone."""
     pending: tuple[str, ...] = ()
     """The steps by which subscriptions would be moved."""
+    remembered: bool = False
+    """Somebody remembers the newest timeline of this cluster, and the primary descends from it."""
+    complete: bool = False
+    """Every node answered."""
 
     @property
     def actionable(self) -> bool:
@@ -71,6 +75,8 @@ def sight_of(view: View, wish: Wish) -> Sight:
         forbidden=_newer_elsewhere(view, node) or _fed_elsewhere(view, node),
         silent=silent,
         pending=moving(plan),
+        remembered=any(met.timeline for _, met in view.met()),
+        complete=all(found.state is not None for found in view.nodes),
     )
 
 

@@ -21,7 +21,7 @@ def test_no_worker(sound: Examiner) -> None:
     before = ask(trio.subscriber, "SELECT subconninfo FROM pg_subscription", trio.dbname)
     tell(
         trio.subscriber,
-        f"ALTER SUBSCRIPTION s1 CONNECTION {quoted(before.replace(str(trio.primary.port), '1'))}",
+        f"ALTER SUBSCRIPTION s1 CONNECTION {quoted(before.replace(trio.dbname, 'no_database'))}",
         dbname=trio.dbname,
     )
     found = sound.expect("subscription-worker")

@@ -98,9 +98,12 @@ def test_sizes_for_people() -> None:
 
 
 def test_of_two_pauses_the_later_holds() -> None:
-    early, late = Pause(True, "2026-01-01T00:00:00.000+00:00"), Pause(False, "2026-01-02")
+    """By their numbers, whatever the clocks of the replicas said."""
+    early, late = Pause(True, "2026-01-02", version=1), Pause(False, "2026-01-01", version=2)
     assert newer(early, late) == newer(late, early) == late
     assert newer(Pause(), early) == early
+    apart = Pause(True, "2026-01-01", version=2)
+    assert newer(apart, late) == newer(late, apart) == apart
 
 
 def test_markup_keeps_text_between_elements() -> None:

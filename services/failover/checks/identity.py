@@ -1,0 +1,97 @@
+"""Who is who: whose a subscription is, which timeline was met, who manages the pair. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.failover.checks import remedies
+from services.failover.checks.model import Seen, Severity, check
+from services.failover.plan.rules import outdated
+from services.failover.verdicts import unidentified
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from services.failover.checks.facts import Facts
+
+GROUP = "identity"
+
+
+@check(
+    "primary-timeline",
+    group=GROUP,
+    title="no newer timeline than the primary's was met",
+    consequence="it is an old primary that came back: whoever follows it gets what was discarded",
+)
+def primary_timeline(facts: Facts) -> Iterator[Seen]:
+    primary = facts.view.primary
+    if primary is None or primary.state is None:
+        return
+    met = max((m.timeline for _, m in facts.view.met()), default=0)
+    yield Seen(
+        primary.name,
+        f"{primary.name} is on timeline {primary.state.server.timeline}, the newest met is "
+        f"{met or 'not recorded'}",
+        outdated(facts.view, primary),
+        remedies.manual(
+            "stop it, and bring back the node with the newer timeline",
+            because="two lines of history can't be joined by a program",
+        ),
+    )
+
+
+@check(
+    "timeline-history",
+    group=GROUP,
+    title="our role can read the history of timelines",
+    consequence="after a promotion nobody can tell which consumers are past its start, so a "
+    "failover is refused",
+)
+def timeline_history(facts: Facts) -> Iterator[Seen]:
+    for node in facts.view.nodes:
+        if node.state is None:
+            continue
+        may = node.state.provenance.may_read_history
+        yield Seen(
+            node.name,
+            f"timeline {node.state.server.timeline}, history "
+            + ("read" if node.state.provenance.history is not None else "unknown"),
+            "" if may else f"our role can't read the history of timelines on {node.name}",
+            remedies.manual(
+                "run sql/roles.sql on the primary: it makes slotfailover.timeline_history()",
+                because="only a superuser may",
+            ),
+        )
+
+
+@check(
+    "subscription-identified",
+    group=GROUP,
+    title="it is known of every subscription whether this pair feeds it",
+    consequence="it is not moved at a failover, and stands still if it was this pair's",
+    severity=Severity.WARNING,
+)
+def subscription_identified(facts: Facts) -> Iterator[Seen]:
+    for left in unidentified(facts.view):
+        yield Seen(
+            left.subject,
+            f"{left.subject}: address unknown, no server answers there, nothing is noted",
+            left.reason,
+            remedies.manual(left.hint, because="only you know whose address it is"),
+        )
+    for node in facts.view.nodes:
+        for where, found in facts.view.ours() if node.private else ():
+            if not where.local:
+                name = f"{where.name}/{found.name}"
+                yield Seen(
+                    name,
+                    f"{node.name} is known as {node.address}",
+                    f"{name} could not be led to {node.name}: {node.address} means another server "
+                    f"on the machine of {where.name}",
+                    remedies.manual(
+                        f"set failover.advertised.{node.name} to the address by which {where.name} "
+                        "reaches it",
+                        because="only you know the address",
+                    ),
+                    Severity.CRITICAL,
+                )
