@@ -257,6 +257,18 @@ class DrillSettings(_Section):
     """Further settings of the clone's server, where its own do not do."""
 
 
+class StandbySettings(_Section):
+    """What a node is as a standby, where it is not like the others."""
+
+    follows: str = ""
+    """The node that it streams from while that is a standby itself; empty: from the primary."""
+    failover_priority: int = Field(100, ge=0, le=1000)
+    """Of standbys with equal WAL the highest is promoted; 0: never without --to."""
+    synchronized: bool = True
+    """Consumers wait until it has their changes (synchronized_standby_slots); false for a standby
+    that is far away or delayed."""
+
+
 class FailoverSettings(_Section):
     """The nodes of the pair, the subscriber databases, and how long a step may take."""
 
@@ -272,6 +284,8 @@ class FailoverSettings(_Section):
     """name -> conninfo of every database that holds subscriptions to the pair."""
     machines: dict[str, MachineSettings] = {}
     """name of a node -> how it is stopped, started, fenced, rejoined, labelled."""
+    standbys: dict[str, StandbySettings] = {}
+    """name of a node -> what it is as a standby."""
     synchronous_standbys: int = Field(0, ge=0, le=16)
     """How many standbys a commit waits for, set anew once one has rejoined; 0: left as it is."""
     lag_bytes_max: int = Field(16 * 2**20, ge=2**16)

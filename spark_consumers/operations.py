@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+import structlog
 from pyspark.sql import SparkSession
 
 from schemas.errors import SettingsError
@@ -12,6 +13,8 @@ from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.maintenance import Maintained, maintain
 from spark_consumers.iceberg.tables import Tables
+
+log = structlog.get_logger()
 
 
 class Operator:
@@ -39,12 +42,19 @@ class Operator:
             yield name
 
     def maintain(self) -> Iterator[Maintained]:
-        """Maintain all tables, one after the other."""
-        try:
-            for state in self._tables.states(self._spark).values():
+        """Maintain all tables, one after the other; one that fails does not keep the others from
+        it. Then raises the first failure, if any, which names its table."""
+        failures = []
+        for state in self._tables.states(self._spark).values():
+            try:
                 yield maintain(self._spark, self._settings, state, orphans=True)
-        except FOREIGN as error:
-            raise translated(error, "maintain tables") from error
+            except FOREIGN as error:
+                failure = translated(error, "maintain tables")
+                failure.subject = failure.subject or state.source
+                log.warning("a table was not maintained", table=state.source, error=str(failure))
+                failures.append(failure)
+        if failures:
+            raise failures[0]
 
     def epochs(self) -> Iterator[dict[str, object]]:
         """The epochs that are kept, the oldest first."""

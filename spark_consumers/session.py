@@ -4,8 +4,10 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -14,17 +16,19 @@ from schemas.settings import KafkaSettings
 from schemas.tables import TablesSettings
 
 CATALOG = "slotbridge"
-_CONFIGURATION = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
+_CATALOGS = "spark.sql.catalog."
+_EXTENSIONS = "spark.sql.extensions"
+_OURS = ("org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",)
+_REQUIRED = {
+    # What the rows are made by: with other values they would be other rows.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.caseSensitive": "true",
     "spark.sql.catalogImplementation": "in-memory",
-    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-    "spark.sql.shuffle.partitions": "2",
-    # Micro-batches are small: planning again at run time costs more than it saves.
-    "spark.sql.adaptive.enabled": "false",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
+    "spark.sql.json.enableExactStringParsing": "true",
+}
+_PREFERRED = {
+    # What spark-submit or a cluster's defaults may give otherwise.
+    "spark.ui.showConsoleProgress": "false",
     # Where in Python each column was made: five calls to Java for each.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Copy-on-write is for small tables; looking for files to leave out would read changes twice.
@@ -33,11 +37,15 @@ _CONFIGURATION = {
     # An epoch's events are kept until its tables are written: not worth being compressed.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.kafka.consumer.cache.capacity": "512",
-    "spark.sql.json.enableExactStringParsing": "true",
     # Each select is planned once for each batch; its text would only fill the driver's memory.
     "spark.sql.ui.retainedExecutions": "1",
 }
 _EMBEDDED = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    # Micro-batches are small: planning again at run time costs more than it saves.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
     "spark.master": "local[*]",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -59,21 +67,12 @@ def start_session(tables: TablesSettings, kafka: KafkaSettings) -> SparkSession:
 
     SIGINT's handler stays as it was. Raises SetupError (PROGRAM_MISSING) when Java does not start.
     """
-    options = (
-        _CONFIGURATION
-        | catalog_options(tables)
-        | {
-            "spark.app.name": f"slottables {kafka.topic_prefix}",
-            "spark.driver.memory": tables.driver_memory,
-        }
-    )
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has chosen the master
-        options |= _EMBEDDED
-    builder = SparkSession.builder
-    for name, value in (options | tables.spark_options).items():
-        builder = builder.config(name, value)
+    options = session_options(tables, kafka, _submitted())
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if main else None
+    builder = SparkSession.builder
+    for name, value in options.items():
+        builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()
     except (PySparkException, FileNotFoundError) as error:
@@ -86,8 +85,39 @@ def start_session(tables: TablesSettings, kafka: KafkaSettings) -> SparkSession:
     finally:
         if main:
             signal.signal(signal.SIGINT, handler)
+    # Not before: what the builder has is on the command line of Java, where all users of the
+    # machine read it. Spark loads a catalog when it is first named.
+    given = {n: v for n, v in tables.spark_options.items() if n.startswith(_CATALOGS)}
+    for name, value in (catalog_options(tables) | given).items():
+        session.conf.set(name, value)
     _quieten(session)
     return session
+
+
+def session_options(
+    tables: TablesSettings, kafka: KafkaSettings, submitted: Mapping[str, str] | None
+) -> dict[str, str]:
+    """What Spark is started with. `submitted`: what spark-submit was given, None without it; it
+    goes before our own preferences, and says how Spark shuffles. Pure."""
+    own = {
+        "spark.app.name": f"slottables {kafka.topic_prefix}",
+        "spark.sql.warehouse.dir": str(tables.warehouse.resolve()),
+        "spark.driver.memory": tables.driver_memory,
+    }
+    preferred = _PREFERRED | own | (_EMBEDDED if submitted is None else {})
+    given = submitted or {}
+    options = {name: value for name, value in preferred.items() if name not in given} | _REQUIRED
+    extensions = [tables.spark_options.get(_EXTENSIONS) or given.get(_EXTENSIONS), *_OURS]
+    asked = {n: v for n, v in tables.spark_options.items() if not n.startswith(_CATALOGS)}
+    return options | asked | {_EXTENSIONS: ",".join(filter(None, extensions))}
+
+
+def _submitted() -> dict[str, str] | None:
+    """The configuration that spark-submit has prepared, None where Java is started by us."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return None
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
 
 
 def catalog_options(tables: TablesSettings) -> dict[str, str]:
@@ -113,7 +143,6 @@ def catalog_options(tables: TablesSettings) -> dict[str, str]:
         **{f"{name}.{key}": value for key, value in tables.catalog_options.items()},
         # A session must see at once what another session of this process has committed.
         f"{name}.cache-enabled": "false",
-        "spark.sql.warehouse.dir": str(warehouse),
     }
 
 

@@ -22,6 +22,13 @@ def check(
     nagios: Annotated[
         bool, typer.Option("--nagios", help="Answer as a monitoring plugin: one line, exit 0 to 3.")
     ] = False,
+    problems: Annotated[
+        bool, typer.Option("--problems", help="Print only what is wrong or was not judged.")
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Exit 1 for a warning, too, and for what was not judged."),
+    ] = False,
     fix: Annotated[
         bool, typer.Option("--fix", help="Show the remedies, ask, perform those that are safe.")
     ] = False,
@@ -61,8 +68,8 @@ def check(
         elif as_json:
             report.print_json({**checkup.as_json(), "fixed": report.orders_as_json(done)})
         else:
-            report.print_check(report.on_stdout(), checkup)
-        raise SystemExit(int(checkup.exit_code))
+            report.print_check(report.on_stdout(), checkup, problems=problems)
+        raise SystemExit(int(checkup.strict_exit_code if strict else checkup.exit_code))
 
 
 def _confirm_fixes(*, yes: bool) -> None:

@@ -2,6 +2,8 @@
 
     exit code   --nagios
     0           0 OK / 1 WARNING    no finding is critical (a warning alone does not say no)
+    0           3 UNKNOWN           nothing wrong was found, but not all could be looked at
+    1 (--strict)                    a warning, or something that was not judged
     1           2 CRITICAL          something would be lost at a failover, now or soon
     2, 10 …     3 UNKNOWN           it can't be judged
     31, 35      2 CRITICAL          nodes of different clusters, two primaries
@@ -27,8 +29,14 @@ if TYPE_CHECKING:
     from services.failover.checks.model import Finding
     from services.failover.view import Node, View
 
-NAGIOS = {Severity.OK: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
 NAGIOS_UNKNOWN = 3
+NAGIOS = {
+    Severity.OK: 0,
+    Severity.WARNING: 1,
+    Severity.CRITICAL: 2,
+    Severity.NOT_JUDGED: NAGIOS_UNKNOWN,
+}
+_GRAVITY = (Severity.OK, Severity.NOT_JUDGED, Severity.WARNING, Severity.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +56,37 @@ class Checkup:
 
     @property
     def problems(self) -> tuple[Finding, ...]:
-        """The findings that are not ok."""
-        return tuple(finding for finding in self.findings if not finding.ok)
+        """What was found wrong."""
+        return tuple(finding for finding in self.findings if finding.wrong)
+
+    @property
+    def unjudged(self) -> tuple[Finding, ...]:
+        """What could not be looked at, and why."""
+        return tuple(f for f in self.findings if f.severity is Severity.NOT_JUDGED)
+
+    @property
+    def unjudged_by_reason(self) -> dict[str, list[str]]:
+        """Why something could not be looked at -> the checks that it concerns."""
+        found: dict[str, list[str]] = {}
+        for finding in self.unjudged:
+            found.setdefault(f"{finding.what}", []).append(finding.check)
+        return {why: list(dict.fromkeys(checks)) for why, checks in found.items()}
 
     @property
     def severity(self) -> Severity:
         """The gravest."""
         found = {finding.severity for finding in self.findings}
-        return max(found, key=lambda severity: NAGIOS[severity], default=Severity.OK)
+        return max(found, key=_GRAVITY.index, default=Severity.OK)
 
     @property
     def exit_code(self) -> ExitCode:
         """What the command answers."""
         return ExitCode.ANSWER_IS_NO if self.severity is Severity.CRITICAL else ExitCode.OK
+
+    @property
+    def strict_exit_code(self) -> ExitCode:
+        """As `exit_code`, and no where a warning was found or something was not judged."""
+        return ExitCode.OK if self.severity is Severity.OK else ExitCode.ANSWER_IS_NO
 
     @property
     def summary(self) -> str:
@@ -69,20 +95,22 @@ class Checkup:
         where = f" on {self.standby}" if self.standby else ""
         return (
             f"{ready} of {len(self.slots)} slots ready{where}; "
-            f"{self._count(Severity.CRITICAL)} critical, {self._count(Severity.WARNING)} warnings "
-            f"in {len(CHECKS)} checks"
+            f"{self._count(Severity.CRITICAL)} critical, {self._count(Severity.WARNING)} warnings, "
+            f"{self._count(Severity.NOT_JUDGED)} not judged in {len(CHECKS)} checks"
         )
 
     @property
     def nagios(self) -> str:
         """One line with performance data."""
-        worst = next((f for f in self.problems if f.severity is self.severity), None)
+        worst = next((f for f in self.findings if f.severity is self.severity), None)
+        worst = None if self.severity is Severity.OK else worst
         reason = f"; {worst.check}: {worst.what}" if worst is not None else ""
         ready = sum(slot.ready for slot in self.slots)
         data = [
             f"ready={ready};{len(self.slots)}:;;0;{len(self.slots)}",
             f"critical={self._count(Severity.CRITICAL)};;0;0",
             f"warning={self._count(Severity.WARNING)};0;;0",
+            f"'not judged'={self._count(Severity.NOT_JUDGED)};0;;0",
             *(
                 f"'{slot.slot} ahead'={max(0, *(lsn - slot.received for _, lsn in slot.consumers))}"
                 "B;;0;0"
@@ -90,7 +118,8 @@ class Checkup:
                 if slot.standby and slot.consumers
             ),
         ]
-        line = f"SLOTFAILOVER {self.severity.upper()} - {self.summary}{reason}"
+        word = "UNKNOWN" if self.severity is Severity.NOT_JUDGED else self.severity.upper()
+        line = f"SLOTFAILOVER {word} - {self.summary}{reason}"
         return f"{line.replace('|', '/')} | {' '.join(data)}"
 
     def as_json(self) -> dict[str, object]:

@@ -14,7 +14,7 @@ import psycopg
 from pydantic import SecretStr
 
 from schemas.errors import ExitCode, SettingsError, SetupError, SlotbridgeError
-from schemas.settings import FailoverSettings
+from schemas.settings import FailoverSettings, StandbySettings
 from services import slots
 from services.failover.address import SECRETS, Address, Conninfo, Endpoint, is_private
 from services.failover.bridging import Bridge
@@ -45,6 +45,13 @@ class Cluster:
     def __init__(self, settings: FailoverSettings, bridge: Bridge | None = None) -> None:
         _require_nodes("advertised", settings.advertised, settings)
         _require_nodes("machines", settings.machines, settings)
+        _require_nodes("standbys", settings.standbys, settings)
+        _require_nodes(
+            "standbys.*.follows",
+            filter(None, (standby.follows for standby in settings.standbys.values())),
+            settings,
+        )
+        self._standbys = settings.standbys
         self._timeout_s = settings.connect_timeout_s
         self._deadline_s = settings.step_deadline_ms / 1000
         self.rejoin_deadline_s = settings.rejoin_deadline_ms / 1000
@@ -164,6 +171,7 @@ class Cluster:
 
     def _observe_node(self, name: str, problems: dict[str, SlotbridgeError]) -> Node:
         place = self._places[name]
+        given = self._standbys.get(name, StandbySettings())
         node = Node(
             name,
             place.address,
@@ -172,7 +180,10 @@ class Cluster:
             "",
             None,
             self.machines.get(name),
-            private=place.private,
+            given.follows,
+            given.failover_priority,
+            given.synchronized,
+            place.private,
         )
         try:
             state = self.nodes[name].ask(lambda connection: self._state(connection, name))

@@ -115,7 +115,7 @@ def _readiness(facts: Facts, required: Required, reasons: tuple[Finding, ...]) -
 
 
 def _wrong(checks: Iterable[Check], facts: Facts) -> tuple[Finding, ...]:
-    return tuple(found for check in checks for found in check.findings(facts) if not found.ok)
+    return tuple(found for check in checks for found in check.findings(facts) if found.wrong)
 
 
 __all__ = ["Readiness", "candidate", "facts_of", "judge", "judge_all", "judge_promoted"]

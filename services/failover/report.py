@@ -37,17 +37,24 @@ def print_json(report: dict[str, object]) -> None:
     sys.stdout.write(json.dumps(report, ensure_ascii=False) + "\n")
 
 
-def print_check(console: Console, checkup: Checkup) -> None:
-    """A line for each slot and check, grouped; below a problem what it leads to and its remedy."""
+def print_check(console: Console, checkup: Checkup, *, problems: bool = False) -> None:
+    """A line for each slot and check, grouped; below a problem what it leads to and its remedy.
+
+    With `problems` only what is wrong or was not judged.
+    """
     for slot in checkup.slots:
         console.print(_slot_line(slot).append(_positions(slot)))
+    shown = [f for f in checkup.findings if f.wrong or (f.ok and not problems)]
     for group, checks in groupby(
-        sorted(checkup.findings, key=lambda f: _groups(checkup).index(f.group)),
+        sorted(shown, key=lambda f: _groups(checkup).index(f.group)),
         key=lambda finding: finding.group,
     ):
         console.print(Text(group, style="bold"))
         for _, same in groupby(checks, key=lambda finding: finding.check):
             _print_findings(console, list(same))
+    for why, unjudged in checkup.unjudged_by_reason.items():
+        line = Text.assemble(("NOT JUDGED ", "cyan"), f"{', '.join(unjudged)}: {why}")
+        console.print(line)
     print_notes(console, checkup.notes)
     console.print(Text(checkup.summary, style="bold"))
 
@@ -196,8 +203,8 @@ def _groups(checkup: Checkup) -> list[str]:
 
 def _print_findings(console: Console, found: list[Finding]) -> None:
     """One check: a line if all is well, else a line for each problem."""
-    problems = [finding for finding in found if not finding.ok]
-    if not problems:
+    problems = [finding for finding in found if finding.wrong]
+    if found and all(finding.ok for finding in found):
         evidence = "; ".join(filter(None, (finding.evidence for finding in found)))
         line = Text.assemble(("  ok        ", "green"), f"{found[0].check:25} {found[0].what}")
         console.print(line.append(f" ({evidence})" if evidence else "", style="dim"))

@@ -89,6 +89,12 @@ class Node:
     state: NodeState | None
     machine: Machine | None = None
     """The commands that act on its machine."""
+    follows: str = ""
+    """The node that the settings let it stream from while that is a standby; "": the primary."""
+    priority: int = 100
+    """Of standbys with equal WAL the highest is promoted; 0: never unless it is named."""
+    synchronized: bool = True
+    """Consumers are to wait for it, once it is a standby of the primary."""
     private: bool = False
     """Its address means another server elsewhere: a loopback address or a socket's folder."""
 

@@ -11,7 +11,8 @@ of the cut, which is then made again; tables that have it are left alone.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
@@ -29,6 +30,7 @@ from spark_consumers.epochs.report import EpochReport, TableReport
 from spark_consumers.epochs.threads import at_once
 from spark_consumers.events import changes
 from spark_consumers.events.shape import Shape
+from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, sums
 from spark_consumers.iceberg.layout import layout_of
 from spark_consumers.iceberg.maintenance import maintain
@@ -101,9 +103,14 @@ class Follower:
         return since_ms, max(0, lsn - max(self._record.commit_lsn, 0)) if since_ms else 0
 
     def maintain(self) -> None:
-        """Compact the tables and forget old epochs; between two epochs."""
+        """Compact the tables and forget old epochs; between two epochs. A table where this fails
+        stays as it is, and the epochs go on."""
         for state in self._states.values():
-            maintain(self._spark, self._settings, state, orphans=False)
+            try:
+                maintain(self._spark, self._settings, state, orphans=False)
+            except FOREIGN as error:
+                failure = translated(error, "maintain tables")
+                log.warning("a table was not maintained", table=state.source, error=str(failure))
 
     def close(self) -> None:
         """Leave the broker."""
@@ -123,6 +130,7 @@ class Follower:
         epoch = self._record.epoch + 1
         lacking = self._lacking(cut)
         opened = self._open(cut)
+        self._mark_lacking(cut, opened, lacking)
         taken = self._read(cut, opened, lacking)
         try:
             quarantined = self._write(epoch, cut, opened, taken)
@@ -137,10 +145,7 @@ class Follower:
             cut.transactions,
             time.monotonic() - started,
             max((p.ts_us_max // 1000 for p in taken.parts.values()), default=cut.ts_ms),
-            {
-                name: _report(taken.parts.get(self._topic(name)), count)
-                for name, count in cut.counts.items()
-            },
+            {name: _report(taken.parts.get(self._topic(name))) for name in cut.counts},
             sum(lacking.values()),
             quarantined,
         )
@@ -217,6 +222,29 @@ class Follower:
             found[name] = self._tables.open(self._spark, shapes, state)
         return found
 
+    def _mark_lacking(
+        self, cut: Cut, opened: dict[str, OpenTable], without: Collection[str]
+    ) -> None:
+        """Write down, before anything else is, which tables lack an event: those in `without`, and
+        of those that are made from Kafka's first event on all that may.
+
+        Such a table may have a row that the source deleted, so that no epoch of inserts is
+        appended to it unseen: each is merged by key. It stays so until the table is made anew.
+        """
+        anew = {n for n, t in opened.items() if t.commit_lsn == NEVER and self._dead.may_lack(n)}
+        for name in {*without, *anew}:
+            table, state = opened.get(name), self._states.get(name)
+            if (table and table.lacks) or (state and state.lacks):
+                continue
+            if table is not None:
+                opened[name] = replace(table, lacks=True)
+            if state is not None:
+                self._states[name] = replace(state, lacks=True)
+            identifier = table.identifier if table else state.identifier if state else None
+            if identifier is not None:
+                found = catalog.load(self._spark, identifier)
+                catalog.set_property(found, catalog.LACKS, str(cut.commit_lsn))
+
     def _behind(self) -> Iterable[str]:
         """Tables that lack what the others have, whether or not the epoch brings them something:
         to be made anew, dropped by somebody, or not followed until now."""
@@ -252,6 +280,9 @@ class Follower:
         if self._settings.on_bad_event == "quarantine":
             parts = [(item.part, item.shapes) for item in work]
             bad = self._quarantine.put_aside(epoch, taken.events, parts)
+            names = [item.table.layout.shape.name for item in work if item.part.topic in bad]
+            self._mark_lacking(cut, opened, names)
+            work = [replace(x, table=opened[x.table.layout.shape.name]) for x in work]
 
         def own(topic: str) -> DataFrame:
             return without(changes.own_events(taken.events, topic), bad.get(topic, ()))
@@ -280,7 +311,7 @@ class Follower:
             identifier = catalog.identifier(self._tables.namespace, name)
             table = sums.make(self._spark, identifier, name, settings, layout)
             self._sums[sums.source_of(name)] = identifier
-            if int(catalog.brought(table).get(catalog.EPOCH, NEVER)) >= epoch:
+            if catalog.reached(table)[0] >= epoch:
                 continue
             known = self._states.get(sums.source_of(name))
             behind = known is None or known.commit_lsn < self._record.commit_lsn
@@ -322,7 +353,7 @@ class Follower:
             shape = opened[name].layout.shape if name in opened else state.shape if state else None
             sealed[name] = State(
                 *(name, identifier, epoch, cut.commit_lsn, again, None, shape, str(table.uuid())),
-                large,
+                *(large, (name in opened and opened[name].lacks) or bool(state and state.lacks)),
             )
             places[name] = (identifier, snapshot)
 
@@ -358,8 +389,7 @@ def _require_first(table: str, offset: int) -> None:
         )
 
 
-def _report(part: Part | None, count: int) -> TableReport:
+def _report(part: Part | None) -> TableReport:
     if part is None:
         return TableReport(0, 0, 0, 0)
-    extra = max(0, part.counted(NEVER) - count) if part.lsn_max else 0
-    return TableReport(part.rows, part.events, part.late + extra, part.lsn_max)
+    return TableReport(part.rows, part.events, part.late + part.duplicates, part.lsn_max)

@@ -18,6 +18,8 @@ from spark_consumers.failures import FOREIGN, translated
 log = structlog.get_logger()
 _POLL_S = 0.1
 _LOSSES_MAX = 5
+"""So often an epoch begins again, one time after the other, before it is an error."""
+_LOSS_PAUSE_MAX_S = 10.0
 
 
 def run(
@@ -36,9 +38,16 @@ def run(
     metrics = Metrics()
     metrics.serve(require(settings.tables, "tables"))
     losses = 0
+
+    def done(found: EpochReport) -> None:
+        nonlocal losses
+        losses = 0
+        metrics.done(found)
+        report(found)
+
     while True:
         try:
-            _follow(spark, settings, metrics, report, stop, until_idle_s)
+            _follow(spark, settings, metrics, done, stop, until_idle_s)
         except FOREIGN as error:
             failure = translated(error, "apply an epoch")
             # Somebody else has changed a table, as maintenance does: what it has is read again.
@@ -46,6 +55,7 @@ def run(
                 raise failure from error
             losses += 1
             log.warning("an epoch begins again", error=str(failure), times=losses)
+            stop.wait(min(_POLL_S * 2**losses, _LOSS_PAUSE_MAX_S))
         else:
             log.info("stopped")
             return
@@ -63,7 +73,13 @@ def _follow(
     interval_s = tables.trigger_interval_ms / 1000
     follower = Follower(spark, settings)
     lsn = follower.record.commit_lsn
-    log.info("consuming", last_epoch=follower.record.epoch, commit_lsn=format_lsn(max(0, lsn)))
+    log.info(
+        "consuming",
+        last_epoch=follower.record.epoch,
+        commit_lsn=format_lsn(max(0, lsn)),
+        shuffle_partitions=spark.conf.get("spark.sql.shuffle.partitions"),
+        adaptive=spark.conf.get("spark.sql.adaptive.enabled"),
+    )
     try:
         idle_since = maintained = time.monotonic()
         while not stop.is_set():
@@ -71,7 +87,6 @@ def _follow(
             done = follower.step()
             metrics.waiting(*follower.waiting())
             if done is not None:
-                metrics.done(done)
                 report(done)
                 idle_since = time.monotonic()
                 stop.wait(max(0.0, interval_s - (idle_since - started)))

@@ -12,12 +12,14 @@ from spark_consumers.events.shape import Position, Shape
 @dataclass(slots=True)
 class Part:
     """An epoch's events of one topic. `late`: had before; `refused`: (partition, offset) of the
-    first record that is no event, None where all are."""
+    first record that is no event, None where all are. `counted_rows`: rows that the transactions
+    count, duplicates too; `distinct_rows`: each once."""
 
     topic: str
     events: int = 0
     rows: int = 0
     counted_rows: int = 0
+    distinct_rows: int = 0
     late: int = 0
     keyless_rows: int = 0
     identified_rows: int = 0
@@ -52,12 +54,16 @@ class Part:
             self.next_offsets[row.partition] = row.next_offset
 
     def counted(self, after_lsn: int) -> int:
-        """Events of the epoch as its transactions count them: a truncate once.
+        """Events of the epoch as its transactions count them: each once, a truncate once.
 
-        What can't be read may be one of them.
+        What can't be read is not among them.
         """
-        truncates = sum(lsn > after_lsn for lsn, _, _ in self.truncates)
-        return self.counted_rows + self.refused_count + truncates
+        return self.distinct_rows + sum(lsn > after_lsn for lsn, _, _ in self.truncates)
+
+    @property
+    def duplicates(self) -> int:
+        """Rows that are there a second time in this epoch."""
+        return max(0, self.counted_rows - self.distinct_rows)
 
     @property
     def last_truncate(self) -> Position | None:
@@ -110,9 +116,11 @@ class Part:
             )
 
 
-def put_together(rows: Iterable[Row]) -> dict[str, Part]:
-    """topic -> its part."""
+def put_together(rows: Iterable[Row], positions: Iterable[Row]) -> dict[str, Part]:
+    """topic -> its part, of `changes.summary` and `changes.positions`."""
     parts: dict[str, Part] = {}
     for row in rows:
         parts.setdefault(row.topic, Part(row.topic)).add(row)
+    for row in positions:
+        parts[row.topic].distinct_rows = row.distinct_rows
     return parts

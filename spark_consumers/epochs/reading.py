@@ -76,19 +76,16 @@ class EventReader:
         deadline: float | None = None
         near = cut.read_ms or None
         while True:
-            ends = self._ends(partitions, starts, near)
+            ends, settled = self._ends(partitions, starts, near, cut.read_ms)
             records = self._records(starts, ends)
             events = changes.events(records, after_lsn, cut.commit_lsn, others, whole=self._whole)
             events = events.coalesce(self._tasks(starts, ends)).persist(
                 StorageLevel.MEMORY_AND_DISK
             )
-            parts = put_together(changes.summary(events).collect())
-            short = [
-                (topic, want.events - (part.counted(after_lsn) if part else 0))
-                for topic, want in wanted.items()
-                for part in (parts.get(topic),)
-                if (part.counted(after_lsn) if part else 0) < want.events
-            ]
+            parts = put_together(
+                changes.summary(events).collect(), changes.positions(events).collect()
+            )
+            short = _short(wanted, parts, after_lsn, settled=settled)
             if not short:
                 return Taken(events, parts, _next(ends, parts))
             events.unpersist()
@@ -139,22 +136,29 @@ class EventReader:
         return starts
 
     def _ends(
-        self, partitions: Mapping[str, tuple[int, ...]], starts: Offsets, near: int | None
-    ) -> Offsets:
+        self,
+        partitions: Mapping[str, tuple[int, ...]],
+        starts: Offsets,
+        near: int | None,
+        read_ms: int,
+    ) -> tuple[Offsets, bool]:
         """Where reading ends: at what was written after the last END, `near` its time stamp, once
-        all before it is to be seen; it is read once then."""
-        until = {} if near is None else self._topics.written_until(partitions, near)
+        all before it is to be seen; it is read once then. And whether all that was written up to
+        the last END (at `read_ms`) is to be seen there."""
+        until = self._topics.written_until(partitions, read_ms)
         ends = self._topics.stable(partitions)
         if near is not None:
             deadline = time.monotonic() + VISIBLE_DEADLINE_S
             while _some_before(ends, until) and time.monotonic() < deadline:
                 time.sleep(_ARRIVAL_INTERVAL_S)
                 ends = self._topics.stable(partitions)
+        settled = read_ms > 0 and not _some_before(ends, until)
+        if near is not None:
             ends = {t: {n: min(at, until[t][n]) for n, at in p.items()} for t, p in ends.items()}
         return {
             topic: {n: max(end, starts[topic][n]) for n, end in numbers.items()}
             for topic, numbers in ends.items()
-        }
+        }, settled
 
     def _records(self, starts: Offsets, ends: Offsets) -> DataFrame:
         topics = {topic: sorted(numbers) for topic, numbers in starts.items() if numbers}
@@ -168,6 +172,23 @@ class EventReader:
             .option("failOnDataLoss", "true")
             .load()
         )
+
+
+def _short(
+    wanted: Mapping[str, Wanted], parts: Mapping[str, Part], after_lsn: int, *, settled: bool
+) -> list[tuple[str, int]]:
+    """(topic, how many events are missing) of the topics that lack some.
+
+    A record that can't be read may be one of those that are counted, or anybody's: it stands in for
+    one only where nothing else can come any more (`settled`). Pure.
+    """
+    found = []
+    for topic, want in wanted.items():
+        part = parts.get(topic, Part(topic))
+        there = part.counted(after_lsn) + (part.refused_count if settled else 0)
+        if there < want.events:
+            found.append((topic, want.events - there))
+    return found
 
 
 def _some_before(some: Offsets, others: Offsets) -> bool:

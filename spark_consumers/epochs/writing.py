@@ -62,7 +62,7 @@ def _write_current(table: OpenTable, own: DataFrame, part: Part, shapes: Sequenc
     folded = changes.row_changes(own, shapes, unavailable=part.unavailable)
     if beginning is not None or table.rebuild:
         current.replace(table.identifier, table.layout, folded)
-    elif not part.identified_rows:
+    elif not part.identified_rows and not table.lacks:
         current.insert(table.identifier, table.layout, folded)
     elif table.large and not part.snapshot_rows and not part.unavailable:
         exchange(table.identifier, table.layout, folded, events=part.events)

@@ -52,6 +52,9 @@ IS_EVENT = (
     " AND seq IS NOT NULL, false)"
 )
 """Whether a record is an event of a table."""
+_OWN = f"({IS_EVENT} AND NOT beyond AND NOT late)"
+_OWN_ROW = f"({_OWN} AND {_IS_ROW})"
+_COUNTED = f"({_OWN_ROW} AND NOT earlier AND op <> 'r')"
 
 
 def events(
@@ -104,7 +107,7 @@ def summary(events: DataFrame) -> DataFrame:
     next_offset            the first offset beyond the epoch, else NULL
     late                   how many events the tables have had before
     events, rows           counts of the others; rows without truncates
-    counted_rows           rows that the counts of the epoch's transactions have
+    counted_rows           rows that the counts of the epoch's transactions have, and duplicates
     refused_offset         the first offset that holds no event of a table, else NULL
     refused                how many such records there are
     keyless_rows           rows without a Kafka key
@@ -115,14 +118,13 @@ def summary(events: DataFrame) -> DataFrame:
     unavailable            whether an unchanged out-of-line value may be among them
     tables                 the tables named by the events
     """
-    own = f"({IS_EVENT} AND NOT beyond AND NOT late)"
-    own_row = f"({own} AND {_IS_ROW})"
+    own, own_row = _OWN, _OWN_ROW
     wanted = {
         "next_offset": "min(CASE WHEN beyond THEN offset END)",
         "late": f"count_if({IS_EVENT} AND late)",
         "events": f"count_if({own})",
         "rows": f"count_if({own_row})",
-        "counted_rows": f"count_if({own_row} AND NOT earlier AND op <> 'r')",
+        "counted_rows": f"count_if({_COUNTED})",
         "refused_offset": f"min(CASE WHEN NOT {IS_EVENT} THEN offset END)",
         "refused": f"count_if(NOT {IS_EVENT})",
         "keyless_rows": f"count_if({own_row} AND key IS NULL)",
@@ -137,6 +139,14 @@ def summary(events: DataFrame) -> DataFrame:
     }
     counted = (F.expr(f"{text} AS {name}") for name, text in wanted.items())
     return events.groupBy("topic", "partition").agg(*counted)
+
+
+def positions(events: DataFrame) -> DataFrame:
+    """One row for each topic: `distinct_rows`, how many of the rows that the transactions' counts
+    have are there, each once. A duplicate, in whatever partition, must not stand in for an event
+    that Kafka does not show yet."""
+    each = events.where(_COUNTED).select("topic", "commit_lsn", "seq").distinct()
+    return each.groupBy("topic").agg(F.expr("count(*) AS distinct_rows"))
 
 
 def own_events(events: DataFrame, topic: str) -> DataFrame:

@@ -34,10 +34,7 @@ from spark_consumers.sql import literal, literals
 
 DECIMAL_DIGITS_MAX = 38
 _UNAVAILABLE_BYTES = base64.b64encode(UNAVAILABLE.encode()).decode()
-_UNAVAILABLE_FORMS = (
-    *(UNAVAILABLE, _UNAVAILABLE_BYTES),
-    *(f'["{UNAVAILABLE}"]', f'["{_UNAVAILABLE_BYTES}"]'),
-)
+_VECTORS = ("vector", "halfvec")
 _SIMPLE: dict[str, T.DataType] = {
     "bool": T.BooleanType(),
     "int2": T.IntegerType(),
@@ -76,6 +73,25 @@ class ColumnShape:
         """Whether PostgreSQL may store it out of line, so that an UPDATE may leave it out."""
         return not self.key and self.type not in _FIXED_WIDTH
 
+    @property
+    def unavailable_forms(self) -> tuple[str, ...]:
+        """The texts that stand for an unchanged out-of-line value of this type, and no others: a
+        form of another type's is a user's value here.
+
+        The schema event does not tell what a domain is of, so that a type of the user's own
+        (`schema.name`) may have any form.
+        """
+        name = self.type.rpartition(".")[2]
+        plain, encoded = UNAVAILABLE, _UNAVAILABLE_BYTES
+        lists = (f'["{plain}"]', f'["{encoded}"]')
+        if name in _VECTORS:
+            return lists[:1]
+        if "." in self.type:
+            return lists if name.startswith("_") else (plain, encoded, *lists)
+        if name.startswith("_"):
+            return lists[1:] if name == "_bytea" else lists[:1]
+        return (encoded,) if name == "bytea" else (plain,)
+
 
 def typed(raw: str, column: ColumnShape) -> str:
     """Read `raw` (a JSON form as text) as `column.data_type`; NULL when it does not fit."""
@@ -105,12 +121,13 @@ def available(raw: str, column: ColumnShape) -> str:
     """False where `raw` is the placeholder of a TOASTed value that the UPDATE left unchanged."""
     if not column.may_be_unavailable:
         return "true"
-    return f"({raw} IS NULL OR {raw} NOT IN ({literals(_UNAVAILABLE_FORMS)}))"
+    return f"({raw} IS NULL OR {raw} NOT IN ({literals(column.unavailable_forms)}))"
 
 
 def mentions_unavailable(value: str) -> str:
-    """Whether an event's text may hold the placeholder (it may also be a user's own text)."""
-    plain, encoded = (literal(form) for form in _UNAVAILABLE_FORMS[:2])
+    """Whether an event's text may hold the placeholder as a whole JSON string. A user's text that
+    only contains the placeholder does not; one that equals it can't be told from it."""
+    plain, encoded = (literal(f'"{form}"') for form in (UNAVAILABLE, _UNAVAILABLE_BYTES))
     return f"(contains({value}, {plain}) OR contains({value}, {encoded}))"
 
 

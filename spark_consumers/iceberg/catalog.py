@@ -24,9 +24,12 @@ KIND = "slotbridge.kind"
 SHAPE = "slotbridge.shape"
 REBUILD = "slotbridge.rebuild"
 REPLACED = "slotbridge.replaced"
+LACKS = "slotbridge.lacks"
 EPOCH = "slotbridge.epoch"
 COMMIT_LSN = "slotbridge.commit_lsn"
-"""Names of table properties; the last two are also in the summary of each snapshot."""
+"""Names of table properties; the last two are also in the summary of each snapshot. LACKS: the
+commit LSN of an epoch in which an event of the table was left out (a dead letter, the quarantine),
+so that the table may have a row that the source has not."""
 SUMMARY_OPTION = "spark.sql.iceberg.snapshot-property."
 _TAG = "lsn_"
 
@@ -75,6 +78,30 @@ def brought(table: Any) -> dict[str, str]:
         parent = snapshot.parentId()
         snapshot = None if parent is None else table.snapshot(parent)
     return {}
+
+
+def reached(table: Any) -> tuple[int, int]:
+    """The epoch and the commit LSN that the table has, -1 for none: its properties tell it, or,
+    between its commit and its seal, the last snapshot."""
+    found = properties(table), brought(table)
+    epoch, commit_lsn = (
+        max(int(place.get(name, -1)) for place in found) for name in (EPOCH, COMMIT_LSN)
+    )
+    return epoch, commit_lsn
+
+
+def keep_progress(table: Any) -> None:
+    """Make the table's properties tell the epoch that its last snapshot tells.
+
+    Between a table's commit and its seal only that snapshot knows of the epoch, and maintenance may
+    remove it.
+    """
+    known, found = properties(table), brought(table)
+    if int(found.get(EPOCH, -1)) > int(known.get(EPOCH, -1)):
+        update = table.updateProperties()
+        for name in (EPOCH, COMMIT_LSN):
+            update.set(name, found[name])
+        update.commit()
 
 
 def summary(table: Any) -> dict[str, str]:

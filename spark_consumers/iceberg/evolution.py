@@ -129,7 +129,8 @@ def _commit(
     for name, kind in changes.widened:
         update.updateColumn(name, catalog.column_type(spark, kind))
     for name, kind in changes.adds:
-        update.addColumn(name, catalog.column_type(spark, kind))
+        # With its parent, none: else a dot would part the name.
+        update.addColumn(None, name, catalog.column_type(spark, kind))
     update.commit()
     values = transaction.updateProperties()
     values.set(catalog.SHAPE, json.dumps(shape.document()))

@@ -36,6 +36,13 @@ METADATA: Final[dict[Kind, tuple[tuple[str, str], ...]]] = {
 }
 """The columns each Iceberg table has besides the source's: name and Spark type."""
 METADATA_NAMES: Final = frozenset(name for kind in METADATA.values() for name, _ in kind)
+RESERVED_NAMES: Final = frozenset(
+    (
+        *("_file", "_pos", "_deleted", "_spec_id", "_partition"),
+        *("_row_id", "_last_updated_sequence_number"),
+    )
+)
+"""Iceberg's own names for a row's place and history, which no column of a table can have."""
 _FORMAT: Final = {
     "format-version": "3",
     "write.merge.mode": "copy-on-write",
@@ -126,7 +133,8 @@ def layout_of(settings: TablesSettings, shape: Shape) -> Layout:
 
 def _problem(layout: Layout) -> str:
     shape, rule, names = layout.shape, layout.rule, layout.names
-    taken = [field.name for field in layout.fields if field.name in METADATA_NAMES]
+    needed = METADATA_NAMES | RESERVED_NAMES
+    taken = [field.name for field in layout.fields if field.name in needed]
     twice = [name for name in names if names.count(name) > 1]
     lost = [name for name in shape.key if shape.names.index(name) not in _places(layout)]
     unknown = [name for name in rule.rename if name not in shape.names]
@@ -140,7 +148,7 @@ def _problem(layout: Layout) -> str:
     if unknown:
         return f"rename: there is no column {unknown[0]}"
     if taken:
-        return f"column {taken[0]} has a name that slottables needs itself: rename it"
+        return f"column {taken[0]} has a name that slottables or Iceberg needs itself: rename it"
     if twice:
         return f"two columns would be named {twice[0]}"
     if wrong:

@@ -1,7 +1,9 @@
 """Keeps tables small and fast: few files, few snapshots, nothing on the disk that no one names.
 
 A compaction that meets an epoch of the same table leaves it alone or makes it begin again; neither
-loses anything. What is tagged stays readable.
+loses anything. What is tagged stays readable. Written anew are small files, where there are enough
+of them, and files of which DELETED_RATIO is deleted; a file with some deleted rows stays: else each
+round would write whole tables anew.
 """
 
 import time
@@ -18,6 +20,8 @@ from spark_consumers.iceberg.tables import State
 
 log = structlog.get_logger()
 _TARGET_BYTES = 128 * 2**20
+DELETED_RATIO = 0.3
+"""The part of a file's rows that are deleted before it is written anew without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ def maintain(
 ) -> Maintained:
     """Compact a table where it has become many files, forget old epochs, remove lost files."""
     table = catalog.load(spark, state.identifier)
+    catalog.keep_progress(table)
     before = _files(spark, state.identifier)
     if before >= settings.compact_files_min:
         _compact(spark, table, settings)
@@ -64,13 +69,14 @@ def _files(spark: SparkSession, identifier: str) -> int:
 def _compact(spark: SparkSession, table: Any, settings: TablesSettings) -> None:
     action = _actions(spark).rewriteDataFiles(table)
     action = action.option("min-input-files", str(settings.compact_files_min))
-    action = action.option("delete-file-threshold", "1")
+    action = action.option("delete-ratio-threshold", str(DELETED_RATIO))
+    action = action.option("remove-dangling-deletes", "true")
     action = action.option("target-file-size-bytes", str(_TARGET_BYTES))
+    # What meets an epoch is left as it was; the other groups of files are committed.
+    action = action.option("partial-progress.enabled", "true")
     if table.sortOrder().isSorted():
         action = action.sort()
     action.execute()
-    # Few as they are: of deletes that no data file has any more, nothing is written again.
-    _actions(spark).rewritePositionDeletes(table).option("rewrite-all", "true").execute()
 
 
 def _remove_orphans(spark: SparkSession, table: Any, older_ms: int) -> int:

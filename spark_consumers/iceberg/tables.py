@@ -40,7 +40,8 @@ class State:
     `replaced`: from there on it is another source table, which has not come to it yet.
 
     `shape` is what its columns follow; None in a table of another version of slottables. `large`:
-    it is not written anew for some rows.
+    it is not written anew for some rows. `lacks`: an event of it was left out, so that a row that
+    is inserted may have its key already.
     """
 
     source: str
@@ -52,12 +53,13 @@ class State:
     shape: Shape | None
     uuid: str
     large: bool
+    lacks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTable:
     """A table whose columns fit its layout. `rebuild`: its rows are to be replaced as a whole;
-    `replaced`: those of before this position are. `large`: as in State."""
+    `replaced`: those of before this position are. `large`, `lacks`: as in State."""
 
     identifier: str
     layout: Layout
@@ -65,6 +67,7 @@ class OpenTable:
     rebuild: bool = False
     replaced: Position | None = None
     large: bool = False
+    lacks: bool = False
 
 
 class Tables:
@@ -123,7 +126,10 @@ class Tables:
             given = [state.shape, *later]
             replaced = evolve(spark, identifier, self._settings, given) or replaced
         commit_lsn = NEVER if state.rebuild else state.commit_lsn
-        return OpenTable(identifier, layout, commit_lsn, state.rebuild, replaced, state.large)
+        return OpenTable(
+            *(identifier, layout, commit_lsn, state.rebuild, replaced, state.large),
+            lacks=state.lacks,
+        )
 
 
 def _properties(layout: Layout) -> dict[str, str]:
@@ -141,18 +147,17 @@ def _state(identifier: str, table: Any) -> State | None:
     source = found.get(catalog.SOURCE)
     if source is None:
         return None
-    summary = catalog.brought(table)
     shape = found.get(catalog.SHAPE)
     return State(
         source,
         identifier,
-        max(int(place.get(catalog.EPOCH, NEVER)) for place in (found, summary)),
-        max(int(place.get(catalog.COMMIT_LSN, NEVER)) for place in (found, summary)),
+        *catalog.reached(table),
         catalog.REBUILD in found,
         Position(*json.loads(found[catalog.REPLACED])) if catalog.REPLACED in found else None,
         Shape.from_document(source, json.loads(shape)) if shape else None,
         str(table.uuid()),
         is_large(table),
+        catalog.LACKS in found,
     )
 
 

@@ -53,6 +53,8 @@ class Following:
         self._topics = topics
         self._consumer = consumer(kafka)
         self._at: dict[int, int] = {}
+        self.lost_beginning = False
+        """Whether the topic's first records were gone already when it was first read."""
 
     def close(self) -> None:
         """Leave the broker."""
@@ -105,6 +107,7 @@ class Following:
             return
         first = self._topics.first({self.topic: tuple(new)})[self.topic]
         self._at |= first
+        self.lost_beginning |= any(first.values())
         self._consumer.assign(
             [TopicPartition(self.topic, number, at) for number, at in sorted(self._at.items())]
         )

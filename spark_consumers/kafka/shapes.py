@@ -112,6 +112,7 @@ class DeadLetters:
         self._following = Following(kafka, topics, dead_topic(kafka.topic_prefix))
         self._follows = follows
         self._letters: list[Lacking] = []
+        self._named: set[str] = set()
 
     @property
     def topic(self) -> str:
@@ -128,8 +129,14 @@ class DeadLetters:
         self._letters = [x for x in self._letters if x.position.commit_lsn > after_lsn]
         return [x for x in self._letters if x.position.commit_lsn <= upto_lsn]
 
+    def may_lack(self, table: str) -> bool:
+        """Whether Kafka has ever refused an event of a table; also where it can't be known any
+        more, because the topic has lost its beginning. After `between`."""
+        return table in self._named or self._following.lost_beginning
+
     def _read(self, records: Iterable[Record]) -> Iterable[Lacking]:
         for record in records:
             letter = self._following.parsed(record, DeadLetter)
             if letter.table and self._follows(letter.table):
+                self._named.add(letter.table)
                 yield Lacking(letter.table, Position(letter.commit_lsn, letter.seq), letter.reason)

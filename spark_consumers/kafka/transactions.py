@@ -18,7 +18,8 @@ from spark_consumers.kafka.following import Record, consumer, taken
 from spark_consumers.kafka.reader import Topics
 
 _MANY = 20_000
-_POLL_S = 0.05
+_POLL_S = 0.02
+_READ_S = 1.0
 _KEPT_MAX = 50_000
 
 
@@ -66,18 +67,23 @@ class TransactionLog:
             self._consumer.close()
 
     def read(self) -> bool:
-        """Take in what has come; whether a transaction is there."""
+        """Take in what has come up to the end that the topic has now; whether a transaction is
+        there. What comes while it reads is left to the next call: transactions that come steadily
+        must not keep an epoch from beginning. A backlog is read for up to _READ_S seconds."""
         if self._consumer is None and not self._open():
             return False
         assert self._consumer is not None
-        while len(self._ends) < _KEPT_MAX:
+        deadline = time.monotonic() + _READ_S
+        ended = False
+        while not ended and len(self._ends) < _KEPT_MAX and time.monotonic() < deadline:
             messages = self._consumer.consume(_MANY, timeout=_POLL_S)
+            ended = not messages
             for message in messages:
                 record = taken(message, self._topic)
                 if isinstance(record, Record):
                     self._take(record)
-            if len(messages) < 2:  # the end of the partition is a message too
-                break
+                elif record is not None:
+                    ended = True  # the end of the partition
         return bool(self._ends)
 
     def cut(self, events_max: int, before_lsn: int | None = None) -> Cut | None:

@@ -13,6 +13,11 @@ from tests.failover.servers import (
     write,
 )
 
+UNUSED = """
+    SELECT coalesce(string_agg(slot_name, ', '), '') FROM pg_replication_slots
+     WHERE slot_type = 'physical' AND NOT active
+"""
+
 
 def test_there_and_back_again(local_trio: NewTrio, local_bed: Bed, tmp_path: Path) -> None:
     trio = local_trio()
@@ -30,6 +35,8 @@ def test_there_and_back_again(local_trio: NewTrio, local_bed: Bed, tmp_path: Pat
         await_equal(trio, new)
         ready = slotfailover("check", "--config", config)
         assert ready.code == 0, ready.out
+        for server in (trio.primary, trio.standby):
+            assert ask(server, UNUSED) == "", (new, ready.out)
     assert ask(trio.primary, "SELECT pg_is_in_recovery()")
 
 

@@ -66,6 +66,7 @@ PURE = (
     "services.failover.checks.consumers",
     "services.failover.checks.facts",
     "services.failover.checks.hba",
+    "services.failover.checks.leftovers",
     "services.failover.checks.model",
     "services.failover.checks.pair",
     "services.failover.checks.registry",

@@ -9,7 +9,7 @@ import pytest
 
 from schemas.errors import OperatorNeeded
 from spark_consumers.epochs.reading import EventReader
-from tests.spark_consumers.conftest import Pipeline
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.test_current import ITEMS, item, rows
 
 
@@ -87,3 +87,51 @@ def test_a_read_that_takes_longer_than_the_deadline_is_not_the_last(
     monkeypatch.setattr(EventReader, "_records", records)
     pipeline.apply()
     assert len(rows(pipeline)) == 2
+
+
+def shown_after_the_first_read(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, show: Callable[[], None]
+) -> None:
+    """Kafka shows an event only when the epoch was read once, and its deadlines are over."""
+    monkeypatch.setattr("spark_consumers.epochs.reading.VISIBLE_DEADLINE_S", 0.0)
+    original = EventReader._records
+
+    def records(reader: EventReader, *arguments: Any) -> Any:
+        found = original(reader, *arguments).localCheckpoint()
+        monkeypatch.setattr(EventReader, "_records", original)
+        show()
+        return found
+
+    monkeypatch.setattr(EventReader, "_records", records)
+
+
+@pytest.mark.parametrize("partition", [0, 2])
+def test_a_duplicate_does_not_stand_in_for_an_event_that_is_not_to_be_seen_yet(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, partition: int
+) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1), partition=0)
+        t.insert(ITEMS, item(1), partition=partition, seq=0)
+        show = publisher.hidden(ITEMS, item(2))
+        t.counts["public.items"] += 1
+    shown_after_the_first_read(pipeline, monkeypatch, show)
+    assert pipeline.apply().tables["public.items"].duplicates == 1
+    assert [row[0] for row in rows(pipeline)] == [1, 2]
+
+
+def test_a_foreign_record_does_not_stand_in_for_an_event_that_is_not_to_be_seen_yet(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = new_pipeline(on_bad_event="quarantine")
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1), partition=0)
+        publisher.produce(ITEMS, "{}", "no event", 0)
+        show = publisher.hidden(ITEMS, item(2))
+        t.counts["public.items"] += 1
+    shown_after_the_first_read(pipeline, monkeypatch, show)
+    assert pipeline.apply().quarantined == 1
+    assert [row[0] for row in rows(pipeline)] == [1, 2]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.spark_consumers.conftest import NewPipeline
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 
 ITEMS = SourceTable("items", {"id": ("int4", -1), "name": ("text", -1), "n": ("int4", -1)})
@@ -43,3 +43,54 @@ def test_bad_events_are_put_aside_once_and_the_others_go_on(
         (2, 0, None, "no event of a table", 1),
     ]
     assert aside.where("value LIKE '%secret%'").count() == 1
+
+
+def two_rows(pipeline: Pipeline) -> None:
+    pipeline.publisher.announce(ITEMS)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 1, "name": "old", "n": 1})
+        t.insert(ITEMS, {"id": 2, "name": "old", "n": 2})
+    pipeline.apply()
+
+
+def lose_a_delete(pipeline: Pipeline, *, refused: bool) -> None:
+    """Row 1 is deleted at the source; Kafka refuses the event, or it can't be read."""
+    with pipeline.publisher.transaction() as t:
+        if refused:
+            t.refuse("public.items", t.seq)
+        else:
+            t.delete(ITEMS, {"id": "one", "name": None, "n": None})
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("refused", [True, False])
+def test_after_an_event_was_left_out_an_insert_replaces_the_row_of_its_key(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, refused: bool, large: bool
+) -> None:
+    if large:
+        monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)
+    pipeline = new_pipeline(on_dead_letter="report", on_bad_event="quarantine")
+    two_rows(pipeline)
+    lose_a_delete(pipeline, refused=refused)
+    pipeline.apply()
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 1, "name": "new", "n": 3})
+    pipeline.apply()
+    assert [tuple(row) for row in pipeline.rows("items", "id")] == [(1, "new", 3), (2, "old", 2)]
+
+
+def test_a_table_made_anew_remembers_what_kafka_has_refused(new_pipeline: NewPipeline) -> None:
+    pipeline = new_pipeline(on_dead_letter="report")
+    two_rows(pipeline)
+    lose_a_delete(pipeline, refused=True)
+    pipeline.apply()
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('items')} PURGE")
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 3, "name": "other", "n": 3})
+    pipeline.apply()
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 1, "name": "new", "n": 1})
+    pipeline.apply()
+    assert [row.id for row in pipeline.rows("items", "id")] == [1, 2, 3]

@@ -93,6 +93,7 @@ def test_spark_submit_runs_the_same_job_on_two_workers(
             *(SPARK_HOME / "bin" / "spark-submit", "--master", master, "--jars", spark_jars),
             *("--driver-memory", "700m", "--executor-memory", "500m"),
             *("--conf", "spark.driver.host=127.0.0.1"),
+            *("--conf", "spark.sql.shuffle.partitions=7"),
             *("--conf", f"spark.driver.extraJavaOptions={' '.join(QUICK)}"),
             *("--conf", f"spark.executor.extraJavaOptions={' '.join(QUICK)}"),
             *(submit.__file__, "run", "--config", config, "--json", "--until-idle", "1"),
@@ -111,6 +112,8 @@ def test_spark_submit_runs_the_same_job_on_two_workers(
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(x) for x in done.stdout.splitlines() if x.startswith('{"epoch"')]
     assert [line["events"] for line in lines] == [200, 100]
+    log = next(json.loads(x) for x in done.stdout.splitlines() if '"consuming"' in x)
+    assert (log["shuffle_partitions"], log["adaptive"]) == ("7", "true")
     assert rows(tmp_path, topic_prefix) == [(n, n < 100) for n in range(200)]
     executors = list(tmp_path.glob("w*/app-*/*"))
     assert len(executors) == 2

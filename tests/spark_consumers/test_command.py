@@ -1,5 +1,6 @@
 """`slottables` as a process: its lines and its exit codes; test_drill kills and stops it."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import yaml
 from schemas.errors import ExitCode
 from services.local.java import short_lived_spark
 from tests.providers.interface import Provider
+from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import Pipeline
 
 
@@ -82,11 +84,26 @@ def test_what_stops_it_before_spark_starts(
     assert process.log().startswith("error: ")
 
 
-def test_verify_answers_by_its_exit_code(config: Path, pair: Provider, fresh_database: str) -> None:
+def command_lines(of: Path) -> list[str]:
+    """The command lines of Java, as all users of the machine see them, that name a folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(place.read_bytes().decode(errors="replace"))
+    return [line for line in found if "SparkSubmit" in line and str(of) in line]
+
+
+def test_verify_answers_by_its_exit_code_and_shows_no_secret(
+    config: Path, pair: Provider, fresh_database: str
+) -> None:
     document = yaml.safe_load(config.read_text(encoding="utf-8"))
     document["source"] = {"conninfo": pair.primary.conninfo(fresh_database)}
+    document["tables"]["catalog_options"] = {"jdbc.password": "planted"}
+    document["tables"]["spark_options"]["spark.sql.catalog.slotbridge.token"] = "planted"
     config.write_text(yaml.safe_dump(document), encoding="utf-8")
     process = Process(config, "verify", "--table", "public.none")
+    eventually(lambda: command_lines(config.parent), what="Java runs", timeout_s=60)
+    assert not [line for line in command_lines(config.parent) if "planted" in line]
     assert process.end() == ExitCode.ANSWER_IS_NO, process.log()
     report = process.lines()[0]
     assert report["equal"] is False

@@ -1,5 +1,6 @@
 """Epochs into current-state tables: last change wins, once, whatever was there before."""
 
+import base64
 import json
 import random
 from collections.abc import Callable, Iterable
@@ -222,6 +223,29 @@ def test_an_unchanged_out_of_line_value_is_kept(pipeline: Pipeline) -> None:
         t.update(ITEMS, item(3, "y", UNAVAILABLE))
     pipeline.apply()
     assert rows(pipeline) == [(1, "x", "long"), (2, "z", None), (3, "y", "inserted")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'["{UNAVAILABLE}"]',
+        base64.b64encode(UNAVAILABLE.encode()).decode(),
+        f"not {UNAVAILABLE}",
+        f'"{UNAVAILABLE}"',
+    ],
+)
+def test_a_users_text_that_looks_like_the_placeholder_is_stored(
+    pipeline: Pipeline, text: str
+) -> None:
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1, body="before"))
+    pipeline.apply()
+    with publisher.transaction() as t:
+        t.update(ITEMS, item(1, "x", text))
+    pipeline.apply()
+    assert rows(pipeline) == [(1, "x", text)]
 
 
 def test_a_changed_key_without_its_out_of_line_value_is_refused(pipeline: Pipeline) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
-from schemas.errors import SetupError
+from schemas.errors import SettingsError, SetupError
 from schemas.events import UNAVAILABLE
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
@@ -134,6 +134,38 @@ def test_a_table_that_is_made_anew_under_its_name(new_pipeline: NewPipeline, kin
     found = frame.where(holding).select("id", "n").orderBy("id").collect()
     assert [tuple(row) for row in found] == [(2, "x"), (3, "y")]
     assert frame.count() == {"current": 2, "history": 4, "changelog": 4}[kind]
+
+
+def test_a_column_whose_name_has_a_dot_comes_later(pipeline: Pipeline) -> None:
+    start(pipeline)
+    dotted = table({**BEFORE, "a.b": ("text", -1)})
+    change(pipeline, dotted, id=3, name="c", n=3, **{"a.b": "x"})
+    pipeline.apply()
+    wider = table({**BEFORE, "c.d": ("text", -1), "n.o": ("int4", -1)})
+    change(pipeline, wider, id=4, name="d", n=4, **{"c.d": "y", "n.o": 1})
+    pipeline.apply()
+    found = pipeline.spark.table(pipeline.identifier("items")).where("id > 2").orderBy("id")
+    assert [(row["a.b"], row["c.d"], row["n.o"]) for row in found.collect()] == [
+        ("x", None, None),
+        (None, "y", 1),
+    ]
+
+
+@pytest.mark.parametrize("name", ["_pos", "_row_id"])
+def test_a_name_that_iceberg_needs_is_refused_until_it_is_renamed(
+    new_pipeline: NewPipeline, name: str
+) -> None:
+    source = SourceTable("items", {"id": ("int4", -1), name: ("text", -1)})
+    pipeline = new_pipeline()
+    pipeline.publisher.announce(source)
+    with pipeline.publisher.transaction() as t:
+        t.insert(source, {"id": 1, name: "x"})
+    with pytest.raises(SettingsError, match=f"column {name} has a name that .* rename it"):
+        pipeline.apply()
+    renaming = new_pipeline(rules={"public.items": {"rename": {name: "renamed"}}})
+    renaming.publisher.commit_lsn = pipeline.publisher.commit_lsn
+    renaming.apply()
+    assert [row["renamed"] for row in rows(renaming)] == ["x"]
 
 
 def test_another_key_is_refused(pipeline: Pipeline) -> None:

@@ -5,10 +5,12 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from pyspark.errors import PySparkException
 
-from schemas.errors import BadInput, SetupError
+from schemas.errors import BadInput, Retryable, SetupError
 from services.local.ports import free_port
 from spark_consumers.epochs import job
+from spark_consumers.epochs.follower import Follower
 from spark_consumers.epochs.report import EpochReport
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
@@ -139,3 +141,39 @@ def test_it_stops_between_two_batches_under_load(pipeline: Pipeline) -> None:
     taken = running.events
     assert 0 < taken < 2000
     assert len(pipeline.rows("one")) == taken
+
+
+def test_meetings_with_another_writer_end_it_only_when_nothing_comes_between(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Follower.step
+    met, good = 0, True
+
+    def meets(follower: Follower) -> EpochReport | None:
+        """Every epoch is begun twice: the first time, somebody else has changed a table."""
+        nonlocal met, good
+        report = step(follower) if not good else None
+        if report is not None:
+            good = True
+        elif good and follower.record.epoch < 7:
+            met, good = met + 1, False
+            raise PySparkException("CommitFailedException: the table has changed")
+        return report
+
+    monkeypatch.setattr(Follower, "step", meets)
+    tables = pipeline.tables.model_copy(update={"offsets_per_trigger_max": 1})
+    pipeline.settings = pipeline.settings.model_copy(update={"tables": tables})
+    pipeline.publisher.announce(ONE)
+    for number in range(7):
+        insert(pipeline, ONE, number)
+    assert len(pipeline.stream()) == met == 7
+
+    def always(_: Follower) -> None:
+        nonlocal met
+        met += 1
+        raise PySparkException("CommitFailedException: the table has changed")
+
+    monkeypatch.setattr(Follower, "step", always)
+    with pytest.raises(Retryable, match="another writer"):
+        pipeline.stream()
+    assert met == 7 + 6

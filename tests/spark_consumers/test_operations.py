@@ -2,13 +2,16 @@
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 
-from schemas.errors import OperatorNeeded, SettingsError
+from schemas.errors import OperatorNeeded, Retryable, SettingsError
 from spark_consumers.epochs import job
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.maintenance import maintain
+from spark_consumers.operations import Operator
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 
@@ -135,6 +138,97 @@ def test_maintenance_leaves_rows_and_tags_and_few_files(
         t.update(ACCOUNTS, changed)
     pipeline.apply()
     assert accounts(pipeline) == [tuple(changed.values()), *before[1:]]
+
+
+def files(pipeline: Pipeline, table: str) -> dict[str, int]:
+    """Data file -> its size."""
+    frame = pipeline.spark.table(f"{pipeline.identifier(table)}.data_files")
+    return {row.file_path: row.file_size_in_bytes for row in frame.collect()}
+
+
+@pytest.mark.parametrize(("deleted", "kept"), [(5, True), (500, False)])
+def test_a_file_is_written_anew_only_when_much_of_it_is_deleted(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, deleted: int, kept: bool
+) -> None:
+    monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)
+    pipeline = new_pipeline(compact_files_min=2)
+    pipeline.publisher.announce(ACCOUNTS)
+    with pipeline.publisher.transaction() as t:
+        for number in range(1000):
+            t.insert(ACCOUNTS, {"id": number, "b": 1, "v": random.randrange(2**30)})
+    pipeline.apply()
+    first = files(pipeline, "accounts")
+    for part in range(2):
+        with pipeline.publisher.transaction() as t:
+            for number in range(part * deleted // 2, (part + 1) * deleted // 2):
+                t.update(ACCOUNTS, {"id": number, "b": 2, "v": number})
+        pipeline.apply()
+    before = accounts(pipeline)
+    monkeypatch.setattr("spark_consumers.iceberg.maintenance._TARGET_BYTES", max(first.values()))
+    maintain(
+        pipeline.spark, pipeline.tables, pipeline.follower.states["public.accounts"], orphans=False
+    )
+    assert bool(set(first) & set(files(pipeline, "accounts"))) is kept
+    assert accounts(pipeline) == before
+    with pipeline.publisher.transaction() as t:
+        t.delete(ACCOUNTS, {"id": 0, "b": 2, "v": 0})
+    pipeline.apply()
+    assert accounts(pipeline) == before[1:]
+
+
+def test_a_kill_and_then_maintenance_bring_no_row_twice(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = new_pipeline(epochs_kept=2, compact_files_min=2)
+    pipeline.publisher.announce(MOVES)
+    for number in range(2):
+        with pipeline.publisher.transaction() as t:
+            t.insert(MOVES, {"b": 1, "v": number})
+        pipeline.apply()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pipeline.publisher.transaction() as t:
+        t.insert(MOVES, {"b": 1, "v": 7})
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_consumers.epochs.follower.Follower._seal", killed)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.apply()
+    for done in Operator(pipeline.spark, pipeline.settings).maintain():
+        assert done.files_after <= done.files_before
+    pipeline.restart()
+    with pipeline.publisher.transaction() as t:
+        t.insert(MOVES, {"b": 1, "v": 8})
+    pipeline.apply()
+    assert sorted(row.v for row in pipeline.rows("moves")) == [0, 1, 7, 8]
+
+
+def test_a_table_that_can_not_be_maintained_keeps_nothing_else_from_it(
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = new_pipeline(compact_files_min=2)
+    pipeline.publisher.announce(ACCOUNTS, MOVES)
+    load(pipeline)
+    done: list[str] = []
+
+    def compact(spark: object, table: Any, settings: object) -> None:
+        name = str(table.name()).rpartition(".")[2]
+        done.append(name)
+        if name == "accounts":
+            raise PySparkException("CommitFailedException: the metadata has changed")
+
+    monkeypatch.setattr("spark_consumers.iceberg.maintenance._compact", compact)
+    maintained = Operator(pipeline.spark, pipeline.settings).maintain()
+    assert next(maintained).table == "public.moves"
+    with pytest.raises(Retryable, match=r"another writer .* \(public\.accounts\)"):
+        next(maintained)
+    pipeline.follower.maintain()
+    assert sorted(done) == ["accounts", "accounts", "moves", "moves"]
+    with pipeline.publisher.transaction() as t:
+        t.insert(MOVES, {"b": 9, "v": 9})
+    pipeline.apply()
+    assert pipeline.rows("moves", "b")[-1].v == 9
 
 
 @pytest.mark.parametrize(

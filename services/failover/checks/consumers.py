@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
 from services.failover.checks.facts import bridge_position
-from services.failover.checks.model import Seen, Severity, check
+from services.failover.checks.model import Needs, Seen, Severity, check
 from services.failover.statements import identifier
 from services.failover.view import Reach
 
@@ -20,12 +20,32 @@ if TYPE_CHECKING:
 GROUP = "consumers"
 
 
+def _has_subscribers(facts: Facts) -> bool:
+    return bool(facts.view.subscribers)
+
+
+def _has_bridge(facts: Facts) -> bool:
+    return facts.view.bridge_slot is not None
+
+
+def _reads_kafka(facts: Facts) -> bool:
+    return facts.view.published is not None
+
+
+def _unseen(facts: Facts) -> Iterator[Seen]:
+    """The subscribers whose subscriptions were not seen."""
+    for subscriber in facts.view.subscribers:
+        if not subscriber.usable:
+            yield Seen(subscriber.name, "", unknown=f"{subscriber.name} does not answer")
+
+
 @check(
     "subscriber-answers",
     group=GROUP,
     title="every subscriber answers",
     consequence="its subscriptions can't be disabled or repointed, and their positions are unknown",
     severity=Severity.WARNING,
+    applies=_has_subscribers,
 )
 def subscriber_answers(facts: Facts) -> Iterator[Seen]:
     for subscriber in facts.view.subscribers:
@@ -51,8 +71,10 @@ def subscriber_answers(facts: Facts) -> Iterator[Seen]:
     consequence="its slot is not advanced: WAL piles up, and a new slot's copy does not become "
     "permanent",
     severity=Severity.WARNING,
+    applies=_has_subscribers,
 )
 def subscription_enabled(facts: Facts) -> Iterator[Seen]:
+    yield from _unseen(facts)
     for subscriber, subscription in facts.view.ours():
         where = f"{subscriber.name}/{subscription.name}"
         state = "t" if subscription.enabled else "f"
@@ -78,8 +100,11 @@ def subscription_enabled(facts: Facts) -> Iterator[Seen]:
     title="every enabled subscription has its worker",
     consequence="its slot is not advanced: WAL piles up, and it has that much more to catch up",
     severity=Severity.WARNING,
+    needs=Needs.PRIMARY,
+    applies=_has_subscribers,
 )
 def subscription_worker(facts: Facts) -> Iterator[Seen]:
+    yield from _unseen(facts)
     for subscriber, subscription in facts.view.ours():
         if subscription.enabled and not subscription.worker and facts.above:
             where = f"{subscriber.name}/{subscription.name}"
@@ -100,8 +125,10 @@ def subscription_worker(facts: Facts) -> Iterator[Seen]:
     title="every table's initial copy is finished",
     consequence="unless its slot was synchronized, the copy is begun again from the new primary",
     severity=Severity.WARNING,
+    applies=_has_subscribers,
 )
 def initial_copy(facts: Facts) -> Iterator[Seen]:
+    yield from _unseen(facts)
     for subscriber, subscription in facts.view.ours():
         if subscription.copying:
             where = f"{subscriber.name}/{subscription.name}"
@@ -119,8 +146,10 @@ def initial_copy(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="no two subscriptions use one slot",
     consequence="only one of them can be fed; what it gets, the other misses",
+    applies=_has_subscribers,
 )
 def slot_shared(facts: Facts) -> Iterator[Seen]:
+    yield from _unseen(facts)
     users: dict[str, list[str]] = defaultdict(list)
     for subscriber, subscription in facts.view.ours():
         if subscription.slot_name:
@@ -146,6 +175,8 @@ def slot_shared(facts: Facts) -> Iterator[Seen]:
     title="the bridge is connected to its slot",
     consequence="its slot is not advanced: WAL piles up, and it has that much more to publish",
     severity=Severity.WARNING,
+    needs=Needs.PRIMARY,
+    applies=_has_bridge,
 )
 def bridge_connected(facts: Facts) -> Iterator[Seen]:
     name = facts.view.bridge_slot
@@ -169,6 +200,7 @@ def bridge_connected(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="Kafka's progress record fits the database",
     consequence="the bridge stops at its next start instead of losing or repeating events",
+    applies=_reads_kafka,
 )
 def kafka_record(facts: Facts) -> Iterator[Seen]:
     """Only where the settings name Kafka; its position is also judged as a consumer's."""

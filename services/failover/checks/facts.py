@@ -6,7 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from services.failover.checks.model import Needs
+
 if TYPE_CHECKING:
+    from services.failover.checks.model import Check
     from services.failover.view import Node, NodeState, View
     from services.slots import Slot
 
@@ -53,6 +56,32 @@ class Facts:
     def both(self) -> tuple[tuple[Node, NodeState, Node, NodeState], ...]:
         """Primary and standby; empty where either is missing."""
         return tuple((*above, *below) for above in self.above for below in self.below)
+
+    def missing(self, check: Check) -> list[str]:
+        """Which servers a check can't be judged without, and does not have."""
+        found = []
+        if check.needs in (Needs.PRIMARY, Needs.BOTH) and not self.above:
+            found.append("no node answers as the primary")
+        if check.needs in (Needs.STANDBY, Needs.BOTH) and not self.below:
+            found.append("no node answers as a standby")
+        if check.wants:
+            found += [
+                f"{subscriber.name} does not answer: which slots it needs is not known"
+                for subscriber in self.view.subscribers
+                if not subscriber.usable
+            ]
+        return found
+
+    def hidden(self, check: Check) -> list[str]:
+        """Which of the settings that a check reads are not known."""
+        nodes = [*self.above] if check.needs in (Needs.PRIMARY, Needs.BOTH) else []
+        nodes += [*self.below] if check.needs in (Needs.STANDBY, Needs.BOTH) else []
+        return [
+            f"{name} of {node.name} is not known to our role"
+            for node, state in nodes
+            for name in check.reads
+            if name not in state.settings
+        ]
 
     def upstream(self, slot: str) -> Slot | None:
         """The slot on the primary."""

@@ -23,6 +23,8 @@ class Verdict:
 
     text: str
     refuses: bool
+    unknown: bool = False
+    """It can't be told from here."""
 
     def __str__(self) -> str:
         return self.text
@@ -40,7 +42,9 @@ def verdict(
             _fits(rule.users, user, {}),
         )
         if rule.broken or (None in parts and False not in parts):
-            return Verdict(f"line {rule.line} of pg_hba.conf can't be judged from here", False)
+            return Verdict(
+                f"line {rule.line} of pg_hba.conf can't be judged from here", False, True
+            )
         if all(parts):
             text = f"line {rule.line} of pg_hba.conf says {rule.method}"
             return Verdict(text, rule.method == "reject")

@@ -16,10 +16,21 @@ if TYPE_CHECKING:
     from services.failover.checks.facts import Facts
 
 
+class Needs(StrEnum):
+    """Which nodes must answer for a check to be judged."""
+
+    NOTHING = "nothing"
+    PRIMARY = "a primary"
+    STANDBY = "a standby"
+    BOTH = "a primary and its standby"
+
+
 class Severity(StrEnum):
     """What it means for a failover."""
 
     OK = "ok"
+    NOT_JUDGED = "not judged"
+    """It could not be looked at; nothing is known of it."""
     WARNING = "warning"
     """It can take place, at a cost, or this may turn into worse."""
     CRITICAL = "critical"
@@ -88,6 +99,8 @@ class Seen:
     """Other than the check's own."""
     since: str = ""
     """Since when, where a catalog tells (UTC)."""
+    unknown: str = ""
+    """Why it can't be judged; "" where it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +120,13 @@ class Finding:
 
     @property
     def ok(self) -> bool:
-        """All is well."""
+        """It was looked at, and all is well."""
         return self.severity is Severity.OK
+
+    @property
+    def wrong(self) -> bool:
+        """It was looked at, and something is wrong."""
+        return self.severity in (Severity.WARNING, Severity.CRITICAL)
 
     def __str__(self) -> str:
         return f"{self.what} ({self.evidence})"
@@ -123,7 +141,7 @@ class Finding:
             "what": self.what,
             "evidence": self.evidence or None,
             "consequence": self.consequence or None,
-            "remedy": None if self.ok else self.remedy.as_json(),
+            "remedy": self.remedy.as_json() if self.wrong else None,
             "since": self.since or None,
         }
 
@@ -137,21 +155,34 @@ class Check:
     title: str
     consequence: str
     severity: Severity
+    needs: Needs
+    reads: tuple[str, ...]
+    """The settings without which it can't be judged, of the nodes that it needs."""
+    wants: bool
+    """It judges the slots that subscriptions want."""
+    applies: Callable[[Facts], bool]
     judge: Callable[[Facts], Iterable[Seen]]
 
     def findings(self, facts: Facts) -> tuple[Finding, ...]:
-        """At least one: that all is well, where nothing was seen."""
-        found = tuple(map(self._finding, self.judge(facts)))
-        return found or (self._finding(Seen("", "")),)
+        """At least one, but where it does not apply: what was seen, or that it was not judged."""
+        if not self.applies(facts):
+            return ()
+        missing = [Seen("", "", unknown=why) for why in facts.missing(self)]
+        hidden = [Seen("", "", unknown=why) for why in facts.hidden(self)]
+        seen = [*missing, *hidden, *(self.judge(facts) if not hidden else ())]
+        return tuple(map(self._finding, seen or [Seen("", "")]))
 
     def _finding(self, seen: Seen) -> Finding:
         wrong = bool(seen.what)
+        severity = (seen.severity or self.severity) if wrong else Severity.OK
+        if seen.unknown:
+            severity = Severity.NOT_JUDGED
         return Finding(
             check=self.name,
             group=self.group,
-            severity=(seen.severity or self.severity) if wrong else Severity.OK,
+            severity=severity,
             subject=seen.subject,
-            what=seen.what or self.title,
+            what=seen.unknown or seen.what or self.title,
             evidence=seen.evidence,
             consequence=self.consequence if wrong else "",
             remedy=seen.remedy,
@@ -166,10 +197,14 @@ def check(
     title: str,
     consequence: str,
     severity: Severity = Severity.CRITICAL,
+    needs: Needs = Needs.NOTHING,
+    reads: tuple[str, ...] = (),
+    wants: bool = False,
+    applies: Callable[[Facts], bool] = lambda _facts: True,
 ) -> Callable[[Callable[[Facts], Iterable[Seen]]], Check]:
     """Make a function of the facts the check of that name (`checks.registry` lists them)."""
 
     def made(judge: Callable[[Facts], Iterable[Seen]]) -> Check:
-        return Check(name, group, title, consequence, severity, judge)
+        return Check(name, group, title, consequence, severity, needs, reads, wants, applies, judge)
 
     return made

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from services.failover.checks import (
     consumers,
     identity,
+    leftovers,
     pair,
     retention,
     slots,
@@ -41,6 +42,7 @@ CHECKS: tuple[Check, ...] = (
     retention.slot_wal,
     retention.slot_reserves_wal,
     retention.slot_without_failover,
+    leftovers.leftover_slot,
     retention.slot_two_phase,
     standby_slots.standby_slot_listed,
     standby_slots.listed_slot_missing,
@@ -79,5 +81,5 @@ SETTINGS = (
 
 
 def run_checks(facts: Facts) -> tuple[Finding, ...]:
-    """All findings, at least one of each check."""
+    """All findings, at least one of each check that applies."""
     return tuple(finding for check in CHECKS for finding in check.findings(facts))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.failover.checks import remedies
-from services.failover.checks.model import Seen, Severity, check
+from services.failover.checks.model import Needs, Seen, Severity, check
 from services.failover.checks.slots import GROUP, LOST
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ TWO_PHASE_SAFE_VERSION = 180000
     group=GROUP,
     title="the WAL of every slot is kept",
     consequence="the slot is invalidated at a checkpoint soon: its consumer must start over",
+    needs=Needs.BOTH,
+    reads=("max_slot_wal_keep_size",),
+    wants=True,
 )
 def slot_wal(facts: Facts) -> Iterator[Seen]:
     """Slots that must survive, on both nodes, and the physical slots of standbys."""
@@ -59,6 +62,7 @@ def slot_wal(facts: Facts) -> Iterator[Seen]:
     consequence="the slot keeps nothing, and no limit of size or idleness ever ends it; a standby "
     "that connects late may miss WAL, and consumers wait for it if it is listed",
     severity=Severity.WARNING,
+    needs=Needs.PRIMARY,
 )
 def slot_reserves_wal(facts: Facts) -> Iterator[Seen]:
     for primary, state in facts.above:
@@ -89,6 +93,7 @@ def slot_reserves_wal(facts: Facts) -> Iterator[Seen]:
     title="every logical slot can survive a failover",
     consequence=LOST,
     severity=Severity.WARNING,
+    needs=Needs.BOTH,
 )
 def slot_without_failover(facts: Facts) -> Iterator[Seen]:
     """Slots of which nobody said that they must survive, but whose consumer will miss them."""

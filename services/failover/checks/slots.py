@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
-from services.failover.checks.model import Seen, check
+from services.failover.checks.model import Needs, Seen, check
 from services.failover.statements import RELOAD, identifier
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ LOST = "the slot is not there after the promotion: its consumer must start over"
     group=GROUP,
     title="the primary has every slot that a consumer wants",
     consequence=LOST,
+    needs=Needs.PRIMARY,
+    wants=True,
 )
 def slot_on_primary(facts: Facts) -> Iterator[Seen]:
     for primary, _ in facts.above:
@@ -56,6 +58,8 @@ def slot_on_primary(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="every slot of a failover subscription has failover on itself",
     consequence=LOST,
+    needs=Needs.PRIMARY,
+    wants=True,
 )
 def slot_failover_off(facts: Facts) -> Iterator[Seen]:
     for primary, _ in facts.above:
@@ -77,6 +81,8 @@ def slot_failover_off(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="the standby has every slot",
     consequence=LOST,
+    needs=Needs.STANDBY,
+    wants=True,
 )
 def slot_on_standby(facts: Facts) -> Iterator[Seen]:
     for standby, _ in facts.below:
@@ -95,6 +101,8 @@ def slot_on_standby(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="no slot of the standby's own stands in a copy's way",
     consequence="synchronization stops at the first clash, for all slots after it too",
+    needs=Needs.STANDBY,
+    wants=True,
 )
 def slot_name_clash(facts: Facts) -> Iterator[Seen]:
     for standby, state in facts.below:
@@ -126,6 +134,8 @@ def slot_name_clash(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="every copy that is not permanent yet has a consumer that advances it",
     consequence=LOST,
+    needs=Needs.STANDBY,
+    wants=True,
 )
 def slot_idle(facts: Facts) -> Iterator[Seen]:
     for standby, copy, upstream in _temporary(facts):
@@ -147,6 +157,8 @@ def slot_idle(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="every copy whose slot is consumed has become permanent",
     consequence=LOST,
+    needs=Needs.STANDBY,
+    wants=True,
 )
 def slot_snapshot(facts: Facts) -> Iterator[Seen]:
     for standby, copy, upstream in _temporary(facts):
@@ -168,6 +180,8 @@ def slot_snapshot(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="no slot is invalidated",
     consequence=LOST,
+    needs=Needs.BOTH,
+    wants=True,
 )
 def slot_invalidated(facts: Facts) -> Iterator[Seen]:
     for required in facts.required:
@@ -197,6 +211,8 @@ def slot_invalidated(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="the standby has all the WAL that consumers have",
     consequence="consumers have transactions that the new primary never had",
+    needs=Needs.STANDBY,
+    wants=True,
 )
 def consumer_ahead(facts: Facts) -> Iterator[Seen]:
     for standby, _ in facts.below:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
-from services.failover.checks.model import Seen, Severity, check
+from services.failover.checks.model import Needs, Seen, Severity, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +47,8 @@ def standby_answers(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="sync_replication_slots is on",
     consequence=NO_NEW_COPIES,
+    needs=Needs.STANDBY,
+    reads=("sync_replication_slots",),
 )
 def sync_replication_slots(facts: Facts) -> Iterator[Seen]:
     for standby, state in facts.below:
@@ -59,6 +61,8 @@ def sync_replication_slots(facts: Facts) -> Iterator[Seen]:
     title="hot_standby_feedback is on",
     consequence="synchronization stops, and the primary removes catalog rows that the copies need: "
     "they are invalidated (rows_removed)",
+    needs=Needs.STANDBY,
+    reads=("hot_standby_feedback",),
 )
 def hot_standby_feedback(facts: Facts) -> Iterator[Seen]:
     for standby, state in facts.below:
@@ -70,6 +74,7 @@ def hot_standby_feedback(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="the slotsync worker runs",
     consequence=NO_NEW_COPIES,
+    needs=Needs.BOTH,
 )
 def slotsync_worker(facts: Facts) -> Iterator[Seen]:
     """Only asked while a primary answers: without one the worker can't run."""
@@ -94,6 +99,8 @@ def slotsync_worker(facts: Facts) -> Iterator[Seen]:
     title="wal_level is logical on primary and standby",
     consequence="no logical slot can be made or used; copies on the standby are invalidated "
     "(wal_level_insufficient)",
+    needs=Needs.BOTH,
+    reads=("wal_level",),
 )
 def wal_level(facts: Facts) -> Iterator[Seen]:
     for node, state in (*facts.above, *facts.below):
@@ -112,6 +119,8 @@ def wal_level(facts: Facts) -> Iterator[Seen]:
     title="only one thing synchronizes slots",
     consequence="two synchronizers drop and remake each other's copies",
     severity=Severity.WARNING,
+    needs=Needs.STANDBY,
+    reads=("shared_preload_libraries", "sync_replication_slots"),
 )
 def failover_slots_extension(facts: Facts) -> Iterator[Seen]:
     for standby, state in facts.below:
@@ -134,6 +143,8 @@ def failover_slots_extension(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="the standby has room for every slot",
     consequence="the slots that do not fit are lost",
+    needs=Needs.STANDBY,
+    reads=("max_replication_slots",),
 )
 def slot_capacity(facts: Facts) -> Iterator[Seen]:
     for standby, state in facts.below:
@@ -156,10 +167,12 @@ def slot_capacity(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="the standby has the database of every slot",
     consequence="synchronization stops at that slot, for all slots after it too",
+    needs=Needs.BOTH,
 )
 def databases(facts: Facts) -> Iterator[Seen]:
     for _, above, standby, below in facts.both:
         if below.surroundings is None:
+            yield Seen(standby.name, "", unknown=f"the databases of {standby.name} were not read")
             continue
         here = below.surroundings.databases
         for slot in above.slots:
@@ -180,10 +193,15 @@ def databases(facts: Facts) -> Iterator[Seen]:
     consequence="promotion waits for the replay of all that was received; until then slots are not "
     "synchronized either, as copies are advanced through replayed WAL only",
     severity=Severity.WARNING,
+    needs=Needs.STANDBY,
+    reads=("recovery_min_apply_delay",),
 )
 def replay(facts: Facts) -> Iterator[Seen]:
     for standby, state in facts.below:
         delay = state.setting("recovery_min_apply_delay") or "0"
+        if state.surroundings is None:
+            unknown = f"whether {standby.name} replays was not asked"
+            yield Seen(standby.name, "", unknown=unknown)
         paused = state.surroundings.replay if state.surroundings is not None else ""
         if paused not in ("", "not paused"):
             yield Seen(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.failover.checks import remedies
-from services.failover.checks.model import Seen, Severity, check
+from services.failover.checks.model import Needs, Seen, Severity, check
 from services.failover.standby_lists import commits_can_go_on, listed, slots_that_exist
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ STALL = (
     consequence="consumers can get ahead of the standby: after a failover they have transactions "
     "that the new primary never had",
     severity=Severity.WARNING,
+    needs=Needs.BOTH,
+    reads=(SETTING,),
 )
 def standby_slot_listed(facts: Facts) -> Iterator[Seen]:
     for primary, above, standby, below in facts.both:
@@ -54,6 +56,8 @@ def standby_slot_listed(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="every slot in synchronized_standby_slots exists",
     consequence=STALL,
+    needs=Needs.PRIMARY,
+    reads=(SETTING,),
 )
 def listed_slot_missing(facts: Facts) -> Iterator[Seen]:
     yield from _listed(facts, "does not exist", lambda slot: slot is None)
@@ -64,6 +68,8 @@ def listed_slot_missing(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="every slot in synchronized_standby_slots is physical",
     consequence=STALL,
+    needs=Needs.PRIMARY,
+    reads=(SETTING,),
 )
 def listed_slot_logical(facts: Facts) -> Iterator[Seen]:
     yield from _listed(
@@ -76,6 +82,8 @@ def listed_slot_logical(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="no slot in synchronized_standby_slots is invalidated",
     consequence=STALL,
+    needs=Needs.PRIMARY,
+    reads=(SETTING,),
 )
 def listed_slot_invalidated(facts: Facts) -> Iterator[Seen]:
     yield from _listed(
@@ -94,6 +102,8 @@ def listed_slot_invalidated(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="the standby of every slot in synchronized_standby_slots is connected",
     consequence=STALL,
+    needs=Needs.PRIMARY,
+    reads=(SETTING,),
 )
 def listed_slot_inactive(facts: Facts) -> Iterator[Seen]:
     for primary, state, slot in _slots_listed(facts):
@@ -121,6 +131,8 @@ def listed_slot_inactive(facts: Facts) -> Iterator[Seen]:
     consequence="after its promotion decoding waits for ever for standbys of the old primary "
     "(slotfailover resets the setting, other tools do not)",
     severity=Severity.WARNING,
+    needs=Needs.STANDBY,
+    reads=(SETTING,),
 )
 def standby_list_stale(facts: Facts) -> Iterator[Seen]:
     for standby, state in facts.below:
@@ -144,6 +156,8 @@ def standby_list_stale(facts: Facts) -> Iterator[Seen]:
     consequence="after its promotion every commit waits for ever for standbys of the old primary "
     "(slotfailover resets the setting, other tools do not)",
     severity=Severity.WARNING,
+    needs=Needs.STANDBY,
+    reads=("synchronous_standby_names",),
 )
 def synchronous_names_stale(facts: Facts) -> Iterator[Seen]:
     for standby, state in facts.below:
@@ -162,6 +176,8 @@ def synchronous_names_stale(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="the primary's synchronous_standby_names can be met",
     consequence="commits on the primary wait for ever",
+    needs=Needs.PRIMARY,
+    reads=("synchronous_standby_names",),
 )
 def commits_wait(facts: Facts) -> Iterator[Seen]:
     for primary, state in facts.above:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.failover.checks import hba, remedies
-from services.failover.checks.model import Seen, check
+from services.failover.checks.model import Needs, Seen, check
 from services.failover.checks.standby import GROUP, NO_NEW_COPIES
 from services.failover.statements import RELOAD
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     group=GROUP,
     title="primary_slot_name is set",
     consequence="synchronization stops, and the primary may remove WAL that the standby needs",
+    needs=Needs.STANDBY,
+    reads=("primary_slot_name",),
 )
 def primary_slot_name(facts: Facts) -> Iterator[Seen]:
     for standby, state in facts.below:
@@ -54,6 +56,7 @@ def _name_a_slot(facts: Facts, standby: Node) -> Remedy:
     group=GROUP,
     title="the standby's physical slot is on the primary",
     consequence="the standby does not stream, so nothing newer can take over",
+    needs=Needs.BOTH,
 )
 def primary_slot(facts: Facts) -> Iterator[Seen]:
     for primary, above, standby, below in facts.both:
@@ -84,6 +87,7 @@ def primary_slot(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="the standby streams from the primary",
     consequence="transactions that the standby does not have are lost, and its copies grow old",
+    needs=Needs.BOTH,
 )
 def standby_streams(facts: Facts) -> Iterator[Seen]:
     for primary, _, standby, state in facts.both:
@@ -103,21 +107,25 @@ def standby_streams(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="primary_conninfo names a database for the slotsync worker",
     consequence=NO_NEW_COPIES,
+    needs=Needs.STANDBY,
 )
 def primary_conninfo_dbname(facts: Facts) -> Iterator[Seen]:
     for standby, state in facts.below:
         upstream = state.upstream
         dbname = upstream.value("dbname") if upstream else ""
         there = _databases(facts)
+        unknown = "" if there else "the databases of the primary are not known"
         if upstream is None:
-            wrong = f"{standby.name} has no primary_conninfo"
+            wrong, unknown = f"{standby.name} has no primary_conninfo", ""
         elif not dbname:
             wrong = "primary_conninfo has no dbname (pg_basebackup -R writes none)"
         elif there and dbname not in there:
             wrong = f"the primary has no database {dbname}, to which the worker wants to connect"
         else:
             wrong = ""
-        yield Seen(standby.name, f"dbname = '{dbname}'", wrong, _with_dbname(facts, standby))
+        unknown = "" if wrong else unknown
+        remedy = _with_dbname(facts, standby)
+        yield Seen(standby.name, f"dbname = '{dbname}'", wrong, remedy, unknown=unknown)
 
 
 def _with_dbname(facts: Facts, standby: Node) -> Remedy:
@@ -146,6 +154,7 @@ def _databases(facts: Facts) -> frozenset[str]:
     group=GROUP,
     title="pg_hba.conf of the primary lets the slotsync worker in",
     consequence=NO_NEW_COPIES,
+    needs=Needs.BOTH,
 )
 def pg_hba(facts: Facts) -> Iterator[Seen]:
     """The worker comes as the walreceiver does, but with a database: same role, same address."""
@@ -153,9 +162,17 @@ def pg_hba(facts: Facts) -> Iterator[Seen]:
         around = above.surroundings
         dbname = below.upstream.value("dbname") if below.upstream else ""
         slot = below.setting("primary_slot_name")
-        if around is None or around.hba is None or not dbname or not slot:
+        if around is None or around.hba is None:
+            why = f"our role may not read pg_hba_file_rules of {primary.name}"
+            yield Seen(primary.name, "", unknown=why)
             continue
-        for follower in (f for f in around.followers if f.slot == slot):
+        if not dbname or not slot:
+            yield Seen(primary.name, "", unknown=f"by which way {standby.name} comes is not known")
+            continue
+        followers = [f for f in around.followers if f.slot == slot]
+        if not followers:
+            yield Seen(primary.name, "", unknown=f"{standby.name} is not connected to {slot}")
+        for follower in followers:
             verdict = hba.verdict(
                 around.hba,
                 database=dbname,
@@ -171,7 +188,8 @@ def pg_hba(facts: Facts) -> Iterator[Seen]:
                 f"{primary.name} lets {standby.name} replicate, but not connect to {dbname}"
                 if verdict.refuses
                 else "",
-                remedies.run(
+                unknown=str(verdict) if verdict.unknown else "",
+                remedy=remedies.run(
                     f"in pg_hba.conf of {primary.name}, before any line that rejects it, add "
                     f"`{line}`",
                     remedies.order(primary.name, RELOAD),
@@ -185,6 +203,7 @@ def pg_hba(facts: Facts) -> Iterator[Seen]:
     group=GROUP,
     title="the standby is fed by the primary itself",
     consequence="slots are never synchronized to a standby of a standby: all are lost with it",
+    needs=Needs.STANDBY,
 )
 def cascading_standby(facts: Facts) -> Iterator[Seen]:
     for standby, state in facts.below:

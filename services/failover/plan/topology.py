@@ -47,6 +47,8 @@ def _attach(draft: Draft, name: str, primary: str) -> list[Left]:
     wished = name in draft.wish.rejoin
     if effects.streams_from(node, above) or (node.standby and effects.follows(node, above)):
         return []
+    if _cascades(draft, node, primary):
+        return []
     diverged = node.standby and _diverged(node, above)
     if node.standby and not diverged:
         missing = _rights(draft, name, primary)
@@ -73,6 +75,12 @@ def _attach(draft: Draft, name: str, primary: str) -> list[Left]:
     if _slot(draft, name, primary):
         draft.add(effects.rejoin(node, above, copies=draft.wish.copies))
     return []
+
+
+def _cascades(draft: Draft, node: Node, primary: str) -> bool:
+    """Whether the settings let it stream from another standby, that is one now."""
+    upstream = next((n for n in draft.view.nodes if n.name == node.follows), None)
+    return upstream is not None and upstream.name != primary and upstream.standby and node.standby
 
 
 def _not_wished(node: Node, primary: str, *, diverged: bool) -> list[Left]:
@@ -134,7 +142,7 @@ def _clean(draft: Draft, name: str, primary: str) -> None:
     if not effects.streams_from(standby, above) or standby.state is None:
         return
     theirs = {slot.slot_name for slot in effects.failover_slots(above)}
-    physical = {effects.slot_of(node) for node in draft.view.nodes}
+    physical = _moved_on(draft, standby, above)
     names = tuple(
         slot.slot_name
         for slot in standby.state.slots
@@ -151,12 +159,36 @@ def _clean(draft: Draft, name: str, primary: str) -> None:
         draft.add(effects.clean(standby, above, names))
 
 
+def _moved_on(draft: Draft, standby: Node, primary: Node) -> set[str]:
+    """The physical slots of `standby` that nobody will use again.
+
+    They are those by which the new primary, when it was a standby, and the standbys that it feeds
+    now streamed from here. A standby of `standby` keeps its slot, also where it is away.
+    """
+    assert primary.state is not None
+    gone = {effects.slot_of(primary), primary.state.setting("primary_slot_name")}
+    kept = set()
+    for node in draft.view.nodes:
+        slot = effects.slot_of(node)
+        if node.name in (standby.name, primary.name):
+            continue
+        if node.follows == standby.name or not effects.streams_from(node, primary):
+            kept.add(slot)
+        elif effects.has_slot(primary, slot):
+            gone.add(slot)
+    return gone - kept - {""}
+
+
 def _await(draft: Draft, primary: str) -> None:
     """Name the standbys that stream in the settings that wait for them; nobody is taken out."""
     above = draft.view.node(primary)
     assert above.state is not None
     streaming = [node for node in draft.view.standbys if effects.streams_from(node, above)]
-    names = [slot for node in streaming if effects.has_slot(above, slot := effects.slot_of(node))]
+    names = [
+        slot
+        for node in streaming
+        if node.synchronized and effects.has_slot(above, slot := effects.slot_of(node))
+    ]
     setting = above.state.setting("synchronized_standby_slots")
     kept = slots_that_exist(setting, above.state.slots)
     wanted = (*kept, *(name for name in names if name not in kept))

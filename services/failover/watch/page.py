@@ -86,9 +86,8 @@ def _banner(snapshot: Snapshot) -> Element:
         kind, headline = "bad", "It can't be judged whether a failover is safe"
         detail = snapshot.problem or "nothing was observed yet"
     else:
-        kind = {Severity.OK: "good", Severity.WARNING: "warn", Severity.CRITICAL: "bad"}[
-            checkup.severity
-        ]
+        kinds = {Severity.OK: "good", Severity.CRITICAL: "bad"}
+        kind = kinds.get(checkup.severity, "warn")
         ready = "A failover is safe now" if checkup.ready else "A failover would lose something"
         headline, detail = ready, checkup.summary
         if checkup.ready and kind == "bad":

@@ -37,12 +37,12 @@ class Examiner:
         return run("check", "--config", self.config, *options)
 
     def problems(self, *options: str) -> dict[str, list[Finding]]:
-        """check -> its findings that are not ok."""
+        """check -> what it found wrong."""
         found: dict[str, list[Finding]] = {}
         report = self.run("--json", *options).json
         assert "findings" in report, report
         for finding in report["findings"]:
-            if finding["severity"] != "ok":
+            if finding["severity"] in ("warning", "critical"):
                 found.setdefault(finding["check"], []).append(finding)
         return found
 

@@ -61,7 +61,8 @@ def test_primary_slot_name_empty(sound: Examiner) -> None:
     assert ask(sound.trio.primary, LIST) == "standby_1, standby_b"
     sound.carry_out(found["listed-slot-inactive"][0])
     assert ask(sound.trio.primary, LIST) == "standby_b"
-    sound.expect()
+    found = sound.expect("leftover-slot")
+    assert "standby_1" in found["leftover-slot"][0]["what"]
     use_slot(sound, "standby_1")
 
 

@@ -1,0 +1,45 @@
+"""What Spark is started with, by us and by spark-submit: pure."""
+
+from pathlib import Path
+
+from schemas.settings import KafkaSettings
+from schemas.tables import TablesSettings
+from spark_consumers.session import session_options
+
+KAFKA = KafkaSettings(bootstrap_servers="none:1", topic_prefix="p")
+ICEBERG = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+SHUFFLE = "spark.sql.shuffle.partitions"
+ADAPTIVE = "spark.sql.adaptive.enabled"
+
+
+def tables(**options: str) -> TablesSettings:
+    return TablesSettings(
+        warehouse=Path("/w"),
+        catalog_options={"jdbc.password": "planted"},
+        spark_options={name.replace("__", "."): value for name, value in options.items()},
+    )
+
+
+def test_embedded_it_shuffles_little() -> None:
+    found = session_options(tables(), KAFKA, None)
+    assert (found[SHUFFLE], found[ADAPTIVE], found["spark.master"]) == ("2", "false", "local[*]")
+    assert session_options(tables(spark__sql__shuffle__partitions="9"), KAFKA, None)[SHUFFLE] == "9"
+
+
+def test_what_spark_submit_was_given_stays() -> None:
+    given = {SHUFFLE: "400", "spark.ui.enabled": "true", "spark.driver.memory": "8g"}
+    found = session_options(tables(), KAFKA, given)
+    assert not {*given, ADAPTIVE, "spark.master", "spark.driver.extraJavaOptions"} & set(found)
+
+
+def test_what_the_rows_are_made_by_is_ours() -> None:
+    given = {"spark.sql.session.timeZone": "Europe/Paris", "spark.sql.extensions": "other.One"}
+    found = session_options(tables(), KAFKA, given)
+    assert found["spark.sql.session.timeZone"] == "UTC"
+    assert found["spark.sql.extensions"] == f"other.One,{ICEBERG}"
+
+
+def test_no_option_of_a_catalog_is_on_the_command_line() -> None:
+    asked = tables(spark__sql__catalog__slotbridge__token="planted")
+    found = session_options(asked, KAFKA, None)
+    assert "planted" not in str(found)
