@@ -290,6 +290,11 @@ class FailoverSettings(_Section):
     """How many standbys a commit waits for, set anew once one has rejoined; 0: left as it is."""
     lag_bytes_max: int = Field(16 * 2**20, ge=2**16)
     """A switchover fences writes only once standby and consumers are nearer than this."""
+    lag_bytes_max_on_failover: int = Field(16 * 2**20, ge=0)
+    """A failover is refused where the new primary would lack more than this of the last known WAL
+    of the old one; `check` calls that lag critical."""
+    lag_seconds_max_on_failover: int = Field(0, ge=0)
+    """… or where its newest commit is so much older than the last sight of the old one; 0: any."""
     step_deadline_ms: Milliseconds = 60_000
     """How long one step of a failover may take."""
     rejoin_deadline_ms: Milliseconds = 6 * 3600 * 1000

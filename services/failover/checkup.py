@@ -36,6 +36,7 @@ NAGIOS = {
     Severity.CRITICAL: 2,
     Severity.NOT_JUDGED: NAGIOS_UNKNOWN,
 }
+LAG = "standby-lag"
 _GRAVITY = (Severity.OK, Severity.NOT_JUDGED, Severity.WARNING, Severity.CRITICAL)
 
 
@@ -51,8 +52,9 @@ class Checkup:
 
     @property
     def ready(self) -> bool:
-        """Every slot would survive the loss of the primary now."""
-        return bool(self.standby) and all(slot.ready for slot in self.slots)
+        """Every slot would survive the loss of the primary now, and the commits within limits."""
+        lag = any(f.check == LAG and f.severity is Severity.CRITICAL for f in self.findings)
+        return bool(self.standby) and not lag and all(slot.ready for slot in self.slots)
 
     @property
     def problems(self) -> tuple[Finding, ...]:

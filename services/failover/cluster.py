@@ -26,6 +26,7 @@ from services.failover.provenance import read_history, read_newest_segment, read
 from services.failover.publishers import Publishers
 from services.failover.replication import read_replication
 from services.failover.sessions import sessions_before_reload
+from services.failover.sightings import Sightings
 from services.failover.subscriptions import (
     SubscriptionRow,
     may_read_subscriptions,
@@ -52,6 +53,7 @@ class Cluster:
             settings,
         )
         self._standbys = settings.standbys
+        self._sightings = Sightings(settings)
         self._timeout_s = settings.connect_timeout_s
         self._deadline_s = settings.step_deadline_ms / 1000
         self.rejoin_deadline_s = settings.rejoin_deadline_ms / 1000
@@ -129,7 +131,8 @@ class Cluster:
         )
         _require_distinct(view)
         view = self._publishers.identify(view)
-        return replace(view, nodes=tuple(self._pool.map(self._with_received, view.nodes))), problems
+        view = replace(view, nodes=tuple(self._pool.map(self._with_received, view.nodes)))
+        return self._sightings.complete(view), problems
 
     @contextlib.contextmanager
     def in_database(self, name: str, dbname: str) -> Iterator[Link]:

@@ -89,16 +89,27 @@ def judge_promoted(view: View, node: Node) -> tuple[Readiness, ...]:
 
 
 def candidate(view: View) -> Node | None:
-    """The standby to promote: the one with the most WAL; among equals one with all slots ready."""
+    """The standby to promote: on the newest timeline, with the most WAL.
+
+    Among equals the one of the highest priority, then one with all slots ready. One whose timeline
+    is older lacks what was committed since, whatever its LSN says; one of priority 0 is never it.
+    """
+    eligible = [node for node in view.standbys if node.priority]
+    newest = max(map(_timeline, eligible), default=0)
     return min(
-        view.standbys,
+        (node for node in eligible if _timeline(node) == newest),
         key=lambda node: (
             -node.received,
+            -node.priority,
             sum(not slot.ready for slot in judge_all(view, node)),
             node.name,
         ),
         default=None,
     )
+
+
+def _timeline(node: Node) -> int:
+    return node.state.server.timeline if node.state is not None else 0
 
 
 def _readiness(facts: Facts, required: Required, reasons: tuple[Finding, ...]) -> Readiness:

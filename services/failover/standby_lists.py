@@ -42,12 +42,20 @@ def slots_that_exist(setting: str, slots: Iterable[Slot]) -> tuple[str, ...]:
     return tuple(name for name in listed(setting) if name in valid)
 
 
-def commits_can_go_on(setting: str, followers: Iterable[str]) -> bool:
-    """Whether enough of the named standbys stream for synchronous_standby_names to be met."""
+def quorum(setting: str) -> tuple[int, frozenset[str]] | None:
+    """How many standbys a commit waits for, and the names among which; None where for none."""
     if not setting.strip():
-        return True
+        return None
     counted = _COUNTED.fullmatch(setting)
     count, names = (int(counted[1]), counted[2]) if counted else (1, setting)
-    wanted = {name.lower() for name in listed(names)}
+    return count, frozenset(name.lower() for name in listed(names))
+
+
+def commits_can_go_on(setting: str, followers: Iterable[str]) -> bool:
+    """Whether enough of the named standbys stream for synchronous_standby_names to be met."""
+    found = quorum(setting)
+    if found is None:
+        return True
+    count, wanted = found
     present = [name for name in followers if name.lower() in wanted or "*" in wanted]
     return len(present) >= count

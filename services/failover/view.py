@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from services.failover.sighting import LossLimit
 from services.failover.timelines import Milestone, Provenance, milestone_in
 
 if TYPE_CHECKING:
     from services.failover.address import Address, Conninfo, Endpoint
     from services.failover.machine import Machine
     from services.failover.replication import Replication
+    from services.failover.sighting import Sighting
     from services.failover.surroundings import Surroundings
     from services.slots import Server, SettingValue, Slot
 
@@ -221,6 +223,10 @@ class View:
     """Where the bridge can be told of a new primary."""
     milestones: tuple[tuple[str, Milestone], ...] = ()
     """(who says so, timeline) of what the journal and Kafka remember; see `met`."""
+    sighting: Sighting | None = None
+    """While no node takes writes: the last that did, where that is remembered."""
+    loss_limit: LossLimit = LossLimit()  # noqa: RUF009 - it is frozen
+    """What a new primary may lack of the last one's WAL."""
 
     @property
     def writable(self) -> tuple[Node, ...]:

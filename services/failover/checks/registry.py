@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from services.failover.checks import (
     consumers,
     identity,
+    lag,
     leftovers,
     pair,
     retention,
@@ -29,6 +30,7 @@ CHECKS: tuple[Check, ...] = (
     upstream.primary_slot_name,
     upstream.primary_slot,
     upstream.standby_streams,
+    lag.standby_lag,
     standby.hot_standby_feedback,
     upstream.primary_conninfo_dbname,
     upstream.pg_hba,

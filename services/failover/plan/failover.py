@@ -21,6 +21,7 @@ from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from services.failover.effects import fencing, promotion, subscriptions
 from services.failover.effects.topology import follows
 from services.failover.plan.completion import complete, resets
+from services.failover.plan.loss import require_no_loss
 from services.failover.plan.rules import (
     check_invariants,
     moves,
@@ -134,6 +135,7 @@ def _promotion(draft: Draft, before: View) -> Plan:
     require_newest(view, chosen, OPERATION)
     verdicts = judge_all(view, chosen)
     require_ready(verdicts, wish)
+    notes = require_no_loss(view, wish, chosen, OPERATION)
     stale = resets(chosen)
     require_privileges(chosen, resets=bool(stale), promotion=True)
     require_readable_history(chosen)
@@ -146,7 +148,7 @@ def _promotion(draft: Draft, before: View) -> Plan:
         rest,
         why="it was chosen with --to" if wish.target else _why(chosen, view),
         slots=verdicts,
-        notes=(*_silent_nodes(before, wish), *rest.notes),
+        notes=(*_silent_nodes(before, wish), *rest.notes, *notes),
     )
 
 

@@ -1,7 +1,17 @@
 """Each setting of the standby that breaks slot synchronization: caused, seen, repaired."""
 
-from tests.failover.check.examining import Examiner, make_slot, quoted, reset_on, set_on
-from tests.failover.servers import ask, tell
+from pathlib import Path
+
+from tests.failover.check.examining import (
+    Examiner,
+    Finding,
+    examiner_of,
+    make_slot,
+    quoted,
+    reset_on,
+    set_on,
+)
+from tests.failover.servers import ask, tell, write
 from tests.providers.slots import advance_until_ready
 from tests.providers.waiting import eventually
 
@@ -161,3 +171,22 @@ def use_slot(examiner: Examiner, slot: str, *, instead_of: str = "standby_b") ->
         "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
         f" WHERE slot_name = {quoted(instead_of)}",
     )
+
+
+def test_the_standby_is_paused_and_lags(fresh: Examiner, tmp_path: Path) -> None:
+    """What is not received is lost with the primary: critical above the limit."""
+    folder = tmp_path / "limited"
+    folder.mkdir()
+    limited = examiner_of(fresh.trio, folder, lag_bytes_max_on_failover=100)
+    nowhere = fresh.trio.primary.conninfo(application_name="standby_1", port=1)
+    set_on(fresh.trio.standby, primary_conninfo=quoted(nowhere))
+    write(fresh.trio.primary, fresh.trio.dbname, 2001)
+
+    def seen() -> list[Finding]:
+        return limited.problems().get("standby-lag", [])
+
+    (finding,) = eventually(seen, what="the lag is seen")
+    assert finding["severity"] == "critical"
+    assert "b lacks " in finding["what"]
+    assert "to replay" in finding["evidence"]
+    assert not fresh.problems().get("standby-lag")

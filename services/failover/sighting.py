@@ -1,0 +1,29 @@
+"""What is remembered of the last primary, and how much of its WAL a new one may lack. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class LossLimit:
+    """failover.lag_bytes_max_on_failover and lag_seconds_max_on_failover (0: any)."""
+
+    bytes_max: int = 16 * 2**20
+    seconds_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """The last primary that took writes, as it was seen then: a lower bound of what it had."""
+
+    node: str
+    timeline: int
+    lsn: int
+    age_s: float
+    synchronous: str
+    """Its synchronous_standby_names."""
+
+    def aged(self, age_s: float) -> Sighting:
+        """The same, as so old."""
+        return replace(self, age_s=age_s)

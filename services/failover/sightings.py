@@ -1,0 +1,118 @@
+"""What this machine remembers of the last primary: beside the journal, in `<journal>.seen`.
+
+{"system": "7…", "node": "a", "timeline": 2, "lsn": "0/3000148", "at": "…Z", "synchronous": "…"}
+
+Every command and `watch` write it when they see a primary that takes writes, at most once a second,
+so that a failover knows how far the primary was when it was last seen. It is only a lower bound: it
+is believed for what it says that was there, never for what was not.
+"""
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from schemas.lsn import format_lsn, parse_lsn
+from schemas.settings import FailoverSettings
+from services.failover.sighting import LossLimit, Sighting
+from services.failover.view import View
+
+_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """A sighting with its cluster and its time."""
+
+    system: str
+    at: datetime
+    sighting: Sighting
+
+
+class Sightings:
+    """The memory of one process, and of the file where there is one. Thread-safe enough: the
+    newest note wins.
+    """
+
+    def __init__(self, settings: FailoverSettings) -> None:
+        journal = settings.journal
+        self._limit = LossLimit(
+            settings.lag_bytes_max_on_failover, settings.lag_seconds_max_on_failover
+        )
+        self._path = journal.with_name(journal.name + ".seen") if journal is not None else None
+        self._last: _Note | None = None
+        self._written_s = 0.0
+
+    def complete(self, view: View) -> View:
+        """The view with what is remembered of the last primary, where it has none."""
+        return replace(view, sighting=self._remember(view), loss_limit=self._limit)
+
+    def _remember(self, view: View) -> Sighting | None:
+        """Note the primary of the view, if it has one; else return what was noted of the last."""
+        systems = {n.state.server.system_identifier for n in view.nodes if n.state is not None}
+        if len(view.writable) == 1:
+            self._note(view, *systems)
+            return None
+        kept = [note for note in (self._last, self._read()) if note is not None]
+        fitting = [note for note in kept if note.system in systems]
+        newest = max(fitting, key=lambda note: note.at, default=None)
+        if newest is None or newest.sighting.node not in {node.name for node in view.nodes}:
+            return None
+        age_s = max(0.0, (datetime.now(UTC) - newest.at).total_seconds())
+        return newest.sighting.aged(age_s)
+
+    def _note(self, view: View, *systems: str) -> None:
+        (primary,) = view.writable
+        assert primary.state is not None
+        written = primary.state.replication.written_lsn
+        if written is None or len(systems) != 1:
+            return
+        seen = Sighting(
+            primary.name,
+            primary.state.server.timeline,
+            written,
+            0.0,
+            primary.state.setting("synchronous_standby_names"),
+        )
+        self._last = _Note(systems[0], datetime.now(UTC), seen)
+        if time.monotonic() - self._written_s > _EVERY_S:
+            self._written_s = time.monotonic()
+            self._write(self._last)
+
+    def _write(self, note: _Note) -> None:
+        """Replace the file; where it can't be written, there is less to go by, and no more."""
+        if self._path is None:
+            return
+        document = {
+            "system": note.system,
+            "node": note.sighting.node,
+            "timeline": note.sighting.timeline,
+            "lsn": format_lsn(note.sighting.lsn),
+            "at": note.at.isoformat(),
+            "synchronous": note.sighting.synchronous,
+        }
+        with contextlib.suppress(OSError):
+            handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(document, file)
+            Path(name).replace(self._path)
+
+    def _read(self) -> _Note | None:
+        if self._path is None:
+            return None
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            seen = Sighting(
+                str(found["node"]),
+                int(found["timeline"]),
+                parse_lsn(found["lsn"]),
+                0.0,
+                str(found["synchronous"]),
+            )
+            return _Note(str(found["system"]), datetime.fromisoformat(found["at"]), seen)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None

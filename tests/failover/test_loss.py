@@ -1,0 +1,162 @@
+"""Commits that a promotion would lose are counted, named and refused: views, then real servers."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import ExitCode, OperatorNeeded
+from services.failover.address import Conninfo
+from services.failover.plan.failover import plan_failover
+from services.failover.plan.loss import lacking, last_contact, losses
+from services.failover.plan.wish import Wish
+from services.failover.readiness import candidate
+from services.failover.sighting import LossLimit, Sighting
+from services.failover.view import Node, View
+from services.local.postgres import PostgresServer
+from tests.conftest import NewPair
+from tests.failover.servers import ask, configuration, slotfailover, subscribe, tell, write
+from tests.failover.views import PORTS, node, state
+from tests.providers.waiting import eventually
+
+OFF: dict[str, Any] = {"old_primary_is_off": True} if hasattr(Wish(), "old_primary_is_off") else {}
+
+
+def standby(name: str, received: int, timeline: int = 1, application: str = "") -> Node:
+    said = state(received=received, timeline=timeline)
+    pairs = (("host", "db"), ("port", PORTS["a"]), ("application_name", application or name))
+    return node(name, replace(said, upstream=Conninfo(pairs)))
+
+
+def view(*nodes: Node, lsn: int = 0, synchronous: str = "", timeline: int = 1) -> View:
+    seen = Sighting("a", timeline, lsn, 4.0, synchronous) if lsn else None
+    return View((node("a", None), *nodes), (), sighting=seen, loss_limit=LossLimit(100))
+
+
+def refusal(seen: View, wish: Wish = Wish()) -> OperatorNeeded:  # noqa: B008 - it is frozen
+    with pytest.raises(OperatorNeeded) as refused:
+        plan_failover(seen, replace(wish, **OFF))
+    assert refused.value.exit_code is ExitCode.NOT_READY
+    return refused.value
+
+
+def planned(seen: View, **wanted: Any) -> str:
+    wish = replace(Wish(), **{**wanted, **OFF})
+    return "; ".join(plan_failover(seen, wish).notes)
+
+
+def test_an_older_timeline_with_more_wal_is_not_promoted() -> None:
+    seen = view(standby("b", 1000, timeline=2), standby("c", 1100, timeline=1))
+    chosen = candidate(seen)
+    assert chosen is not None
+    assert chosen.name == "b"
+    refused = refusal(seen, Wish(target="c"))
+    assert "c is on timeline 1, b on 2" in refused.message
+
+
+def test_a_target_behind_another_standby_is_refused_by_the_bytes() -> None:
+    seen = view(standby("b", 1000), standby("c", 1064))
+    refused = refusal(seen, Wish(target="b"))
+    assert "b lacks 64 bytes of WAL that c has" in refused.message
+    assert "--accept-data-loss 64" in refused.hint
+    refusal(seen, Wish(target="b", accept_data_loss=63))
+    assert "loss accepted" in planned(seen, target="b", accept_data_loss=64)
+
+
+def test_the_last_known_position_limits_what_may_be_lost() -> None:
+    assert "commits that may be lost: 100 bytes" in planned(view(standby("b", 1000), lsn=1100))
+    refused = refusal(view(standby("b", 1000), lsn=1101))
+    assert "b lacks 101 bytes of WAL that the primary had" in refused.message
+    assert "loss accepted" in planned(view(standby("b", 1000), lsn=1101), accept_data_loss=101)
+    notes = planned(view(standby("b", 1000), lsn=1000))
+    assert "commits that may be lost: 0 bytes" in notes
+    assert "last contact with a 4 s ago" in notes
+    assert "not judged" in planned(view(standby("b", 1000)))
+
+
+def test_a_primary_seen_on_a_newer_timeline_is_not_passed_over() -> None:
+    refused = refusal(view(standby("b", 1000, timeline=1), lsn=900, timeline=2))
+    assert "a was the primary on timeline 2" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("synchronous", "refused"),
+    [
+        ("ANY 1 (b, c)", True),
+        ("FIRST 2 (b, c)", False),
+        ("b", False),
+        ("ANY 2 (b, c, d)", True),
+        ("ANY 1 (*)", True),
+        ("", False),
+    ],
+)
+def test_too_few_synchronous_standbys_answer(synchronous: str, refused: bool) -> None:
+    seen = view(standby("b", 1000), node("c", None), lsn=1000, synchronous=synchronous)
+    if not refused:
+        planned(seen)
+        return
+    assert "the silent ones may have commits" in refusal(seen).message
+    assert "loss accepted" in planned(seen, accept_data_loss=0)
+
+
+def test_a_standby_of_priority_0_is_only_promoted_by_name() -> None:
+    far = replace(standby("c", 1000), priority=0)
+    chosen = candidate(view(standby("b", 1000), far))
+    assert chosen is not None
+    assert chosen.name == "b"
+    assert candidate(view(far)) is None
+    favoured = replace(standby("c", 1000), priority=200)
+    chosen = candidate(view(standby("b", 1000), favoured))
+    assert chosen is not None
+    assert chosen.name == "c"
+
+
+@given(
+    received=st.integers(1, 2000),
+    other=st.integers(1, 2000),
+    lsn=st.integers(1, 2000),
+    accepted=st.none() | st.integers(0, 2000),
+)
+def test_less_is_known_never_promises_less_loss(
+    received: int, other: int, lsn: int, accepted: int | None
+) -> None:
+    """Forgetting a witness never makes a loss that it knew of look like none."""
+    full = view(standby("b", received), standby("c", other), lsn=lsn)
+    chosen = candidate(full)
+    assert chosen is not None
+    known = lacking(full, chosen)
+    assert known == max(0, lsn - chosen.received)
+    for less in (replace(full, sighting=None), View(full.nodes[:2], (), sighting=full.sighting)):
+        left = candidate(less)
+        assert left is not None
+        if lacking(less, left) is None:
+            assert "not judged" in last_contact(less, left)
+    if accepted is None and known > 100:
+        assert losses(full, chosen)
+
+
+def test_a_standby_that_lags_is_seen_and_not_promoted(new_pair: NewPair, tmp_path: Path) -> None:
+    trio = new_pair(synchronous=False)
+    subscribe(trio, "s1")
+    config = configuration(tmp_path, trio, lag_bytes_max_on_failover=1000)
+    assert slotfailover("check", "--config", config).code == 0
+    assert isinstance(trio.primary, PostgresServer)
+    conninfo = ask(trio.standby, "SHOW primary_conninfo")
+    tell(trio.standby, "ALTER SYSTEM SET primary_conninfo = 'port=1'", "SELECT pg_reload_conf()")
+    gone = "SELECT count(*) FROM pg_stat_wal_receiver"
+    eventually(lambda: ask(trio.standby, gone) == 0, what="b receives nothing")
+    write(trio.primary, trio.dbname, 1, 100)
+    checked = slotfailover("check", "--config", config, "--json").json
+    (lag,) = [f for f in checked["findings"] if f["check"] == "standby-lag"]
+    assert (lag["severity"], checked["ready"]) == ("critical", False)
+    assert "bytes of WAL" in lag["what"]
+    trio.primary.kill()
+    ran = slotfailover("failover", "--config", config, "--yes", "--accept-loss-of", "s1")
+    assert ran.code == 34, ran.err
+    assert "bytes of WAL that the primary had" in ran.err
+    assert "--accept-data-loss" in ran.err
+    assert ask(trio.standby, "SELECT pg_is_in_recovery()") is True
+    assert conninfo
