@@ -85,9 +85,17 @@ class KafkaSettings(_Section):
     """The first part of the name of every topic."""
     partitions: int = Field(3, ge=1, le=10_000)
     """Partitions of a table's topic, when the bridge makes it."""
-    replication_factor: int = Field(1, ge=1, le=32)
-    """Copies of each topic, when the bridge makes it. Use 3 in production: with 1, a topic is lost
-    with its broker."""
+    replication_factor: int | None = Field(None, ge=-1, le=32)
+    """Copies of each topic, when the bridge makes it. Unset: 3, or as many as there are brokers
+    (with fewer than 3, a warning: a topic is lost with its brokers); -1: the broker's default."""
+
+    @field_validator("replication_factor")
+    @classmethod
+    def _not_zero(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("at least 1, or -1 for the broker's default")
+        return value
+
     options: dict[str, str | int | float | bool] = Field({}, repr=False)
     """Passed to librdkafka as they are (security.protocol, sasl.*, ssl.*, compression.type …)."""
 

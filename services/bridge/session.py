@@ -117,6 +117,7 @@ class Session:
         waiting = self._feedback.while_waiting
         topics = Topics(self._kafka, self._shaping, while_waiting=waiting)
         topics.prepare()
+        topics.check_clocks(primary.clock_ms())
         reach("topics ready")
         slot = self._source.slot
         producer = self._producer = TransactionalProducer(

@@ -81,8 +81,11 @@ def check_config(
 def _advice(settings: Settings) -> list[str]:
     """Return what is allowed and yet likely to be a mistake in production."""
     found = []
-    if settings.kafka is not None and settings.kafka.replication_factor == 1:
-        found.append("kafka.replication_factor is 1: a topic is lost with its broker; use 3")
+    if settings.kafka is not None and settings.kafka.replication_factor in (1, 2):
+        found.append(
+            f"kafka.replication_factor is {settings.kafka.replication_factor}: a topic is lost "
+            "with its brokers; use 3"
+        )
     if settings.source is not None and len(single_hosts(settings.source)) == 1:
         found.append("source.conninfo names one host: the bridge finds no other after a failover")
     if settings.bridge.http_port is not None and settings.bridge.http_host == "127.0.0.1":

@@ -43,6 +43,7 @@ class Bridge:
         bootstrap_servers: str = "",
         publication: str = "",
         loaded: bool = True,
+        replication_factor: int | None = None,
         **bridge: Any,
     ) -> None:
         """`loaded`: as tests.providers.loaded; else always by its program."""
@@ -69,6 +70,7 @@ class Bridge:
                 "bootstrap_servers": bootstrap_servers or kafka.bootstrap_servers,
                 "topic_prefix": prefix,
                 "partitions": 2,
+                "replication_factor": replication_factor,
                 "options": options or {},
             },
             "shaping": shaping or {},

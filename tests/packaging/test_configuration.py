@@ -70,7 +70,10 @@ def test_every_example_is_accepted(example: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_check_config_refuses_and_advises(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text("source: {conninfo: host=a}\nkafka: {bootstrap_servers: b, topic_prefix: p}")
+    file.write_text(
+        "source: {conninfo: host=a}\n"
+        "kafka: {bootstrap_servers: b, topic_prefix: p, replication_factor: 1}"
+    )
     code, told = slotbridge("check-config", "--config", file)
     assert code == ExitCode.OK
     assert "kafka.replication_factor is 1" in told

@@ -1,6 +1,5 @@
 """The topics of a prefix: made where missing, and read back at start (progress, table shapes)."""
 
-import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +10,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclOperation
-from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._metadata import TopicMetadata
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
@@ -30,6 +29,8 @@ from schemas.naming import Naming
 from schemas.settings import KafkaSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.failpoints import reach
+from services.bridge.kafka.configs import Configs
+from services.bridge.kafka.contract import new_config, replication_factor
 from services.bridge.kafka.offsets import Asked, Partition, answers, ask_ends, in_parts
 from services.kafka.client import (
     TOPIC_REFUSALS,
@@ -90,6 +91,9 @@ class Topics:
         options = client_options(settings) | {"error_cb": self._complaints.note}
         self._admin = make_client(AdminClient, options)
         self._partitions: dict[str, int] = {}
+        self._replicas: dict[str, int] = {}
+        self._brokers = 0
+        self._configs = Configs(self._admin, settings)
 
     def prepare(self) -> None:
         """Make the bridge's own topics. Raises Retryable when no broker answers."""
@@ -108,6 +112,12 @@ class Topics:
                     subject=topic_of(prefix),
                     hint="delete it before the first start, or use another kafka.topic_prefix",
                 )
+        written = {name for name, _ in self.written()}
+        self._configs.check((name, self._replicas.get(name, 0)) for name in sorted(written))
+
+    def check_clocks(self, server_ms: int) -> None:
+        """As `Configs.check_clocks`."""
+        self._configs.check_clocks(server_ms)
 
     def there(self, topic: str) -> bool:
         """Whether the broker has it; it is not made."""
@@ -153,17 +163,8 @@ class Topics:
 
     def message_bytes_max(self, *others: str) -> dict[str, int]:
         """max.message.bytes of every topic of the prefix and of `others`, where we may read it."""
-        names = {name for name, _ in self.written()}
-        names |= {name for name in others if name in self._partitions}
-        found = {}
-        for some in in_parts(sorted(names)):
-            resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in some]
-            asked = self._admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
-            for resource, future in asked.items():
-                with contextlib.suppress(KafkaException):
-                    entries = future.result(REQUEST_TIMEOUT_S + 5)
-                    found[resource.name] = int(entries["max.message.bytes"].value)
-        return found
+        self._configs.describe([name for name in others if name in self._partitions])
+        return self._configs.bytes_max()
 
     def last_progress(self, slot: str, *, until: int | None = None) -> ProgressRecord | None:
         """The last committed progress record of `slot`; as in `services.kafka.records`."""
@@ -274,11 +275,12 @@ class Topics:
                     ) from error
                 attempt_s = max(_ATTEMPT_S, min(2 * attempt_s, patience_s - waited_s))
                 self._while_waiting()
-        self._partitions = {
-            name: len(topic.partitions)
-            for name, topic in metadata.topics.items()
-            if topic.error is None
-        }
+        self._brokers = len(metadata.brokers)
+        for name, topic in metadata.topics.items():
+            if topic.error is None:
+                self._learn(name, topic)
+        for name in self._partitions.keys() - metadata.topics.keys():
+            del self._partitions[name]
 
     def reader(self, topic: str, partition: int = 0, *, committed: bool = True) -> TopicReader:
         """A reader of one of the topics' partitions; a context manager."""
@@ -289,11 +291,16 @@ class Topics:
     ) -> None:
         if name in self._partitions:
             return
+        replicas = replication_factor(
+            self._settings.replication_factor,
+            self._brokers,
+            (self._replicas.get(known(self.prefix), 0) for known in _OWN),
+        )
         topic = NewTopic(
             name,
             num_partitions=partitions,
-            replication_factor=self._settings.replication_factor,
-            config=_config(compacted, short_lived),
+            replication_factor=replicas,
+            config=new_config(replicas, compacted=compacted, short_lived=short_lived),
         )
         future = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[name]
         try:
@@ -308,6 +315,11 @@ class Topics:
         reach("topic made")
         logger.info("topic is there", topic=name, partitions=self._partitions[name])
 
+    def _learn(self, name: str, topic: TopicMetadata) -> None:
+        self._partitions[name] = len(topic.partitions)
+        replicas = [len(one.replicas) for one in topic.partitions.values()]
+        self._replicas[name] = min(replicas, default=0)
+
     def _await_leader(self, name: str) -> None:
         """A new topic is not at once known to the broker's metadata; wait for it."""
         deadline, attempt_s = time.monotonic() + REQUEST_TIMEOUT_S, _ATTEMPT_S
@@ -318,7 +330,7 @@ class Topics:
                 attempt_s = min(2 * attempt_s, REQUEST_TIMEOUT_S)
             else:
                 if described.error is None and described.partitions:
-                    self._partitions[name] = len(described.partitions)
+                    self._learn(name, described)
                     return
             self._while_waiting()
             time.sleep(_LOOK_S)
@@ -328,19 +340,6 @@ class Topics:
             subject=name,
             exit_code=ExitCode.KAFKA_UNREACHABLE,
         )
-
-
-def _config(compacted: bool, short_lived: bool) -> dict[str, str]:
-    """`short_lived`: records soon replaced by tombstones; the topic is read whole at a start."""
-    config = {"cleanup.policy": "compact"} if compacted else {}
-    if short_lived:
-        config |= {
-            "segment.bytes": str(32 * 2**20),
-            "max.compaction.lag.ms": "600000",
-            "min.cleanable.dirty.ratio": "0.1",
-            "delete.retention.ms": "3600000",
-        }
-    return config
 
 
 def _not_created(error: KafkaException, topic: str) -> SlotbridgeError:

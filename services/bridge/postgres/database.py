@@ -138,6 +138,14 @@ class Primary:
         with self._statement("read the origin"):
             return slots.origin_progress(self._connection, self.origin)
 
+    def clock_ms(self) -> int:
+        """The server's clock, in ms since 1970."""
+        with self._statement("read the clock"):
+            row = self._connection.execute(
+                "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+            ).fetchone()
+            return int(row[0]) if row is not None else 0
+
     def primary_key(self, relation_oid: int) -> PrimaryKey | None:
         """A table's primary key as it is now, None when the table is gone."""
         with self._statement("read the primary key"):

@@ -1,0 +1,148 @@
+"""What the guarantee asks of Kafka's topics: how ours are made, what existing ones lack. Pure.
+
+    topic                       asked                                  where it is not so
+    progress, schema, prepared  cleanup.policy=compact, or no bound    refused: a bridge that was
+                                of age and size                        away loses its place
+    transaction                 not compacted                          warning
+    every topic                 message.timestamp.type=LogAppendTime   warning; refused where clocks
+                                                                       differ (`clocks`)
+                                three replicas                         warning
+                                min.insync.replicas >= 2 of three      warning
+                                unclean.leader.election.enable=false   warning
+
+What may not be read (DescribeConfigs) is told as not judged.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from schemas.errors import SetupError
+from schemas.events import prepared_topic, progress_topic, schema_topic, transaction_topic
+
+REPLICAS: Final = 3
+BROKERS_DEFAULT: Final = -1
+"""As kafka.replication_factor: what the broker's default.replication.factor says."""
+_NAMED_MAX: Final = 5
+_APPEND_TIME: Final = "LogAppendTime"
+
+
+class Topic(NamedTuple):
+    """A topic as it is; `config` is None where it may not be read."""
+
+    name: str
+    replicas: int
+    config: Mapping[str, str] | None
+
+    @property
+    def stamped_by_clients(self) -> bool:
+        """Whether records have the time of the bridge's clock."""
+        return self.config is not None and self._kept("message.timestamp.type") != _APPEND_TIME
+
+    @property
+    def loses_old_records(self) -> bool:
+        """Whether records are deleted for their age or for the topic's size."""
+        return "delete" in self._kept("cleanup.policy", "delete") and not (
+            self._kept("retention.ms") == self._kept("retention.bytes") == "-1"
+        )
+
+    def _kept(self, key: str, default: str = "") -> str:
+        return (self.config or {}).get(key, default)
+
+
+class Lack(NamedTuple):
+    """What topics lack, and the configuration that mends it ("": it takes more than that)."""
+
+    what: str
+    config: str
+
+
+def replication_factor(wanted: int | None, brokers: int, of_others: Iterable[int]) -> int:
+    """How many replicas a new topic gets: as wanted, else three, or all that the brokers allow.
+
+    `brokers`: how many answer now. One of them may just be down: as many as our topics have.
+    """
+    if wanted is not None:
+        return wanted
+    return min(REPLICAS, max(brokers, *of_others, 1))
+
+
+def new_config(replicas: int, *, compacted: bool, short_lived: bool) -> dict[str, str]:
+    """`short_lived`: records soon replaced by tombstones; the topic is read whole at a start."""
+    config = {"message.timestamp.type": _APPEND_TIME}
+    if replicas >= REPLICAS:
+        config["min.insync.replicas"] = "2"
+    if compacted:
+        config["cleanup.policy"] = "compact"
+    if short_lived:
+        config |= {
+            "segment.bytes": str(32 * 2**20),
+            "max.compaction.lag.ms": "600000",
+            "min.cleanable.dirty.ratio": "0.1",
+            "delete.retention.ms": "3600000",
+        }
+    return config
+
+
+def refuse_unfit(topics: Iterable[Topic], prefix: str, servers: str) -> None:
+    """Raise SetupError for a topic that forgets what the bridge must find again."""
+    kept = {progress_topic(prefix), schema_topic(prefix), prepared_topic(prefix)}
+    for topic in topics:
+        if topic.name in kept and topic.config is not None and topic.loses_old_records:
+            raise SetupError(
+                f"cleanup.policy is {topic.config['cleanup.policy']}, retention.ms "
+                f"{topic.config.get('retention.ms')}: Kafka deletes what the bridge must find "
+                "again at a start",
+                operation="check the topics",
+                subject=f"topic {topic.name}",
+                hint=command(servers, topic.name, "cleanup.policy=compact"),
+            )
+
+
+def lacks(topics: Iterable[Topic], prefix: str) -> dict[Lack, list[str]]:
+    """What is worth a warning -> the topics that it is true of."""
+    found: dict[Lack, list[str]] = defaultdict(list)
+    for topic in topics:
+        for lack in _lacks(topic, transaction_topic(prefix)):
+            found[lack].append(topic.name)
+    return dict(found)
+
+
+def _lacks(topic: Topic, transactions: str) -> Iterable[Lack]:
+    if topic.replicas < REPLICAS:
+        yield Lack(f"fewer than {REPLICAS} replicas: lost with their brokers' disks", "")
+    config = topic.config
+    if config is None:
+        yield Lack("not judged: their configuration may not be read (DescribeConfigs)", "")
+        return
+    if topic.replicas >= REPLICAS and int(config.get("min.insync.replicas", "1")) < 2:
+        yield Lack(
+            "one replica in sync is enough for acks=all: lost with its disk",
+            "min.insync.replicas=2",
+        )
+    if config.get("unclean.leader.election.enable") == "true":
+        yield Lack(
+            "a replica that lacks committed records may become the leader",
+            "unclean.leader.election.enable=false",
+        )
+    if topic.stamped_by_clients:
+        yield Lack(
+            "records have the time of the bridge's clock, and are kept or refused by it",
+            f"message.timestamp.type={_APPEND_TIME}",
+        )
+    if topic.name == transactions and "compact" in config.get("cleanup.policy", ""):
+        yield Lack("BEGINs of transactions are compacted away", "cleanup.policy=delete")
+
+
+def command(servers: str, topic: str, config: str) -> str:
+    """What changes the configuration of a topic."""
+    return (
+        f"kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics "
+        f"--entity-name {topic} --add-config {config}"
+    )
+
+
+def named(topics: list[str]) -> str:
+    """The first few of them, and how many more."""
+    more = len(topics) - _NAMED_MAX
+    return ", ".join(topics[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
