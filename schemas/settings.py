@@ -13,7 +13,7 @@ sections it needs and `require` names the one that is missing.
 
 import tempfile
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import yaml
 from pydantic import (
@@ -85,17 +85,9 @@ class KafkaSettings(_Section):
     """The first part of the name of every topic."""
     partitions: int = Field(3, ge=1, le=10_000)
     """Partitions of a table's topic, when the bridge makes it."""
-    replication_factor: int | None = Field(None, ge=-1, le=32)
+    replication_factor: Annotated[int, Field(ge=1, le=32)] | Literal[-1] | None = None
     """Copies of each topic, when the bridge makes it. Unset: 3, or as many as there are brokers
     (with fewer than 3, a warning: a topic is lost with its brokers); -1: the broker's default."""
-
-    @field_validator("replication_factor")
-    @classmethod
-    def _not_zero(cls, value: int | None) -> int | None:
-        if value == 0:
-            raise ValueError("at least 1, or -1 for the broker's default")
-        return value
-
     options: dict[str, str | int | float | bool] = Field({}, repr=False)
     """Passed to librdkafka as they are (security.protocol, sasl.*, ssl.*, compression.type …)."""
 

@@ -77,8 +77,8 @@ def skewed(folder: Path, seconds: int) -> dict[str, str]:
         pytest.skip("no C compiler")
     source, library = folder / "clock.c", folder / "clock.so"
     source.write_text(STAMPS)
-    flags = ["-shared", "-fPIC", f"-DSKEW=({seconds})", "-o", library, source, "-ldl"]
-    subprocess.run(["cc", *flags], check=True, timeout=60)
+    flags = ["-shared", "-fPIC", f"-DSKEW=({seconds})", "-o", str(library)]
+    subprocess.run(["cc", *flags, source, "-ldl"], check=True, timeout=60)
     (folder / "sitecustomize.py").write_text(CLOCK.format(skew=seconds))
     return {"LD_PRELOAD": str(library), "PYTHONPATH": str(folder)}
 
