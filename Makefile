@@ -9,7 +9,7 @@ SPARK  ?= 1
 
 BENCH := $(or $(OUT),bench-results)
 
-.PHONY: demo test quick pythons torture bench check lint types lock dist clean
+.PHONY: demo test quick pythons torture bench check lint types lock dist generate test-image clean
 
 demo: $(READY)
 	@$(BIN)/slotbridge demo $(DEMO_OPTIONS)
@@ -78,6 +78,11 @@ $(READY): requirements/build.txt requirements/lock.txt pyproject.toml setup.py $
 	  || echo "no C compiler, or no headers of Python: the bridge goes without its compiled part" >&2
 	@touch $@
 
+# Images for a container engine, built and run (tests/image; docs/OPERATIONS.md). Without an engine, root on
+# Debian gets one: apt-get install docker.io debootstrap.
+test-image: $(READY)
+	@IMAGE=1 $(BIN)/python -m pytest -p no:randomly -n 0 tests/image $(PYTEST_OPTIONS)
+
 # sdist and wheel in dist/. The wheel is built from the sdist, so that the sdist is proven whole, and
 # auditwheel gives it the oldest manylinux tag that its compiled part allows (one Python version:
 # that of .venv). Without a compiler the wheel is of this machine alone, and the command fails.
@@ -98,6 +103,10 @@ $(DIST)/.ready: requirements/dist.txt
 	@$(DIST)/venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dist.txt
 	@touch $@
 
+# What is made from the settings' classes and the chart's values: needed after a change of either.
+generate: $(READY)
+	@$(BIN)/python -m tests.chart.generate
+
 # Pin anew after a change of pyproject.toml (needs uv).
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-emit-index-url --no-annotate
@@ -106,6 +115,7 @@ lock:
 	$(COMPILE) requirements/dist.in -o requirements/dist.txt
 	$(COMPILE) --all-extras pyproject.toml -o requirements/lock.txt
 	$(COMPILE) -c requirements/lock.txt pyproject.toml -o requirements/run.txt
+	$(COMPILE) -c requirements/lock.txt --extra local pyproject.toml -o requirements/local.txt
 
 clean:
 	rm -rf $(VENV) .cache build services/bridge/compiled/*.so

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -53,6 +54,27 @@ class Problem(NamedTuple):
     def sentence(self) -> str:
         """The problem without its remedy."""
         return f"unknown key `{self.key}`" if self.unknown else f"`{self.key}` {self.text}"
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Return the YAML file `path`. Raises SettingsError when it can't be read, or has no keys."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(
+            f"can't read {path}: {error.strerror}",
+            operation="read settings",
+            hint="pass an existing file with --config",
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        place = getattr(error, "problem_mark", None)
+        line = f" in line {place.line + 1}" if place is not None else ""
+        raise SettingsError(
+            f"{path} is not YAML{line}", operation="read settings", hint="check its indentation"
+        ) from error
+    if not isinstance(document, dict):
+        raise SettingsError(f"{path} is not a mapping of sections", operation="read settings")
+    return document
 
 
 def problems(error: ValidationError, path: Path, settings: type[BaseModel]) -> list[Problem]:

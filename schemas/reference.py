@@ -7,7 +7,6 @@ this, so that a key is described in one place: the string below its field.
 import ast
 import functools
 import inspect
-import sys
 import tempfile
 import textwrap
 import types
@@ -142,7 +141,7 @@ def page() -> str:
         "`source.slot`. `slotbridge init` writes a file to begin with; `slotbridge check-config`",
         "judges one.",
         "",
-        "Made from the settings' classes by `python -m schemas.reference`; do not edit it. `NAME`",
+        "Made from the settings' classes by `make generate`; do not edit it. `NAME`",
         "in a key stands for a name that you choose.",
     ]
     for key in keys():
@@ -160,7 +159,3 @@ def _code(default: str) -> str:
     if default in ("", "null", "''"):
         return ""
     return default if default.startswith("the ") else f"`{default}`"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

@@ -15,7 +15,6 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -29,7 +28,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings.exceptions import SettingsError as EnvironmentUnreadable
 
 from schemas.errors import SettingsError
-from schemas.problems import explained
+from schemas.problems import explained, read_document
 from schemas.shaping import ShapingSettings
 from schemas.tables import Milliseconds, TablesSettings
 
@@ -135,6 +134,9 @@ class BridgeSettings(ValueSettings):
     """How often the replication origin is moved and an idle slot is advanced."""
     connect_deadline_ms: Milliseconds = 120_000
     """How long start or recovery may go on before the process gives up with a retry exit code."""
+    standby: bool = False
+    """Wait as a hot stand-by for as long as another bridge has the slot, instead of ending with
+    exit code 11 at `connect_deadline_ms`."""
     wal_sender_timeout_ms: Milliseconds = 60_000
     """`wal_sender_timeout` of the bridge's own walsender."""
     tombstones: bool = True
@@ -368,22 +370,7 @@ def require(section: Section | None, name: str) -> Section:
 
 def load_settings(path: Path) -> Settings:
     """Read `path` (YAML) and the environment. Raises SettingsError naming file, key and remedy."""
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(
-            f"can't read {path}: {error.strerror}",
-            operation="read settings",
-            hint="pass an existing file with --config",
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        place = getattr(error, "problem_mark", None)
-        line = f" in line {place.line + 1}" if place is not None else ""
-        raise SettingsError(
-            f"{path} is not YAML{line}", operation="read settings", hint="check its indentation"
-        ) from error
-    if not isinstance(document, dict):
-        raise SettingsError(f"{path} is not a mapping of sections", operation="read settings")
+    document = read_document(path)
     try:
         return Settings(**{key: value for key, value in document.items() if value is not None})
     except ValidationError as error:

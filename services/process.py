@@ -102,7 +102,9 @@ def exit_codes(*, as_json: bool = False) -> Iterator[None]:
 class Probes:
     """/healthz (the loop is fresh), /readyz (it serves) and /metrics, in a thread of their own.
 
-    `routes` are served beside them; `registry` holds the metrics (None: the process's own).
+    /availablez passes where `available` says that it serves or stands by for a process that does;
+    without `available` it is as /readyz. `routes` are served beside them; `registry` holds the
+    metrics (None: the process's own).
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Probes:
         *,
         healthy: Callable[[], bool],
         ready: Callable[[], bool],
+        available: Callable[[], bool] | None = None,
         routes: "Sequence[BaseRoute]" = (),
         registry: "CollectorRegistry | None" = None,
     ) -> None:
@@ -121,11 +124,13 @@ class Probes:
 
         self._healthy = healthy
         self._ready = ready
+        self._available = available or ready
         self._registry = registry
         app = Starlette(
             routes=[
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
+                Route("/availablez", self._availablez),
                 Route("/metrics", self._metrics),
                 *routes,
             ]
@@ -162,6 +167,9 @@ class Probes:
 
     async def _readyz(self, _request: "Request") -> "Response":
         return _probe(self._ready())
+
+    async def _availablez(self, _request: "Request") -> "Response":
+        return _probe(self._available())
 
     async def _metrics(self, _request: "Request") -> "Response":
         from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest

@@ -69,6 +69,7 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
                 settings.bridge.http_port,
                 healthy=runner.healthy,
                 ready=runner.ready,
+                available=runner.available,
                 routes=Control(runner, source, token).routes(),
             )
             stack.enter_context(probes)

@@ -72,6 +72,7 @@ class Runner:
         """The primary of the last session."""
         self._opening_since = time.monotonic()
         self._streaming = bridge.streaming
+        self._standing_by = False
 
     def healthy(self) -> bool:
         """Whether the loop turns: streaming, or still within the deadline for connecting."""
@@ -83,6 +84,10 @@ class Runner:
     def ready(self) -> bool:
         """Whether changes flow."""
         return self._session is not None
+
+    def available(self) -> bool:
+        """Whether changes flow, or would soon flow if the bridge that has the slot ended."""
+        return self.ready() or self._standing_by
 
     def move(self, source: SourceSettings) -> None:
         """Go on from other hosts, from another thread: this session ends, the next is opened there.
@@ -147,10 +152,7 @@ class Runner:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(self._may_retry),
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=3),
-            stop=tenacity.stop_any(
-                tenacity.stop_after_delay(self._bridge.connect_deadline_ms / 1000),
-                tenacity.stop_when_event_set(self._stop),
-            ),
+            stop=self._gives_up,
             sleep=tenacity.sleep_using_event(self._stop),
             before_sleep=_log_retry,
             reraise=True,
@@ -161,6 +163,19 @@ class Runner:
             if self._stop.is_set():
                 return None
             raise
+        finally:
+            self._standing_by = False
+
+    def _gives_up(self, state: tenacity.RetryCallState) -> bool:
+        """Whether a stop was asked for or the deadline has passed, which stands still while another
+        bridge has the slot and `standby` says to wait for it."""
+        error = state.outcome.exception() if state.outcome is not None else None
+        in_use = isinstance(error, Retryable) and error.exit_code is ExitCode.SLOT_IN_USE
+        self._standing_by = self._bridge.standby and in_use
+        if self._standing_by:
+            self._opening_since = time.monotonic()
+        waited_s = time.monotonic() - self._opening_since
+        return self._stop.is_set() or waited_s > self._bridge.connect_deadline_ms / 1000
 
     def _open(self) -> Session:
         self._moved.clear()  # before the source is read: a move from here on ends the session

@@ -3,14 +3,16 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from schemas.errors import ExitCode
 from schemas.example import SECTIONS
-from schemas.reference import keys, page
+from schemas.reference import keys
 from schemas.settings import load_settings
 from services.bridge.command import app
 from services.shipped import names, text
+from tests.chart.generate import generated
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -84,18 +86,13 @@ def test_check_config_refuses_and_advises(tmp_path: Path) -> None:
     assert "source.conninfo is no connection string" in told
 
 
-def test_the_reference_describes_every_key_and_is_current() -> None:
+def test_every_key_has_a_meaning() -> None:
     assert [key.path for key in keys() if not key.meaning] == []
-    assert (ROOT / "docs/CONFIGURATION.md").read_text(encoding="utf-8") == page()
 
 
-def test_examples_of_init_are_current() -> None:
-    for name, options in (
-        ("bridge", ()),
-        ("failover", ("--section", "failover")),
-        ("all", ("--all",)),
-    ):
-        assert (ROOT / f"examples/{name}.yaml").read_text() == slotbridge("init", *options)[1]
+@pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
+def test_what_is_made_from_the_settings_is_current(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == generated()[path], "run: make generate"
 
 
 def test_scripts_are_printed_whole() -> None:
@@ -105,5 +102,20 @@ def test_scripts_are_printed_whole() -> None:
     assert "\\ir" not in roles
     code, told = slotbridge("sql", "rolls")
     assert code == ExitCode.SETTINGS
-    assert "one of failover_functions, roles, subscriber_roles" in told
+    assert "one of failover_functions" in told
     assert slotbridge("docs", "operations")[1].startswith("# Operations")
+
+
+def test_compose_mounts_files_that_exist_and_a_configuration_that_is_accepted() -> None:
+    document = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+    services = document["services"]
+    assert set(services) == {"pg-a", "pg-b", "kafka", "bridge", "failover", "tables"}
+    for service in services.values():
+        for volume in service["volumes"]:
+            source = volume.partition(":")[0]
+            assert source in document["volumes"] or (ROOT / source).is_file(), source
+    code, told = slotbridge("check-config", "--config", ROOT / "examples/compose/slotbridge.yaml")
+    assert code == ExitCode.OK, told
+    targets = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    for name in ("bridge", "failover", "tables"):
+        assert f" AS {services[name]['build']['target']}\n" in targets

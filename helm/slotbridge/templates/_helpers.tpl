@@ -1,0 +1,224 @@
+{{- define "slotbridge.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "slotbridge.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "slotbridge.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "slotbridge.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "slotbridge.selector" -}}
+app.kubernetes.io/name: {{ include "slotbridge.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "slotbridge.labels" -}}
+{{ include "slotbridge.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "slotbridge.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "slotbridge.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The image of a component: (list . "bridge") */}}
+{{- define "slotbridge.image" -}}
+{{- $root := index . 0 -}}
+{{- $image := $root.Values.image -}}
+{{- with $image.registry }}{{ . }}/{{ end -}}
+{{- printf "%s-%s:%s" $image.repository (index . 1) (default $root.Chart.AppVersion $image.tag) -}}
+{{- end -}}
+
+{{/* What a values file must not have, told in one sentence. */}}
+{{- define "slotbridge.validate" -}}
+{{- $config := .Values.config -}}
+{{- $conninfos := dict "config.source.conninfo" (dig "conninfo" "" $config.source) -}}
+{{- range $name, $conninfo := dig "nodes" dict $config.failover -}}
+{{- $_ := set $conninfos (printf "config.failover.nodes.%s" $name) $conninfo -}}
+{{- end -}}
+{{- range $name, $conninfo := dig "subscribers" dict $config.failover -}}
+{{- $_ := set $conninfos (printf "config.failover.subscribers.%s" $name) $conninfo -}}
+{{- end -}}
+{{- range $key, $conninfo := $conninfos -}}
+{{- if regexMatch "(password *=)|(://[^/@]*:[^/@]*@)" $conninfo -}}
+{{- fail (printf "%s has a password in it: put the whole conninfo, or PGPASSWORD, into existingSecret" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- range $option, $value := dig "options" dict $config.kafka -}}
+{{- if regexMatch "password|secret|ssl.key.pem" $option -}}
+{{- fail (printf "config.kafka.options has %s: put it into existingSecret as SLOTBRIDGE_KAFKA__OPTIONS" $option) -}}
+{{- end -}}
+{{- end -}}
+{{- if not .Values.existingSecret -}}
+{{- if and .Values.bridge.enabled (not (dig "conninfo" "" $config.source)) -}}
+{{- fail "config.source.conninfo is missing: set it, or name in existingSecret a Secret with SLOTBRIDGE_SOURCE__CONNINFO" -}}
+{{- end -}}
+{{- if and .Values.failover.enabled (not (dig "nodes" dict $config.failover)) -}}
+{{- fail "config.failover.nodes is missing: set it, or name in existingSecret a Secret with SLOTBRIDGE_FAILOVER__NODES" -}}
+{{- end -}}
+{{- end -}}
+{{- if and (or .Values.bridge.enabled .Values.tables.enabled) (not (dig "bootstrap_servers" "" $config.kafka)) -}}
+{{- fail "config.kafka.bootstrap_servers is missing" -}}
+{{- end -}}
+{{- if and (or .Values.bridge.enabled .Values.tables.enabled) (not (dig "topic_prefix" "" $config.kafka)) -}}
+{{- fail "config.kafka.topic_prefix is missing" -}}
+{{- end -}}
+{{- if and .Values.setup.enabled (not .Values.setup.existingSecret) -}}
+{{- fail "setup.existingSecret is missing: name a Secret with SETUP_CONNINFO, a superuser's conninfo" -}}
+{{- end -}}
+{{- if and .Values.drill.enabled (not .Values.failover.enabled) -}}
+{{- fail "drill.enabled needs failover.enabled: the drill is of the nodes in config.failover" -}}
+{{- end -}}
+{{- if and .Values.maintain.enabled (not .Values.tables.enabled) -}}
+{{- fail "maintain.enabled needs tables.enabled" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* slotbridge.yaml: the values' sections with what the chart itself decides. */}}
+{{- define "slotbridge.config" -}}
+{{- include "slotbridge.validate" . -}}
+{{- $config := deepCopy .Values.config -}}
+{{- $http := dict "http_host" "0.0.0.0" -}}
+{{- $bridge := mergeOverwrite (default dict $config.bridge) $http (dict "http_port" 9187 "spool_folder" "/var/lib/slotbridge/spool" "standby" true) -}}
+{{- $_ := set $config "bridge" $bridge -}}
+{{- if .Values.failover.enabled -}}
+{{- $watch := mergeOverwrite (dig "watch" dict $config.failover) (deepCopy $http) (dict "http_port" 9188) -}}
+{{- $drill := mergeOverwrite (dig "drill" dict $config.failover) (dict "folder" "/var/lib/slotbridge/drill") -}}
+{{- $_ := set $config "failover" (mergeOverwrite $config.failover (dict "watch" $watch "drill" $drill)) -}}
+{{- else -}}
+{{- $_ := unset $config "failover" -}}
+{{- end -}}
+{{- if .Values.tables.enabled -}}
+{{- $tables := mergeOverwrite (dict "warehouse" "/var/lib/slotbridge/warehouse") $config.tables (deepCopy $http) (dict "http_port" 9189) -}}
+{{- $_ := set $config "tables" $tables -}}
+{{- else -}}
+{{- $_ := unset $config "tables" -}}
+{{- end -}}
+{{- range $name := list "source" "kafka" "shaping" -}}
+{{- if not (index $config $name) -}}
+{{- $_ := unset $config $name -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $config -}}
+{{- end -}}
+
+{{/* Environment, volumes and their mounts that every pod has. */}}
+{{- define "slotbridge.envFrom" -}}
+{{- with .Values.existingSecret }}
+envFrom:
+  - secretRef:
+      name: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "slotbridge.mounts" -}}
+- {name: config, mountPath: /etc/slotbridge/slotbridge.yaml, subPath: slotbridge.yaml, readOnly: true}
+- {name: tmp, mountPath: /tmp}
+{{- if .Values.tls.postgres.existingSecret }}
+- {name: tls-postgres, mountPath: /etc/slotbridge/tls/postgres, readOnly: true}
+{{- end }}
+{{- if .Values.tls.kafka.existingSecret }}
+- {name: tls-kafka, mountPath: /etc/slotbridge/tls/kafka, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "slotbridge.volumes" -}}
+- name: config
+  configMap:
+    name: {{ include "slotbridge.fullname" . }}
+- name: tmp
+  emptyDir:
+    sizeLimit: 1Gi
+{{- with .Values.tls.postgres.existingSecret }}
+- name: tls-postgres
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- with .Values.tls.kafka.existingSecret }}
+- name: tls-kafka
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- end -}}
+
+{{/* A volume that ends with its pod: (list NAME SIZE CLASS LABELS) */}}
+{{- define "slotbridge.scratch" -}}
+- name: {{ index . 0 }}
+{{- if index . 2 }}
+  ephemeral:
+    volumeClaimTemplate:
+      spec:
+        accessModes: [ReadWriteOnce]
+        storageClassName: {{ index . 2 | quote }}
+        resources:
+          requests:
+            storage: {{ index . 1 }}
+{{- else }}
+  emptyDir:
+    sizeLimit: {{ index . 1 }}
+{{- end }}
+{{- end -}}
+
+{{/* What every pod's spec begins with: (list . COMPONENT-VALUES) */}}
+{{- define "slotbridge.pod" -}}
+{{- $root := index . 0 -}}
+{{- $component := index . 1 -}}
+serviceAccountName: {{ include "slotbridge.serviceAccount" $root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  {{- toYaml $root.Values.podSecurityContext | nindent 2 }}
+{{- with $root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- range $key := list "nodeSelector" "tolerations" "affinity" }}
+{{- with index $component $key }}
+{{ $key }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- with index $component "priorityClassName" }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* What every container ends with: (list . COMPONENT-VALUES) */}}
+{{- define "slotbridge.container" -}}
+{{- $root := index . 0 -}}
+{{- $component := index . 1 -}}
+imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+# The last lines of the log, with `error: …` and its hint, are in `kubectl describe pod`.
+terminationMessagePolicy: FallbackToLogsOnError
+securityContext:
+  {{- toYaml $root.Values.securityContext | nindent 2 }}
+resources:
+  {{- toYaml $component.resources | nindent 2 }}
+{{- with index $component "extraEnv" }}
+env:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "slotbridge.probes" -}}
+livenessProbe:
+  httpGet: {path: /healthz, port: http}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+  httpGet: {path: {{ . }}, port: http}
+  periodSeconds: 2
+  timeoutSeconds: 5
+{{- end -}}

@@ -1,0 +1,230 @@
+"""What the chart takes from the settings' classes: values.schema.json, and the table of its README.
+
+python -m tests.chart.generate      writes both, and the golden renderings
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from schemas.example import SECTIONS, example_file
+from schemas.problems import _models
+from schemas.reference import field_meanings, page
+from schemas.settings import Settings
+
+ROOT: Final = Path(__file__).parents[2]
+CHART: Final = ROOT / "helm" / "slotbridge"
+CHOSEN_BY_THE_CHART: Final = {
+    "BridgeSettings": ("http_host", "http_port", "spool_folder", "standby"),
+    "WatchSettings": ("http_host", "http_port"),
+    "DrillSettings": ("folder",),
+    "TablesSettings": ("http_host", "http_port"),
+}
+SECRET: Final = {
+    "BridgeSettings": ("token",),
+    "WatchSettings": ("token",),
+    "ShapingSettings": ("salt",),
+}
+FROM_THE_ENVIRONMENT: Final = {
+    "SourceSettings": ("conninfo",),
+    "KafkaSettings": ("bootstrap_servers", "topic_prefix"),
+    "FailoverSettings": ("nodes",),
+    "TablesSettings": ("warehouse",),
+}
+"""Required keys that a Secret may bring; the templates say which is missing."""
+ADDITIONS: Final = {
+    "ports": {"type": "array", "minItems": 1, "items": {"type": "integer", "maximum": 65535}},
+    "quantity": {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"},
+    "secretName": {"type": "string", "pattern": "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"},
+}
+_KNOWN: Final[dict[str, dict[str, Any]]] = {
+    "bridge.replicas": {"type": "integer", "minimum": 1, "maximum": 10},
+    "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
+    "networkPolicy.postgresPorts": {"$ref": "#/$defs/ports"},
+    "networkPolicy.kafkaPorts": {"$ref": "#/$defs/ports"},
+    "drill.schedule": {"type": "string", "minLength": 9},
+    "maintain.schedule": {"type": "string", "minLength": 9},
+    "monitoring.prometheusRule.lagBytes": {"type": "integer", "minimum": 1},
+}
+_FREE: Final = ("resources", "nodeSelector", "affinity", "annotations", "labels", "podLabels")
+_FREE_TOO: Final = ("podAnnotations", "podSecurityContext", "securityContext")
+
+
+def schema() -> dict[str, Any]:
+    """Return values.schema.json: the chart's own values by their defaults, `config` by Settings."""
+    sections = Settings.model_json_schema()
+    definitions = sections["$defs"]
+    for model in _all_models():
+        _adapt(definitions[model.__name__], model.__name__, field_meanings(model))
+    properties = {
+        name: _own(value, name) for name, value in values().items() if name not in ("config",)
+    }
+    properties["config"] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            name: {"$ref": _reference(section)} for name, section in sections["properties"].items()
+        },
+    }
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Values of the chart slotbridge",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {**properties, "global": {"type": "object"}},
+        "$defs": {**definitions, **ADDITIONS},
+    }
+
+
+def values() -> dict[str, Any]:
+    """Return the chart's default values."""
+    loaded = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def _all_models() -> list[type]:
+    found: list[type] = []
+    waiting = [model for field in Settings.model_fields.values() for model in _of(field)]
+    while waiting:
+        model = waiting.pop()
+        if model not in found:
+            found.append(model)
+            waiting += [part for field in model.model_fields.values() for part in _of(field)]
+    return found
+
+
+def _of(field: Any) -> list[Any]:
+    return list(_models(field.annotation))
+
+
+def _adapt(definition: dict[str, Any], name: str, meanings: dict[str, str]) -> None:
+    """Leave out what the chart or a Secret sets, and defaults, which may be of this machine."""
+    properties = definition["properties"]
+    for key in (*CHOSEN_BY_THE_CHART.get(name, ()), *SECRET.get(name, ())):
+        del properties[key]
+    required = [
+        key
+        for key in definition.get("required", ())
+        if key not in FROM_THE_ENVIRONMENT.get(name, ())
+    ]
+    definition.pop("required", None)
+    if required:
+        definition["required"] = required
+    for key, meaning in meanings.items():
+        if key in properties:
+            properties[key]["description"] = meaning
+    _strip(definition)
+
+
+def _strip(node: Any) -> None:
+    """Remove titles, defaults and formats: helm judges values, not where they come from."""
+    if isinstance(node, dict):
+        for key in ("default", "format", "writeOnly"):
+            node.pop(key, None)
+        if isinstance(node.get("title"), str):
+            del node["title"]
+        for key, value in node.items():
+            if key == "minItems" and node.get("type") == "object":
+                continue
+            _strip(value)
+    elif isinstance(node, list):
+        for value in node:
+            _strip(value)
+
+
+def _reference(section: dict[str, Any]) -> str:
+    if "$ref" in section:
+        return str(section["$ref"])
+    return next(str(part["$ref"]) for part in section["anyOf"] if "$ref" in part)
+
+
+def _own(value: Any, path: str) -> dict[str, Any]:
+    name = path.rpartition(".")[2]
+    if path in _KNOWN:
+        return _KNOWN[path]
+    if name in (*_FREE, *_FREE_TOO):
+        return {"type": "object"}
+    if name == "existingSecret":
+        return {"$ref": "#/$defs/secretName"}
+    if name == "size":
+        return {"$ref": "#/$defs/quantity"}
+    if isinstance(value, dict):
+        return {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {key: _own(part, f"{path}.{key}") for key, part in value.items()},
+        }
+    if isinstance(value, list):
+        return {"type": "array"}
+    kinds = {bool: "boolean", int: "integer", str: "string"}
+    return {"type": kinds[type(value)]}
+
+
+def readme() -> str:
+    """Return the chart's README with a table of all values."""
+    text = (CHART / "README.md.in").read_text(encoding="utf-8")
+    rows = ["| value | default | meaning |", "|---|---|---|"]
+    rows += [
+        f"| `{path}` | `{json.dumps(default)}` | {meaning.replace('|', chr(92) + '|')} |"
+        for path, default, meaning in _documented(values(), _comments())
+    ]
+    return text.replace("@VALUES@", "\n".join(rows))
+
+
+def _documented(
+    node: dict[str, Any], comments: dict[str, str], prefix: str = ""
+) -> list[tuple[str, Any, str]]:
+    found: list[tuple[str, Any, str]] = []
+    for name, value in node.items():
+        path = f"{prefix}{name}"
+        deeper = isinstance(value, dict) and value and name not in (*_FREE, *_FREE_TOO)
+        if deeper:
+            if path in comments:
+                found.append((path, "…", comments[path]))
+            found += _documented(value, comments, f"{path}.")
+        else:
+            found.append((path, value, comments.get(path, "")))
+    return found
+
+
+def _comments() -> dict[str, str]:
+    """Return path -> the comment that begins with `# --` above it in values.yaml."""
+    found: dict[str, str] = {}
+    path: list[str] = []
+    comment: list[str] = []
+    for line in (CHART / "values.yaml").read_text(encoding="utf-8").splitlines():
+        text = line.strip()
+        if text.startswith("#"):
+            if text.startswith("# -- "):
+                comment = [text.removeprefix("# -- ")]
+            elif comment:
+                comment.append(text.removeprefix("# "))
+            continue
+        match = re.match(r"( *)([A-Za-z]+):", line)
+        if match:
+            path = [*path[: len(match[1]) // 2], match[2]]
+            if comment:
+                found[".".join(path)] = " ".join(comment)
+        comment = []
+    return found
+
+
+def generated() -> dict[Path, str]:
+    """Return file -> what it must be."""
+    return {
+        CHART / "values.schema.json": json.dumps(schema(), indent=1, sort_keys=True) + "\n",
+        CHART / "README.md": readme(),
+        ROOT / "docs" / "CONFIGURATION.md": page(),
+        ROOT / "examples" / "bridge.yaml": example_file(),
+        ROOT / "examples" / "failover.yaml": example_file(["failover"]),
+        ROOT / "examples" / "all.yaml": example_file(SECTIONS),
+    }
+
+
+if __name__ == "__main__":
+    for file, content in generated().items():
+        file.write_text(content, encoding="utf-8")

@@ -1,0 +1,208 @@
+"""The chart without a cluster: linted, rendered, judged by Kubernetes' schemas, compared."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from schemas.settings import load_settings
+from tests.chart.generate import CHART, ROOT
+from tests.chart.helm import Helm, documents, helm_program
+
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]  # a machine's first test builds helm
+VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
+GOLDEN = Path(__file__).parent / "golden"
+KUBERNETES = ("1.29", "1.32", "1.34")
+ACCEPT = "to accept what is rendered now: GOLDEN=write python -m pytest tests/chart"
+
+
+@pytest.fixture(scope="module")
+def helm() -> Helm:
+    return Helm(helm_program())
+
+
+@pytest.fixture(scope="module")
+def rendered(helm: Helm) -> dict[str, str]:
+    """Name of the values -> manifests."""
+    return {path.name: helm.render(path) for path in VALUES}
+
+
+def manifests(rendered: dict[str, str]) -> list[dict[str, Any]]:
+    return [document for text in rendered.values() for document in documents(text)]
+
+
+def pods(rendered: dict[str, str]) -> list[dict[str, Any]]:
+    """The pod specs of all workloads."""
+    found = []
+    for manifest in manifests(rendered):
+        spec = manifest.get("spec", {})
+        if manifest["kind"] == "CronJob":
+            spec = spec["jobTemplate"]["spec"]
+        if manifest["kind"] in ("CronJob", "Deployment", "Job"):
+            spec = spec["template"]["spec"]
+        if "containers" in spec:
+            found.append(spec)
+    return found
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.name)
+def test_lint_is_content(helm: Helm, values: Path) -> None:
+    done = helm.lint(values)
+    assert done.returncode == 0, done.stdout
+    assert "WARNING" not in done.stdout
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_every_manifest_fits_the_schemas_of_kubernetes(
+    rendered: dict[str, str], version: str
+) -> None:
+    checked = 0
+    for manifest in manifests(rendered):
+        if not manifest["apiVersion"].startswith("monitoring.coreos.com/"):
+            kubernetes_validate.validate(manifest, version, strict=True)
+            checked += 1
+    assert checked > 15
+
+
+def test_a_manifest_with_a_mistyped_key_would_be_found(rendered: dict[str, str]) -> None:
+    (deployment,) = [
+        manifest
+        for manifest in documents(rendered["minimal-values.yaml"])
+        if manifest["kind"] == "Deployment"
+    ]
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    container["readynessProbe"] = container.pop("readinessProbe")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(deployment, "1.34", strict=True)
+
+
+def test_pods_hold_pod_security_restricted(rendered: dict[str, str]) -> None:
+    found = pods(rendered)
+    assert len(found) > 5
+    for spec in found:
+        assert spec["automountServiceAccountToken"] is False
+        whole = spec["securityContext"]
+        assert whole["runAsNonRoot"] is True
+        assert whole["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not any(spec.get(key) for key in ("hostNetwork", "hostPID", "hostIPC"))
+        assert not any("hostPath" in volume for volume in spec["volumes"])
+        for container in spec["containers"]:
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False
+            assert own["readOnlyRootFilesystem"] is True
+            assert own["capabilities"] == {"drop": ["ALL"]}
+            assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+            assert container["resources"]["limits"]["memory"]
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.name)
+def test_the_configuration_is_what_the_services_read(
+    rendered: dict[str, str], values: Path, tmp_path: Path
+) -> None:
+    (config,) = [
+        manifest for manifest in documents(rendered[values.name]) if manifest["kind"] == "ConfigMap"
+    ]
+    path = tmp_path / "slotbridge.yaml"
+    document = yaml.safe_load(config["data"]["slotbridge.yaml"])
+    given = yaml.safe_load(values.read_text(encoding="utf-8"))
+    if given.get("existingSecret"):
+        document["source"]["conninfo"] = "host=from-the-secret"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    settings = load_settings(path)
+    assert settings.bridge.http_host == "0.0.0.0"
+    assert settings.bridge.standby
+    wanted = given["config"].get("bridge", {}).get("transaction_bytes_max", 16 * 2**20)
+    assert settings.bridge.transaction_bytes_max == wanted
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"config": {"kafka": {"topic_prefx": "x"}}}, "topic_prefx"),
+        ({"config": {"bridge": {"commit_interval_ms": "soon"}}}, "commit_interval_ms"),
+        ({"config": {"bridge": {"http_port": 9187}}}, "http_port"),
+        ({"config": {"bridge": {"token": "t" * 20}}}, "token"),
+        ({"config": {"shaping": {"salt": "s" * 20}}}, "salt"),
+        ({"config": {"source": {"slot": "Bad Slot"}}}, "slot"),
+        ({"config": {"nonsense": {}}}, "nonsense"),
+        ({"bridge": {"replicas": 0}}, "replicas"),
+        ({"bridge": {"replica": 2}}, "replica"),
+        ({"bridge": {"spool": {"size": "much"}}}, "size"),
+        ({"existingSecret": "Not A Name"}, "existingSecret"),
+        (
+            {"config": {"source": {"conninfo": "host=a password=x"}}},
+            "config.source.conninfo has a password in it",
+        ),
+        (
+            {"config": {"source": {"conninfo": "postgresql://u:pw@a/db"}}},
+            "config.source.conninfo has a password in it",
+        ),
+        (
+            {"config": {"kafka": {"options": {"sasl.password": "x"}}}},
+            "config.kafka.options has sasl.password",
+        ),
+        ({"config": {"source": {"conninfo": ""}}}, "config.source.conninfo is missing"),
+        ({"config": {"kafka": {"topic_prefix": None}}}, "/config/kafka/topic_prefix"),
+        ({"failover": {"enabled": True}}, "config.failover.nodes is missing"),
+        ({"setup": {"enabled": True}}, "setup.existingSecret is missing"),
+        ({"drill": {"enabled": True}}, "drill.enabled needs failover.enabled"),
+        ({"maintain": {"enabled": True}}, "maintain.enabled needs tables.enabled"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else json.dumps(value)[:40],
+)
+def test_wrong_values_are_refused_by_name(
+    helm: Helm, values: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(yaml.safe_dump(values), encoding="utf-8")
+    said = helm.refuse(CHART / "ci/minimal-values.yaml", "--values", str(wrong))
+    assert told in said
+
+
+def test_the_first_missing_value_of_an_empty_file_is_named(helm: Helm, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("{}", encoding="utf-8")
+    assert "config.source.conninfo is missing" in helm.refuse(empty)
+    source = ["--set", "config.source.conninfo=host=a"]
+    assert "config.kafka.bootstrap_servers is missing" in helm.refuse(empty, *source)
+    broker = ["--set", "config.kafka.bootstrap_servers=b"]
+    assert "config.kafka.topic_prefix is missing" in helm.refuse(empty, *source, *broker)
+
+
+def test_two_replicas_have_a_disruption_budget_and_one_has_none(helm: Helm) -> None:
+    minimal = CHART / "ci/minimal-values.yaml"
+    kinds = [manifest["kind"] for manifest in documents(helm.render(minimal))]
+    assert "PodDisruptionBudget" in kinds
+    alone = documents(helm.render(minimal, "--set", "bridge.replicas=1"))
+    assert "PodDisruptionBudget" not in [manifest["kind"] for manifest in alone]
+
+
+def test_every_alert_has_a_runbook_and_metrics_that_exist(rendered: dict[str, str]) -> None:
+    runbooks = (ROOT / "docs/RUNBOOKS.md").read_text(encoding="utf-8")
+    sources = "".join(
+        (ROOT / name).read_text(encoding="utf-8")
+        for name in ("services/bridge/metrics.py", "services/failover/watch/metrics.py")
+    )
+    (rule,) = [m for m in manifests(rendered) if m["kind"] == "PrometheusRule"]
+    rules = rule["spec"]["groups"][0]["rules"]
+    assert len(rules) == 8
+    for alert in rules:
+        assert f"## {alert['alert']}\n" in runbooks
+        assert alert["annotations"]["runbook_url"].endswith(f"#{alert['alert'].lower()}")
+        for name in re.findall(r"(slotbridge_\w+|slotfailover_\w+)\{", alert["expr"]):
+            assert f'"{name}"' in sources, name
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.name)
+def test_the_manifests_are_as_they_were(rendered: dict[str, str], values: Path) -> None:
+    golden = GOLDEN / values.name.replace("-values", "")
+    found = yaml.safe_dump_all(documents(rendered[values.name]), width=1000)
+    if os.environ.get("GOLDEN") == "write":
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(found, encoding="utf-8")
+    assert golden.read_text(encoding="utf-8") == found, ACCEPT
