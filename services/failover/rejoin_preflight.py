@@ -159,9 +159,12 @@ def _require_replication(step: Step, source: Conninfo) -> None:
 
 def _replication(step: Step, cluster: Cluster, folder: DataFolder, primary: _Primary) -> Conninfo:
     """By which role, password and certificates the standby will connect."""
-    for text in (primary.upstream, _own_upstream(folder)):
-        if text:
-            return parse_conninfo(text, subject="primary_conninfo")
+    if primary.upstream:  # how the other node streamed, whose name this one may not have
+        given = parse_conninfo(primary.upstream, subject="primary_conninfo")
+        return Conninfo(tuple(pair for pair in given.pairs if pair[0] != "application_name"))
+    own = _own_upstream(folder)
+    if own:
+        return parse_conninfo(own, subject="primary_conninfo")
     if cluster.replication is not None:
         return cluster.replication
     raise SettingsError(

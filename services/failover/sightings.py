@@ -1,6 +1,7 @@
 """What this machine remembers of the last primary: beside the journal, in `<journal>.seen`.
 
-{"system": "7…", "node": "a", "timeline": 2, "lsn": "0/3000148", "at": "…Z", "synchronous": "…"}
+{"system": "7…", "node": "a", "timeline": 2, "lsn": "0/3000148", "at": "…Z", "synchronous": "…",
+ "before": "…"}
 
 Every command and `watch` write it when they see a primary that takes writes, at most once a second,
 so that a failover knows how far the primary was when it was last seen. It is only a lower bound: it
@@ -31,6 +32,8 @@ class _Note:
     system: str
     at: datetime
     sighting: Sighting
+    before: str
+    """synchronous_standby_names of the primary before it, until it has one itself."""
 
 
 class Sightings:
@@ -48,8 +51,10 @@ class Sightings:
         self._written_s = 0.0
 
     def complete(self, view: View) -> View:
-        """The view with what is remembered of the last primary, where it has none."""
-        return replace(view, sighting=self._remember(view), loss_limit=self._limit)
+        """The view with what is remembered of the last primary, and of the one before."""
+        seen = self._remember(view)
+        before = self._last.before if self._last is not None and seen is None else ""
+        return replace(view, sighting=seen, synchronous_before=before, loss_limit=self._limit)
 
     def _remember(self, view: View) -> Sighting | None:
         """Note the primary of the view, if it has one; else return what was noted of the last."""
@@ -78,7 +83,12 @@ class Sightings:
             0.0,
             primary.state.setting("synchronous_standby_names"),
         )
-        self._last = _Note(systems[0], datetime.now(UTC), seen)
+        last = self._last or self._read()
+        before = ""
+        if last is not None and last.system == systems[0] and not seen.synchronous:
+            same = last.sighting.node == primary.name
+            before = last.before if same else last.sighting.synchronous or last.before
+        self._last = _Note(systems[0], datetime.now(UTC), seen, before)
         if time.monotonic() - self._written_s > _EVERY_S:
             self._written_s = time.monotonic()
             self._write(self._last)
@@ -94,6 +104,7 @@ class Sightings:
             "lsn": format_lsn(note.sighting.lsn),
             "at": note.at.isoformat(),
             "synchronous": note.sighting.synchronous,
+            "before": note.before,
         }
         with contextlib.suppress(OSError):
             handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
@@ -113,6 +124,7 @@ class Sightings:
                 0.0,
                 str(found["synchronous"]),
             )
-            return _Note(str(found["system"]), datetime.fromisoformat(found["at"]), seen)
+            at, before = datetime.fromisoformat(found["at"]), str(found["before"])
+            return _Note(str(found["system"]), at, seen, before)
         except (OSError, ValueError, KeyError, TypeError):
             return None

@@ -42,6 +42,16 @@ def slots_that_exist(setting: str, slots: Iterable[Slot]) -> tuple[str, ...]:
     return tuple(name for name in listed(setting) if name in valid)
 
 
+def slots_in_use(setting: str, slots: Iterable[Slot]) -> tuple[str, ...]:
+    """synchronized_standby_slots without what no standby uses now.
+
+    For a node that is to be the primary: its standbys come to it later, and are added then. A slot
+    that is there and unused, as other managers make them ahead, would keep every consumer waiting.
+    """
+    active = [slot for slot in slots if slot.active_pid is not None]
+    return slots_that_exist(setting, active)
+
+
 def quorum(setting: str) -> tuple[int, frozenset[str]] | None:
     """How many standbys a commit waits for, and the names among which; None where for none."""
     if not setting.strip():

@@ -225,6 +225,8 @@ class View:
     """(who says so, timeline) of what the journal and Kafka remember; see `met`."""
     sighting: Sighting | None = None
     """While no node takes writes: the last that did, where that is remembered."""
+    synchronous_before: str = ""
+    """synchronous_standby_names of the primary before this one, while this one has none."""
     loss_limit: LossLimit = LossLimit()  # noqa: RUF009 - it is frozen
     """What a new primary may lack of the last one's WAL."""
 

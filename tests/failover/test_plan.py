@@ -165,7 +165,7 @@ def test_a_subscription_that_a_person_disabled_stays_so_but_follows() -> None:
     view = dead_primary(subscriber("sub", subscription("s1", enabled=False)), slots=(slot("s1"),))
     plan = plan_failover(view, Wish())
     assert actions(plan) == ["promote", "repoint"]
-    assert "stays so" in plan.notes[-1]
+    assert any("stays so" in note for note in plan.notes)
 
 
 def test_the_standby_with_the_most_wal_is_chosen_even_if_its_slots_refuse_it() -> None:
@@ -204,7 +204,7 @@ def test_a_consumer_ahead_of_the_standby_refuses_and_once_accepted_is_not_fed() 
     assert refusal(view).exit_code is ExitCode.NOT_READY
     plan = plan_failover(view, Wish(frozenset({"s1"})))
     assert actions(plan) == ["disable", "promote", "repoint"]
-    assert plan.notes[-1].startswith("loss accepted")
+    assert any(note.startswith("loss accepted") for note in plan.notes)
 
 
 def test_a_slot_made_after_the_failover_is_a_gap_that_can_be_accepted() -> None:

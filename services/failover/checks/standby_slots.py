@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from services.failover.checks import remedies
 from services.failover.checks.model import Needs, Seen, Severity, check
-from services.failover.standby_lists import commits_can_go_on, listed, slots_that_exist
+from services.failover.standby_lists import (
+    commits_can_go_on,
+    listed,
+    quorum,
+    slots_in_use,
+    slots_that_exist,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -125,9 +131,36 @@ def listed_slot_inactive(facts: Facts) -> Iterator[Seen]:
 
 
 @check(
+    "consumers-withheld",
+    group=GROUP,
+    title="no consumer waits for a standby that is not there",
+    consequence=STALL,
+    needs=Needs.PRIMARY,
+)
+def consumers_withheld(facts: Facts) -> Iterator[Seen]:
+    for primary, state in facts.above:
+        withheld = state.replication.withheld_by
+        names = ", ".join(withheld)
+        kept = [name for name in listed(state.setting(SETTING)) if name not in withheld]
+        order = remedies.alter_system(primary, SETTING, *kept).orders
+        yield Seen(
+            primary.name,
+            f"wait_event = WaitForStandbyConfirmation of a walsender on {primary.name}, {names}"
+            if withheld
+            else f"no walsender of {primary.name} waits for a slot without a standby",
+            f"consumers of {primary.name} get nothing: they wait for {names}" if withheld else "",
+            remedies.run(
+                "start the standby of that slot; if it is gone for good, take it out of the list",
+                *order,
+                by_hand="without it consumers can get ahead of a standby that only was away",
+            ),
+        )
+
+
+@check(
     "standby-list-stale",
     group=GROUP,
-    title="the standby's own synchronized_standby_slots names only slots that it has",
+    title="the standby's own synchronized_standby_slots names only slots that are in use there",
     consequence="after its promotion decoding waits for ever for standbys of the old primary "
     "(slotfailover resets the setting, other tools do not)",
     severity=Severity.WARNING,
@@ -137,12 +170,15 @@ def listed_slot_inactive(facts: Facts) -> Iterator[Seen]:
 def standby_list_stale(facts: Facts) -> Iterator[Seen]:
     for standby, state in facts.below:
         setting = state.setting(SETTING)
-        kept = slots_that_exist(setting, state.slots)
+        there, kept = slots_that_exist(setting, state.slots), slots_in_use(setting, state.slots)
         stale = [name for name in listed(setting) if name not in kept]
+        unused = [name for name in stale if name in there]
         yield Seen(
             standby.name,
-            f"{SETTING} = '{setting}' on {standby.name}",
-            f"{SETTING} on {standby.name} names {', '.join(stale)}, which it does not have"
+            f"{SETTING} = '{setting}' on {standby.name}"
+            + (f"; no standby uses {', '.join(unused)} there" if unused else ""),
+            f"{SETTING} on {standby.name} names {', '.join(stale)}, which "
+            + ("no standby uses there" if unused else "it does not have")
             if stale
             else "",
             remedies.alter_system(standby, SETTING, *kept),
@@ -168,6 +204,43 @@ def synchronous_names_stale(facts: Facts) -> Iterator[Seen]:
             f"synchronous_standby_names = '{setting}' on {standby.name}",
             "" if fine else f"synchronous_standby_names on {standby.name} names others' standbys",
             remedies.alter_system(standby, "synchronous_standby_names"),
+        )
+
+
+@check(
+    "synchronous-before",
+    group=GROUP,
+    title="synchronous replication is on where it was on before the last failover",
+    consequence="a commit is acknowledged before any standby has it: the next failover can lose it",
+    severity=Severity.WARNING,
+    needs=Needs.PRIMARY,
+    reads=("synchronous_standby_names",),
+)
+def synchronous_before(facts: Facts) -> Iterator[Seen]:
+    for primary, state in facts.above:
+        before, now = facts.view.synchronous_before, state.setting("synchronous_standby_names")
+        off = bool(before) and not now
+        names = [name for name in state.replication.followers if name]
+        wanted = quorum(before)
+        count = min(wanted[0], len(names)) if wanted is not None else 0
+        listing = ", ".join('"' + name.replace('"', '""') + '"' for name in sorted(set(names)))
+        remedy = remedies.manual("start a standby first", because="no standby streams")
+        if count:
+            value = f"ANY {count} ({listing})"
+            remedy = remedies.run(
+                "",
+                *remedies.alter_system(primary, "synchronous_standby_names", value).orders,
+                by_hand="commits wait for standbys from then on; failover.synchronous_standbys "
+                "has it done after each rejoin",
+            )
+        yield Seen(
+            primary.name,
+            f"synchronous_standby_names = '{now}' on {primary.name}"
+            + (f"; on the primary before it was '{before}'" if before else ""),
+            f"commits on {primary.name} wait for no standby, and did before the failover"
+            if off
+            else "",
+            remedy,
         )
 
 

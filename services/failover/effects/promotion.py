@@ -138,6 +138,12 @@ def names_of(primary: Node) -> dict[str, str]:
 
 
 def _missing(node: Node, slots: tuple[str, ...]) -> str:
+    withheld = node.state.replication.withheld_by if node.state is not None else ()
+    if withheld:
+        return (
+            f"decoding on {node.name} waits for {', '.join(withheld)}, which "
+            "synchronized_standby_slots names and no standby uses"
+        )
     alone = [slot for slot in slots if not active(node, slot)]
     return f"no walsender: {', '.join(alone)}" if alone else "not all have confirmed the marker"
 
@@ -176,9 +182,14 @@ def _promoted(state: NodeState) -> NodeState:
 
 
 def _flowing(state: NodeState, fed: tuple[str, ...]) -> NodeState:
+    """Each of the slots has a walsender, and is confirmed past what the server has written."""
+    written = state.replication.written_lsn
     return replace(
         state,
         slots=tuple(
-            replace(slot, active_pid=1) if slot.slot_name in fed else slot for slot in state.slots
+            replace(slot, active_pid=1, confirmed_flush_lsn=written)
+            if slot.slot_name in fed
+            else slot
+            for slot in state.slots
         ),
     )

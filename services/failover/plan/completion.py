@@ -20,7 +20,12 @@ from services.failover.plan.rules import moves, require_privileges
 from services.failover.plan.topology import attach_standbys
 from services.failover.plan.wish import Draft, Plan
 from services.failover.readiness import judge_promoted
-from services.failover.standby_lists import commits_can_go_on, listed, slots_that_exist
+from services.failover.standby_lists import (
+    commits_can_go_on,
+    listed,
+    slots_in_use,
+    slots_that_exist,
+)
 from services.failover.verdicts import Left, fault_of, lost_copies, unidentified, unreachable
 
 if TYPE_CHECKING:
@@ -105,7 +110,7 @@ def _subscriptions(draft: Draft, primary: str, left: list[Left]) -> list[str]:
             notes.append(f"{subscriber.name}/{subscription.name} was disabled before, it stays so")
     # After a move all are verified, also those that have come by themselves.
     fresh = draft.wish.promoted == primary
-    waiting = {name for name in fed if fresh or not active(node, name)}
+    waiting = {name for name in fed if fresh or not _flows(node, name)}
     if waiting:
         draft.add(promotion.flow(node, tuple(sorted(waiting))))
     if view.bridge_slot is not None:
@@ -127,6 +132,15 @@ def _no_address(subscriber: Subscriber, subscription: Subscription, node: Node) 
         "it, and run slotfailover repoint",
         ExitCode.SETTINGS,
     )
+
+
+def _flows(node: Node, name: str) -> bool:
+    """Whether a consumer is known to be fed from the slot: by its position, not its connection."""
+    assert node.state is not None
+    slot, switch = node.state.slot(name), node.state.switch_lsn
+    confirmed = slot.confirmed_flush_lsn if slot is not None else None
+    old = switch is not None and (confirmed is None or confirmed < switch)
+    return active(node, name) and not old and not node.state.replication.withheld_by
 
 
 def _bridge(draft: Draft, node: Node, slot: str, *, fresh: bool) -> list[Left]:
@@ -204,6 +218,10 @@ def _stale(node: Node) -> list[tuple[str, tuple[str, ...]]]:
     found = []
     named = state.setting("synchronized_standby_slots")
     kept = slots_that_exist(named, state.slots)
+    if state.server.in_recovery:
+        kept = slots_in_use(named, state.slots)
+    withheld = state.replication.withheld_by
+    kept = tuple(name for name in kept if name not in withheld)
     if kept != listed(named):
         found.append(("synchronized_standby_slots", kept))
     if not commits_can_go_on(

@@ -49,7 +49,14 @@ def require_no_loss(view: View, wish: Wish, chosen: Node, operation: str) -> lis
                 hint=f"{loss.hint}; or lose those commits: {accept}",
                 exit_code=ExitCode.NOT_READY,
             )
-    return [f"loss accepted: {loss.reason}" for loss in found] or [last_contact(view, chosen)]
+    notes = [f"loss accepted: {loss.reason}" for loss in found] or [last_contact(view, chosen)]
+    seen = view.sighting
+    if seen is not None and seen.synchronous:
+        notes.append(
+            f"commits on {chosen.name} wait for no standby until one has rejoined; on {seen.node} "
+            f"they waited for '{seen.synchronous}'"
+        )
+    return notes
 
 
 def losses(view: View, chosen: Node) -> list[Loss]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode
 from services.failover.effects import topology as effects
-from services.failover.standby_lists import listed, slots_that_exist
+from services.failover.standby_lists import listed, quorum, slots_that_exist
 from services.failover.timelines import left_at
 from services.failover.verdicts import Left
 
@@ -194,7 +194,10 @@ def _await(draft: Draft, primary: str) -> None:
     wanted = (*kept, *(name for name in names if name not in kept))
     if wanted != listed(setting):
         draft.add(effects.await_standby(above, wanted))
-    count = draft.wish.synchronous_standbys
+    before = quorum(draft.view.synchronous_before)
+    current = above.state.setting("synchronous_standby_names")
+    remembered = before[0] if before is not None and not current else 0
+    count = draft.wish.synchronous_standbys or remembered
     seen = {effects.application_name(node) for node in streaming} - {""}
     if count and len(seen & set(above.state.replication.followers)) >= count:
         value = _quorum(count, seen)

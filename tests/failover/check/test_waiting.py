@@ -1,7 +1,14 @@
 """synchronized_standby_slots and synchronous_standby_names: each wrong name caused and repaired."""
 
+from dataclasses import replace
+
+from services.failover.checks.facts import facts_of
+from services.failover.checks.registry import run_checks
+from services.failover.readiness import candidate
+from services.failover.view import View
 from tests.failover.check.examining import Examiner, make_slot, reset_on, set_on
-from tests.failover.servers import ask, tell
+from tests.failover.servers import ask, tell, write
+from tests.failover.views import node, state
 from tests.providers.waiting import eventually
 
 
@@ -91,3 +98,29 @@ def test_unknown_slot_of_the_standby_is_named_once_made(sound: Examiner) -> None
     sound.fix()
     assert ask(trio.primary, "SHOW synchronized_standby_slots") == "standby_1"
     tell(trio.primary, "SELECT pg_drop_replication_slot('extra')")
+
+
+def test_consumers_that_wait_are_named_with_the_slot(sound: Examiner) -> None:
+    primary = sound.trio.primary
+    tell(primary, "SELECT pg_create_physical_replication_slot('away', true)")
+    set_on(primary, synchronized_standby_slots="standby_1, away")
+    write(primary, sound.trio.dbname, 3001)
+    (finding,) = sound.expect("consumers-withheld", "listed-slot-inactive")["consumers-withheld"]
+    assert "they wait for away" in finding["what"]
+    sound.carry_out(finding)
+    sound.carry_out(sound.expect("leftover-slot")["leftover-slot"][0])
+
+
+def test_synchronous_replication_that_was_on_before_is_missed() -> None:
+    streaming = node("a", state(standby=False))
+    assert streaming.state is not None
+    replication = replace(streaming.state.replication, followers=("c", "b"))
+    above = replace(streaming, state=replace(streaming.state, replication=replication))
+    view = View((above, node("b", state())), (), synchronous_before="FIRST 1 (a)")
+    (found,) = [
+        finding
+        for finding in run_checks(facts_of(view, candidate(view)))
+        if finding.check == "synchronous-before"
+    ]
+    assert found.wrong
+    assert 'ANY 1 ("b", "c")' in found.remedy.full
