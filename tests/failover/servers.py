@@ -45,7 +45,7 @@ def configuration(folder: Path, trio: Trio, **changes: Any) -> Path:
         "nodes": {"a": trio.primary.conninfo(), "b": trio.standby.conninfo()},
         "subscribers": {"sub": trio.subscriber.conninfo(trio.dbname)},
         "connect_timeout_s": 2,
-        "step_deadline_ms": 60_000,
+        "step_deadline_ms": 20_000,
         "journal": str(folder / "journal"),
         **changes,
     }

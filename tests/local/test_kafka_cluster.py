@@ -13,7 +13,7 @@ from services.local.users import server_user
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+def cluster(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
     folder = tmp_path_factory.mktemp("cluster")
     with (
         Processes(folder, server_user()) as processes,
