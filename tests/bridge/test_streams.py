@@ -1,13 +1,15 @@
 """Streamed transactions come out as if they had never been streamed, whatever interleaves."""
 
+import contextlib
+import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schemas.errors import Retryable
@@ -29,6 +31,7 @@ from services.bridge.decoding.messages import (
 from services.bridge.events.envelope import Envelope
 from services.bridge.progress.agreement import Position
 from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull
 from services.bridge.transactions.streams import MessageUnclear, Streams
 from tests.bridge.wire import encode, plainly
@@ -196,6 +199,117 @@ def test_bytes_that_belong_to_no_block_are_an_error(streams: Streams) -> None:
         streams.hold(b"I\0", 1)
     with pytest.raises(DecodeError, match="out of place"):
         streams.hold(encode(Begin(200, NOW_US, 7)), 1)
+
+
+class Server:
+    """pgoutput's cache of one relation (RelationSyncEntry), and what it sends by it.
+
+    Version n of the table has n columns. `invalidate` stands for any change of the table that
+    commits: a server of 17.4 does not have transactions in progress describe it anew at once.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.columns = 1
+        self.sent = False
+        self.streamed: set[int] = set()
+        self.subxids: dict[int, int] = {}
+        self.stamp = 1000
+        self.expected: list[int] = []
+
+    def invalidate(self, _xid: int) -> None:
+        self.columns, self.sent, self.streamed = self.columns + 1, False, set()
+
+    def plain(self, _xid: int) -> None:
+        self.stamp += 100
+        self._send(Begin(self.stamp, NOW_US, 9))
+        if not self.sent:
+            self._send(self._relation())
+            self.sent = True
+        self._send(self._row())
+        self._send(Commit(self.stamp, self.stamp + 48, NOW_US))
+        self.expected.append(self.columns)
+
+    def stream(self, xid: int) -> None:
+        first = xid not in self.subxids
+        subxid = self.subxids.setdefault(xid, xid + 1)
+        self._send(StreamStart(xid, first))
+        if xid not in self.streamed:
+            self._send(self._relation(), subxid)
+            self.streamed.add(xid)
+        self._send(self._row(), subxid)
+        self._send(StreamStop())
+
+    def roll_back_to_savepoint(self, xid: int) -> None:
+        if xid in self.subxids:
+            self._send(StreamAbort(xid, self.subxids[xid]))
+            self.subxids[xid] += 1
+            self.streamed.discard(xid)
+
+    def commit(self, xid: int) -> None:
+        if self.subxids.pop(xid, None) is not None:
+            self.stamp += 100
+            self._send(StreamCommit(xid, self.stamp, self.stamp + 48, NOW_US))
+            self.sent = self.sent or xid in self.streamed
+            self.streamed.discard(xid)
+
+    def _relation(self) -> Relation:
+        names = [RelationColumn(f"c{n}", 23, -1, not n) for n in range(self.columns)]
+        return Relation(7, "public", "t", "d", tuple(names))
+
+    def _row(self) -> Insert:
+        return Insert(self._relation(), [b"1"] * self.columns)
+
+    def _send(self, message: AnyMessage, xid: int | None = None) -> None:
+        self.pipeline.take(encode(message, xid), 1, NOW_US)
+
+
+RENAMED_BETWEEN = [
+    (Server.stream, 100),
+    (Server.invalidate, 0),
+    (Server.plain, 0),
+    (Server.commit, 100),
+    (Server.plain, 0),
+]
+
+
+@example(RENAMED_BETWEEN)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(
+                [
+                    Server.invalidate,
+                    Server.plain,
+                    Server.stream,
+                    Server.roll_back_to_savepoint,
+                    Server.commit,
+                ]
+            ),
+            st.sampled_from([100, 200]),
+        ),
+        max_size=20,
+    )
+)
+def test_a_row_has_the_shape_that_the_server_described_last(
+    folder: Path, steps: list[tuple[Callable[[Server, int], None], int]]
+) -> None:
+    found: list[Portion] = []
+    with contextlib.closing(Spool(folder, memory_bytes_max=10**6, bytes_max=10**9)) as spool:
+        pipeline = Pipeline(
+            *(spool, assembler()),
+            emit=found.append,
+            breathe=lambda: None,
+            prepared_topic="p",
+            slot="s",
+        )
+        server = Server(pipeline)
+        for step, xid in steps:
+            step(server, xid)
+    values = [json.loads(event.value or b"{}") for portion in found for event in portion.events]
+    rows = [value for value in values if value.get("after")]
+    plain = [len(row["after"]) for row in rows if row["source"]["txId"] == 9]
+    assert plain == server.expected
 
 
 @given(

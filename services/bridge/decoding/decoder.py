@@ -26,11 +26,12 @@ Source: PostgreSQL documentation 54.9 "Logical Replication Message Formats";
 src/backend/replication/logical/proto.c.
 """
 
+import itertools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from schemas.errors import BadInput, ExitCode
+from services.bridge.decoding.errors import DecodeError as DecodeError
 from services.bridge.decoding.messages import (
     UNCHANGED,
     AnyMessage,
@@ -61,17 +62,6 @@ POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 """2000-01-01 in microseconds since 1970-01-01."""
 
 
-class DecodeError(BadInput):
-    """Bytes that are no pgoutput message, or one that does not fit what came before."""
-
-    exit_code = ExitCode.UNDECODABLE
-
-
-def misplaced(what: str, lsn: int) -> DecodeError:
-    """`what` was understood, but does not fit what came before."""
-    return DecodeError(f"{what} is out of place", operation="assemble transactions", lsn=lsn)
-
-
 _BEGIN = struct.Struct("!QqI")
 _COMMIT = struct.Struct("!BQQq")
 _U64 = struct.Struct("!Q")
@@ -92,8 +82,8 @@ _NEW, _KEY, _OLD = b"N"[0], b"K"[0], b"O"[0]
 class Decoder:
     """Decodes one connection's messages; a new connection needs a new Decoder.
 
-    `relations` (oid -> Relation) and `types` (oid -> Type) hold what the server has described, and
-    `descriptions` ((message kind, oid) -> bytes) these messages as they are outside of blocks.
+    `relations` and `types` (by oid) hold what the server has described, and `descriptions` (by
+    message kind and oid) these messages as they are outside of blocks.
     `writers` is for who encodes rows, by `row_kind`: emptied when the server describes something.
     The server describes relations anew within every streamed transaction: with `streamed`, a
     Decoder is for the blocks of one such transaction, whose messages carry their (sub)xid.
@@ -105,6 +95,9 @@ class Decoder:
         self.types: dict[int, Type] = {}
         self.descriptions: dict[tuple[int, int], bytes] = {}
         self.writers: dict[bytes, Any] = {}
+        self.arrival = itertools.count(1).__next__
+        """Numbers a description that arrives now, here or in a streamed block."""
+        self._arrived: dict[tuple[int, int], int] = {}
         self._parsers: dict[int, Callable[[bytes], AnyMessage]] = {
             b"B"[0]: _begin,
             b"C"[0]: _commit,
@@ -188,7 +181,7 @@ class Decoder:
         relation = Relation(oid, schema or "pg_catalog", table, identity, tuple(columns))
         self.relations[oid] = relation
         self.writers.clear()
-        self.descriptions[data[0], oid] = self._plain(data)
+        self._describe(data, oid)
         return relation
 
     def _type(self, data: bytes) -> Type:
@@ -198,7 +191,7 @@ class Decoder:
         _finished(data, pos)
         self.writers.clear()
         self.types[oid] = result = Type(oid, schema or "pg_catalog", name)
-        self.descriptions[data[0], oid] = self._plain(data)
+        self._describe(data, oid)
         return result
 
     def _insert(self, data: bytes) -> Insert:
@@ -243,15 +236,24 @@ class Decoder:
         _finished(data, pos + length)
         return Message(bool(flags & 1), lsn, prefix, data[pos:])
 
-    def learn(self, other: "Decoder") -> None:
-        """Take over what `other` has been told, when the server takes it for told here too."""
-        self.writers.clear()
-        self.relations.update(other.relations)
-        self.types.update(other.types)
-        self.descriptions.update(other.descriptions)
+    def learn(self, other: "Decoder", arrived: Mapping[tuple[int, int], int]) -> None:
+        """Take over what `other` was told, unless a later description is known here.
 
-    def _plain(self, data: bytes) -> bytes:
-        return data if self._body == 1 else data[:1] + data[self._body :]
+        `arrived`: the arrival of each by kind and oid. The server takes these for told from now on.
+        """
+        self.writers.clear()
+        for key, number in arrived.items():
+            if key in other.descriptions and number > self._arrived.get(key, 0):
+                self._arrived[key] = number
+                self.descriptions[key] = other.descriptions[key]
+                told: Any = (self.relations, other.relations)
+                mine, theirs = told if key[0] == b"R"[0] else (self.types, other.types)
+                mine[key[1]] = theirs[key[1]]
+
+    def _describe(self, data: bytes, oid: int) -> None:
+        plain = data if self._body == 1 else data[:1] + data[self._body :]
+        self.descriptions[data[0], oid] = plain
+        self._arrived[data[0], oid] = self.arrival()
 
     def _known(self, oid: int) -> Relation:
         relation = self.relations.get(oid)

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from schemas.events import HEARTBEAT_PREFIX
 from services.bridge import compiled
 from services.bridge.compiled import Messages
-from services.bridge.decoding.decoder import DecodeError, Decoder, misplaced
+from services.bridge.decoding.decoder import DecodeError, Decoder
+from services.bridge.decoding.errors import misplaced
 from services.bridge.decoding.messages import (
     AnyMessage,
     Begin,

@@ -21,7 +21,8 @@ from typing import Final
 
 from schemas.errors import OperatorNeeded
 from schemas.events import PreparedRecord
-from services.bridge.decoding.decoder import Decoder, misplaced
+from services.bridge.decoding.decoder import Decoder
+from services.bridge.decoding.errors import misplaced
 from services.bridge.decoding.messages import (
     AnyMessage,
     BeginPrepare,

@@ -9,7 +9,6 @@ from services.bridge.decoding.decoder import Decoder
 from services.bridge.decoding.messages import Begin, Commit, Frame
 from services.bridge.transactions.assembler import Assembler, Portion
 
-_KINDS_OF_SHAPE: Final = frozenset(b"RY")
 BREATH_FRAMES: Final = 1_000
 BREATH_BYTES: Final = 2**20
 
@@ -25,9 +24,9 @@ class Decision:
 
 
 def surviving(frames: Iterable[Frame], aborted: Collection[int]) -> Iterator[Frame]:
-    """Leave out what was rolled back; descriptions stay, as later changes rely on them."""
+    """Leave out what was rolled back, descriptions too: the server gives them anew afterwards."""
     for frame in frames:
-        if frame.subxid not in aborted or frame.payload[0] in _KINDS_OF_SHAPE:
+        if frame.subxid not in aborted:
             yield frame
 
 

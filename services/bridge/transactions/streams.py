@@ -13,6 +13,11 @@ Blocks of several transactions interleave; commits come in commit order, between
 Of logical messages pgoutput tells the top-level xid alone (pgoutput.c, pgoutput_message): whether
 one belongs to a subtransaction that is rolled back can't be known here. The server knows when it
 does not stream, so that MessageUnclear ends the session and the next one goes on without streaming.
+
+The server describes a relation once in each streamed transaction, and at its commit takes it for
+described outside too, unless something invalidated it since (pgoutput.c, cleanup_rel_sync_cache).
+A rollback of any subtransaction makes it describe all anew: descriptions go with their
+subtransaction, and those before its rollback are not learned.
 Source: PostgreSQL documentation 49.9 "Streaming of Large Transactions for Logical Decoding".
 """
 
@@ -21,7 +26,8 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from schemas.errors import Retryable
-from services.bridge.decoding.decoder import Decoder, misplaced
+from services.bridge.decoding.decoder import Decoder
+from services.bridge.decoding.errors import misplaced
 from services.bridge.decoding.messages import (
     AnyMessage,
     Frame,
@@ -36,6 +42,7 @@ from services.bridge.transactions.replay import Decision, replay, surviving
 _KINDS_WITH_XID: Final = frozenset(b"RYIUDTM")
 _XID = struct.Struct("!I")
 _TRANSACTIONAL_AT: Final = 1 + _XID.size
+_DESCRIPTIONS: Final = frozenset(b"RY")
 
 
 class MessageUnclear(Retryable):
@@ -54,7 +61,8 @@ class FrameStore(Protocol):
 class Streams:
     """The state machine above, for one connection.
 
-    The relations of a committed stream are those of later transactions too: `decoder` learns them.
+    The relations of a committed stream are those of later transactions too: `decoder` learns them,
+    where it has not been told of a later shape.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class Streams:
         self._block: int | None = None
         self._aborted: dict[int, set[int]] = {}
         self._with_messages: set[int] = set()
+        self._arrived: dict[int, dict[tuple[int, int], int]] = {}
 
     @property
     def inside(self) -> bool:
@@ -89,6 +98,9 @@ class Streams:
             raise misplaced(f"message {payload[:1]!r} in a streamed block", lsn)
         if payload[:1] == b"M" and payload[_TRANSACTIONAL_AT : _TRANSACTIONAL_AT + 1] == b"\1":
             self._with_messages.add(self._block)
+        elif payload[0] in _DESCRIPTIONS:
+            oid = int.from_bytes(payload[1 + _XID.size : 1 + 2 * _XID.size])
+            self._arrived[self._block][payload[0], oid] = self._decoder.arrival()
         self._spool.append(self._block, Frame(_XID.unpack_from(payload, 1)[0], lsn, payload))
 
     def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Iterator[Portion | None]:
@@ -116,6 +128,7 @@ class Streams:
         if self._block is not None or xid not in self._aborted:
             raise misplaced("StreamPrepare", lsn)
         self._with_messages.discard(xid)
+        del self._arrived[xid]
         return frozenset(self._aborted.pop(xid))
 
     def _start(self, xid: int, first: bool, lsn: int) -> None:
@@ -123,6 +136,7 @@ class Streams:
             raise misplaced("StreamStart", lsn)
         self._block = xid
         self._aborted.setdefault(xid, set())
+        self._arrived.setdefault(xid, {})
 
     def _abort(self, xid: int, subxid: int, lsn: int) -> None:
         if subxid == xid:
@@ -137,6 +151,7 @@ class Streams:
             )
         elif xid in self._aborted:
             self._aborted[xid].add(subxid)
+            self._arrived[xid].clear()
 
     def _commit(self, commit: StreamCommit, lsn: int, now_us: int) -> Iterator[Portion | None]:
         decoder = Decoder(streamed=True)
@@ -148,12 +163,13 @@ class Streams:
             lsn=lsn,
             now_us=now_us,
         )
-        self._decoder.learn(decoder)
+        self._decoder.learn(decoder, self._arrived[commit.xid])
         self._forget(commit.xid)
         if last is not None:
             yield last
 
     def _forget(self, xid: int) -> None:
         self._aborted.pop(xid, None)
+        self._arrived.pop(xid, None)
         self._with_messages.discard(xid)
         self._spool.drop(xid)
