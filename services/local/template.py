@@ -64,7 +64,7 @@ def _renew_identifier(data: Path, identifier: int) -> None:
         file.seek(_IN_WAL_PAGE)
         found = file.read(_IDENTIFIER.size)
     if found != content[: _IDENTIFIER.size]:
-        raise OSError(f"{segment}: no system identifier where PostgreSQL 18 has it")
+        raise OSError(f"{segment}: no system identifier where PostgreSQL 17 and 18 have it")
     _write(segment, _IN_WAL_PAGE, renewed[: _IDENTIFIER.size])
 
 

@@ -24,7 +24,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from services.local.jars import cache_folder
 from services.local.locking import locked
-from tests.providers.archives import unpack
+from services.local.other_postgres import unpack
 
 _PACKAGE = "@sparticuz/chromium"
 _VERSION = "153.0.0"

@@ -46,7 +46,10 @@ class Embedded:
 
 
 @contextlib.contextmanager
-def embedded(folder: Path) -> Iterator[Provider]:
-    """A provider whose servers live in `folder` until the end of the block."""
-    with Bed(folder, lazy=True) as bed:
+def embedded(folder: Path, *, postgres: str = "") -> Iterator[Provider]:
+    """A provider whose servers live in `folder` until the end of the block.
+
+    `postgres`: see Bed.
+    """
+    with Bed(folder, lazy=True, postgres=postgres) as bed:
         yield Embedded(bed)

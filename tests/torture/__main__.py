@@ -66,6 +66,9 @@ def main(
     commits_wait: Annotated[
         bool, typer.Option("--commits-wait", help="Put the bridge in synchronous_standby_names.")
     ] = False,
+    postgres: Annotated[
+        str, typer.Option(help="Another PostgreSQL than the package's: 17.5 or 17.10.")
+    ] = "",
     to_tables: Annotated[
         bool, typer.Option("--tables", help="Fill Iceberg tables at the end, compare them.")
     ] = False,
@@ -79,7 +82,7 @@ def main(
     options = {"commits_wait": commits_wait, "to_tables": to_tables}
     lines = []
     wrong = False
-    with servers(base / "servers") as (bed, to_kafka):
+    with servers(base / "servers", postgres) as (bed, to_kafka):
         until = time.monotonic() + 60 * minutes
         for number in wanted:
             if not last and time.monotonic() > until:

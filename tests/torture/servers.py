@@ -10,10 +10,10 @@ from tests.providers.proxy import Proxy
 
 
 @contextlib.contextmanager
-def servers(folder: Path) -> Iterator[tuple[Bed, Proxy]]:
-    """A bed, and the proxy through which its broker's clients come."""
+def servers(folder: Path, postgres: str = "") -> Iterator[tuple[Bed, Proxy]]:
+    """A bed, and the proxy through which its broker's clients come. `postgres`: see Bed."""
     proxy = Proxy()
-    with contextlib.closing(proxy), Bed(folder, lazy=True) as bed:
+    with contextlib.closing(proxy), Bed(folder, lazy=True, postgres=postgres) as bed:
         bed.kafka = KafkaBroker(
             bed.folder / "kafka", processes=bed.processes, proxy_port=proxy.port
         )

@@ -28,7 +28,7 @@ from services.slots import Connection, PrimaryKey, Server, Slot
 
 logger = structlog.get_logger(__name__)
 
-MINIMUM_VERSION = 170000
+MINIMUM_VERSION = 170005
 TWO_PHASE_VERSION = 180000
 ORIGIN_PREFIX = "slotbridge_"
 MINIMUM_WAL_LEVEL = "logical"
@@ -254,9 +254,11 @@ def check_server(server: Server, *, two_phase: bool = False) -> None:
     """Raise SetupError (SERVER_VERSION, WAL_LEVEL) for a server that has no failover slots."""
     if server.version < MINIMUM_VERSION:
         raise SetupError(
-            f"PostgreSQL {server.version // 10000} is too old",
+            f"PostgreSQL {server.version // 10000}.{server.version % 10000} is too old",
             operation="check the server",
-            hint="failover slots need PostgreSQL 17 or newer",
+            hint="update it to 17.5 or newer: failover slots came with 17, and an older 17 decodes "
+            "rows by a table's or publication's old state when that changes beside an open "
+            "transaction",
             exit_code=ExitCode.SERVER_VERSION,
         )
     if two_phase and server.version < TWO_PHASE_VERSION:

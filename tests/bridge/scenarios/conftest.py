@@ -10,6 +10,7 @@ import pytest
 from tests.bridge.conftest import NewBridge
 from tests.bridge.oracle import Copy, assert_rebuilt
 from tests.bridge.running import Bridge
+from tests.conftest import OLDEST_POSTGRES, database
 from tests.providers.databases import Connection
 from tests.providers.interface import Provider
 
@@ -69,9 +70,17 @@ class Scene:
         return int(row[0])
 
 
-@pytest.fixture
-def scene(pair: Provider, fresh_database: str, new_bridge: NewBridge) -> Iterator[Scene]:
-    """A Scene whose bridge is not started yet."""
-    conninfo = pair.primary.conninfo(fresh_database, options=SMALL)
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        yield Scene(connection, new_bridge(conninfo), new_bridge)
+@pytest.fixture(params=["pair", "oldest_pair"], ids=["postgres", f"postgres-{OLDEST_POSTGRES}"])
+def scene(request: pytest.FixtureRequest, new_bridge: NewBridge) -> Iterator[Scene]:
+    """A Scene whose bridge is not started yet: on the session's PostgreSQL and on the oldest one.
+
+    The marker `since_18` leaves the oldest one out.
+    """
+    oldest = request.param == "oldest_pair"
+    if oldest and request.node.get_closest_marker("since_18"):
+        pytest.skip("this needs PostgreSQL 18")
+    pair: Provider = request.getfixturevalue(request.param)
+    with database(pair.primary, pair.standby) as name:
+        conninfo = pair.primary.conninfo(name, options=SMALL)
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            yield Scene(connection, new_bridge(conninfo), new_bridge)

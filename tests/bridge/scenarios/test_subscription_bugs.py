@@ -1,8 +1,11 @@
 """What has gone wrong before: src/test/subscription/t/100_bugs, and defects of other readers."""
 
+import pytest
+
 from tests.bridge.scenarios.conftest import Scene
 
 
+@pytest.mark.since_18
 def test_100_bugs(scene: Scene) -> None:
     """Functions in indexes, triggers, dropped and generated columns under FULL, root and leaf."""
     scene.run(

@@ -164,6 +164,7 @@ def test_010_truncate(scene: Scene) -> None:
     assert [len(copy.of(f"tab{n}", "t")) for n in range(1, 6)] == [2, 2, 1, 1, 0]
 
 
+@pytest.mark.since_18
 def test_011_generated(scene: Scene) -> None:
     """Stored generated columns are published when the publication says so, else left out."""
     scene.run(
@@ -330,6 +331,7 @@ def test_031_column_list(scene: Scene) -> None:
     assert "parted_1" not in {shape.table for shape in copy.shapes}
 
 
+@pytest.mark.since_18
 def test_034_temporal(scene: Scene) -> None:
     """A primary key WITHOUT OVERLAPS."""
     scene.run(

@@ -7,6 +7,7 @@ import pytest
 
 from tests.bridge.scenarios.conftest import Scene
 
+pytestmark = pytest.mark.since_18
 QUOTED = "a \"gid\", it''s quoted"
 BULK = "INSERT INTO t SELECT g, md5(g::text) FROM generate_series({0}, {0} + 1499) g"
 
