@@ -30,7 +30,7 @@ Version = tuple[int, ...]
 
 def main() -> int:
     """Print and use each interpreter; return 1 if the tests of any failed."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     here = sys.version_info[:3]
     usable, silent = interpreters(folders(os.environ, Path.home()))
     for path in silent:
