@@ -31,6 +31,7 @@ from schemas.errors import SettingsError
 from schemas.problems import explained, read_document
 from schemas.shaping import ShapingSettings
 from schemas.tables import Milliseconds, TablesSettings
+from schemas.watching import WatchSettings as WatchSettings
 
 _SLOT_NAME = r"^[a-z0-9_]{1,40}$"
 _TOPIC_NAME = r"^[A-Za-z0-9._-]{1,100}$"
@@ -212,36 +213,6 @@ class MachineSettings(_Section):
     """A rejoin may take a base backup where pg_rewind can't do it, as with `--copy`."""
 
 
-class WatchSettings(_Section):
-    """The daemon `slotfailover watch`: how often it looks, and when it may act."""
-
-    repoint: bool = False
-    """Move subscriptions and bridge by itself once somebody has promoted a standby."""
-    interval_ms: Milliseconds = 2_000
-    """How often it looks at the cluster."""
-    quorum: int = Field(3, ge=2, le=1000)
-    """It acts only on so many observations in a row that say the same."""
-    settle_ms: Milliseconds = 5_000
-    """… and that have said so for at least this long."""
-    silence_ms: Milliseconds = 30_000
-    """… or this long, where a node neither answers nor refuses: it may be cut off, not dead."""
-    first_ms: Milliseconds = 300_000
-    """So long after its start it does not act where nothing remembers the newest timeline, unless
-    every node has answered."""
-    cooldown_ms: Milliseconds = 30_000
-    """Between two acts; doubled with each act that failed, up to 64 times."""
-    http_host: str = "127.0.0.1"
-    """Address that the HTTP server listens on; 0.0.0.0 lets other machines reach it."""
-    http_port: int = Field(9188, ge=0, le=65535)
-    """The page, /v1/…, /metrics and /healthz; 0: a free port, which the log names."""
-    token: SecretStr | None = None
-    """Whoever pauses or resumes must show it (Authorization: Bearer …); without, nobody can."""
-    token_file: Path | None = None
-    """A file with the same."""
-    history_points_max: int = Field(720, ge=10, le=100_000)
-    """How many observations the curves of lag are drawn from."""
-
-
 class DrillSettings(_Section):
     """The rehearsal `slotfailover drill`: where its clone lives, and for how long."""
 
@@ -277,9 +248,11 @@ class FailoverSettings(_Section):
     nodes: dict[str, SecretStr] = Field(min_length=1)
     """name -> conninfo of every server that is or may become primary."""
     advertised: dict[str, tuple[str, ...]] = {}
-    """name -> `host=… port=…` by which subscribers reach it, where that differs from `nodes`.
-
-    A list where it has several: the first is written, one that floats is listed for each node."""
+    """name -> `host=… port=…` (or a list) by which subscribers reach it; the first is written."""
+    admins: dict[str, SecretStr] = {}
+    """name of a server -> conninfo of a superuser, for whatever promotes, rejoins or fixes."""
+    managed_by: Literal["patroni", "cloudnative-pg", "none"] | None = None
+    """Who promotes the pair; `none`: we do, and no other manager is looked for."""
     others: tuple[str, ...] = ()
     """`host=… port=…` of publishers of other clusters, which subscriptions of ours may lead to."""
     subscribers: dict[str, SecretStr] = {}

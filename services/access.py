@@ -3,6 +3,7 @@
 Without a token in the settings nobody may. Source: RFC 6750.
 """
 
+import base64
 import hmac
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,20 +43,36 @@ def read_token(token: SecretStr | None, file: Path | None, *, section: str) -> b
     return text.encode()
 
 
-def refusal(request: "Request", token: bytes, *, section: str) -> "Response | None":
-    """The answer to whoever may not write; None for whoever may."""
+def refusal(
+    request: "Request", token: bytes, *, section: str, basic: bool = False
+) -> "Response | None":
+    """The answer to whoever may not do this; None for whoever may.
+
+    With `basic` the token may also be the password of HTTP Basic, which browsers ask for.
+    """
     from starlette.responses import JSONResponse
 
     if not token:
         text = f"nobody may do this: set {section}.token or {section}.token_file"
         return JSONResponse({"error": text}, status_code=403)
     scheme, _, shown = request.headers.get("authorization", "").partition(" ")
-    right = hmac.compare_digest(shown.strip().encode(), token)
-    if scheme.lower() == "bearer" and right:
+    given = shown.strip().encode()
+    if basic and scheme.lower() == "basic":
+        given, scheme = _password(given), "bearer"
+    if scheme.lower() == "bearer" and hmac.compare_digest(given, token):
         return None
     text = "the token is wrong" if shown else "a token is needed: Authorization: Bearer …"
-    headers = {"WWW-Authenticate": 'Bearer realm="slotbridge"'}
+    way = "Basic" if basic else "Bearer"
+    headers = {"WWW-Authenticate": f'{way} realm="slotbridge"'}
     return JSONResponse({"error": text}, status_code=401, headers=headers)
+
+
+def _password(credentials: bytes) -> bytes:
+    """The password of `user:password` in base64, b"" where it is something else."""
+    try:
+        return base64.b64decode(credentials, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _wrong(message: str, subject: str, hint: str) -> SettingsError:

@@ -11,6 +11,7 @@ from services.failover.checks.model import Order
 from services.failover.checkup import Checkup, check_up
 from services.failover.cluster import Cluster
 from services.failover.fixing import await_effect, fixes_of, perform
+from services.failover.managers import require_unmanaged
 from services.failover.options import Config, Json, settings_of
 from services.failover.published import with_published
 from services.process import configure_logging, exit_codes
@@ -46,7 +47,9 @@ def check(
         slot = bridge.slot if bridge is not None else None
         if kafka is not None:
             configure_logging(json_lines=as_json)  # Kafka's client speaks, and stdout is taken
-        with Cluster(settings, bridge) as cluster:
+        if fix:
+            require_unmanaged(settings.managed_by, "check --fix")
+        with Cluster(settings, bridge, admin=fix) as cluster:
 
             def look() -> Checkup:
                 view = with_published(kafka, slot, cluster.survey)

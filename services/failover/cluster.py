@@ -5,7 +5,7 @@ would look as if consumers were ahead of the standby.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
@@ -13,7 +13,7 @@ from types import TracebackType
 import psycopg
 from pydantic import SecretStr
 
-from schemas.errors import ExitCode, SettingsError, SetupError, SlotbridgeError
+from schemas.errors import ExitCode, SetupError, SlotbridgeError
 from schemas.settings import FailoverSettings, StandbySettings
 from services import slots
 from services.failover.address import SECRETS, Address, Conninfo, Endpoint, is_private
@@ -21,7 +21,13 @@ from services.failover.bridging import Bridge
 from services.failover.checks.registry import SETTINGS
 from services.failover.links import Link, Unreachable, parse_conninfo, runs_here, with_service
 from services.failover.machine import machine_of
-from services.failover.places import place_of, require_own_addresses
+from services.failover.places import (
+    place_of,
+    require_distinct,
+    require_names,
+    require_nodes,
+    require_own_addresses,
+)
 from services.failover.provenance import read_history, read_newest_segment, read_provenance
 from services.failover.publishers import Publishers
 from services.failover.replication import read_replication
@@ -34,7 +40,16 @@ from services.failover.subscriptions import (
 )
 from services.failover.surroundings import Surroundings, may_look, read_surroundings
 from services.failover.timelines import History, Milestone
-from services.failover.view import FENCE, Node, NodeState, Reach, Subscriber, Subscription, View
+from services.failover.view import (
+    FENCE,
+    Node,
+    NodeState,
+    Published,
+    Reach,
+    Subscriber,
+    Subscription,
+    View,
+)
 from services.slots import Connection, SettingValue
 
 _VERSION_MIN = 170000
@@ -43,11 +58,16 @@ _VERSION_MIN = 170000
 class Cluster:
     """All servers of the settings, and the bridge where they have one."""
 
-    def __init__(self, settings: FailoverSettings, bridge: Bridge | None = None) -> None:
-        _require_nodes("advertised", settings.advertised, settings)
-        _require_nodes("machines", settings.machines, settings)
-        _require_nodes("standbys", settings.standbys, settings)
-        _require_nodes(
+    def __init__(
+        self, settings: FailoverSettings, bridge: Bridge | None = None, *, admin: bool = False
+    ) -> None:
+        """With `admin` servers are asked by their conninfo of failover.admins, if they have one."""
+        admins = settings.admins if admin else {}
+        require_names("admins", settings.admins, {**settings.nodes, **settings.subscribers})
+        require_nodes("advertised", settings.advertised, settings)
+        require_nodes("machines", settings.machines, settings)
+        require_nodes("standbys", settings.standbys, settings)
+        require_nodes(
             "standbys.*.follows",
             filter(None, (standby.follows for standby in settings.standbys.values())),
             settings,
@@ -64,8 +84,11 @@ class Cluster:
             else None
         )
         """As which role a standby streams, where no server tells it."""
-        self.nodes = {n: self._configured(n, c) for n, c in settings.nodes.items()}
-        self.subscribers = {n: self._configured(n, c) for n, c in settings.subscribers.items()}
+        self._managed_by = settings.managed_by
+        self.nodes = {n: self._configured(n, admins.get(n, c)) for n, c in settings.nodes.items()}
+        self.subscribers = {
+            n: self._configured(n, admins.get(n, c)) for n, c in settings.subscribers.items()
+        }
         self._places = {
             name: place_of(link.conninfo, settings.advertised.get(name, ()), name)
             for name, link in self.nodes.items()
@@ -86,9 +109,12 @@ class Cluster:
         self._histories: dict[tuple[str, str, int], tuple[bool, History | None]] = {}
         servers = len(self.nodes) + len(self.subscribers)
         self._pool = ThreadPoolExecutor(servers + 2, thread_name_prefix="observe")
-        self._publishers = Publishers(self._link, self._pool, float(self._timeout_s))
+        self._publishers = Publishers(self._stranger, self._pool, float(self._timeout_s))
         self.milestones: tuple[tuple[str, Milestone], ...] = ()
-        """What the journal and Kafka remember, for every view."""
+        self.published: Published | None = None
+        self.known_slots: frozenset[str] = frozenset()
+        self.known_slots_at = ""
+        """What the journal and Kafka remember, for every view (services.failover.recollection)."""
 
     def __enter__(self) -> "Cluster":
         return self
@@ -128,8 +154,12 @@ class Cluster:
             self._bridge_slot,
             bridge_url=url,
             milestones=self.milestones,
+            published=self.published,
+            known_slots=self.known_slots,
+            known_slots_at=self.known_slots_at,
+            managed_by=self._managed_by,
         )
-        _require_distinct(view)
+        require_distinct(view)
         view = self._publishers.identify(view)
         view = replace(view, nodes=tuple(self._pool.map(self._with_received, view.nodes)))
         return self._sightings.complete(view), problems
@@ -168,6 +198,16 @@ class Cluster:
 
     def _configured(self, name: str, conninfo: SecretStr) -> Link:
         return self._link(name, with_service(conninfo.get_secret_value(), subject=name))
+
+    def _stranger(self, name: str, conninfo: str) -> Link:
+        """A link to whoever is behind an address that the settings do not name."""
+        return Link(
+            name,
+            conninfo,
+            connect_timeout_s=self._timeout_s,
+            deadline_s=self._deadline_s,
+            pooler_may_answer=True,
+        )
 
     def _link(self, name: str, conninfo: str) -> Link:
         return Link(name, conninfo, connect_timeout_s=self._timeout_s, deadline_s=self._deadline_s)
@@ -285,16 +325,6 @@ class Cluster:
         return replace(node, state=replace(node.state, settings=settings, surroundings=around))
 
 
-def _require_nodes(key: str, names: Iterable[str], settings: FailoverSettings) -> None:
-    unknown = set(names) - set(settings.nodes)
-    if unknown:
-        raise SettingsError(
-            f"failover.{key} names {', '.join(sorted(unknown))}, which is no node",
-            operation="read settings",
-            hint="use the names of failover.nodes",
-        )
-
-
 def _look(connection: Connection, name: str) -> tuple[Surroundings, SettingValue | None]:
     """The surroundings, and primary_conninfo where it is set."""
     if not may_look(connection):
@@ -311,24 +341,6 @@ def _look(connection: Connection, name: str) -> tuple[Surroundings, SettingValue
         return around, None
     upstream = parse_conninfo(found.value, subject=f"primary_conninfo of {name}")
     return replace(around, upstream=upstream), found
-
-
-def _require_distinct(view: View) -> None:
-    """Raise SettingsError where two names of failover.nodes lead to one server."""
-    seen: dict[tuple[str, str], str] = {}
-    for node in view.nodes:
-        if node.state is None or not node.state.provenance.started:
-            continue
-        key = (node.state.server.system_identifier, node.state.provenance.started)
-        other = seen.setdefault(key, node.name)
-        if other != node.name:
-            raise SettingsError(
-                f"{other} and {node.name} are one server, reached by two addresses",
-                operation="compare nodes",
-                subject="failover.nodes",
-                hint=f"give {node.name} the address of the other server; an address that floats "
-                "between nodes belongs into failover.advertised",
-            )
 
 
 def _subscription(

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from schemas.errors import SlotbridgeError
 from services.failover.cluster import Cluster
-from services.failover.journal import BEGIN, DONE, DRILL, END, Entry
+from services.failover.journal import BEGIN, DONE, DRILL, END, SEEN, Entry
 from services.failover.links import Unreachable
 from services.failover.own_tables import reading
 from services.failover.view import View
@@ -66,7 +66,7 @@ def unfinished(entries: list[Entry]) -> Entry | None:
 
     A drill is no run that could go on.
     """
-    entries = [entry for entry in entries if entry.command != DRILL]
+    entries = [entry for entry in entries if entry.command != DRILL and entry.step != SEEN]
     if not entries:
         return None
     run = [entry for entry in entries if entry.run == entries[-1].run]

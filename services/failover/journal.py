@@ -28,6 +28,8 @@ from services.failover.view import View
 from services.slots import Connection
 
 BEGIN, END, DONE = "begin", "end", "done"
+SEEN = "seen"
+"""What `watch` has seen of a primary: part of no run."""
 DRILL = "drill"
 """The command of a rehearsal."""
 
@@ -89,7 +91,13 @@ class Journal:
 
     def end(self, view: View, outcome: str, seconds: float) -> None:
         """Record how it ended; DONE where nothing is left."""
-        self._add(view, step=END, outcome=outcome, seconds=round(seconds, 3))
+        self._add(
+            view, step=END, outcome=outcome, seconds=round(seconds, 3), intent=remembered(view)
+        )
+
+    def remember(self, view: View) -> None:
+        """Record what only the primary knows, for when it is gone."""
+        self._add(view, step=SEEN, outcome=DONE, intent=remembered(view))
 
     def _add(self, view: View, **values: Any) -> None:
         self._number += 1
@@ -154,6 +162,22 @@ def _insert(connection: Connection, entries: list[Entry]) -> None:
             " ON CONFLICT DO NOTHING",
             [documents],
         )
+
+
+def remembered(view: View) -> dict[str, Any]:
+    """The primary's timeline and its failover slots; {} where no primary tells."""
+    primary = view.primary
+    met = primary.milestone("") if primary is not None else None
+    if primary is None or primary.state is None or met is None:
+        return {}
+    return {
+        "met": met.note,
+        "failover_slots": sorted(
+            slot.slot_name
+            for slot in primary.state.slots
+            if slot.failover and not slot.temporary and slot.slot_type == "logical"
+        ),
+    }
 
 
 def _seen(view: View) -> dict[str, str]:

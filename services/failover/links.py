@@ -52,13 +52,22 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
 class Link:
     """One server by its conninfo. Not thread-safe: one question at a time."""
 
-    def __init__(self, name: str, conninfo: str, *, connect_timeout_s: int, deadline_s: float):
+    def __init__(
+        self,
+        name: str,
+        conninfo: str,
+        *,
+        connect_timeout_s: int,
+        deadline_s: float,
+        pooler_may_answer: bool = False,
+    ) -> None:
         self.name = name
         self.conninfo = parse_conninfo(conninfo, subject=name)
         self._connect_timeout_s = connect_timeout_s
         self._deadline_s = deadline_s
         self._connection: _Connection | None = None
         self._silent: tuple[float, Unreachable] | None = None
+        self._pooler_may_answer = pooler_may_answer
 
     def ask(self, question: Callable[[Connection], Answer]) -> Answer:
         """The answer to `question`, a function of an autocommit connection that only reads.
@@ -115,6 +124,13 @@ class Link:
                 hint="see pg_locks there, then run this command again",
                 exit_code=ExitCode.DEADLINE,
             ) from error
+        except UnicodeDecodeError as error:
+            raise SetupError(
+                "a name or text there is not in UTF-8",
+                operation=f"ask {self.name}",
+                subject=self.name,
+                hint="see the names of its databases, slots, roles and subscriptions",
+            ) from error
         except psycopg.Error as error:
             if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
                 raise SetupError(
@@ -130,6 +146,7 @@ class Link:
                 autocommit=True,
                 connect_timeout=self._connect_timeout_s,
                 application_name="slotfailover",
+                client_encoding="UTF8",  # a database in SQL_ASCII would give bytes
             )
             milliseconds = int(self._deadline_s * 1000)
             self._connection.execute(
@@ -142,7 +159,24 @@ class Link:
             self.close()
             raise self._diagnosis(_first_line(error)) from error
         self._silent = None
+        self._require_server(self._connection)
         return self._connection
+
+    def _require_server(self, connection: _Connection) -> None:
+        """Raise SetupError where a pooler answers: its sessions are not the server's, so that a
+        lock or a setting of ours would be somebody else's.
+        """
+        row = connection.execute("SELECT pg_backend_pid()").fetchone()
+        if self._pooler_may_answer or row == (connection.pgconn.backend_pid,):
+            return
+        self.close()
+        raise SetupError(
+            f"a connection pooler answers for {self.name}",
+            operation=f"ask {self.name}",
+            subject=self.name,
+            hint="name the server itself in its conninfo, not PgBouncer or another pooler",
+            exit_code=ExitCode.SERVER_SETTING,
+        )
 
     def _diagnosis(self, message: str) -> Unreachable:
         """Down, closed to us, or silent: from the sockets, as libpq's messages are translated."""

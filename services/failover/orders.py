@@ -22,12 +22,14 @@ from services.failover.cluster import Cluster
 from services.failover.history import read_history, unfinished
 from services.failover.journal import Journal
 from services.failover.lock import locked
+from services.failover.managers import forgotten, is_managed, notes_on, require_unmanaged
 from services.failover.options import Config, Json, settings_of
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.rejoin import plan_rejoin, plan_repoint
 from services.failover.plan.resume import Intent, Planner, choose
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.failover.plan.wish import Plan, Wish
+from services.failover.recollection import Asked, recall
 from services.failover.rejoin_preflight import require_rejoinable
 from services.failover.runner import Result, Run
 from services.failover.view import View
@@ -43,6 +45,8 @@ Accept = Annotated[
 ]
 To = Annotated[str, typer.Option("--to", metavar="NODE", help="The standby to promote.")]
 Chosen = tuple[Planner, Wish]
+_OF_ADMINS = frozenset({"failover", "switchover", "resume", "rejoin"})
+"""What promotes, fences or rejoins: refused under a manager, and done by failover.admins."""
 Choose = Callable[[Cluster, View, Wish], Chosen]
 
 
@@ -151,6 +155,8 @@ def plan(
     def choose_it(_cluster: Cluster, view: View, wish: Wish) -> Chosen:
         given = replace(wish, accept_loss_of=frozenset(accept_loss_of or ()), target=to)
         alive = view.primary
+        if is_managed(view.managed_by):
+            return plan_repoint, given
         if alive is None:
             return plan_failover, given
         return plan_switchover, replace(given, rejoin=frozenset({alive.name} - {to}))
@@ -186,6 +192,8 @@ class _Order:
         self._yes = yes
         self._dry_run = dry_run
         self._as_json = as_json
+        self._admin = command in _OF_ADMINS
+        self._notes: list[str] = []
         self.settings: FailoverSettings
 
     def give(self, choose_it: Choose, *, undo: bool = False) -> None:
@@ -193,11 +201,16 @@ class _Order:
         started = time.monotonic()
         with exit_codes(as_json=self._as_json):
             self.settings, bridge = settings_of(self._config)
-            with Cluster(self.settings, bridge) as cluster:
+            if self._admin:
+                require_unmanaged(self.settings.managed_by, self._command)
+            with Cluster(self.settings, bridge, admin=self._admin) as cluster:
+                asked = Asked(bridge)
                 view = cluster.observe()
+                self._recall(cluster, view, asked)
                 if self._dry_run:
+                    view = cluster.observe()
                     planner, wish = choose_it(cluster, view, self._wish())
-                    self._show(planner(view, wish))
+                    self._show(self._noted(view, planner(view, wish)))
                     raise SystemExit(int(ExitCode.OK))
                 database, path = self.settings.journal_database, self.settings.journal
                 with locked(cluster, view, database, path), sigterm_interrupts():
@@ -214,7 +227,7 @@ class _Order:
         narration = report.on_stderr()
         view = cluster.observe()
         planner, wish = choose_it(cluster, view, self._wish())
-        plan = planner(view, wish)
+        plan = self._noted(view, planner(view, wish))
         self._confirm(plan, narration)
         wish = replace(wish, target=wish.target or plan.new_primary)
         settings = self.settings
@@ -226,7 +239,22 @@ class _Order:
             tell=lambda text: report.print_progress(narration, text),
             started=started,
         )
-        return run.carry_out(cluster.observe() if not self._yes else view, wish, planner, undo=undo)
+        view = cluster.observe() if not self._yes else view
+        result = run.carry_out(view, wish, planner, undo=undo)
+        more = tuple(note for note in plan.notes if note not in result.notes)
+        return replace(result, notes=(*more, *result.notes))
+
+    def _recall(self, cluster: Cluster, view: View, asked: Asked) -> None:
+        """Have the cluster's views remember what the journals and Kafka tell."""
+        settings = self.settings
+        entries = read_history(cluster, view, settings.journal, settings.journal_database)
+        self._notes = recall(cluster, entries, asked.answer())
+
+    def _noted(self, view: View, plan: Plan) -> Plan:
+        """The plan with what could not be judged, and who else may be at work."""
+        promotes = self._command in (*_OF_ADMINS, "plan")
+        more = (*self._notes, *(notes_on(view) if promotes else ()))
+        return replace(plan, notes=(*more, *forgotten(view, plan.new_primary), *plan.notes))
 
     def _wish(self) -> Wish:
         return Wish(

@@ -1,10 +1,13 @@
 """Where a node is reached: by us, by subscribers and standbys, and by which other names."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from schemas.errors import SettingsError
+from schemas.settings import FailoverSettings
 from services.failover.address import Address, Conninfo, Endpoint, is_private
 from services.failover.links import parse_conninfo
+from services.failover.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +60,41 @@ def require_own_addresses(places: dict[str, Place]) -> None:
                     hint="let a node's list begin with an address that is its own; one that floats "
                     "between nodes comes after it, in the list of each",
                 )
+
+
+def require_names(key: str, names: Iterable[str], known: Iterable[str]) -> None:
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise SettingsError(
+            f"failover.{key} names {unknown[0]}, which is neither a node nor a subscriber",
+            operation="read settings",
+            hint="use the names of failover.nodes and failover.subscribers",
+        )
+
+
+def require_nodes(key: str, names: Iterable[str], settings: FailoverSettings) -> None:
+    unknown = set(names) - set(settings.nodes)
+    if unknown:
+        raise SettingsError(
+            f"failover.{key} names {', '.join(sorted(unknown))}, which is no node",
+            operation="read settings",
+            hint="use the names of failover.nodes",
+        )
+
+
+def require_distinct(view: View) -> None:
+    """Raise SettingsError where two names of failover.nodes lead to one server."""
+    seen: dict[tuple[str, str], str] = {}
+    for node in view.nodes:
+        if node.state is None or not node.state.provenance.started:
+            continue
+        key = (node.state.server.system_identifier, node.state.provenance.started)
+        other = seen.setdefault(key, node.name)
+        if other != node.name:
+            raise SettingsError(
+                f"{other} and {node.name} are one server, reached by two addresses",
+                operation="compare nodes",
+                subject="failover.nodes",
+                hint=f"give {node.name} the address of the other server; an address that floats "
+                "between nodes belongs into failover.advertised",
+            )

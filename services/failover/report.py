@@ -175,8 +175,8 @@ def print_notes(console: Console, notes: Iterable[str]) -> None:
         console.print(Text.assemble(("NOTE      ", "cyan"), note))
 
 
-def plan_as_json(plan: Plan) -> dict[str, object]:
-    """A plan that was not carried out."""
+def plan_as_json(plan: Plan, *, hooks: bool = True) -> dict[str, object]:
+    """A plan that was not carried out; without `hooks` it hides what commands say, as secrets."""
     return {
         "new_primary": plan.new_primary,
         "why": plan.why,
@@ -185,7 +185,9 @@ def plan_as_json(plan: Plan) -> dict[str, object]:
                 "step": step.text,
                 "server": step.server,
                 "before": step.before,
-                "sql": list(step.shown),
+                "sql": list(step.shown)
+                if hooks or not step.command
+                else [f"the command of failover.machines.{step.server}"],
                 "after": step.after,
             }
             for step in plan.steps

@@ -5,11 +5,13 @@ from collections.abc import Callable
 
 from schemas.errors import ExitCode, Retryable, SetupError
 from services.failover import machines, statements
+from services.failover.address import Conninfo
 from services.failover.bridging import marker_in_kafka, send_to
 from services.failover.cluster import Cluster
 from services.failover.effects.step import Action, Step
 from services.failover.effects.topology import upstream_of
 from services.failover.links import Link, Unreachable, parse_conninfo
+from services.failover.quiet import hush, speak
 from services.failover.rejoining import rejoin
 from services.failover.replication import read_replication
 from services.failover.sessions import end_sessions_before_reload, sessions_before_reload
@@ -107,7 +109,7 @@ def _order(step: Step, cluster: Cluster, deadline: float, tell: Callable[[str], 
         case Action.RESET | Action.SLOT | Action.CLEAN | Action.UNFENCE:
             cluster.nodes[step.server].order(lambda c: _run_each(c, step.sql))
         case Action.DISABLE | Action.REPOINT | Action.ENABLE:
-            cluster.subscribers[step.server].order(lambda c: _run_together(c, step.sql))
+            cluster.subscribers[step.server].order(lambda c: _run_quietly(c, step.sql))
     return 0
 
 
@@ -126,7 +128,16 @@ def _follow(step: Step, cluster: Cluster) -> None:
     link = cluster.nodes[step.server]
     given = parse_conninfo(link.ask(lambda c: setting(c, "primary_conninfo")), subject=step.server)
     upstream = upstream_of(cluster.address(step.node), given, step.subject)
-    link.order(lambda c: _run_each(c, statements.primary_conninfo(upstream.text)))
+    link.order(lambda c: _set_upstream(c, upstream))
+
+
+def _set_upstream(connection: Connection, upstream: Conninfo) -> None:
+    """ALTER SYSTEM can't run in a transaction; the session is quiet meanwhile."""
+    hush(connection)
+    try:
+        _run_each(connection, statements.primary_conninfo(upstream.text))
+    finally:
+        speak(connection)
 
 
 def _hasten(step: Step, cluster: Cluster) -> None:
@@ -213,6 +224,15 @@ def _run_promotion(connection: Connection, step: Step) -> None:
 def _run_each(connection: Connection, sql: tuple[str, ...]) -> None:
     for statement in sql:
         connection.execute(statement)
+
+
+def _run_quietly(connection: Connection, sql: tuple[str, ...]) -> None:
+    """In one transaction, and where our role may, without a trace of the text: it has passwords."""
+    hush(connection)
+    try:
+        _run_together(connection, sql)
+    finally:
+        speak(connection)
 
 
 def _run_together(connection: Connection, sql: tuple[str, ...]) -> None:

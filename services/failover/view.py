@@ -207,6 +207,8 @@ class Published:
     timeline: int = 0
     problem: str = ""
     """Why it can't be read."""
+    began: int | None = None
+    """Where that timeline left its parent; None where the record does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,7 @@ class View:
     bridge_slot: str | None = None
     """The bridge's slot, where the settings name one."""
     published: Published | None = None
-    """Only for `check`, where the settings name Kafka."""
+    """What Kafka has, where the settings name it and it was asked."""
     bridge_url: str = ""
     """Where the bridge can be told of a new primary."""
     milestones: tuple[tuple[str, Milestone], ...] = ()
@@ -229,6 +231,11 @@ class View:
     """synchronous_standby_names of the primary before this one, while this one has none."""
     loss_limit: LossLimit = LossLimit()  # noqa: RUF009 - it is frozen
     """What a new primary may lack of the last one's WAL."""
+    known_slots: frozenset[str] = frozenset()
+    """The failover slots that a primary had when one was last seen, as the journal has it."""
+    known_slots_at: str = ""
+    managed_by: str | None = None
+    """The manager of the pair, as the settings have it; None where they say nothing."""
 
     @property
     def writable(self) -> tuple[Node, ...]:

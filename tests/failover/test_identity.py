@@ -203,7 +203,7 @@ def test_as_the_documented_role_a_subscriber_past_the_switch_is_refused(
     # Without the function the role can't tell, which is a refusal, too.
     tell(trio.standby, "DROP FUNCTION slotfailover.timeline_history(int)")
     ran = slotfailover("repoint", "--config", config, "--yes", "--json")
-    assert (ran.code, "nobody can tell" in ran.out) == (20, True), ran.out + ran.err
+    assert (ran.code, "nobody can tell" in ran.out) == (32, True), ran.out + ran.err
     checked = slotfailover("check", "--config", config, "--json")
     found = [f for f in checked.json["findings"] if f["check"] == "timeline-history"]
     assert [f["severity"] for f in found] == ["critical"]

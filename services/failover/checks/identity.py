@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from services.failover.checks import remedies
 from services.failover.checks.model import Seen, Severity, check
+from services.failover.managers import traces
 from services.failover.plan.rules import outdated
 from services.failover.verdicts import unidentified
 
@@ -60,6 +61,28 @@ def timeline_history(facts: Facts) -> Iterator[Seen]:
             remedies.manual(
                 "run sql/roles.sql on the primary: it makes slotfailover.timeline_history()",
                 because="only a superuser may",
+            ),
+        )
+
+
+@check(
+    "managed-by",
+    group=GROUP,
+    title="no manager promotes this pair beside the settings' knowledge",
+    consequence="a failover or switchover from here crosses the manager's, which may undo it or "
+    "leave two primaries",
+    severity=Severity.WARNING,
+)
+def managed_by(facts: Facts) -> Iterator[Seen]:
+    for node, manager in traces(facts.view):
+        yield Seen(
+            node,
+            f"seen on {node}: {manager}",
+            f"{node} seems to be managed by {manager}",
+            remedies.manual(
+                "set failover.managed_by to patroni or cloudnative-pg, or to none where that is "
+                "wrong",
+                because="only you know",
             ),
         )
 

@@ -66,6 +66,7 @@ CHECKS: tuple[Check, ...] = (
     identity.primary_timeline,
     identity.timeline_history,
     identity.subscription_identified,
+    identity.managed_by,
     pair.other_standbys,
 )
 

@@ -39,7 +39,7 @@ def drill(
     """
     with exit_codes(as_json=as_json):
         settings, bridge = settings_of(config)
-        with Cluster(settings, bridge) as cluster, sigterm_interrupts():
+        with Cluster(settings, bridge, admin=True) as cluster, sigterm_interrupts():
             view = cluster.observe()
             rehearsal = _rehearsal(settings, cluster, view, standby)
             if clean:

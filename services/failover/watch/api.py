@@ -9,6 +9,7 @@ POST /v1/pause        {"reason": "…"}, optional: watch goes on looking, and ac
 POST /v1/resume
 """
 
+import ipaddress
 import json
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
@@ -19,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from schemas.settings import WatchSettings
 from services.access import refusal
 from services.failover.plan.wish import Wish
 from services.failover.report import history_as_json
@@ -41,7 +43,10 @@ Answer = Callable[[Request], Awaitable[Response]]
 class Api:
     """The routes of one replica."""
 
-    def __init__(self, watch: Watch, wish: Wish, token: bytes, refresh_s: float) -> None:
+    def __init__(self, watch: Watch, wish: Wish, token: bytes, settings: WatchSettings) -> None:
+        refresh_s = settings.interval_ms / 1000
+        self._hosts = {name.lower() for name in (*settings.allowed_hosts, settings.http_host)}
+        self._token_to_read = settings.token_to_read
         self._watch = watch
         self._wish = wish
         self._token = token
@@ -52,15 +57,31 @@ class Api:
         """For services.process.Probes."""
         orders = {"/v1/pause": self._order(paused=True), "/v1/resume": self._order(paused=False)}
         return [
-            Route("/", self._page),
-            Route("/page.css", self._file("page.css", "text/css")),
-            Route("/page.js", self._file("page.js", "text/javascript")),
-            Route("/v1/status", self._status),
-            Route("/v1/checks", self._checks),
-            Route("/v1/plan", self._plan),
-            Route("/v1/history", self._history),
-            *(Route(path, answer, methods=["POST"]) for path, answer in orders.items()),
+            Route("/", self._guarded(self._page)),
+            Route("/page.css", self._guarded(self._file("page.css", "text/css"))),
+            Route("/page.js", self._guarded(self._file("page.js", "text/javascript"))),
+            Route("/v1/status", self._guarded(self._status)),
+            Route("/v1/checks", self._guarded(self._checks)),
+            Route("/v1/plan", self._guarded(self._plan)),
+            Route("/v1/history", self._guarded(self._history)),
+            *(Route(p, self._guarded(a), methods=["POST"]) for p, a in orders.items()),
         ]
+
+    def _guarded(self, answer: Answer) -> Answer:
+        """The answer for a host name that is ours, and for whoever may read."""
+
+        async def guarded(request: Request) -> Response:
+            name = _host_of(request)
+            if not _is_address(name) and name not in self._hosts | {"localhost"}:
+                text = f"{name or 'no host'} is not one of {SECTION}.allowed_hosts"
+                return _json({"error": text}, 421)
+            if self._token_to_read:
+                refused = refusal(request, self._token, section=SECTION, basic=True)
+                if refused is not None:
+                    return refused
+            return await answer(request)
+
+        return guarded
 
     async def _page(self, _request: Request) -> Response:
         text = page(self._watch.snapshot, self._refresh_s)
@@ -105,6 +126,24 @@ class Api:
             return _json(done.as_json(), done.status_code)
 
         return answer
+
+
+def _host_of(request: Request) -> str:
+    """The name by which the request asks for us, without its port.
+
+    A page of another site can have a browser ask us by a name of that site (DNS rebinding).
+    """
+    host = request.headers.get("host", "").strip().lower()
+    name, _, port = host.rpartition(":")
+    return (name if name and port.isdigit() else host).strip("[]")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 async def _reason(request: Request) -> str | None:

@@ -35,7 +35,7 @@ def watch(
         stop = stop_on_signals()
         with Cluster(settings, bridge) as cluster:
             loop = Watch(settings, cluster, wish)
-            api = Api(loop, wish, token, given.interval_ms / 1000)
+            api = Api(loop, wish, token, given)
             with Probes(
                 given.http_host,
                 given.http_port,

@@ -4,6 +4,7 @@ One thread owns the connections and everything that changes; others read `snapsh
 a pause. Every act holds the commands' lock and observes once more before its first step.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -11,6 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import structlog
 
@@ -19,12 +21,14 @@ from schemas.settings import FailoverSettings
 from services.failover import statements
 from services.failover.checkup import check_up
 from services.failover.cluster import Cluster
-from services.failover.journal import Journal
+from services.failover.history import read_history
+from services.failover.journal import Journal, remembered
 from services.failover.links import Unreachable
 from services.failover.lock import locked
 from services.failover.plan.rejoin import plan_repoint
 from services.failover.plan.rules import moves
 from services.failover.plan.wish import Wish
+from services.failover.recollection import Asked, recall
 from services.failover.runner import Performed, Result, Run
 from services.failover.view import View
 from services.failover.watch.decision import (
@@ -95,6 +99,7 @@ class Watch:
         self._wake = threading.Event()
         self._acting = False
         self._unnoted: set[str] = set()
+        self._remembered: dict[str, Any] = {}
         self._beat = time.monotonic()
         self._observed = False
         self.snapshot = Snapshot(automatic=watch.repoint)
@@ -102,6 +107,8 @@ class Watch:
     def run(self, stop: Stop) -> None:
         """Observe and act until `stop` is set."""
         try:
+            with contextlib.suppress(SlotbridgeError):  # it is done again before each act
+                self._recall()
             while not stop.is_set():
                 begun = time.monotonic()
                 self._once()
@@ -166,6 +173,7 @@ class Watch:
             self._act(view)
         elif verdict is Verdict.REST and view is not None and self._may_change(desktop):
             self._note(view, sight)
+            self._remember(view)
 
     def _may_change(self, desktop: Desktop) -> bool:
         return desktop.leading and self._rules.automatic and not self._is_paused()
@@ -177,6 +185,24 @@ class Watch:
         except SlotbridgeError as error:
             return None, str(error)
         return view, "; ".join(f"{name}: {error}" for name, error in problems.items())
+
+    def _remember(self, view: View) -> None:
+        """Record the primary's timeline and slots in the journal, whenever they change."""
+        found = remembered(view)
+        if found and found != self._remembered:
+            self._remembered = found
+            settings = self._settings
+            journal = Journal(settings.journal, self._cluster, settings.journal_database, "watch")
+            journal.remember(view)
+
+    def _recall(self) -> None:
+        """Have the views remember what journals and Kafka tell; again before each act."""
+        settings = self._settings
+        asked = Asked(self._cluster.bridge)
+        view, _problems = self._cluster.observe_all()
+        entries = read_history(self._cluster, view, settings.journal, settings.journal_database)
+        for note in recall(self._cluster, entries, asked.answer()):
+            self._tell(note)
 
     def _note(self, view: View, sight: Sight) -> None:
         """Have each subscription remember the timeline that feeds it, for whoever starts anew."""
@@ -238,6 +264,7 @@ class Watch:
         self._acting = True
         try:
             with locked(self._cluster, view, database, path):
+                self._recall()
                 view = self._cluster.observe()
                 if sight_of(view, self._wish) != self._memory.sight or self._is_paused():
                     self._tell("not done: it changed meanwhile")

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.errors import SlotbridgeError
 from schemas.lsn import format_lsn
+from services.failover.managers import is_managed
 from services.failover.plan.failover import plan_failover
+from services.failover.plan.rejoin import plan_repoint
 from services.failover.plan.switchover import plan_switchover
 from services.failover.report import plan_as_json
 from services.failover.watch.snapshot import lags_of, position_of, role_of
@@ -62,16 +64,19 @@ def status_of(snapshot: Snapshot) -> dict[str, Any]:
 def plan_of(view: View, wish: Wish) -> dict[str, Any]:
     """What a switchover would do now, or a failover where no primary answers; or why not."""
     alive = view.primary
-    name = "failover" if alive is None else "switchover"
+    managed = is_managed(view.managed_by)
+    name = "repoint" if managed else "failover" if alive is None else "switchover"
     try:
-        if alive is None:
+        if managed:
+            plan = plan_repoint(view, wish)
+        elif alive is None:
             plan = plan_failover(view, wish)
         else:
             plan = plan_switchover(view, replace(wish, rejoin=frozenset({alive.name})))
     except SlotbridgeError as error:
         problem = {"error": error.message, "hint": error.hint, "exit_code": int(error.exit_code)}
         return {"order": name, **problem}
-    return {"order": name, **plan_as_json(plan)}
+    return {"order": name, **plan_as_json(plan, hooks=False)}
 
 
 def _node(node: Node) -> dict[str, Any]:
