@@ -40,8 +40,8 @@ SELECT format('GRANT SELECT ON TABLE %I.%I TO %I', schemaname, tablename, :'tabl
 
 -- slotfailover, in every database that it connects to: grants on functions are one database's.
 GRANT pg_monitor TO :"failover";
-GRANT ALTER SYSTEM ON PARAMETER synchronized_standby_slots, synchronous_standby_names
-   TO :"failover";
+GRANT ALTER SYSTEM ON PARAMETER synchronized_standby_slots, synchronous_standby_names,
+   primary_conninfo TO :"failover";
 \connect :"journal_database"
 GRANT CONNECT ON DATABASE :"journal_database" TO :"failover";
 REVOKE CREATE ON DATABASE :"journal_database" FROM :"failover";

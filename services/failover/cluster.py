@@ -30,8 +30,9 @@ from services.failover.places import (
 )
 from services.failover.provenance import read_history, read_newest_segment, read_provenance
 from services.failover.publishers import Publishers
+from services.failover.receiver import is_cut, reconnected
 from services.failover.replication import read_replication
-from services.failover.sessions import sessions_before_reload
+from services.failover.sessions import read_fence, read_leaks, sessions_before_reload
 from services.failover.sightings import Sightings
 from services.failover.subscriptions import (
     SubscriptionRow,
@@ -41,7 +42,6 @@ from services.failover.subscriptions import (
 from services.failover.surroundings import Surroundings, may_look, read_surroundings
 from services.failover.timelines import History, Milestone
 from services.failover.view import (
-    FENCE,
     Node,
     NodeState,
     Published,
@@ -246,18 +246,24 @@ class Cluster:
             server = replace(server, timeline=max(server.timeline, newest))
         may, history = self._history(connection, name, provenance.started, server.timeline)
         replication = read_replication(connection)
-        settings = slots.read_settings(connection, [*SETTINGS, "primary_conninfo", FENCE])
+        settings = slots.read_settings(connection, [*SETTINGS, "primary_conninfo"])
         upstream = settings.pop("primary_conninfo", None)
+        led = _without_secrets(upstream.value, name) if upstream else None
+        mark, next_xid = read_fence(connection)
         return NodeState(
             server=server,
             replication=replication,
             settings=settings,
             slots=tuple(slots.read_slots(connection)),
             origins=_origins(connection) if self._bridge_slot else {},
-            upstream=_without_secrets(upstream.value, name) if upstream else None,
+            upstream=reconnected(led) if led else None,
             switch_lsn=history[-1][1] if history and not server.in_recovery else None,
-            early_sessions=sessions_before_reload(connection),
+            early_sessions=sessions_before_reload(connection, self._bridge_slot),
             provenance=replace(provenance, history=history, may_read_history=may),
+            fence_mark=mark,
+            leaks=() if server.in_recovery else read_leaks(connection),
+            next_xid=next_xid,
+            cut=led is not None and is_cut(led),
         )
 
     def _history(
@@ -367,6 +373,7 @@ def _subscription(
         copying=row.copying,
         fed=row.fed,
         private=not local and is_private(conninfo.address) and not conninfo.names(given),
+        heard_age_s=row.heard_age_s,
     )
 
 

@@ -30,6 +30,8 @@ from services.slots import Connection
 BEGIN, END, DONE = "begin", "end", "done"
 SEEN = "seen"
 """What `watch` has seen of a primary: part of no run."""
+STARTED = "started"
+"""The outcome of a step that is about to be performed; its other entry follows."""
 DRILL = "drill"
 """The command of a rehearsal."""
 
@@ -70,6 +72,10 @@ class Journal:
     def begin(self, view: View, intent: dict[str, Any]) -> None:
         """Record what is wanted."""
         self._add(view, step=BEGIN, intent=intent, outcome="")
+
+    def started(self, step: Step, view: View) -> None:
+        """Record that a step is about to be performed."""
+        self.write(step, view, 0.0, STARTED)
 
     def write(self, step: Step, view: View, seconds: float, outcome: str) -> None:
         """Record a step and what was seen after it."""
@@ -112,6 +118,8 @@ class Journal:
         )
         self._to_file(entry)
         self._waiting.append(entry)
+        if values.get("outcome") == STARTED:
+            return  # the table gets it with the next one
         if view.primary is not None and view.primary.writable:
             self._to_table(view.primary.name)
 

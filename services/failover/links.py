@@ -20,13 +20,16 @@ from psycopg.pq import PGconn
 
 from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
 from services.failover.address import Conninfo
-from services.failover.view import Reach
+from services.failover.view import FENCE, Reach
 from services.slots import Connection
 
 Answer = TypeVar("Answer")
 _SILENT_S = 10.0
 _SOCKET_FOLDERS = ("/var/run/postgresql", "/tmp")  # noqa: S108 - where libpq looks by default
-_DOWN = (errno.ECONNREFUSED, errno.ENOENT, errno.ECONNRESET)
+_DOWN = (errno.ECONNREFUSED, errno.ENOENT)
+"""Nothing listens there. A reset is no such answer: something took the connection first."""
+_KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+"""A middlebox that forgets idle connections would end the session that holds the lock."""
 
 
 class Unreachable(Exception):
@@ -68,6 +71,8 @@ class Link:
         self._connection: _Connection | None = None
         self._silent: tuple[float, Unreachable] | None = None
         self._pooler_may_answer = pooler_may_answer
+        given = self.conninfo.value
+        self._keepalives: dict[str, Any] = {k: v for k, v in _KEEPALIVES.items() if not given(k)}
 
     def ask(self, question: Callable[[Connection], Answer]) -> Answer:
         """The answer to `question`, a function of an autocommit connection that only reads.
@@ -84,6 +89,10 @@ class Link:
         statement took too long on a server that is up.
         """
         return self._answer(change, self._deadline_s)
+
+    def ask_anew(self) -> None:
+        """Ask the server again, even if it was silent a moment ago."""
+        self._silent = None
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -147,14 +156,18 @@ class Link:
                 connect_timeout=self._connect_timeout_s,
                 application_name="slotfailover",
                 client_encoding="UTF8",  # a database in SQL_ASCII would give bytes
+                **self._keepalives,
             )
             milliseconds = int(self._deadline_s * 1000)
             self._connection.execute(
                 "SET search_path = pg_catalog; "
-                f"SET statement_timeout = {milliseconds}; SET lock_timeout = {milliseconds}"
+                f"SET statement_timeout = {milliseconds}; SET lock_timeout = {milliseconds}; "
+                f"SET {FENCE} = off; SET idle_session_timeout = 0"
             )
         except psycopg.errors.ConnectionTimeout as error:
-            raise self._fell_silent(f"no answer within {self._connect_timeout_s} s") from error
+            self.close()
+            message = f"no answer within {self._connect_timeout_s} s"
+            raise self._diagnosis(message, silent=True) from error
         except psycopg.Error as error:
             self.close()
             raise self._diagnosis(_first_line(error)) from error
@@ -178,21 +191,27 @@ class Link:
             exit_code=ExitCode.SERVER_SETTING,
         )
 
-    def _diagnosis(self, message: str) -> Unreachable:
-        """Down, closed to us, or silent: from the sockets, as libpq's messages are translated."""
+    def _diagnosis(self, message: str, *, silent: bool = False) -> Unreachable:
+        """Down, closed to us, or silent: from the sockets, as libpq's messages are translated.
+
+        A server that is `silent` although its socket accepts is up: it is frozen, or full.
+        """
         kinds = {
             self._knock(host, port) for names in self.conninfo.endpoints for host, port in names
         }
         if Reach.CLOSED in kinds:
-            return Unreachable(Reach.CLOSED, message)
+            return self._stands_still(message) if silent else Unreachable(Reach.CLOSED, message)
         if Reach.SILENT in kinds:
             return self._fell_silent(message)
         return Unreachable(Reach.REFUSED, "connection refused")
 
-    def _fell_silent(self, message: str) -> Unreachable:
-        unreachable = Unreachable(Reach.SILENT, message)
+    def _fell_silent(self, message: str, reach: Reach = Reach.SILENT) -> Unreachable:
+        unreachable = Unreachable(reach, message)
         self._silent = (time.monotonic() + _SILENT_S, unreachable)
         return unreachable
+
+    def _stands_still(self, message: str) -> Unreachable:
+        return self._fell_silent(f"{message}, but its socket accepts connections", Reach.CLOSED)
 
     def _knock(self, host: str, port: str) -> Reach:
         """Whether anything listens there."""

@@ -15,11 +15,9 @@ from pathlib import Path
 from schemas.errors import ExitCode, Retryable, SettingsError
 from services.failover.cluster import Cluster
 from services.failover.links import Unreachable
+from services.failover.sessions import COMMAND_LOCK as KEY
 from services.failover.view import Reach, View
 from services.slots import Connection
-
-KEY = 0x510_7FA_110
-"""The advisory lock's number."""
 
 
 @contextlib.contextmanager

@@ -3,24 +3,24 @@
 All but `plan`, `history` and --dry-run hold the lock, confirm unless --yes, and keep the journal.
 """
 
-import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from schemas.errors import ExitCode, SettingsError
+from schemas.errors import ExitCode, OperatorNeeded, SettingsError
 from schemas.settings import FailoverSettings
 from services.failover import report
 from services.failover.cluster import Cluster
 from services.failover.history import read_history, unfinished
-from services.failover.journal import Journal
+from services.failover.interruption import Interruption
+from services.failover.journal import Entry, Journal
 from services.failover.lock import locked
 from services.failover.managers import forgotten, is_managed, notes_on, require_unmanaged
 from services.failover.options import Config, Json, settings_of
@@ -29,9 +29,11 @@ from services.failover.plan.rejoin import plan_rejoin, plan_repoint
 from services.failover.plan.resume import Intent, Planner, choose
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.failover.plan.wish import Plan, Wish
+from services.failover.promoting import promotion_ordered
+from services.failover.readiness import candidate
 from services.failover.recollection import Asked, recall
 from services.failover.rejoin_preflight import require_rejoinable
-from services.failover.runner import Result, Run
+from services.failover.runner import Result, Run, plan_patiently
 from services.failover.view import View
 from services.process import exit_codes
 
@@ -44,6 +46,23 @@ Accept = Annotated[
     typer.Option(metavar="SLOT", help="Go on although this slot is not ready. Repeatable."),
 ]
 To = Annotated[str, typer.Option("--to", metavar="NODE", help="The standby to promote.")]
+IsOff = Annotated[
+    bool,
+    typer.Option(
+        "--old-primary-is-off",
+        help="You vouch that a primary that gives no answer is off. If it is only cut off from "
+        "here, there will be two primaries.",
+    ),
+]
+AcceptLoss = Annotated[
+    int | None,
+    typer.Option(
+        "--accept-data-loss",
+        metavar="BYTES",
+        min=0,
+        help="Go on although up to so many bytes of the old primary's WAL are lost.",
+    ),
+]
 Chosen = tuple[Planner, Wish]
 _OF_ADMINS = frozenset({"failover", "switchover", "resume", "rejoin"})
 """What promotes, fences or rejoins: refused under a manager, and done by failover.admins."""
@@ -56,18 +75,29 @@ def failover(
     dry_run: DryRun = False,
     as_json: Json = False,
     accept_loss_of: Accept = None,
+    accept_data_loss: AcceptLoss = None,
     to: To = "",
     fence: Annotated[
         bool, typer.Option("--fence", help="Fence a primary that is or may be alive, first.")
     ] = False,
+    old_primary_is_off: IsOff = False,
 ) -> None:
     """The primary is dead: promote its standby and let the subscriptions go on from there."""
 
-    def choose_it(_cluster: Cluster, _view: View, wish: Wish) -> Chosen:
-        given = frozenset(accept_loss_of or ())
-        return plan_failover, replace(wish, accept_loss_of=given, target=to, fence=fence)
+    def choose_it(_cluster: Cluster, view: View, wish: Wish) -> Chosen:
+        return plan_failover, replace(
+            wish,
+            accept_loss_of=_known(view, accept_loss_of),
+            accept_data_loss=accept_data_loss,
+            target=to,
+            fence=fence,
+            old_primary_is_off=old_primary_is_off,
+            labels=True,
+            subscribers_may_stay=True,
+            revive=False,
+        )
 
-    _Order("failover", config, yes, dry_run, as_json).give(choose_it)
+    _Order("failover", config, yes, dry_run, as_json).give(choose_it, undo=True)
 
 
 def switchover(
@@ -81,13 +111,24 @@ def switchover(
         bool, typer.Option("--no-rejoin", help="Leave the old primary as it is at the end.")
     ] = False,
 ) -> None:
-    """The primary is alive: hand over to a standby without losing anything."""
+    """The primary is alive: hand over to the standby --to NODE without losing anything."""
 
     def choose_it(_cluster: Cluster, view: View, wish: Wish) -> Chosen:
+        if not to:
+            best = candidate(view)
+            raise SettingsError(
+                "say which node is to be the primary",
+                operation="switch over",
+                hint=f"--to {best.name if best is not None else 'NODE'}; without it, running the "
+                "same command again would switch back",
+            )
         old = {node.name for node in view.nodes if node.leading and not no_rejoin}
-        given = frozenset(accept_loss_of or ())
         return plan_switchover, replace(
-            wish, accept_loss_of=given, target=to, rejoin=frozenset(old - {to})
+            wish,
+            accept_loss_of=_known(view, accept_loss_of),
+            target=to,
+            rejoin=frozenset(old - {to}),
+            labels=True,
         )
 
     _Order("switchover", config, yes, dry_run, as_json).give(choose_it, undo=True)
@@ -98,6 +139,9 @@ def resume(
     yes: Yes = False,
     dry_run: DryRun = False,
     as_json: Json = False,
+    accept_loss_of: Accept = None,
+    accept_data_loss: AcceptLoss = None,
+    old_primary_is_off: IsOff = False,
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Take it back, while nothing is promoted.")
     ] = False,
@@ -106,15 +150,61 @@ def resume(
     order = _Order("resume", config, yes, dry_run, as_json)
 
     def choose_it(cluster: Cluster, view: View, wish: Wish) -> Chosen:
-        if rollback:
-            return plan_rollback, wish
         settings = order.settings
         entries = read_history(cluster, view, settings.journal, settings.journal_database)
         begun = unfinished(entries)
-        intent = Intent.of(begun.command, begun.intent) if begun is not None else None
+        wish = replace(
+            wish,
+            accept_loss_of=_known(view, accept_loss_of),
+            accept_data_loss=accept_data_loss,
+            old_primary_is_off=old_primary_is_off,
+            labels=True,
+            subscribers_may_stay=True,
+            revive=begun is None or begun.command != "failover",
+        )
+        if rollback:
+            _require_nothing_ordered(cluster, view)
+            return plan_rollback, wish
+        intent = Intent.of(begun.command, begun.intent, _age_s(begun)) if begun else None
         return choose(view, wish, intent)
 
     order.give(choose_it)
+
+
+def _known(view: View, slots: list[str] | None) -> frozenset[str]:
+    """The slots whose loss is accepted. Raises SettingsError for a name that nothing has."""
+    known = {s.slot_name for node in view.nodes if node.state is not None for s in node.state.slots}
+    known |= {found.slot_name or "" for _, found in view.ours()} | {view.bridge_slot or ""}
+    strangers = sorted(set(slots or ()) - known)
+    if strangers:
+        raise SettingsError(
+            f"there is no slot {strangers[0]}",
+            operation="--accept-loss-of",
+            hint=f"the slots are {', '.join(sorted(known - {''})) or 'none'}",
+        )
+    return frozenset(slots or ())
+
+
+def _age_s(begun: Entry) -> float:
+    """How long ago it was."""
+    return (datetime.now(UTC) - datetime.fromisoformat(begun.at)).total_seconds()
+
+
+def _require_nothing_ordered(cluster: Cluster, view: View) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) where a standby may be about to be a primary."""
+    for node in view.standbys:
+        ordered = promotion_ordered(cluster.nodes[node.name])
+        if ordered is None or ordered:
+            what = "has been told to promote itself" if ordered else "may have been told to promote"
+            raise OperatorNeeded(
+                f"{node.name} {what}: nothing can be taken back",
+                operation="roll back",
+                subject=node.name,
+                hint="wait until it is the primary, then slotfailover resume"
+                if ordered
+                else f"connect to {node.name} as a superuser, who can see it",
+                exit_code=ExitCode.SPLIT_BRAIN,
+            )
 
 
 def repoint(
@@ -210,10 +300,11 @@ class _Order:
                 if self._dry_run:
                     view = cluster.observe()
                     planner, wish = choose_it(cluster, view, self._wish())
-                    self._show(self._noted(view, planner(view, wish)))
+                    plan, view = plan_patiently(cluster, planner, view, wish, lambda _text: None)
+                    self._show(self._noted(view, plan))
                     raise SystemExit(int(ExitCode.OK))
                 database, path = self.settings.journal_database, self.settings.journal
-                with locked(cluster, view, database, path), sigterm_interrupts():
+                with locked(cluster, view, database, path):
                     result = self._carry_out(cluster, choose_it, started, undo=undo)
             if self._as_json:
                 report.print_json(result.as_json())
@@ -227,20 +318,23 @@ class _Order:
         narration = report.on_stderr()
         view = cluster.observe()
         planner, wish = choose_it(cluster, view, self._wish())
-        plan = self._noted(view, planner(view, wish))
+        plan, view = plan_patiently(cluster, planner, view, wish, lambda _text: None)
+        plan = self._noted(view, plan)
         self._confirm(plan, narration)
         wish = replace(wish, target=wish.target or plan.new_primary)
         settings = self.settings
-        run = Run(
-            cluster,
-            Journal(settings.journal, cluster, settings.journal_database, self._command),
-            settings.step_deadline_ms / 1000,
-            narrate=lambda done: report.print_performed(narration, done),
-            tell=lambda text: report.print_progress(narration, text),
-            started=started,
-        )
-        view = cluster.observe() if not self._yes else view
-        result = run.carry_out(view, wish, planner, undo=undo)
+        with Interruption() as interruption:
+            run = Run(
+                cluster,
+                Journal(settings.journal, cluster, settings.journal_database, self._command),
+                settings.step_deadline_ms / 1000,
+                narrate=lambda done: report.print_performed(narration, done),
+                tell=lambda text: report.print_progress(narration, text),
+                started=started,
+                interruption=interruption,
+            )
+            view = cluster.observe() if not self._yes else view
+            result = run.carry_out(view, wish, planner, undo=undo)
         more = tuple(note for note in plan.notes if note not in result.notes)
         return replace(result, notes=(*more, *result.notes))
 
@@ -282,17 +376,3 @@ class _Order:
         report.print_plan(console, plan)
         if not typer.confirm(f"{self._command}: {len(plan.steps)} steps. Go on?", err=True):
             raise SystemExit(int(ExitCode.ANSWER_IS_NO))
-
-
-class sigterm_interrupts:
-    """SIGTERM is taken as Ctrl-C, so that what can be taken back is."""
-
-    def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGTERM, _interrupt)
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -31,10 +31,10 @@ from services.failover.effects.topology import upstream_of
 from services.failover.links import Unreachable
 from services.failover.machine import Machine
 from services.failover.rejoin_preflight import Source, preflight
-from services.failover.view import FENCE
+from services.failover.view import FENCE, FENCE_MARK
 
 _CONFIGURATION = ("postgresql.conf", "postgresql.auto.conf", "pg_hba.conf", "pg_ident.conf")
-_OF_PRIMARIES = (FENCE, "synchronized_standby_slots", "synchronous_standby_names")
+_OF_PRIMARIES = (FENCE, FENCE_MARK, "synchronized_standby_slots", "synchronous_standby_names")
 
 
 def rejoin(

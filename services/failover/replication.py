@@ -44,6 +44,8 @@ class Replication:
     """Standby: seconds since the last message of the server that feeds it; None without one."""
     upstream_lsn: int | None = None
     """Standby: the end of WAL of the server that feeds it, as that server last said."""
+    may_cut: bool = True
+    """Our role may ALTER SYSTEM primary_conninfo, and so cut the receiver off."""
 
 
 def read_replication(connection: Connection) -> Replication:
@@ -91,7 +93,9 @@ def read_replication(connection: Connection) -> Replication:
                extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float8,
                (SELECT extract(epoch FROM clock_timestamp() - last_msg_receipt_time)::float8
                   FROM pg_stat_wal_receiver),
-               (SELECT (latest_end_lsn - '0/0')::bigint FROM pg_stat_wal_receiver)
+               (SELECT (latest_end_lsn - '0/0')::bigint FROM pg_stat_wal_receiver),
+               has_function_privilege('pg_reload_conf()', 'EXECUTE')
+               AND has_parameter_privilege('primary_conninfo', 'ALTER SYSTEM')
         """
     ).fetchone()
     assert row is not None

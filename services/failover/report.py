@@ -16,7 +16,7 @@ from services.failover.checks.model import Finding, Order, Severity
 from services.failover.checkup import NAGIOS, Checkup, nagios_of
 from services.failover.drill.outcome import Outcome, Part
 from services.failover.fixing import Fixes
-from services.failover.journal import BEGIN, END, Entry
+from services.failover.journal import BEGIN, END, STARTED, Entry
 from services.failover.plan.wish import Plan
 from services.failover.readiness import Readiness
 from services.failover.runner import Performed, Result
@@ -30,6 +30,13 @@ def on_stdout() -> Console:
 def on_stderr() -> Console:
     """Where the narration goes."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _though_nobody_reads() -> Iterator[None]:
+    """A terminal or pipe that is gone must not end a run half-way: the journal has it all."""
+    with contextlib.suppress(OSError):
+        yield
 
 
 def print_json(report: dict[str, object]) -> None:
@@ -115,17 +122,19 @@ def print_plan(console: Console, plan: Plan) -> None:
 
 def print_performed(console: Console, done: Performed) -> None:
     """A step that was performed, and how long it took."""
-    console.print(Text(f"{done.seconds:7.3f} s  {done.step.text}: {done.detail}"))
+    with _though_nobody_reads():
+        console.print(Text(f"{done.seconds:7.3f} s  {done.step.text}: {done.detail}"))
 
 
 def print_progress(console: Console, text: str) -> None:
     """How far the step is that takes its time."""
-    console.print(Text(f"           … {text}", style="dim"))
+    with _though_nobody_reads():
+        console.print(Text(f"           … {text}", style="dim"))
 
 
 def print_history(console: Console, entries: Iterable[Entry]) -> None:
     """A line for each run, and one for each of its steps."""
-    for entry in entries:
+    for entry in done_or_broken_off(entries):
         if entry.step == BEGIN:
             wanted = ", ".join(f"{k} {v}" for k, v in entry.intent.items() if v)
             console.print(Text(f"{entry.at}  {entry.command} by {entry.by}: {wanted}", "bold"))
@@ -133,6 +142,13 @@ def print_history(console: Console, entries: Iterable[Entry]) -> None:
             console.print(Text(f"    {entry.seconds:7.3f} s  in all: {entry.outcome}"))
         else:
             console.print(Text(f"    {entry.seconds:7.3f} s  {entry.step}: {entry.outcome}"))
+
+
+def done_or_broken_off(entries: Iterable[Entry]) -> list[Entry]:
+    """Without what says that a step is about to be performed, where another says how it went."""
+    found = list(entries)
+    after = {(e.run, e.step, e.server) for e in found if e.outcome != STARTED}
+    return [e for e in found if e.outcome != STARTED or (e.run, e.step, e.server) not in after]
 
 
 def print_part(console: Console, part: Part) -> None:

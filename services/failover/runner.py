@@ -1,8 +1,9 @@
 """Observe, plan, perform the first step, and again, until nothing is left to do.
 
 Each round plans anew from what is observed, so a command that was killed at any step is resumed,
-and a server that comes or goes meanwhile is reckoned with. A switchover that fails before its
-promotion is taken back.
+and a server that comes or goes meanwhile is reckoned with. Each step is recorded before it is
+performed. A switchover or failover that fails before its promotion was ordered is taken back; from
+the order on nothing is.
 """
 
 import time
@@ -13,16 +14,23 @@ from dataclasses import dataclass, field, replace
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from services.failover import steps
 from services.failover.cluster import Cluster
-from services.failover.effects.step import AFTERWARDS, OF_SUBSCRIBERS, Action, Step
+from services.failover.effects.step import AFTERWARDS, NO_WAY_BACK, OF_SUBSCRIBERS, Action, Step
+from services.failover.interruption import Interrupted, Interruption
 from services.failover.journal import DONE, Journal
+from services.failover.plan.evidence import StillHeard
 from services.failover.plan.resume import Planner, intent_of
 from services.failover.plan.switchover import plan_rollback
 from services.failover.plan.wish import Plan, Wish, learned
 from services.failover.readiness import Readiness
+from services.failover.steps import POLL_S, TELL_S
 from services.failover.verdicts import Left
 from services.failover.view import View
 
 _ATTEMPTS_MAX = 5
+DISABLE_S = 5.0
+"""A subscription that can't be disabled in this time does not keep everybody else waiting."""
+_HEARD_S = 6.0
+"""For so long a connection that is still open is looked at again, before it is taken for proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,11 @@ class Run:
     performed: list[Performed] = field(default_factory=list)
     late: list[Left] = field(default_factory=list)
     attempts: Counter[str] = field(default_factory=Counter)
+    interruption: Interruption = field(default_factory=Interruption)
+    begun: list[Step] = field(default_factory=list)
+    """What was performed, or may have been."""
+    _wish: Wish = field(default_factory=Wish)
+    _view: View = field(default_factory=lambda: View((), ()))
 
     def carry_out(self, view: View, wish: Wish, planner: Planner, *, undo: bool = False) -> Result:
         """Plan and perform until nothing is left; with `undo`, a failure before the promotion is
@@ -94,12 +107,13 @@ class Run:
         Raises what the planner and steps.perform raise, with the state of things in the hint. What
         fails once writes are taken again, and a subscriber that is lost, are left for another run.
         """
-        plan = planner(view, wish)
-        self.journal.begin(view, intent_of(wish))
+        plan, view = plan_patiently(self.cluster, planner, view, wish, self._wait)
+        self.journal.begin(view, intent_of(wish, view))
+        self._wish, self._view = wish, view
         try:
-            plan, view = self._loop(plan, view, wish, planner)
+            plan, view = self._loop(plan, view, planner)
         except (SlotbridgeError, KeyboardInterrupt) as error:
-            raise self._broken_off(error, wish, undo=undo) from error
+            raise self._broken_off(error, undo=undo) from error
         left = (*plan.left, *self.late)
         seconds = time.monotonic() - self.started
         outcome = "; ".join(item.line for item in left) or DONE
@@ -107,36 +121,65 @@ class Run:
         notes = (*plan.notes, *self.journal.problems)
         return Result(plan.new_primary, tuple(self.performed), plan.slots, left, notes, seconds)
 
-    def _loop(self, plan: Plan, view: View, wish: Wish, planner: Planner) -> tuple[Plan, View]:
+    def _loop(self, plan: Plan, view: View, planner: Planner) -> tuple[Plan, View]:
         notes = plan.notes
         while plan.steps:
-            step = plan.steps[0]
+            step, wish = plan.steps[0], self._wish
             try:
-                view = self._perform(step)
+                view = self._perform(step, view)
             except SlotbridgeError as error:
-                view = self.cluster.observe()
+                view = self._look()
+                if isinstance(error, Interrupted):
+                    raise
                 if step.action in AFTERWARDS:
                     self.late.append(_not_done(step, error))
-                    wish = replace(wish, past=wish.past | {step.key})
+                    self._wish = replace(wish, past=wish.past | {step.key})
+                elif self._may_lose(step, error):
+                    self._wish = replace(wish, past=wish.past | {step.key})
+                elif self._gives_up(step, error):
+                    name = f"{step.server}/{step.subject}"
+                    self._wish = replace(wish, given_up=wish.given_up | {name})
+                    self.late.append(_given_up(name, error))
                 elif not self._lost_subscriber(step, error):
                     raise
             else:
-                wish = learned(wish, step, view)
-            plan = planner(view, wish)
+                self._wish = learned(wish, step, view)
+            plan, view = plan_patiently(self.cluster, planner, view, self._wish, self._wait)
+            self._view = view
             notes += tuple(note for note in plan.notes if note not in notes)
         return replace(plan, notes=notes), view
 
-    def _perform(self, step: Step) -> View:
-        """Perform one step, narrated and recorded, whatever comes of it."""
-        begun = time.monotonic()
+    def _wait(self, text: str) -> None:
+        self.interruption.check()
+        if text:
+            self.tell(text)
+
+    def _perform(self, step: Step, view: View) -> View:
+        """Perform one step, recorded before, narrated and recorded after, whatever comes of it."""
+        self.interruption.check()
+        started = time.monotonic()
         self.attempts[step.key] += 1
+        self.begun.append(step)
+        self.journal.started(step, view)
+        deadline_s = self.deadline_s
+        if step.action is Action.DISABLE:
+            deadline_s = min(deadline_s, DISABLE_S)
         try:
-            view = steps.perform(step, self.cluster, self.deadline_s, self.tell)
+            seen = steps.perform(
+                step, self.cluster, deadline_s, self.tell, view=view, interruption=self.interruption
+            )
         except SlotbridgeError as error:
-            self._note(step, self.cluster.observe(), begun, str(error))
+            self._note(step, self._look(), started, str(error))
             raise
-        self._note(step, view, begun, step.after)
-        return view
+        self._note(step, seen, started, step.after)
+        return seen
+
+    def _look(self) -> View:
+        """What is seen now; where that fails, what was seen last: an error hides no other."""
+        try:
+            return self.cluster.observe()
+        except SlotbridgeError:
+            return self._view
 
     def _note(self, step: Step, view: View, begun: float, outcome: str) -> None:
         seconds = time.monotonic() - begun
@@ -149,18 +192,31 @@ class Run:
         lost = error.exit_code is ExitCode.SERVER_UNREACHABLE and step.action in OF_SUBSCRIBERS
         return lost and self.attempts[step.key] < _ATTEMPTS_MAX
 
+    def _gives_up(self, step: Step, error: SlotbridgeError) -> bool:
+        """A subscriber does not keep a failover from its promotion, whatever is wrong with it."""
+        lost = error.exit_code is ExitCode.SERVER_UNREACHABLE
+        return self._wish.subscribers_may_stay and step.action in OF_SUBSCRIBERS and not lost
+
+    def _may_lose(self, step: Step, error: SlotbridgeError) -> bool:
+        """The standby did not get all, and the operator has accepted that some may be lost."""
+        late = step.action is Action.DRAIN and error.exit_code is ExitCode.DEADLINE
+        return late and self._wish.accept_data_loss is not None
+
     def _broken_off(
-        self, error: SlotbridgeError | KeyboardInterrupt, wish: Wish, *, undo: bool
+        self, error: SlotbridgeError | KeyboardInterrupt, *, undo: bool
     ) -> SlotbridgeError:
         """The error with what was done about it, and how things stand now."""
-        promoted = any(done.step.action is Action.PROMOTE for done in self.performed)
-        about = ""
-        if undo and not promoted and self.performed:
-            about = self._take_back(wish)
-        view = self.cluster.observe()
-        standing = "; ".join(f"{name} is {what}" for name, what in standing_of(view).items())
-        cause = error if isinstance(error, SlotbridgeError) else _interrupted()
-        self.journal.end(view, f"{cause}{about}", time.monotonic() - self.started)
+        with self.interruption.shielded():
+            about = ""
+            if self.interruption.no_way_back:
+                names = [step.server for step in self.begun if step.action in NO_WAY_BACK]
+                about = f"; {names[-1]} had been told to promote itself, so nothing was taken back"
+            elif undo and self.begun:
+                about = self._take_back()
+            view = self._look()
+            standing = "; ".join(f"{name} is {what}" for name, what in standing_of(view).items())
+            cause = error if isinstance(error, SlotbridgeError) else _interrupted()
+            self.journal.end(view, f"{cause}{about}", time.monotonic() - self.started)
         kind = type(cause)
         return kind(
             cause.message + about,
@@ -171,14 +227,40 @@ class Run:
             exit_code=cause.exit_code,
         )
 
-    def _take_back(self, wish: Wish) -> str:
-        """Let the old primary go on; says what came of it."""
+    def _take_back(self) -> str:
+        """Let the old primary go on, and standbys and subscriptions; says what came of it."""
+        shot = ", ".join(sorted(self._wish.shot))
+        stays = f"; {shot} was fenced by its machine's command, and stays so" if shot else ""
         try:
-            while (plan := plan_rollback(self.cluster.observe(), wish)).steps:
-                self._perform(plan.steps[0])
+            while (plan := plan_rollback(self.cluster.observe(), self._wish)).steps:
+                self._perform(plan.steps[0], self._view)
         except SlotbridgeError as error:
-            return f"; and it could not be taken back ({error.message})"
-        return f"; it was taken back, {plan.new_primary} goes on"
+            return f"; and it could not be taken back ({error.message}){stays}"
+        goes_on = f", {plan.new_primary} goes on" if plan.new_primary else ""
+        return f"; it was taken back{goes_on}{stays}"
+
+
+def plan_patiently(
+    cluster: Cluster, planner: Planner, view: View, wish: Wish, tell: Callable[[str], None]
+) -> tuple[Plan, View]:
+    """The plan, and the view it is for. Raises what the planner raises.
+
+    While somebody still hears a primary, look again for a moment: that of one that has just died
+    ends by itself.
+    """
+    until = time.monotonic() + _HEARD_S
+    told = 0.0
+    while True:
+        try:
+            return planner(view, wish), view
+        except StillHeard as error:
+            if time.monotonic() > until:
+                raise
+            tells = time.monotonic() - told > TELL_S
+            told = time.monotonic() if tells else told
+            tell(f"looking again: {error.message}" if tells else "")
+        time.sleep(POLL_S)
+        view = cluster.observe()
 
 
 def standing_of(view: View) -> dict[str, str]:
@@ -204,6 +286,14 @@ def _not_done(step: Step, error: SlotbridgeError) -> Left:
     }
     hint = hints.get(step.action) or error.hint or "go on with: slotfailover resume"
     return Left(step.server, f"{step.text}: {error.message}", hint)
+
+
+def _given_up(name: str, error: SlotbridgeError) -> Left:
+    return Left(
+        name,
+        f"it could not be changed ({error.message}), and may still be fed by the old primary",
+        "keep the old primary off; then slotfailover repoint",
+    )
 
 
 def _interrupted() -> Retryable:

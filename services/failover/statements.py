@@ -6,12 +6,13 @@ Source: PostgreSQL documentation 4.1 Lexical Structure, ALTER SUBSCRIPTION, ALTE
 
 from services.failover.address import Conninfo
 from services.failover.timelines import Milestone, without_milestone
-from services.failover.view import FENCE, MARK
+from services.failover.view import FENCE, FENCE_MARK, MARK
 
 PROMOTE = "SELECT pg_promote(false)"
 RELOAD = "SELECT pg_reload_conf()"
+FENCED_BY_US = f"ALTER SYSTEM SET {FENCE_MARK} = "
 FENCED = (f"ALTER SYSTEM SET {FENCE} = on", RELOAD)
-UNFENCED = (f"ALTER SYSTEM RESET {FENCE}", RELOAD)
+UNFENCED = (f"ALTER SYSTEM RESET {FENCE}", f"ALTER SYSTEM RESET {FENCE_MARK}", RELOAD)
 MESSAGE_PREFIX = "slotfailover"
 """The prefix of the marker messages; the bridge publishes them."""
 SNAPSHOT = "SELECT pg_log_standby_snapshot()"
@@ -54,6 +55,11 @@ def comment_on(subscription: str, comment: str) -> str:
     """Set its comment."""
     text = literal(comment) if comment else "NULL"
     return f"COMMENT ON SUBSCRIPTION {identifier(subscription)} IS {text}"
+
+
+def fenced(by_whom: str) -> tuple[str, ...]:
+    """Fence a primary, and say whose fence it is: both in one file, read by one reload."""
+    return (f"{FENCED_BY_US}{literal(by_whom)}", *FENCED)
 
 
 def alter_system(setting: str, items: tuple[str, ...]) -> tuple[str, ...]:

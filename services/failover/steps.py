@@ -1,33 +1,34 @@
 """One step, performed on its server and verified by observing again until the step's deadline."""
 
+import getpass
+import os
+import socket
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
-from schemas.errors import ExitCode, Retryable, SetupError
+from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from services.failover import machines, statements
 from services.failover.address import Conninfo
 from services.failover.bridging import marker_in_kafka, send_to
 from services.failover.cluster import Cluster
 from services.failover.effects.step import Action, Step
 from services.failover.effects.topology import upstream_of
-from services.failover.links import Link, Unreachable, parse_conninfo
+from services.failover.interruption import Interruption
+from services.failover.links import Unreachable, parse_conninfo
+from services.failover.promoting import in_recovery, promote
 from services.failover.quiet import hush, speak
+from services.failover.receiver import cut_off, reconnected
 from services.failover.rejoining import rejoin
 from services.failover.replication import read_replication
 from services.failover.sessions import end_sessions_before_reload, sessions_before_reload
-from services.failover.view import FENCE, View
-from services.slots import (
-    Connection,
-    read_received,
-    read_slots,
-    setting,
-)
+from services.failover.view import FENCE_MARK, View
+from services.slots import Connection, read_server, read_slots, setting
 
 POLL_S = 0.02
 TELL_S = 1.0
-_DRAIN_S = 5.0
-_SETTLED_S = 0.3
-"""A walreceiver that still holds its connection, yet got nothing for so long, gets no more."""
+ASK_S = 3.0
+"""What lives takes a connection in this time."""
 
 
 def perform(
@@ -35,11 +36,16 @@ def perform(
     cluster: Cluster,
     deadline_s: float,
     tell: Callable[[str], None] = lambda _text: None,
+    *,
+    view: View | None = None,
+    interruption: Interruption | None = None,
 ) -> View:
     """Do it, and return the view in which its postcondition holds; `tell` gets its progress.
 
-    Raises Retryable (SERVER_UNREACHABLE, DEADLINE) and SetupError (PRIVILEGE_MISSING).
+    `view` is the observation by which it was planned. Raises Retryable (SERVER_UNREACHABLE,
+    DEADLINE), SetupError (PRIVILEGE_MISSING), what its guard raises, and Interrupted.
     """
+    interruption = interruption or Interruption()
     if step.action is Action.REJOIN:
         deadline_s = cluster.rejoin_deadline_s
     deadline = time.monotonic() + deadline_s
@@ -47,7 +53,7 @@ def perform(
     try:
         if step.action is Action.BRIDGE:
             before = cluster.nodes[step.server].ask(read_replication).written_lsn or 0
-        lsn = _order(step, cluster, deadline, tell)
+        lsn = _order(step, cluster, deadline, tell, interruption, view)
     except Unreachable as error:
         raise Retryable(
             f"{step.server} stopped answering: {error.detail}",
@@ -57,6 +63,8 @@ def perform(
         ) from error
     told = time.monotonic()
     while True:
+        if step.action is not Action.PROMOTE:
+            interruption.check()
         view = cluster.observe()
         confirmed = step.holds(view) and _confirmed(step, view, lsn)
         if confirmed and _published(step, cluster, before):
@@ -74,14 +82,21 @@ def perform(
     return view
 
 
-def _order(step: Step, cluster: Cluster, deadline: float, tell: Callable[[str], None]) -> int:
+def _order(
+    step: Step,
+    cluster: Cluster,
+    deadline: float,
+    tell: Callable[[str], None],
+    interruption: Interruption,
+    view: View | None,
+) -> int:
     """Order it done; returns the position of the marker message of a step that writes one."""
     left_s = max(1.0, deadline - time.monotonic())
     match step.action:
         case Action.SETTLE | Action.DRAIN:
             pass
         case Action.FENCE:
-            cluster.nodes[step.server].order(lambda c: _fence(c, step, deadline))
+            cluster.nodes[step.server].order(lambda c: _fence(c, cluster, deadline, interruption))
         case Action.MARK:
             cluster.nodes[step.server].order(lambda c: _run_together(c, step.sql))
         case Action.STOP | Action.SHOOT | Action.START | Action.LABEL:
@@ -94,7 +109,11 @@ def _order(step: Step, cluster: Cluster, deadline: float, tell: Callable[[str], 
                 passed=cluster.machines[step.server].environment,
             )
         case Action.PROMOTE:
-            _promote(step, cluster.nodes[step.server], deadline)
+            _promote(step, cluster, deadline, interruption, view)
+        case Action.ASK:
+            _ask_upstream(step, cluster, interruption)
+        case Action.CUT | Action.RECONNECT:
+            _lead(step, cluster, away=step.action is Action.CUT)
         case Action.SEND:
             assert cluster.bridge is not None
             send_to(cluster.bridge, step.sql[0])
@@ -103,31 +122,88 @@ def _order(step: Step, cluster: Cluster, deadline: float, tell: Callable[[str], 
         case Action.FOLLOW:
             _follow(step, cluster)
         case Action.REJOIN:
-            rejoin(step, cluster, left_s, tell)
+            with interruption.ends_what_runs():
+                rejoin(step, cluster, left_s, tell)
         case Action.READY:
             _hasten(step, cluster)
         case Action.RESET | Action.SLOT | Action.CLEAN | Action.UNFENCE:
             cluster.nodes[step.server].order(lambda c: _run_each(c, step.sql))
-        case Action.DISABLE | Action.REPOINT | Action.ENABLE:
+        case Action.DISABLE:
+            wait = f"SET LOCAL lock_timeout = {int(left_s * 1000)}"
+            cluster.subscribers[step.server].order(lambda c: _run_quietly(c, (wait, *step.sql)))
+        case Action.REPOINT | Action.ENABLE:
             cluster.subscribers[step.server].order(lambda c: _run_quietly(c, step.sql))
     return 0
 
 
-def _fence(connection: Connection, step: Step, deadline: float) -> None:
-    """Set it; once the server has read it, end every session that began before."""
-    _run_each(connection, step.sql)
-    while setting(connection, FENCE) != "on" and time.monotonic() < deadline:
+def _fence(
+    connection: Connection, cluster: Cluster, deadline: float, interruption: Interruption
+) -> None:
+    """Set it; once the server has read it, end every session that began before.
+
+    Whose fence it is stands in the same file: what the server has read of the one it has of both.
+    """
+    slot = cluster.bridge.slot if cluster.bridge is not None else None
+    timeline = read_server(connection).timeline
+    by_whom = f"timeline {timeline} by {_us()} since {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    _run_each(connection, statements.fenced(by_whom))
+    while setting(connection, FENCE_MARK) != by_whom and time.monotonic() < deadline:
+        interruption.check()
         time.sleep(POLL_S)
-    while sessions_before_reload(connection) and time.monotonic() < deadline:
-        end_sessions_before_reload(connection)
+    while sessions_before_reload(connection, slot) and time.monotonic() < deadline:
+        interruption.check()
+        end_sessions_before_reload(connection, slot)
         time.sleep(POLL_S)
+
+
+def _us() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        return f"{os.getuid()}@{socket.gethostname()}"
+
+
+def _ask_upstream(step: Step, cluster: Cluster, interruption: Interruption) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) if the standby can connect anew to what feeds it."""
+    link = cluster.nodes[step.server]
+    _lead(step, cluster, away=True)
+    until = time.monotonic() + ASK_S
+    while link.ask(_receives) and time.monotonic() < until:
+        time.sleep(POLL_S)
+    _lead(step, cluster, away=False)
+    until = time.monotonic() + ASK_S
+    while time.monotonic() < until:
+        interruption.check()
+        if link.ask(_receives):
+            raise OperatorNeeded(
+                f"a primary lives: {step.server} has just connected anew to what feeds it",
+                operation=step.text,
+                subject=step.server,
+                hint="it is not off: find it, and fence or stop it",
+                exit_code=ExitCode.SPLIT_BRAIN,
+            )
+        time.sleep(POLL_S)
+
+
+def _receives(connection: Connection) -> bool:
+    row = connection.execute("SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming'")
+    return row.fetchone() is not None
+
+
+def _lead(step: Step, cluster: Cluster, *, away: bool) -> None:
+    """Let primary_conninfo lead nowhere, or where it led before."""
+    link = cluster.nodes[step.server]
+    given = parse_conninfo(link.ask(lambda c: setting(c, "primary_conninfo")), subject=step.server)
+    changed = cut_off(given) if away else reconnected(given)
+    if changed != given:
+        link.order(lambda c: _set_upstream(c, changed))
 
 
 def _follow(step: Step, cluster: Cluster) -> None:
     """Only host and port of primary_conninfo change, and a dbname is added where it has none."""
     link = cluster.nodes[step.server]
     given = parse_conninfo(link.ask(lambda c: setting(c, "primary_conninfo")), subject=step.server)
-    upstream = upstream_of(cluster.address(step.node), given, step.subject)
+    upstream = upstream_of(cluster.address(step.node), reconnected(given), step.subject)
     link.order(lambda c: _set_upstream(c, upstream))
 
 
@@ -171,54 +247,25 @@ def _published(step: Step, cluster: Cluster, since: int) -> bool:
     return marker_in_kafka(bridge.kafka, since)
 
 
-def _promote(step: Step, link: Link, deadline: float) -> None:
-    """Let the standby take in what its dead primary had sent, then promote it.
+def _promote(
+    step: Step,
+    cluster: Cluster,
+    deadline: float,
+    interruption: Interruption,
+    view: View | None,
+) -> None:
+    """From the order until it is no standby any more, no signal is heeded."""
 
-    The promotion replays everything received. It does not read what is still in the walreceiver's
-    socket: so wait until that is empty, i.e. the receiver is gone or gets nothing more. Not after
-    a fenced primary, of which the final LSN is known (`step.lsn`) and has been received.
-    """
-    drained = _watch_drain(link)
-    drain_until = 0.0 if step.lsn is not None else min(deadline, time.monotonic() + _DRAIN_S)
-    while time.monotonic() < drain_until and not drained():
-        time.sleep(POLL_S)
-    if link.ask(_in_recovery):
-        link.order(lambda c: _run_promotion(c, step))
-    while link.ask(_in_recovery):
+    def ordered() -> None:
+        interruption.check()
+        interruption.no_way_back = True
+
+    link = cluster.nodes[step.server]
+    promote(step, cluster, deadline, ordered, view or cluster.observe())
+    while link.ask(in_recovery):
         if time.monotonic() > deadline:
             raise _late(step, deadline - time.monotonic(), "")
         time.sleep(POLL_S)
-
-
-def _watch_drain(link: Link) -> Callable[[], bool]:
-    """A function that tells whether the walreceiver has nothing more to give."""
-    last = [-1, 0.0]
-
-    def drained() -> bool:
-        state = link.ask(read_replication)
-        received = link.ask(read_received) or 0
-        if received != last[0]:
-            last[:] = [received, time.monotonic()]
-        settled = time.monotonic() - last[1] > _SETTLED_S
-        return state.replay_waits and (not state.receiver_streaming or settled)
-
-    return drained
-
-
-def _in_recovery(connection: Connection) -> bool:
-    row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
-    return bool(row and row[0])
-
-
-def _run_promotion(connection: Connection, step: Step) -> None:
-    row = connection.execute(step.sql[0]).fetchone()
-    if not (row and row[0]):
-        raise SetupError(
-            "the server did not take the order to promote",
-            operation=step.text,
-            subject=step.server,
-            hint=f"read the log of {step.server}",
-        )
 
 
 def _run_each(connection: Connection, sql: tuple[str, ...]) -> None:

@@ -26,6 +26,8 @@ class SubscriptionRow:
     """(table, srsubstate) of every initial copy that is not finished."""
     fed: bool
     """The worker has had a message since it was started: it is connected, or was until now."""
+    heard_age_s: float | None
+    """Seconds since the apply worker's last message."""
 
 
 def may_read_subscriptions(connection: Connection) -> bool:
@@ -58,7 +60,10 @@ def read_subscriptions(connection: Connection) -> list[SubscriptionRow]:
                       WHERE r.srsubid = s.oid AND r.srsubstate NOT IN ('r', 'f') ORDER BY 1),
                EXISTS (SELECT FROM pg_stat_subscription
                         WHERE subid = s.oid AND worker_type = 'apply' AND pid IS NOT NULL
-                          AND received_lsn IS NOT NULL)
+                          AND received_lsn IS NOT NULL),
+               (SELECT extract(epoch FROM clock_timestamp() - last_msg_receipt_time)::float8
+                  FROM pg_stat_subscription
+                 WHERE subid = s.oid AND worker_type = 'apply' AND pid IS NOT NULL LIMIT 1)
           FROM pg_subscription s
           LEFT JOIN pg_replication_origin_status o ON o.external_id = 'pg_' || s.oid
          WHERE s.subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -66,6 +71,6 @@ def read_subscriptions(connection: Connection) -> list[SubscriptionRow]:
         """
     ).fetchall()
     found: list[list[Any]] = [
-        [*row[:9], tuple(row[9]), tuple(tuple(pair) for pair in row[10]), row[11]] for row in rows
+        [*row[:9], tuple(row[9]), tuple(tuple(pair) for pair in row[10]), *row[11:]] for row in rows
     ]
     return [SubscriptionRow(*values) for values in found]

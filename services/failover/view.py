@@ -29,6 +29,8 @@ MARK = "[disabled by slotfailover]"
 
 FENCE = "default_transaction_read_only"
 """The setting that fences a primary."""
+FENCE_MARK = "slotfailover.fenced"
+"""Set beside FENCE, in the same file, by slotfailover and nobody else: whose fence it is."""
 
 
 class Reach(StrEnum):
@@ -61,11 +63,23 @@ class NodeState:
     surroundings: Surroundings | None = None
     """Only in a survey, for `check`."""
     provenance: Provenance = field(default_factory=Provenance)
+    fence_mark: str = ""
+    """FENCE_MARK: the timeline that is fenced, by whom and since when; "" where nobody did."""
+    leaks: tuple[str, ...] = ()
+    """Primary: what a fence does not keep from writing, as long as the server runs."""
+    next_xid: int | None = None
+    """Primary: the next transaction number; it moves only when something is written."""
+    cut: bool = False
+    """Standby: its receiver is kept from every primary, by a primary_conninfo that leads nowhere.
+    `upstream` is what it was, and will be again."""
 
     @property
     def fenced(self) -> bool:
-        """Ordinary transactions can't write."""
-        return self.setting(FENCE) == "on"
+        """Ordinary transactions can't write, by a fence of ours on this very timeline.
+
+        A base backup of a fenced primary carries the mark, on a timeline of its own once promoted.
+        """
+        return self.fence_mark.startswith(f"timeline {self.server.timeline} ")
 
     def setting(self, name: str) -> str:
         """A setting's value, empty where it is not known."""
@@ -165,6 +179,8 @@ class Subscription:
     """A server of this pair answered where it leads."""
     private: bool = False
     """Its address is a loopback or socket address of another machine than ours."""
+    heard_age_s: float | None = None
+    """Seconds since its worker's last message; None where it has none."""
 
     @property
     def milestone(self) -> Milestone | None:

@@ -167,10 +167,11 @@ class Round:
     gap_s: float
 
 
-def switch_over(config: Path, load: Load) -> Round:
-    """One switchover under load."""
+def switch_over(config: Path, load: Load, name: str) -> Round:
+    """One switchover to the node `name` under load."""
     since = time.monotonic()
-    ran = slotfailover_process("switchover", "--config", str(config), "--yes", "--json")
+    command = ("switchover", "--to", name, "--config", str(config), "--yes", "--json")
+    ran = slotfailover_process(*command)
     acknowledged = len(load.acknowledged)
     eventually(lambda: len(load.acknowledged) > acknowledged + 20, what="writes go on")
     return Round(ran, load.gap_s(since, time.monotonic()))
@@ -254,7 +255,7 @@ def _drill(
                     name, server = (("a", pair.primary), ("b", pair.standby))[number % 2]
                     done.append(fail_over(config, load, name, server))
                 else:
-                    done.append(switch_over(config, load))
+                    done.append(switch_over(config, load, "ba"[number % 2]))
                 last = done[-1]
                 sys.stderr.write(f"{number + 1}: {last.ran.code}, gap {last.gap_s:.3f} s\n")
                 if last.ran.code != 0:

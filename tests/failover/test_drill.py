@@ -23,8 +23,8 @@ def test_switchovers_under_load_lose_nothing_and_repeat_nothing(
         prepare(trio, bridge)
         config = drill_settings(tmp_path, trio, local_bed, bridge)
         with Load(trio, script(local_bed.folder)).running() as load:
-            for _ in range(ROUNDS):
-                done = switch_over(config, load)
+            for number in range(ROUNDS):
+                done = switch_over(config, load, "ba"[number % 2])
                 assert done.ran.code == 0, done.ran.err
                 assert done.gap_s < GAP_MAX_S
                 assert f"wait for the bridge at {done.ran.json['new_primary']}" in done.ran.err

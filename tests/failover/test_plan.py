@@ -126,10 +126,13 @@ def test_the_steps_are_in_order_and_show_no_password() -> None:
         ),
         Wish(),
     )
-    expected = ["disable", "reset", "reset", "promote", "repoint", "enable", "flow"]
+    expected = [
+        *("reset", "reset", "disable", "cut", "promote"),
+        *("repoint", "enable", "flow", "reconnect"),
+    ]
     assert actions(plan) == expected
     assert "hush" not in repr(plan)
-    assert "hush" in plan.steps[4].sql[0]
+    assert "hush" in plan.steps[5].sql[0]
     assert plan.why == "b is the only standby that answers"
 
 
@@ -164,7 +167,7 @@ def test_a_promotion_made_by_a_person_is_completed() -> None:
 def test_a_subscription_that_a_person_disabled_stays_so_but_follows() -> None:
     view = dead_primary(subscriber("sub", subscription("s1", enabled=False)), slots=(slot("s1"),))
     plan = plan_failover(view, Wish())
-    assert actions(plan) == ["promote", "repoint"]
+    assert actions(plan) == ["cut", "promote", "repoint", "reconnect"]
     assert any("stays so" in note for note in plan.notes)
 
 
@@ -203,7 +206,7 @@ def test_a_consumer_ahead_of_the_standby_refuses_and_once_accepted_is_not_fed() 
     view = dead_primary(subscriber("sub", ahead), slots=(slot("s1"),))
     assert refusal(view).exit_code is ExitCode.NOT_READY
     plan = plan_failover(view, Wish(frozenset({"s1"})))
-    assert actions(plan) == ["disable", "promote", "repoint"]
+    assert actions(plan) == ["disable", "cut", "promote", "repoint", "reconnect"]
     assert any(note.startswith("loss accepted") for note in plan.notes)
 
 
@@ -258,7 +261,7 @@ def test_nodes_of_different_clusters_and_nodes_that_hide_are_refused() -> None:
 
 def test_a_setting_from_the_command_line_is_left_to_the_operator() -> None:
     plan = plan_failover(dead_primary(synchronous="x", source="command line"), Wish())
-    assert actions(plan) == ["promote"]
+    assert actions(plan) == ["cut", "promote", "reconnect"]
     assert "command line" in plan.left[0].reason
 
 

@@ -59,7 +59,7 @@ def test_a_killed_primary_that_diverged_is_rewound_and_then_copied_anew(
 
     # Back to a, and b's folder as an interrupted rewind leaves it: it is copied anew.
     kept = trio.standby.data.with_name(trio.standby.data.name + ".rejoining")  # type: ignore[attr-defined]
-    there = slotfailover("switchover", "--config", config, "--yes", "--no-rejoin")
+    there = slotfailover("switchover", "--config", config, "--yes", "--to", "a", "--no-rejoin")
     assert there.code == 0, there.err
     kept.mkdir()
     (kept / "changing").touch()
@@ -74,7 +74,7 @@ def test_a_killed_primary_that_diverged_is_rewound_and_then_copied_anew(
     assert list(kept.parent.glob(f"{trio.standby.name}.before-*"))
     write(trio.primary, trio.dbname, 201)
     await_equal(trio, trio.primary)
-    assert slotfailover("switchover", "--config", config, "--yes").code == 0
+    assert slotfailover("switchover", "--config", config, "--yes", "--to", "b").code == 0
 
 
 def test_three_nodes_the_others_follow_and_the_best_is_chosen(

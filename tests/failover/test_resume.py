@@ -33,7 +33,7 @@ from tests.providers.waiting import eventually
 DIES_IN_THE_FENCE = """
 import os, signal
 from services.failover import steps
-steps.end_sessions_before_reload = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+steps.end_sessions_before_reload = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 """
 HOLDS_THE_LOCK = """
 import sys, time
@@ -75,9 +75,9 @@ def dies_after(
     return deaths
 
 
-def until_done(command: str, config: Path, again: Path) -> int:
+def until_done(command: tuple[str, ...], config: Path, again: Path) -> int:
     """Run `command`, and `resume` with the settings `again` until it lives; return its code."""
-    arguments = (command, "--config", config, "--yes")
+    arguments: tuple[str | Path, ...] = (*command, "--config", config, "--yes")
     for _ in range(60):
         try:
             return slotfailover(*arguments).code
@@ -101,7 +101,12 @@ def test_a_switchover_that_dies_at_every_step_is_resumed_from_elsewhere(
         write(old, trio.dbname, 1 if new is trio.standby else 1001)
         with pytest.MonkeyPatch.context() as monkeypatch:
             deaths = dies_after(monkeypatch, place, name, argument)
-            assert until_done("switchover", config, other) == 0
+            assert (
+                until_done(
+                    ("switchover", "--to", "b" if new is trio.standby else "a"), config, other
+                )
+                == 0
+            )
         happened = {death.partition(" ")[0] for death in deaths}
         expected = {"fence", "mark", "disable", "stop", "promote", "repoint", "enable", "flow"}
         assert happened >= expected | {"slot", "rejoin", "clean", "reset"}
@@ -126,8 +131,8 @@ def test_a_stopped_primary_is_started_again_when_it_is_taken_back(
     with pytest.MonkeyPatch.context() as monkeypatch:
         dies_after(monkeypatch, Run, "_note", 1, frozenset({Action.STOP}))
         with pytest.raises(Killed):
-            slotfailover("switchover", "--config", config, "--yes")
-    refused = slotfailover("switchover", "--config", config, "--yes")
+            slotfailover("switchover", "--config", config, "--yes", "--to", "b")
+    refused = slotfailover("switchover", "--config", config, "--yes", "--to", "b")
     assert (refused.code, "no node answers as a primary" in refused.err) == (10, True)
     back = slotfailover("resume", "--config", config, "--yes", "--rollback", "--json")
     assert back.code == 0, back.err
@@ -146,7 +151,7 @@ def test_killed_inside_the_fence_writes_stay_fenced_until_resumed_or_taken_back(
     trio = new_pair()
     subscribe(trio, "s1")
     config = configuration(tmp_path, trio)
-    command = ("switchover", "--config", str(config), "--yes")
+    command = ("switchover", "--config", str(config), "--yes", "--to", "b")
     with connect(trio.primary) as session:
         assert slotfailover_process(*command, before=DIES_IN_THE_FENCE).code == -9
         assert session.execute("SHOW default_transaction_read_only").fetchone() == ("on",)
@@ -169,7 +174,7 @@ def test_a_consumer_that_does_not_drain_lets_the_switchover_be_taken_back(
         with locker.transaction():
             locker.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
             write(trio.primary, trio.dbname, 1)
-            ran = slotfailover("switchover", "--config", config, "--yes")
+            ran = slotfailover("switchover", "--config", config, "--yes", "--to", "b")
         assert ran.code == 13
         assert "s1" in ran.err
         assert "bytes behind" in ran.err
@@ -190,7 +195,7 @@ def test_two_commands_are_kept_apart_and_a_killed_one_is_not_waited_for(
     config = configuration(tmp_path, trio)
     settings = load_settings(config).failover
     assert isinstance(settings, FailoverSettings)
-    command = ("switchover", "--config", config, "--yes")
+    command = ("switchover", "--config", config, "--yes", "--to", "b")
     with Cluster(settings) as cluster:
         view = cluster.observe()
         with locked(cluster, view, "postgres", settings.journal):
@@ -198,7 +203,7 @@ def test_two_commands_are_kept_apart_and_a_killed_one_is_not_waited_for(
             assert here.code == 15
             assert "on this machine: process" in here.err
             elsewhere = configuration(tmp_path, trio, journal=str(tmp_path / "other"))
-            there = slotfailover("switchover", "--config", elsewhere, "--yes")
+            there = slotfailover("switchover", "--config", elsewhere, "--yes", "--to", "b")
             assert there.code == 15
             assert "on a: postgres from 127.0.0.1" in there.err
             assert slotfailover("plan", "--config", elsewhere).code == 0

@@ -26,11 +26,17 @@ def test_there_and_back_again(local_trio: NewTrio, local_bed: Bed, tmp_path: Pat
     config = configuration(
         tmp_path, trio, machines=machines(trio, local_bed), synchronous_standbys=1
     )
-    shown = slotfailover("switchover", "--config", config, "--dry-run")
+    shown = slotfailover("switchover", "--config", config, "--dry-run", "--to", "b")
     assert shown.code == 0
-    for new, first in ((trio.standby, 101), (trio.primary, 201), (trio.standby, 301)):
-        ran = slotfailover("switchover", "--config", config, "--yes")
+    for new, name, first in (
+        (trio.standby, "b", 101),
+        (trio.primary, "a", 201),
+        (trio.standby, "b", 301),
+    ):
+        ran = slotfailover("switchover", "--config", config, "--yes", "--to", name)
         assert ran.code == 0, ran.err
+        again = slotfailover("switchover", "--config", config, "--yes", "--to", name, "--json")
+        assert (again.code, again.json["steps"]) == (0, []), again.err
         write(new, trio.dbname, first)
         await_equal(trio, new)
         ready = slotfailover("check", "--config", config)
@@ -48,7 +54,7 @@ def test_nodes_by_unix_socket_and_by_ipv6(local_trio: NewTrio, tmp_path: Path) -
     nodes = {"a": trio.primary.conninfo(host="/tmp"), "b": trio.standby.conninfo(host="::1")}
     advertised = {"a": f"host=127.0.0.1 port={trio.primary.port}"}
     config = configuration(tmp_path, trio, nodes=nodes, advertised=advertised)
-    ran = slotfailover("switchover", "--config", config, "--yes", "--no-rejoin")
+    ran = slotfailover("switchover", "--config", config, "--yes", "--to", "b", "--no-rejoin")
     assert ran.code == 1, ran.err
     assert "TO DO     a: it is fenced and still runs" in ran.out
     moved = ask(trio.subscriber, "SELECT subconninfo FROM pg_subscription", trio.dbname)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from services.failover.address import Address, Conninfo
 from services.failover.replication import Replication
 from services.failover.view import (
-    FENCE,
     MARK,
     Node,
     NodeState,
@@ -56,6 +55,11 @@ def state(
     switch_lsn: int | None = None,
     fenced: bool = False,
     early_sessions: int = 0,
+    leaks: tuple[str, ...] = (),
+    cut: bool = False,
+    heard_age_s: float | None = None,
+    may_cut: bool = True,
+    alter_system: str = "on",
     follows: str = "a",
     streams: bool = False,
 ) -> NodeState:
@@ -73,21 +77,27 @@ def state(
             followers=(),
             may_promote=may_promote,
             may_configure=may_configure,
+            heard_age_s=heard_age_s,
+            may_cut=may_cut,
         ),
         settings={
             "wal_level": SettingValue("logical", source),
             "sync_replication_slots": SettingValue("on", source),
             "primary_slot_name": SettingValue("standby_1", source),
             "hot_standby_feedback": SettingValue("on", source),
-            FENCE: SettingValue("on" if fenced else "off", source),
             "synchronized_standby_slots": SettingValue(synchronized, source),
             "synchronous_standby_names": SettingValue(synchronous, source),
+            "allow_alter_system": SettingValue(alter_system, source),
         },
         slots=slots,
         origins={},
         upstream=Conninfo((("host", "db"), ("port", PORTS[follows]), ("dbname", "postgres"))),
         switch_lsn=switch_lsn,
         early_sessions=early_sessions,
+        fence_mark=f"timeline {timeline} by x@y since then" if fenced else "",
+        leaks=leaks,
+        next_xid=None if standby else 800,
+        cut=cut,
     )
 
 

@@ -81,6 +81,7 @@ SETTINGS = (
     "max_replication_slots",
     "max_slot_wal_keep_size",
     "recovery_min_apply_delay",
+    "allow_alter_system",
 )
 """What has to be read of every node."""
 

@@ -13,9 +13,9 @@ from services.failover.cluster import Cluster
 from services.failover.drill.clone import Clone, Programs
 from services.failover.drill.outcome import Outcome, Part
 from services.failover.drill.rehearsal import Rehearsal, reachable
+from services.failover.interruption import sigterm_interrupts
 from services.failover.journal import DRILL, Journal
 from services.failover.options import Config, Json, settings_of
-from services.failover.orders import sigterm_interrupts
 from services.failover.plan.rules import require_one_system
 from services.failover.readiness import candidate
 from services.failover.view import Node, View

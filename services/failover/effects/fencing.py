@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 from services.failover import statements
 from services.failover.effects.promotion import names_of
-from services.failover.effects.step import Action, Step, with_node, with_state
+from services.failover.effects.step import Action, Step, with_state
+from services.failover.effects.topology import follows
 from services.failover.view import FENCE, Reach
 
 if TYPE_CHECKING:
-    from services.failover.view import Node, NodeState, View
+    from services.failover.view import Node, NodeState, Subscription, View
 
+MINE = "by this command"
 ENDED = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE … -- client sessions from before "
-    "the reload, but for the bridge's and the standbys'"
+    "the reload, but for the bridge's between transactions"
 )
 
 
@@ -46,10 +48,10 @@ def fence(old: Node, new: Node) -> Step:
         new.name,
         f"fence writes on {old.name}",
         "it is the primary; every slot is ready on the standby",
-        f"{FENCE} is on, and sessions from before are ended",
-        lambda view: with_state(view, old.name, lambda state: _fenced(state, "on")),
+        f"{FENCE} is on, set by this command, and sessions from before are ended",
+        lambda view: with_state(view, old.name, lambda state: _fenced(state, MINE)),
         lambda view: view.node(old.name).fenced and early_sessions(view, old) == 0,
-        (*statements.FENCED, ENDED),
+        (*statements.fenced("timeline … by … since …"), ENDED),
         statements.FENCED,
     )
 
@@ -142,7 +144,7 @@ def unfence(old: Node) -> Step:
         f"let {old.name} take writes again",
         "it is fenced, and no other node is a primary",
         f"{FENCE} is as it was before",
-        lambda view: with_state(view, old.name, lambda state: _fenced(state, "off")),
+        lambda view: with_state(view, old.name, lambda state: _fenced(state, "")),
         lambda view: view.node(old.name).writable,
         statements.UNFENCED,
         statements.UNFENCED,
@@ -199,17 +201,39 @@ def early_sessions(view: View, node: Node) -> int:
     return state.early_sessions if state is not None else 0
 
 
-def _fenced(state: NodeState, value: str) -> NodeState:
-    settings = {**state.settings, FENCE: replace(state.settings[FENCE], value=value)}
-    return replace(state, settings=settings, early_sessions=0)
+def _fenced(state: NodeState, by_whom: str) -> NodeState:
+    mark = f"timeline {state.server.timeline} {by_whom}" if by_whom else ""
+    return replace(state, fence_mark=mark, early_sessions=0)
+
+
+def gone(view: View, old: Node) -> View:
+    """The view in which a primary is down, and nobody hears it any more."""
+
+    def deaf(node: Node) -> Node:
+        if node.name == old.name:
+            return replace(node, reach=Reach.REFUSED, detail="stopped", state=None)
+        if node.state is None or not follows(node, old):
+            return node
+        replication = replace(node.state.replication, receiver_streaming=False)
+        return replace(node, state=replace(node.state, replication=replication))
+
+    def unfed(subscription: Subscription) -> Subscription:
+        fed = subscription.fed and not subscription.conninfo.names(old.endpoints)
+        return replace(subscription, fed=fed)
+
+    return replace(
+        view,
+        nodes=tuple(map(deaf, view.nodes)),
+        subscribers=tuple(
+            replace(each, subscriptions=tuple(map(unfed, each.subscriptions)))
+            for each in view.subscribers
+        ),
+    )
 
 
 def _on_machine(
     action: Action, old: Node, new: Node, command: tuple[str, ...], text: str, before: str
 ) -> Step:
-    def down(node: Node) -> Node:
-        return replace(node, reach=Reach.REFUSED, detail="stopped", state=None)
-
     return Step(
         action,
         old.name,
@@ -218,7 +242,7 @@ def _on_machine(
         text,
         before,
         "nothing listens there",
-        lambda view: with_node(view, old.name, down),
+        lambda view: gone(view, old),
         lambda view: view.node(old.name).reach in (Reach.REFUSED, Reach.SILENT),
         (shlex.join(command),),
         command=command,

@@ -12,6 +12,8 @@ from services.failover.effects.step import Action, Step, active, with_state
 from services.failover.standby_lists import listed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from services.failover.view import Node, NodeState, View
 
 
@@ -33,21 +35,27 @@ def reset(node: Node, setting: str, items: tuple[str, ...]) -> Step:
     )
 
 
-def promote(node: Node, lsn: int | None = None) -> Step:
-    """Make the standby the primary; `lsn` is what it must have, where the old one could tell."""
+def promote(
+    node: Node, lsn: int | None = None, guard: Callable[[View], None] = lambda _view: None
+) -> Step:
+    """Make the standby the primary; `lsn` is what it must have, where the old one could tell.
+
+    `guard` is asked of a fresh observation right before the order.
+    """
     return Step(
         Action.PROMOTE,
         node.name,
         "",
         node.name,
         f"promote {node.name}",
-        "no node is writable; it has replayed all the WAL it received",
+        "no other primary lives, by what all who answer say now",
         "it is writable",
         lambda view: with_state(view, node.name, _promoted),
         lambda view: view.node(node.name).writable,
         (statements.PROMOTE,),
         (statements.PROMOTE,),
         lsn=lsn,
+        guard=guard,
     )
 
 

@@ -29,7 +29,10 @@ class Action(StrEnum):
     STOP = "stop"
     SHOOT = "shoot"
     RESET = "reset"
+    ASK = "ask"
+    CUT = "cut"
     PROMOTE = "promote"
+    RECONNECT = "reconnect"
     LABEL = "label"
     REPOINT = "repoint"
     ENABLE = "enable"
@@ -45,10 +48,12 @@ class Action(StrEnum):
     UNFENCE = "unfence"
 
 
+NO_WAY_BACK = frozenset({Action.PROMOTE})
+"""What can't be taken back once it was ordered, whether or not it was seen to be done."""
 OF_SUBSCRIBERS = frozenset({Action.DISABLE, Action.REPOINT, Action.ENABLE})
 AFTERWARDS = frozenset(
     {Action.LABEL, Action.FLOW, Action.SEND, Action.BRIDGE, Action.SLOT, Action.FOLLOW}
-    | {Action.REJOIN, Action.CLEAN, Action.READY}
+    | {Action.REJOIN, Action.CLEAN, Action.READY, Action.RECONNECT}
 )
 """Writes are taken again before these, so that what fails of them is left, and the rest goes on."""
 
@@ -81,6 +86,8 @@ class Step:
     """Rejoin: a base backup may be taken."""
     progress: Callable[[View], str] = field(default=lambda _view: "", repr=False, compare=False)
     """How far it is, for those who wait."""
+    guard: Callable[[View], None] = field(default=lambda _view: None, repr=False, compare=False)
+    """Raises what forbids it, asked of a fresh observation right before the order."""
 
     @property
     def key(self) -> str:

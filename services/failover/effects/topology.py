@@ -11,7 +11,7 @@ from services.failover import statements
 from services.failover.address import Conninfo
 from services.failover.effects.promotion import names_of, with_setting
 from services.failover.effects.step import Action, Step, with_node, with_state
-from services.failover.view import FENCE, Reach
+from services.failover.view import Reach
 from services.slots import Slot
 
 if TYPE_CHECKING:
@@ -304,7 +304,6 @@ def _attached(view: View, node: Node, primary: Node, name: str) -> View:
     settings = {
         **here.settings,
         "primary_slot_name": replace(here.settings["primary_slot_name"], value=name),
-        FENCE: replace(here.settings[FENCE], value="off"),
     }
     standby = replace(
         here,
@@ -317,6 +316,10 @@ def _attached(view: View, node: Node, primary: Node, name: str) -> View:
         upstream=upstream,
         switch_lsn=None,
         early_sessions=0,
+        fence_mark="",
+        leaks=(),
+        next_xid=None,
+        cut=False,
     )
 
     def seen(state: NodeState) -> NodeState:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode
-from services.failover.effects import promotion, subscriptions
+from services.failover.effects import promotion, receivers, subscriptions
 from services.failover.effects.step import active
 from services.failover.plan.rules import moves, require_privileges
 from services.failover.plan.topology import attach_standbys
@@ -49,6 +49,7 @@ def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
     if not standbys:
         notes += [f"{setting} of {name} names standbys not there" for setting, _ in _stale(node)]
         return _drawn(draft, name, left, notes)
+    notes += _written_late(draft)
     rest = attach(draft, name)
     return replace(rest, left=(*left, *rest.left), notes=(*notes, *rest.notes))
 
@@ -56,6 +57,9 @@ def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
 def attach(draft: Draft, name: str) -> Plan:
     """Add what is left to do for the standbys of the primary of that name."""
     left = attach_standbys(draft, name)
+    for other in draft.view.nodes:
+        if other.state is not None and other.state.cut:
+            draft.add(receivers.reconnect(other, name))
     for other in draft.view.standbys:
         _label(draft, other.name, name)
     return _drawn(draft, name, left, [])
@@ -75,9 +79,11 @@ def _drawn(draft: Draft, name: str, left: list[Left], notes: list[str]) -> Plan:
 
 
 def _label(draft: Draft, name: str, primary: str) -> None:
-    """Tell the outside of a role that this run has given."""
+    """Tell the outside of the primary, and of what rejoins: again in each run, as none can see
+    whether an earlier one, that was killed, came to it.
+    """
     node = draft.view.node(name)
-    given = draft.wish.promoted == primary if name == primary else name in draft.wish.rejoin
+    given = draft.wish.labels if name == primary else name in draft.wish.rejoin
     if given and node.machine is not None and node.machine.has("label"):
         draft.add(promotion.label(node, draft.view.node(primary)))
 
@@ -89,7 +95,7 @@ def _subscriptions(draft: Draft, primary: str, left: list[Left]) -> list[str]:
     notes: list[str] = []
     fed: set[str] = set()
     for subscriber, subscription in view.ours():
-        if not subscriber.usable:
+        if not subscriber.usable or f"{subscriber.name}/{subscription.name}" in wish.given_up:
             continue
         if not reachable_from(subscriber, subscription, node):
             left.append(_no_address(subscriber, subscription, node))
@@ -141,6 +147,19 @@ def _flows(node: Node, name: str) -> bool:
     confirmed = slot.confirmed_flush_lsn if slot is not None else None
     old = switch is not None and (confirmed is None or confirmed < switch)
     return active(node, name) and not old and not node.state.replication.withheld_by
+
+
+def _written_late(draft: Draft) -> list[str]:
+    """What was written on the fenced primary after its final LSN was noted: it will be lost."""
+    wish = draft.wish
+    return [
+        f"{node.name} gave out {node.state.next_xid - wish.final_xid} transaction numbers after "
+        "the final LSN: by autovacuum, the bridge's heartbeat, or a client that asked for READ "
+        f"WRITE, whose changes are lost when {node.name} rejoins; its log may tell"
+        for node in draft.view.nodes
+        if node.fenced and node.state is not None and node.state.next_xid is not None
+        if wish.final_xid is not None and node.state.next_xid > wish.final_xid
+    ]
 
 
 def _bridge(draft: Draft, node: Node, slot: str, *, fresh: bool) -> list[Left]:

@@ -1,10 +1,17 @@
 """From a dead primary to a new one: the ordered steps of a failover. Pure.
 
     on               step     before it (checked when planned)       after it (by observing)
-    each subscriber  disable  enabled, fed by the old primary        disabled, marked so
+    other nodes      shoot    --fence, not seen to be a standby       its command ended with 0
+    the old primary  fence    --fence, and it answers                no transaction writes
+    the old primary  mark     fenced                                 the final LSN is known
+    the old primary  drain    the candidate lacks the final LSN      it has it
     the candidate    reset    a setting names standbys not there     it names none of them
-    the candidate    promote  no writable node; every slot ready     it is no longer in recovery
-                              or its loss accepted; reachable
+    each subscriber  disable  enabled, fed by the old primary        disabled, marked so
+    the old primary  shoot,   it was drained                         nothing listens there
+                     or stop
+    each standby     cut      nobody has seen a primary              it has no receiver
+    the candidate    promote  plan.evidence; every slot ready or its it is no longer in recovery
+                              loss accepted; reachable
                               subscriptions disabled
     then             what plan.completion says
 
@@ -17,21 +24,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from schemas.errors import ExitCode, OperatorNeeded, Retryable
-from services.failover.effects import fencing, promotion, subscriptions
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError
+from services.failover.effects import fencing, promotion, receivers, subscriptions
 from services.failover.effects.topology import follows
 from services.failover.plan.completion import complete, resets
+from services.failover.plan.evidence import cant_tell, drained, require_proof, to_ask
 from services.failover.plan.loss import require_no_loss
 from services.failover.plan.rules import (
     check_invariants,
     moves,
+    require_changeable,
     require_newest,
-    require_nobody_hidden,
     require_one_primary,
     require_one_system,
     require_privileges,
     require_readable_history,
     require_ready,
+    require_tight,
 )
 from services.failover.plan.wish import OPERATION, Draft, Plan, Wish
 from services.failover.readiness import candidate, judge_all
@@ -44,57 +53,75 @@ if TYPE_CHECKING:
 def plan_failover(view: View, wish: Wish) -> Plan:
     """The steps from `view` to a new primary that feeds the reachable subscriptions.
 
-    Raises OperatorNeeded: SPLIT_BRAIN where a primary may be alive, NOT_READY where a slot would
-    be lost, WRONG_DATABASE where nodes are of different clusters; Retryable where no standby
-    answers; SetupError (PRIVILEGE_MISSING) before anything is changed.
+    Raises OperatorNeeded: SPLIT_BRAIN where a primary may be alive, NOT_READY where a slot or too
+    much WAL would be lost, WRONG_DATABASE where nodes are of different clusters; Retryable where no
+    standby answers; SettingsError for a target that is no node; SetupError (PRIVILEGE_MISSING,
+    SERVER_SETTING) before anything is changed.
     """
     require_one_system(view)
+    require_node(view, wish.target, OPERATION)
     draft = Draft(view, wish)
-    if wish.fence:
-        _fence(draft)
-    require_nobody_hidden(draft.view, draft.wish.shot)
-    if draft.view.writable:
-        plan = complete(draft, _promoted(draft.view, draft.wish).name)
+    new = _promoted(view, wish)
+    if new is not None:
+        _shoot_the_rest(draft, new)
+        require_one_primary(draft.view, OPERATION)
+        for node in draft.view.nodes:
+            if node.reach not in (Reach.ANSWERS, Reach.REFUSED, Reach.SILENT):
+                require_proof(draft.view, draft.wish, draft.view.node(new.name))
+        plan = complete(draft, new.name)
     else:
         plan = _promotion(draft, view)
     check_invariants(plan, view, wish)
     return plan
 
 
-def _fence(draft: Draft) -> None:
-    """Plan that every primary but a promoted one can't write: by its machine, else by itself."""
-    view = draft.view
-    newest = max((n for n in view.writable), key=_timeline, default=None)
-    keeps = newest is not None and (newest.name == draft.wish.promoted or took_over(newest, view))
-    new = newest if keeps and newest is not None else _chosen(view, draft.wish)
-    for node in view.nodes:
-        if node is new or node.standby or node.fenced or node.name in draft.wish.shot:
-            continue
-        if node.machine is not None and node.machine.has("fence"):
-            if node.reach is not Reach.REFUSED:
-                draft.add(fencing.shoot(node, new))
-        elif node.writable:
-            draft.add(fencing.fence(node, new))
+def require_node(view: View, name: str, operation: str) -> None:
+    """Raise SettingsError for the name of no node; "" stands for the best."""
+    if name and name not in {node.name for node in view.nodes}:
+        raise SettingsError(
+            f"{name} is no node",
+            operation=operation,
+            hint=f"failover.nodes has {', '.join(node.name for node in view.nodes)}",
+        )
+
+
+def _promoted(view: View, wish: Wish) -> Node | None:
+    """The node that was promoted in place of a primary that is gone, where there is one.
+
+    Of several primaries, with --fence, the newest. Raises OperatorNeeded for one that is no such.
+    """
+    if not view.writable:
+        return None
+    if not wish.fence:
+        require_one_primary(view, OPERATION)
+    node = max(view.writable, key=_timeline)
+    keeps = node.name == wish.promoted or took_over(node, view)
+    if keeps and wish.target in ("", node.name):
+        return node
+    if wish.fence and len(view.writable) == 1:
+        return None
+    require_one_primary(view, OPERATION)
+    raise OperatorNeeded(
+        f"the primary {node.name} is alive and writable",
+        operation=OPERATION,
+        subject=node.name,
+        hint=_hint_of_marked(view)
+        or "a failover is for a dead primary; slotfailover switchover replaces a living one",
+        exit_code=ExitCode.SPLIT_BRAIN,
+    )
+
+
+def _shoot_the_rest(draft: Draft, new: Node) -> None:
+    """With --fence, plan the `fence` command of every node that is not seen to be a standby."""
+    for node in draft.view.nodes:
+        needed = node.name not in (new.name, *draft.wish.shot) and not node.standby
+        armed = node.machine is not None and node.machine.has("fence")
+        if draft.wish.fence and needed and armed:
+            draft.add(fencing.shoot(node, new))
 
 
 def _timeline(node: Node) -> int:
     return node.state.server.timeline if node.state is not None else 0
-
-
-def _promoted(view: View, wish: Wish) -> Node:
-    """The one writable node, if it was promoted in place of a primary that is gone."""
-    require_one_primary(view, OPERATION)
-    node = view.writable[0]
-    if node.name != wish.promoted and not took_over(node, view):
-        raise OperatorNeeded(
-            f"the primary {node.name} is alive and writable",
-            operation=OPERATION,
-            subject=node.name,
-            hint=_hint_of_marked(view)
-            or "a failover is for a dead primary; slotfailover switchover replaces a living one",
-            exit_code=ExitCode.SPLIT_BRAIN,
-        )
-    return node
 
 
 def took_over(node: Node, view: View) -> bool:
@@ -129,27 +156,136 @@ def _hint_of_marked(view: View) -> str:
 
 
 def _promotion(draft: Draft, before: View) -> Plan:
-    """The whole way: no node is writable."""
+    """The whole way: no node was promoted yet."""
     view, wish = draft.view, draft.wish
     chosen = _chosen(view, wish)
+    old = _answering(view, wish, chosen)
+    if old is None:
+        _shoot_the_rest(draft, chosen)
+    _require_powers(draft, chosen, old)
     require_newest(view, chosen, OPERATION)
+    require_readable_history(chosen)
+    for standby in to_ask(draft.view, draft.wish, chosen):
+        draft.add(receivers.ask(standby, chosen))
+    require_proof(fencing.gone(draft.view, old) if old else draft.view, draft.wish, chosen)
     verdicts = judge_all(view, chosen)
     require_ready(verdicts, wish)
-    notes = require_no_loss(view, wish, chosen, OPERATION)
     stale = resets(chosen)
-    require_privileges(chosen, resets=bool(stale), promotion=True)
-    require_readable_history(chosen)
+    notes = cant_tell(before, wish, chosen)
+    if old is not None:
+        notes += _drain(draft, old, chosen)
+    elif wish.final_lsn is None:
+        notes += require_no_loss(view, wish, chosen, OPERATION)
+    draft.add(*stale)
     for subscriber, subscription in view.ours():
-        if subscriber.usable and subscription.enabled and moves(subscription, chosen):
+        given_up = f"{subscriber.name}/{subscription.name}" in wish.given_up
+        moved = subscription.enabled and moves(subscription, chosen)
+        if subscriber.usable and moved and not given_up:
             draft.add(subscriptions.disable(subscriber, subscription, chosen))
-    draft.add(*stale, promotion.promote(chosen))
+    if old is not None:
+        _put_down(draft, old, chosen)
+    if draft.wish.final_lsn is None:
+        _cut_off(draft, chosen)
+    final = _at_least(draft, chosen)
+    told = draft.wish
+    draft.add(
+        promotion.promote(
+            chosen, final, lambda seen: require_proof(seen, told, seen.node(chosen.name))
+        )
+    )
     rest = complete(draft, chosen.name)
     return replace(
         rest,
         why="it was chosen with --to" if wish.target else _why(chosen, view),
         slots=verdicts,
-        notes=(*_silent_nodes(before, wish), *rest.notes, *notes),
+        notes=(*rest.notes, *notes),
     )
+
+
+def _answering(view: View, wish: Wish, chosen: Node) -> Node | None:
+    """The old primary, where it answers and is to be fenced or was. Raises OperatorNeeded."""
+    found = [node for node in view.nodes if node.leading and node.name != chosen.name]
+    for node in found:
+        if not (wish.fence and len(found) == 1) and not drained(node, wish):
+            require_proof(view, wish, chosen)
+    return found[0] if len(found) == 1 else None
+
+
+def _require_powers(draft: Draft, chosen: Node, old: Node | None) -> None:
+    """Raise SetupError if anything of it is not allowed there, while nothing is changed yet."""
+    require_privileges(chosen, resets=bool(resets(chosen)), promotion=True)
+    if resets(chosen):
+        require_changeable(chosen)
+    if old is None and draft.wish.final_lsn is None:
+        for standby in draft.view.standbys:
+            if _to_be_cut(standby):
+                require_changeable(standby)
+                require_privileges(standby, resets=False, promotion=False, cut=True)
+    if old is not None and not drained(old, draft.wish):
+        require_changeable(old)
+        require_privileges(old, resets=False, promotion=False, fence=True)
+        require_tight(old)
+
+
+def _drain(draft: Draft, old: Node, chosen: Node) -> list[str]:
+    """Plan that the old primary, which answers, can't write, and that the candidate has its WAL.
+
+    Returns what is lost with the operator's consent; raises OperatorNeeded (NOT_READY) for more.
+    """
+    streams = chosen.state is not None and chosen.state.replication.receiver_streaming
+    streams = streams and follows(chosen, old)
+    if not drained(old, draft.wish):
+        if old.writable or fencing.early_sessions(draft.view, old):
+            draft.add(fencing.fence(old, chosen))
+        draft.add(fencing.mark(old, chosen))
+    final = draft.wish.final_lsn
+    assert final is not None
+    lacking = max(0, final - draft.view.node(chosen.name).received)
+    waits = fencing.drain(old, chosen, (), final)
+    if lacking and streams and waits.key not in draft.wish.past:
+        draft.add(waits)
+        return []
+    accepted = draft.wish.accept_data_loss or 0
+    if lacking > accepted:
+        raise OperatorNeeded(
+            f"{chosen.name} lacks {lacking} bytes of WAL that {old.name} has, which answers"
+            + ("" if streams else f"; {chosen.name} does not stream from it"),
+            operation=OPERATION,
+            subject=chosen.name,
+            lsn=final,
+            hint=f"let {chosen.name} stream from {old.name} (read the log of {chosen.name}); or "
+            f"lose those commits: --accept-data-loss {lacking}, more if writes go on meanwhile",
+            exit_code=ExitCode.NOT_READY,
+        )
+    return [f"loss accepted: {lacking} bytes of WAL of {old.name}"] if lacking else []
+
+
+def _put_down(draft: Draft, old: Node, chosen: Node) -> None:
+    """Plan the end of a primary that was drained, by what its machine has for it."""
+    machine = old.machine
+    if machine is not None and machine.has("fence"):
+        if old.name not in draft.wish.shot:
+            draft.add(fencing.shoot(old, chosen))
+    elif machine is not None and machine.has("stop"):
+        draft.add(fencing.stop(old, chosen))
+
+
+def _at_least(draft: Draft, chosen: Node) -> int | None:
+    """What the candidate must have before it is promoted: the final LSN, unless less will do."""
+    final = draft.wish.final_lsn
+    has = draft.view.node(chosen.name).received
+    return final if final is not None and has >= final else None
+
+
+def _cut_off(draft: Draft, chosen: Node) -> None:
+    for standby in draft.view.standbys:
+        if _to_be_cut(standby):
+            draft.add(receivers.cut(standby, chosen))
+
+
+def _to_be_cut(standby: Node) -> bool:
+    state = standby.state
+    return state is not None and state.upstream is not None and not receivers.is_cut(standby)
 
 
 def _chosen(view: View, wish: Wish) -> Node:
@@ -170,11 +306,3 @@ def _why(chosen: Node, view: View) -> str:
         return f"{chosen.name} is the only standby that answers"
     behind = ", ".join(f"{o.name} {chosen.received - o.received} bytes behind" for o in others)
     return f"{chosen.name} has the most WAL ({behind}), and its slots are ready or given up"
-
-
-def _silent_nodes(view: View, wish: Wish) -> list[str]:
-    return [
-        f"{node.name} did not answer ({node.detail}): make sure that it is off, not only cut off"
-        for node in view.nodes
-        if node.reach is Reach.SILENT and node.name not in wish.shot
-    ]

@@ -6,6 +6,8 @@ a fenced primary and a standby                   the switchover goes on
 no primary; marked subscriptions, or a begin     the promotion goes on
 a primary that was never replaced, a begin       the switchover begins again
 … and no begin in the journal                    marked subscriptions are enabled again
+
+A begin of another cluster, of an older timeline or of more than a day ago counts for none.
 """
 
 from __future__ import annotations
@@ -24,34 +26,66 @@ if TYPE_CHECKING:
     from services.failover.view import View
 
 Planner = Callable[["View", Wish], Plan]
+INTENT_MAX_S = 24 * 3600.0
+"""What began earlier is history."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What the journal says of the last command, if that did not come to its end."""
+    """What the journal says of the last command, if that did not come to its end.
+
+    A journal is a table that others may write to, and a run of last month may be its last: what was
+    accepted then is not accepted now, and only a run of this cluster, of now, is gone on with.
+    """
 
     command: str
     target: str = ""
     rejoin: frozenset[str] = frozenset()
-    accept_loss_of: frozenset[str] = frozenset()
+    system: str = ""
+    timeline: int = 0
+    """That of the primary when it began; 0 where none answered: a standby may tell an older one."""
+    age_s: float = 0.0
 
     @classmethod
-    def of(cls, command: str, document: dict[str, Any]) -> Intent:
+    def of(cls, command: str, document: dict[str, Any], age_s: float = 0.0) -> Intent:
         """From the journal."""
+        timeline = document.get("timeline", 0)
         return cls(
             command,
             str(document.get("target", "")),
-            frozenset(document.get("rejoin", ())),
-            frozenset(document.get("accept_loss_of", ())),
+            frozenset(map(str, document.get("rejoin", ()))),
+            str(document.get("system", "")),
+            timeline if isinstance(timeline, int) else 0,
+            age_s,
         )
 
+    def stale(self, view: View) -> str:
+        """Why it is not gone on with, "" if it is."""
+        states = [node.state for node in view.nodes if node.state is not None]
+        newest = max((state.server.timeline for state in states), default=0)
+        if self.age_s > INTENT_MAX_S:
+            return f"it began {self.age_s / 3600:.0f} hours ago"
+        if self.system and self.system not in {s.server.system_identifier for s in states}:
+            return "it was about another cluster"
+        if self.timeline and newest > self.timeline + 1:
+            return f"it began on timeline {self.timeline}, and this is timeline {newest}"
+        return ""
 
-def intent_of(wish: Wish) -> dict[str, Any]:
+
+def intent_of(wish: Wish, view: View) -> dict[str, Any]:
     """For the journal."""
+    states = [node.state for node in view.nodes if node.state is not None]
     return {
         "target": wish.target,
         "rejoin": sorted(wish.rejoin),
         "accept_loss_of": sorted(wish.accept_loss_of),
+        "accept_data_loss": wish.accept_data_loss,
+        "old_primary_is_off": wish.old_primary_is_off,
+        "system": states[0].server.system_identifier if states else "",
+        "timeline": max(
+            (node.state.server.timeline for node in view.nodes if node.leading and node.state),
+            default=wish.begun_on,
+        ),
     }
 
 
@@ -59,13 +93,15 @@ def choose(view: View, wish: Wish, intent: Intent | None) -> tuple[Planner, Wish
     """How to go on: the planner, and the wish as it was. Raises OperatorNeeded."""
     require_one_system(view)
     require_one_primary(view, "resume")
+    stale = intent.stale(view) if intent is not None else ""
+    intent = None if stale else intent
     if intent is not None:
         known = {node.name for node in view.nodes}
         wish = replace(
             wish,
             target=wish.target or (intent.target if intent.target in known else ""),
             rejoin=wish.rejoin | (intent.rejoin & known),
-            accept_loss_of=wish.accept_loss_of | intent.accept_loss_of,
+            begun_on=intent.timeline,
         )
     marked = any(found.marked for _, found in view.ours())
     if view.writable:
@@ -79,7 +115,8 @@ def choose(view: View, wish: Wish, intent: Intent | None) -> tuple[Planner, Wish
         return plan_switchover, wish
     if intent is None and not marked:
         raise OperatorNeeded(
-            "no primary answers, and nothing was begun that could go on",
+            "no primary answers, and nothing was begun that could go on"
+            + (f": the last command is not taken up, as {stale}" if stale else ""),
             operation="resume",
             hint="slotfailover failover replaces a dead primary",
             exit_code=ExitCode.NOT_READY,

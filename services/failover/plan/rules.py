@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, SetupError, SlotbridgeError
 from services.failover.effects.step import Action
+from services.failover.plan.evidence import require_proof
 from services.failover.plan.wish import OPERATION, Plan, Wish, learned
 from services.failover.readiness import Readiness, judge_all
 from services.failover.timelines import contradiction
@@ -93,14 +94,25 @@ def _broken_rule(step: Step, view: View, wish: Wish) -> str:
     """The rule that the step would break in this view, or ""."""
     node = view.node(step.node)
     if step.action is Action.PROMOTE:
-        if view.writable:
-            return f"{view.writable[0].name} is writable"
-        if wish.final_lsn is not None and node.received < wish.final_lsn:
+        try:
+            require_proof(view, wish, node)
+        except OperatorNeeded as error:
+            return error.message
+        leaking = [n for n in view.nodes if n is not node and n.leading and _leaks(n)]
+        if leaking:
+            return f"{leaking[0].name} can still be written: {_leaks(leaking[0])}"
+        lacking = (wish.final_lsn or 0) - node.received
+        if lacking > (wish.accept_data_loss or 0):
             return f"{node.name} has not received the final LSN"
         lost = {slot.slot for slot in judge_all(view, node) if not slot.ready}
         if lost - wish.accept_loss_of:
             return f"slots are not ready: {', '.join(sorted(lost - wish.accept_loss_of))}"
-        fed = [s.name for where, s in view.ours() if where.usable and s.enabled and moves(s, node)]
+        fed = [
+            s.name
+            for where, s in view.ours()
+            if where.usable and s.enabled and moves(s, node)
+            if f"{where.name}/{s.name}" not in wish.given_up
+        ]
         return f"subscriptions are enabled: {', '.join(fed)}" if fed else ""
     if step.action is Action.REJOIN and view.node(step.server).writable:
         return f"{step.server} is writable"
@@ -117,10 +129,10 @@ def _broken_rule(step: Step, view: View, wish: Wish) -> str:
     return ""
 
 
-def require_nobody_hidden(view: View, shot: frozenset[str] = frozenset()) -> None:
+def require_nobody_hidden(view: View) -> None:
     """Raise OperatorNeeded (SPLIT_BRAIN) if a node is up and does not let us in."""
     for node in view.nodes:
-        if node.reach in (Reach.CLOSED, Reach.BARRED) and node.name not in shot:
+        if node.reach in (Reach.CLOSED, Reach.BARRED):
             raise OperatorNeeded(
                 f"{node.name} listens on its port but does not let us in, so it may be writing: "
                 f"{node.detail}",
@@ -146,9 +158,51 @@ def require_ready(verdicts: tuple[Readiness, ...], wish: Wish) -> None:
         )
 
 
-def require_privileges(node: Node, *, resets: bool, promotion: bool) -> None:
+def require_tight(node: Node) -> None:
+    """Raise OperatorNeeded (NOT_READY) if a fence would not hold and the node can't be stopped."""
+    machine = node.machine
+    if machine is not None and (machine.has("stop") or machine.has("fence")):
+        return
+    if leaks := _leaks(node):
+        raise OperatorNeeded(
+            f"{node.name} could still be written while it is fenced, by {leaks}",
+            operation=OPERATION,
+            subject=node.name,
+            hint="end, decide, disable or reset each of them; or give the node a `stop` command: "
+            f"failover.machines.{node.name}",
+            exit_code=ExitCode.NOT_READY,
+        )
+
+
+def require_changeable(node: Node) -> None:
+    """Raise SetupError (SERVER_SETTING) where ALTER SYSTEM is switched off."""
+    assert node.state is not None
+    if node.state.setting("allow_alter_system") == "off":
+        raise SetupError(
+            f"allow_alter_system is off on {node.name}, so its settings can't be changed",
+            operation=OPERATION,
+            subject=node.name,
+            hint="this server's settings are managed by something else: have that fail over, then "
+            "slotfailover repoint; or set allow_alter_system = on",
+            exit_code=ExitCode.SERVER_SETTING,
+        )
+
+
+def _leaks(node: Node) -> str:
+    found = node.state.leaks if node.state is not None else ()
+    return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+
+
+def require_privileges(
+    node: Node, *, resets: bool, promotion: bool, cut: bool = False, fence: bool = False
+) -> None:
+    """Raise SetupError (PRIVILEGE_MISSING) unless our role may do what the plan needs there."""
     assert node.state is not None
     rights = node.state.replication
+    if fence and not rights.may_fence:
+        raise missing_privilege(node, "do not pass --fence")
+    if cut and not rights.may_cut:
+        raise missing_privilege(node, "GRANT ALTER SYSTEM ON PARAMETER primary_conninfo TO …")
     if promotion and not rights.may_promote:
         raise missing_privilege(node, "GRANT EXECUTE ON FUNCTION pg_promote(boolean, integer) TO …")
     if resets and not rights.may_configure:

@@ -21,20 +21,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError
-from services.failover.effects import fencing, promotion, subscriptions, topology
+from schemas.errors import ExitCode, OperatorNeeded, Retryable
+from services.failover.effects import fencing, promotion, receivers, subscriptions, topology
 from services.failover.effects.step import active
 from services.failover.plan.completion import complete, resets
-from services.failover.plan.failover import plan_failover
+from services.failover.plan.evidence import require_proof
+from services.failover.plan.failover import plan_failover, require_node
 from services.failover.plan.rules import (
     check_invariants,
     missing_privilege,
     moves,
+    require_changeable,
     require_nobody_hidden,
     require_one_primary,
     require_one_system,
     require_privileges,
     require_ready,
+    require_tight,
 )
 from services.failover.plan.wish import Draft, Plan, Wish
 from services.failover.readiness import candidate, judge_all
@@ -43,7 +46,7 @@ from services.failover.verdicts import unreachable
 from services.failover.view import Reach
 
 if TYPE_CHECKING:
-    from services.failover.view import Node, View
+    from services.failover.view import Node, Subscription, View
 
 OPERATION = "switch over"
 
@@ -55,6 +58,7 @@ def plan_switchover(view: View, wish: Wish) -> Plan:
     is no standby, SetupError (PRIVILEGE_MISSING).
     """
     require_one_system(view)
+    require_node(view, wish.target, OPERATION)
     require_nobody_hidden(view)
     require_one_primary(view, OPERATION)
     if view.writable and view.writable[0].name in (wish.promoted, wish.target):
@@ -76,27 +80,36 @@ def plan_switchover(view: View, wish: Wish) -> Plan:
 
 
 def plan_rollback(view: View, wish: Wish) -> Plan:
-    """The steps that let the old primary of an unfinished switchover go on. Raises as above."""
+    """The steps that put things back as they were before an unfinished switchover or failover.
+
+    The old primary goes on, where it lives or was stopped by us. Raises as above.
+    """
     require_one_system(view)
     require_one_primary(view, "roll back")
     draft = Draft(view, wish)
-    old = view.primary or _stopped(view)
-    if not old.leading:
+    old = view.primary or _stopped(view, wish)
+    if old is not None and not old.leading:
         draft.add(fencing.start(old))
         return Plan(old.name, f"{old.name} is started again", tuple(draft.steps), ())
-    if old.fenced:
+    if old is not None and old.fenced:
         draft.add(fencing.unfence(old))
+    name = old.name if old is not None else ""
+    for standby in view.standbys:
+        if standby.state is not None and standby.state.cut:
+            draft.add(receivers.reconnect(standby, name or standby.name))
     for subscriber, subscription in view.ours():
-        back = subscription.marked and not moves(subscription, old)
-        if subscriber.usable and back:
-            draft.add(subscriptions.enable(subscriber, subscription, old))
-    return Plan(
-        old.name,
-        f"{old.name} was not replaced and goes on",
-        tuple(draft.steps),
-        (),
-        unreachable(view),
-    )
+        led = old if old is not None else _led_to(subscription, view)
+        if not subscriber.usable or not subscription.marked or led is None:
+            continue
+        if not moves(subscription, led):
+            draft.add(subscriptions.enable(subscriber, subscription, led))
+    why = f"{name} was not replaced and goes on" if name else "nothing was promoted"
+    return Plan(name, why, tuple(draft.steps), (), unreachable(view))
+
+
+def _led_to(subscription: Subscription, view: View) -> Node | None:
+    """The node that the subscription leads to."""
+    return next((node for node in view.nodes if not moves(subscription, node)), None)
 
 
 def _whole(view: View, wish: Wish, old: Node) -> Plan:
@@ -126,7 +139,10 @@ def _whole(view: View, wish: Wish, old: Node) -> Plan:
     stops = old.machine is not None and old.machine.has("stop")
     if stops:
         draft.add(fencing.stop(old, new))
-    draft.add(promotion.promote(new, final))
+    told = draft.wish
+    draft.add(
+        promotion.promote(new, final, lambda seen: require_proof(seen, told, seen.node(new.name)))
+    )
     rest = complete(draft, new.name)
     return replace(
         rest, why=f"{old.name} hands over to it", slots=verdicts,
@@ -135,12 +151,6 @@ def _whole(view: View, wish: Wish, old: Node) -> Plan:
 
 
 def _target(view: View, wish: Wish, old: Node) -> Node:
-    if wish.target and wish.target not in {node.name for node in view.nodes}:
-        raise SettingsError(
-            f"{wish.target} is no node",
-            operation=OPERATION,
-            hint=f"failover.nodes has {', '.join(node.name for node in view.nodes)}",
-        )
     new = view.node(wish.target) if wish.target else candidate(view)
     if new is None or not new.standby:
         name = f"{new.name} is no standby that answers" if new else "no standby answers"
@@ -160,6 +170,9 @@ def _require_fit(view: View, wish: Wish, old: Node, new: Node) -> None:
     require_ready(judge_all(view, new), wish)
     if not old.state.replication.may_fence:
         raise missing_privilege(old, "connect as a superuser, who may end sessions and fence")
+    for node in (old, new):
+        require_changeable(node)
+    require_tight(old)
     problems = []
     if not new.state.replication.receiver_streaming:
         problems.append((f"{new.name} does not stream", f"read the log of {new.name}"))
@@ -207,17 +220,11 @@ def _notes(view: View, old: Node, slots: tuple[str, ...], *, stops: bool) -> lis
     return found
 
 
-def _stopped(view: View) -> Node:
-    """The one node that is no standby: the primary that was stopped."""
+def _stopped(view: View, wish: Wish) -> Node | None:
+    """The one node that is no standby, if it was stopped, and may be started again."""
     found = [node for node in view.nodes if not node.standby]
-    if len(found) == 1 and found[0].reach is Reach.REFUSED:
-        machine = found[0].machine
-        if machine is not None and machine.has("start"):
-            return found[0]
-    raise OperatorNeeded(
-        "no primary answers, so there is nothing to roll back to",
-        operation="roll back",
-        subject=", ".join(node.name for node in found),
-        hint="start the old primary, or go on: slotfailover resume",
-        exit_code=ExitCode.NOT_READY,
-    )
+    if len(found) != 1 or found[0].reach is not Reach.REFUSED:
+        return None
+    machine = found[0].machine
+    ours = wish.revive or found[0].name in wish.stopped
+    return found[0] if ours and machine is not None and machine.has("start") else None

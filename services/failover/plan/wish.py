@@ -33,6 +33,20 @@ class Wish:
     """A node that pg_rewind can't make a standby again may be replaced by a base backup."""
     accept_data_loss: int | None = None
     """So many bytes of WAL that the candidate may lack may be lost; None: none."""
+    old_primary_is_off: bool = False
+    """The operator vouches that a primary that gives no answer is off, and not only cut off."""
+    given_up: frozenset[str] = frozenset()
+    """`subscriber/subscription` of what could not be changed in this run, and is left as it is."""
+    begun_on: int = 0
+    """The timeline on which the command that is gone on with began; 0: it is not known."""
+    labels: bool = False
+    """The new primary's `label` command is run."""
+    subscribers_may_stay: bool = False
+    """A subscription that can't be changed is left, instead of ending the run."""
+    revive: bool = True
+    """To take it back, a primary that does not run is started; else only one we have stopped."""
+    stopped: frozenset[str] = frozenset()
+    """The nodes that this run has stopped."""
     lag_bytes_max: int = 16 * 2**20
     synchronous_standbys: int = 0
     promoted: str = ""
@@ -40,7 +54,9 @@ class Wish:
     final_lsn: int | None = None
     """The last position of the fenced primary that can matter, once it is known."""
     shot: frozenset[str] = frozenset()
-    """The nodes whose machine's command has made sure that they can't write."""
+    """The nodes whose `fence` command has ended with 0 in this run."""
+    final_xid: int | None = None
+    """The next transaction number of the fenced primary, when the final LSN was noted."""
     past: frozenset[str] = frozenset()
     """Keys of steps not to be planned again: done without a trace, or given up."""
 
@@ -62,7 +78,11 @@ def learned(wish: Wish, step: Step, view: View) -> Wish:
     if step.action in (Action.PROMOTE, Action.REPOINT):
         return replace(wish, promoted=step.node)
     if step.action is Action.MARK:
-        return replace(wish, final_lsn=written(view, view.node(step.server)))
+        state = view.node(step.server).state
+        final_xid = state.next_xid if state is not None else None
+        return replace(wish, final_lsn=written(view, view.node(step.server)), final_xid=final_xid)
+    if step.action is Action.STOP:
+        return replace(wish, stopped=wish.stopped | {step.server})
     if step.action is Action.SHOOT:
         return replace(wish, shot=wish.shot | {step.server})
     if step.action in _ONCE:

@@ -1,0 +1,110 @@
+"""INT, TERM and HUP during a run: noted when they come, heeded where the run can be broken off.
+
+An exception raised out of a signal handler could end a run anywhere: with a statement half asked on
+a connection that other threads use, or between an order and its record. So a handler only notes
+the signal, and the run asks `check` between steps and while it waits. The second signal of a run is
+noted like the first: what takes things back is not broken off.
+
+    before the promotion is ordered   the run is broken off, and taken back
+    from then on                      INT, TERM: it stops once the promotion is seen to be done;
+                                      HUP (the terminal is gone): it goes on to its end
+"""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+
+from schemas.errors import ExitCode, Retryable
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(Retryable):
+    """A signal asked for the end of the run."""
+
+
+class Interruption:
+    """The signals of one run, from `__enter__` to `__exit__`. Without these it hears none."""
+
+    def __init__(self) -> None:
+        self.signal = ""
+        """The first that came; "" while there was none."""
+        self.no_way_back = False
+        """The promotion was ordered."""
+        self._shields = 0
+        self._raises = False
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():
+            self._before = {each: signal.signal(each, self._note) for each in SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)  # type: ignore[arg-type]
+        self._before = {}
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal came that is heeded here."""
+        if not self.signal or self._shields:
+            return
+        if self.no_way_back and self.signal == signal.SIGHUP.name:
+            return
+        raise Interrupted(
+            f"it was interrupted by {self.signal}",
+            operation="run",
+            hint="go on with: slotfailover resume",
+            exit_code=ExitCode.DEADLINE,
+        )
+
+    @contextlib.contextmanager
+    def shielded(self) -> Iterator[None]:
+        """Heed no signal inside."""
+        self._shields += 1
+        try:
+            yield
+        finally:
+            self._shields -= 1
+
+    @contextlib.contextmanager
+    def ends_what_runs(self) -> Iterator[None]:
+        """Inside, a signal raises at once: for a program of ours that takes its time.
+
+        Nothing else may be at work there, no thread and no connection. Raises Interrupted.
+        """
+        self.check()
+        self._raises = True
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.check()
+            raise
+        finally:
+            self._raises = False
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.signal = self.signal or signal.Signals(number).name
+        if self._raises and not self._shields:
+            raise KeyboardInterrupt
+
+
+class sigterm_interrupts:
+    """SIGTERM is taken as Ctrl-C, for what removes its own traces when it is broken off."""
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGTERM, _interrupt)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

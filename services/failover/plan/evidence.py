@@ -1,0 +1,204 @@
+"""Whether the old primary is gone, by all who can tell: what every promotion needs. Pure.
+
+seen                                                  then
+a node answers as a primary                           refused, unless this run drained and fenced it
+a node listens and does not let us in, or is frozen   refused
+a standby still receives, from no other standby       refused
+a subscription is still fed by another server         refused
+a node does not answer at all (time-out, no route)    refused without a `fence` command that ended
+                                                      with 0, or --old-primary-is-off
+a node refuses connections, and none of the above     it is gone
+a standby or subscriber does not answer               it can't tell: noted, and not counted
+
+A refused connection alone is no proof: it may come from a proxy or a firewall. That no standby
+receives and no subscription is fed any more is what others have seen. A machine that lost its power
+closes no connection: with the flag, or after a `fence` command, standbys that still hold one are
+made to connect anew (`to_ask`), and a subscription's that has been silent for QUIET_S is dead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schemas.errors import ExitCode, OperatorNeeded
+from services.failover.effects.topology import follows
+from services.failover.plan.wish import OPERATION
+from services.failover.view import Reach
+
+if TYPE_CHECKING:
+    from services.failover.plan.wish import Wish
+    from services.failover.view import Node, View
+
+QUIET_S = 3.0
+"""An open connection on which nothing has come for so long is dead, if somebody vouches for it."""
+
+
+class StillHeard(OperatorNeeded):
+    """Somebody still hears a primary: connections of one that has just died end in a moment."""
+
+
+def require_proof(view: View, wish: Wish, new: Node) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) unless no primary but `new` can be alive.
+
+    StillHeard where looking again for a moment may show it.
+    """
+    for node in view.nodes:
+        if node.name != new.name:
+            _require_gone(node, wish, suspect=_may_lead(node, new, view))
+    heard = (*_receiving(view, wish, new), *_fed(view, wish, new))
+    if heard:
+        raise StillHeard(
+            f"a primary lives: {'; '.join(heard)}",
+            operation=OPERATION,
+            subject=new.name,
+            hint="find it, and stop or fence it; slotfailover switchover replaces one that lives; "
+            "the connections of a machine without power end after wal_receiver_timeout, or are "
+            "counted as dead with --old-primary-is-off",
+            exit_code=ExitCode.SPLIT_BRAIN,
+        )
+
+
+def cant_tell(view: View, wish: Wish, new: Node) -> list[str]:
+    """What was not judged, for the notes."""
+    notes = [
+        f"not judged: {node.name} does not answer ({node.detail}), and what it sees is not known"
+        for node in view.nodes
+        if node.state is None and node.name != new.name and not _may_lead(node, new, view)
+    ]
+    notes += [
+        f"not judged: whether {where.name} is still fed by the old primary; it does not answer"
+        for where in view.subscribers
+        if where.reach is not Reach.ANSWERS
+    ]
+    notes += [
+        f"taken on your word: {node.name} does not answer ({node.detail}), and is off"
+        for node in view.nodes
+        if node.reach is Reach.SILENT and wish.old_primary_is_off and node.name not in wish.shot
+    ]
+    return notes
+
+
+def drained(node: Node, wish: Wish) -> bool:
+    """Whether this run has fenced the node, and knows its last position."""
+    return node.fenced and wish.final_lsn is not None
+
+
+def _require_gone(node: Node, wish: Wish, *, suspect: bool) -> None:
+    if node.standby or node.reach is Reach.REFUSED or drained(node, wish):
+        return
+    if node.leading:
+        raise OperatorNeeded(
+            f"{node.name} answers as a primary" + _fenced_by(node),
+            operation=OPERATION,
+            subject=node.name,
+            hint=f"slotfailover switchover --to … replaces a living one; failover --fence fences "
+            f"{node.name} first" + (", resume goes on, resume --rollback ends it" * node.fenced),
+            exit_code=ExitCode.SPLIT_BRAIN,
+        )
+    if node.reach is not Reach.SILENT:
+        again = (
+            " again, although its `fence` command ended with 0" if node.name in wish.shot else ""
+        )
+        raise OperatorNeeded(
+            f"{node.name} listens on its port{again} but does not let us in, so it may be writing: "
+            f"{node.detail}",
+            operation=OPERATION,
+            subject=node.name,
+            hint="stop it, or correct its conninfo in failover.nodes; or add a `fence` command "
+            "to failover.machines, and pass --fence",
+            exit_code=ExitCode.SPLIT_BRAIN,
+        )
+    if suspect and not wish.old_primary_is_off and node.name not in wish.shot:
+        raise OperatorNeeded(
+            f"{node.name} does not answer, it may be cut off from here and writing: {node.detail}",
+            operation=OPERATION,
+            subject=node.name,
+            hint=f"pass --fence, with a `fence` command in failover.machines.{node.name}; or make "
+            "sure that it is off, and say so: --old-primary-is-off",
+            exit_code=ExitCode.SPLIT_BRAIN,
+        )
+
+
+def _may_lead(node: Node, new: Node, view: View) -> bool:
+    """Whether it may be what the standbys followed: all may, where that is not known."""
+    led = [
+        other
+        for other in view.nodes
+        if other.name != new.name and new.state is not None and _leads(new, other)
+    ]
+    return not led or node in led
+
+
+def _leads(standby: Node, other: Node) -> bool:
+    """Whether a standby's primary_conninfo names the other; not where it is hidden."""
+    state = standby.state
+    return state is not None and state.upstream is not None and follows(standby, other)
+
+
+def to_ask(view: View, wish: Wish, new: Node) -> list[Node]:
+    """The standbys whose receiver may hold a dead connection, as somebody vouches for its server.
+
+    An idle primary says nothing for minutes, as one without power does: a new connection tells.
+    """
+    return [standby for standby, above in _streaming(view, wish, new) if _vouched(above, wish)]
+
+
+def _receiving(view: View, wish: Wish, new: Node) -> list[str]:
+    found = []
+    for standby, above in _streaming(view, wish, new):
+        known = [other for other in above if _leads(standby, other)]
+        source = " or ".join(other.name for other in known) or "a server that is no node"
+        age_s = standby.state.replication.heard_age_s if standby.state is not None else None
+        found.append(f"{standby.name} receives from {source}{_since(age_s)}")
+    return found
+
+
+def _streaming(view: View, wish: Wish, new: Node) -> list[tuple[Node, list[Node]]]:
+    """(standby, the nodes that may feed it) of each that has a receiver, and from no standby."""
+    found = []
+    for standby in view.standbys:
+        if standby.state is None or not standby.state.replication.receiver_streaming:
+            continue
+        above = [other for other in view.nodes if other is not standby and _leads(standby, other)]
+        if not any(other.standby or drained(other, wish) for other in above):
+            found.append((standby, above or [n for n in view.nodes if n.name != new.name]))
+    return found
+
+
+def _fed(view: View, wish: Wish, new: Node) -> list[str]:
+    found = []
+    for where, subscription in view.ours():
+        if not (subscription.fed and subscription.enabled):
+            continue
+        if subscription.conninfo.leads_to(new.endpoints):
+            continue
+        above = [n for n in view.nodes if n is not new and subscription.conninfo.names(n.endpoints)]
+        if any(drained(other, wish) for other in above):
+            continue
+        age_s = subscription.heard_age_s
+        if _vouched(above or [n for n in view.nodes if n.name != new.name], wish) and _quiet(age_s):
+            continue
+        source = " or ".join(other.name for other in above) or "another server"
+        name = f"{where.name}/{subscription.name}"
+        found.append(f"{name} is fed by {source}{_since(age_s)}")
+    return found
+
+
+def _vouched(nodes: list[Node], wish: Wish) -> bool:
+    """Whether a person or a `fence` command says that these are off."""
+    gone = all(node.state is None or node.standby for node in nodes)
+    return gone and (wish.old_primary_is_off or any(node.name in wish.shot for node in nodes))
+
+
+def _quiet(age_s: float | None) -> bool:
+    return age_s is not None and age_s >= QUIET_S
+
+
+def _since(age_s: float | None) -> str:
+    return f" (last message {age_s:.1f} s ago)" if age_s is not None else ""
+
+
+def _fenced_by(node: Node) -> str:
+    if not node.fenced or node.state is None:
+        return ""
+    return f", and is fenced by an unfinished command: {node.state.fence_mark}"
