@@ -148,6 +148,10 @@ class BridgeSettings(ValueSettings):
     on_divergence: Literal["stop", "continue"] = "stop"
     """What to do where Kafka has transactions that the database lost at a failover: stop and name
     them, or put them into <prefix>.divergence and go on from the new timeline."""
+    accept_unsent_changes_of: str = ""
+    """`publication/oid/origin`, as the refusal names it: go on with this other publication or
+    source.origin, though changes that were committed before are not sent. Of no effect for any
+    other: it may stay."""
     transaction_metadata: bool = True
     """BEGIN and END events in <prefix>.transaction, and each event's place in its transaction."""
     sql_deadline_ms: Milliseconds = 20_000

@@ -196,12 +196,12 @@ def origin_progress(connection: Connection, origin: str) -> int | None:
     return int(row[0]) if row is not None and row[0] else None
 
 
-def publication_exists(connection: Connection, publication: str) -> bool:
-    """Whether the publication is there."""
+def publication_oid(connection: Connection, publication: str) -> int | None:
+    """The publication's oid, which another one of the same name has not; None: there is none."""
     row = connection.execute(
-        "SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = %s)", [publication]
+        "SELECT oid::bigint FROM pg_publication WHERE pubname = %s", [publication]
     ).fetchone()
-    return bool(row and row[0])
+    return int(row[0]) if row is not None else None
 
 
 def create_publication(connection: Connection, publication: str, tables: tuple[str, ...]) -> None:

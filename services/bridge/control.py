@@ -24,7 +24,7 @@ from starlette.routing import Route
 from schemas.errors import SettingsError
 from schemas.settings import SourceSettings
 from services.access import refusal
-from services.bridge.postgres.database import writable_servers
+from services.bridge.postgres.candidates import writable_servers
 from services.bridge.postgres.hosts import host_name, single_hosts
 from services.bridge.runner import Runner
 from services.slots import Server

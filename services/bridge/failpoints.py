@@ -15,6 +15,7 @@ FAILPOINTS: Final = (
     "divergence sent",  # an accepted one is in the open Kafka transaction
     "owned",  # the origin is ours, Kafka knows nothing yet
     "topics ready",  # our own topics are there
+    "shown",  # the server is that of the visible records, nothing is fenced
     "fenced",  # init_transactions has returned
     "agreed",  # the witnesses have been compared
     "slot created",  # at the very first start, without a progress record

@@ -1,19 +1,22 @@
 """One connection from start to end: agree on the position, stream, commit, confirm.
 
-    open    probe hosts -> own the origin -> fence in Kafka -> end what hangs there -> read progress
-            -> compare witnesses -> note a new timeline -> START_REPLICATION
+    open    probe hosts -> own the origin -> is this server that of the visible records?
+            -> fence in Kafka -> end what hangs there -> read progress -> compare witnesses
+            -> note what is new about the server -> START_REPLICATION
     stream  read -> decode -> assemble -> send -> (commit -> feedback) -> (move origin)
     close   abandon the open Kafka transaction, drop both connections
 
 The origin is owned before Kafka is fenced, so that a second bridge waits instead of fencing a
-healthy first one. Whatever fails ends the session; the next one starts from the last committed
-progress record, exactly as after a crash.
+healthy first one; and nothing is fenced, decided or made before the server has been shown to be the
+right one, so that a bridge which sees another server leaves the right one's alone. Whatever fails
+ends the session; the next one starts from the last committed progress record, exactly as after a
+crash.
 """
 
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -36,10 +39,12 @@ from services.bridge.kafka.topics import Topics
 from services.bridge.postgres.connection import Keepalive, ReplicationConnection
 from services.bridge.postgres.database import Primary
 from services.bridge.postgres.feedback import Feedback
-from services.bridge.postgres.heartbeat import Heartbeat
+from services.bridge.postgres.heartbeat import Heartbeat, Moved
 from services.bridge.progress.acceptance import accept
-from services.bridge.progress.agreement import Diverged, Ledger, Position, resume_at
-from services.bridge.progress.witnesses import compare_witnesses
+from services.bridge.progress.agreement import Ledger, Position, resume_at
+from services.bridge.progress.errors import Diverged
+from services.bridge.progress.evidence import Witnesses
+from services.bridge.progress.witnesses import StartCheck
 from services.bridge.transactions.assembler import Assembler
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull, prepared_exceed_spool
@@ -88,6 +93,8 @@ class Session:
         )
         self._heartbeat = Heartbeat(source.slot, interval_ms=bridge.heartbeat_interval_ms)
         self._turned = time.monotonic()
+        self._seen: Witnesses
+        """The witnesses as they agreed."""
 
     @property
     def beat(self) -> float:
@@ -120,6 +127,23 @@ class Session:
         topics.check_clocks(primary.clock_ms())
         reach("topics ready")
         slot = self._source.slot
+        connection = self._connection = ReplicationConnection(
+            primary.conninfo,
+            slot,
+            wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
+            sql_deadline_ms=self._bridge.sql_deadline_ms,
+        )
+        check = StartCheck(
+            primary,
+            connection,
+            topics,
+            slot,
+            on_divergence=self._bridge.on_divergence,
+            accepted=self._bridge.accept_unsent_changes_of,
+        )
+        check.before_fencing()
+        primary.establish()
+        reach("shown")
         producer = self._producer = TransactionalProducer(
             self._kafka,
             self._bridge,
@@ -134,31 +158,24 @@ class Session:
             self._bridge,
             self._feedback,
             self._heartbeat,
-            lambda position, counts: self._record(position, counts, primary),
+            self._record,
             subject=f"slot {slot}",
         )
         producer.begin_session()
         reach("fenced")
-        settle(topics, producer, primary, slot, self._feedback.while_waiting)
+        settle(topics, producer, primary, slot, self._feedback.while_waiting, check)
         record = topics.last_progress(slot)
         producer.follow(record)
-        connection = self._connection = ReplicationConnection(
-            primary.conninfo,
-            slot,
-            wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
-            sql_deadline_ms=self._bridge.sql_deadline_ms,
-        )
         try:
-            seen = compare_witnesses(primary, connection, record, slot, topics)
+            seen = check.compare(record)
         except Diverged as error:
-            record = accept(error, record, self._bridge.on_divergence, primary, producer, topics)
-            seen = compare_witnesses(primary, connection, record, slot, topics)
+            policy, points = self._bridge.on_divergence, check.switch_points
+            record = accept(error, record, policy, primary, points, producer, topics)
+            seen = check.compare(record)
         reach("agreed")
+        self._seen = seen
         self._timeline = seen.server.timeline
-        if record is None:
-            record = self._begin(primary, producer)
-        elif record.timeline != self._timeline:
-            record = self._enter(record, producer)
+        record = self._enter(record, producer) if record else self._begin(primary, producer)
         start = resume_at(record, seen.slot)
         self._ledger = Ledger(start, record.end_lsn, record.ahead_lsn)
         publishing.begin(self._ledger, record.counts)
@@ -273,32 +290,60 @@ class Session:
         if lsn is None:
             lsn = primary.create_slot()
             reach("slot created")
-        record = self._record(Position(0, lsn, 0), {}, primary)
+        record = self._record(Position(0, lsn, 0), {})
         producer.commit(record)
         reach("first record")
-        primary.move_origin(lsn)
+        self._heartbeat.moved = Moved(lsn, primary.move_origin(lsn))
         return record
 
     def _enter(self, record: ProgressRecord, producer: TransactionalProducer) -> ProgressRecord:
-        """A new timeline: Kafka knows of it before its first change, so that none goes back."""
-        update = {"timeline": self._timeline, "ts_ms": time.time_ns() // 1_000_000}
-        record = record.model_copy(update=update)
+        """Kafka knows of a new timeline before its first change, so that none goes back; and of
+        whatever else identifies the server, where the record lacks it.
+
+        What is known of the origin was so on the record's timeline.
+        """
+        now = self._identity()
+        if record.timeline == self._timeline:
+            self._heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
+        if all(getattr(record, name) == value for name, value in now.items()):
+            return record
+        moved = self._heartbeat.moved
+        record = record.model_copy(
+            update={
+                **now,
+                "ts_ms": time.time_ns() // 1_000_000,
+                "origin_lsn": moved.origin_lsn,
+                "wal_lsn": moved.wal_lsn,
+            }
+        )
         producer.commit(record)
         return record
 
-    def _record(
-        self, position: Position, counts: Mapping[str, int], primary: Primary
-    ) -> ProgressRecord:
+    def _identity(self) -> dict[str, Any]:
+        """What a progress record tells of the server that its events are read from."""
+        selection = self._seen.selection
+        return {
+            "system_identifier": self._seen.server.system_identifier,
+            "timeline": self._timeline,
+            "history": dict(self._seen.switch_points),
+            "publication": selection.publication,
+            "publication_oid": selection.oid,
+            "source_origin": selection.origin,
+        }
+
+    def _record(self, position: Position, counts: Mapping[str, int]) -> ProgressRecord:
+        moved = self._heartbeat.moved
         return ProgressRecord(
             slot=self._source.slot,
-            system_identifier=primary.server.system_identifier,
-            timeline=primary.server.timeline,
+            **self._identity(),
             commit_lsn=position.commit_lsn,
             end_lsn=position.end_lsn,
             seq=position.seq,
             counts=dict(counts) if position.seq else {},
             ts_ms=time.time_ns() // 1_000_000,
             ahead_lsn=position.end_lsn + AHEAD_BYTES if self._heartbeat.commits_wait else 0,
+            origin_lsn=moved.origin_lsn,
+            wal_lsn=moved.wal_lsn,
         )
 
     def _load_staged(self, topics: Topics, spool: Spool) -> list[PreparedRecord]:
@@ -346,5 +391,6 @@ class Session:
         self._heartbeat.commits_wait = False
         publishing.finish()
         self._heartbeat.perform(self._primary, self._ledger)
-        publishing.report()
+        self._heartbeat.commits_wait = False
+        publishing.note()
         logger.info("stopped", lsn=format_lsn(self._ledger.durable.end_lsn))

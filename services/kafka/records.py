@@ -65,6 +65,16 @@ class TopicReader:
         finally:
             asking.close()
 
+    def stable_end(self) -> int:
+        """The last stable offset: no record before it is of a transaction that has not ended."""
+        assert self._options["isolation.level"] == "read_committed"
+        try:
+            return self._consumer.get_watermark_offsets(
+                TopicPartition(self.topic, self._partition), timeout=REQUEST_TIMEOUT_S
+            )[1]
+        except KafkaException as error:
+            raise kafka_error(error, "read the topic", self.topic) from error
+
     def partitions(self) -> list[int]:
         """The numbers of the topic's partitions; [] where there is no such topic."""
         try:

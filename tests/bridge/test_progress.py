@@ -11,16 +11,20 @@ from schemas.events import ProgressRecord
 from services.bridge.progress.agreement import (
     Ledger,
     Position,
-    Witnesses,
+    check_beginning,
     check_witnesses,
     resume_at,
 )
+from services.bridge.progress.errors import Diverged
+from services.bridge.progress.evidence import Selection, Witnesses, check_timeline, unjudged
 from services.slots import Server, Slot
 
 SERVER = Server("7000", 2, 180006, "bank", False, "logical", "standby_1", 60_000)
 SLOT = Slot(
     "s", "pgoutput", "logical", "bank", False, None, 900, 1000, "reserved", False, True, False, None
 )
+HISTORY = {1: 800}
+NOW = Selection("p", 16400, "any")
 RECORD = ProgressRecord(
     slot="s",
     system_identifier="7000",
@@ -29,101 +33,205 @@ RECORD = ProgressRecord(
     end_lsn=2000,
     seq=0,
     ts_ms=0,
+    history=HISTORY,
+    origin_lsn=1500,
+    wal_lsn=1600,
+    publication="p",
+    publication_oid=16400,
+    source_origin="any",
 )
-AGREED = Witnesses(RECORD, SLOT, 1500, SERVER, {1: 800})
+OLD = ProgressRecord.model_validate(
+    RECORD.model_dump(
+        include={"slot", "system_identifier", "timeline", "commit_lsn", "end_lsn", "seq", "ts_ms"}
+    )
+)
+"""As an older release has written it."""
+SEEN = Witnesses(SLOT, 1500, SERVER, HISTORY, 2100, NOW)
 
 
 def record(**changes: object) -> ProgressRecord:
     return RECORD.model_copy(update=changes)
 
 
+def earlier(**changes: object) -> ProgressRecord:
+    """Of timeline 1, which the server left at 800."""
+    known = {"timeline": 1, "history": {}, "end_lsn": 800, "commit_lsn": 700}
+    return record(**{**known, "origin_lsn": 600, "wal_lsn": 650, **changes})
+
+
+AT_700 = replace(SEEN, slot=replace(SLOT, confirmed_flush_lsn=750), origin_lsn=700)
+
+
 @pytest.mark.parametrize(
-    "seen",
+    ("given", "seen"),
     [
-        AGREED,
-        replace(AGREED, origin_lsn=2000),
-        replace(AGREED, origin_lsn=None),
-        Witnesses(
-            record(timeline=1, end_lsn=800, commit_lsn=700),
-            replace(SLOT, confirmed_flush_lsn=750),
-            700,
-            SERVER,
-            {1: 800},
-        ),
-        Witnesses(None, None, None, SERVER, {}),
-        Witnesses(None, SLOT, None, SERVER, {}),
+        (RECORD, SEEN),
+        (RECORD, replace(SEEN, origin_lsn=2000)),
+        (RECORD, replace(SEEN, wal_lsn=2000)),
+        (record(origin_lsn=0, wal_lsn=0), replace(SEEN, origin_lsn=None)),
+        (OLD, SEEN),
+        (OLD, replace(SEEN, origin_lsn=None)),
+        (OLD, replace(SEEN, origin_lsn=3, selection=Selection("other", 1, "none"))),
+        (earlier(), AT_700),
+        # The standby had not received the origin's last move: nothing is known of it.
+        (earlier(origin_lsn=790, wal_lsn=801), AT_700),
     ],
 )
-def test_agreement(seen: Witnesses) -> None:
-    check_witnesses(seen, "s")
+def test_agreement(given: ProgressRecord, seen: Witnesses) -> None:
+    check_witnesses(given, seen, "s")
+
+
+def test_what_an_older_release_did_not_record_is_named_as_not_judged() -> None:
+    assert not [*unjudged(RECORD, SEEN)]
+    assert len([*unjudged(OLD, SEEN)]) == 3
+    assert [*unjudged(earlier(origin_lsn=790, wal_lsn=801), AT_700)] == [
+        "the replication origin's position"
+    ]
+
+
+def test_a_beginning_needs_a_server_that_knows_of_none() -> None:
+    for found in (None, SLOT):
+        check_beginning(replace(SEEN, slot=found, origin_lsn=None), "s")
+    with pytest.raises(OperatorNeeded, match="no progress record"):
+        check_beginning(SEEN, "s")
+
+
+W, D, T = ExitCode.WITNESSES_DISAGREE, ExitCode.WRONG_DATABASE, ExitCode.TIMELINE
 
 
 @pytest.mark.parametrize(
-    ("seen", "kind", "code", "text"),
+    ("given", "seen", "kind", "code", "text"),
     [
+        (RECORD, replace(SEEN, origin_lsn=2001), OperatorNeeded, W, "Kafka lost committed data"),
         (
-            replace(AGREED, origin_lsn=2001),
-            OperatorNeeded,
-            ExitCode.WITNESSES_DISAGREE,
-            "Kafka lost committed data",
+            RECORD,
+            replace(SEEN, slot=replace(SLOT, confirmed_flush_lsn=2001)),
+            *(OperatorNeeded, W, "can't be decoded again"),
+        ),
+        (RECORD, replace(SEEN, slot=None), OperatorNeeded, W, "the slot is gone"),
+        (
+            RECORD,
+            replace(SEEN, slot=replace(SLOT, invalidation_reason="wal_removed")),
+            *(OperatorNeeded, W, "wal_removed"),
         ),
         (
-            replace(AGREED, slot=replace(SLOT, confirmed_flush_lsn=2001)),
-            OperatorNeeded,
-            ExitCode.WITNESSES_DISAGREE,
-            "can't be decoded again",
+            RECORD,
+            replace(SEEN, server=replace(SERVER, system_identifier="1")),
+            *(OperatorNeeded, D, "this database is 1"),
         ),
         (
-            replace(AGREED, record=None),
-            OperatorNeeded,
-            ExitCode.WITNESSES_DISAGREE,
-            "no progress record",
+            RECORD,
+            replace(SEEN, server=replace(SERVER, timeline=1), switch_points={}),
+            *(Retryable, T, "old primary"),
+        ),
+        (earlier(end_lsn=801), AT_700, Diverged, T, "left it at 0/320: it never had"),
+        (earlier(end_lsn=700, commit_lsn=800, seq=3), AT_700, Diverged, T, "never had"),
+        (record(history={1: 790}), SEEN, Diverged, T, "same number: they part at 0/316"),
+        (record(timeline=1, history={1: 790}, end_lsn=801), AT_700, Diverged, T, "left it"),
+        (RECORD, replace(SEEN, wal_lsn=1999), Diverged, T, "set back.*its WAL ends at 0/7CF"),
+        (record(wal_lsn=2101), SEEN, Diverged, T, "set back"),
+        (RECORD, replace(SEEN, origin_lsn=1499), Diverged, T, "set back.*origin is at 0/5DB"),
+        (earlier(), replace(AT_700, origin_lsn=599), Diverged, T, "set back"),
+        (RECORD, replace(SEEN, origin_lsn=None), OperatorNeeded, W, "origin has no position"),
+        (
+            RECORD,
+            replace(SEEN, selection=Selection("q", 16401, "any")),
+            *(OperatorNeeded, W, "of publication q now"),
         ),
         (
-            replace(AGREED, slot=None),
-            OperatorNeeded,
-            ExitCode.WITNESSES_DISAGREE,
-            "the slot is gone",
+            RECORD,
+            replace(SEEN, selection=Selection("p", 16401, "any")),
+            *(OperatorNeeded, W, "dropped and made again"),
         ),
         (
-            replace(AGREED, slot=replace(SLOT, invalidation_reason="wal_removed")),
-            OperatorNeeded,
-            ExitCode.WITNESSES_DISAGREE,
-            "wal_removed",
+            RECORD,
+            replace(SEEN, selection=Selection("p", 16400, "none")),
+            *(OperatorNeeded, W, "source.origin is none now"),
         ),
         (
-            replace(AGREED, server=replace(SERVER, system_identifier="1")),
-            OperatorNeeded,
-            ExitCode.WRONG_DATABASE,
-            "this database is 1",
-        ),
-        (
-            replace(AGREED, server=replace(SERVER, timeline=1)),
-            Retryable,
-            ExitCode.TIMELINE,
-            "old primary",
-        ),
-        (
-            replace(AGREED, record=record(timeline=1, end_lsn=801)),
-            OperatorNeeded,
-            ExitCode.TIMELINE,
-            "never had",
-        ),
-        (
-            replace(AGREED, record=record(timeline=1, end_lsn=700, commit_lsn=800, seq=3)),
-            OperatorNeeded,
-            ExitCode.TIMELINE,
-            "never had",
+            record(seq=3),
+            replace(SEEN, selection=Selection("q", 16401, "any"), accepted="q/16401/any"),
+            *(OperatorNeeded, W, "numbered differently"),
         ),
     ],
 )
 def test_disagreement(
-    seen: Witnesses, kind: type[SlotbridgeError], code: ExitCode, text: str
+    given: ProgressRecord,
+    seen: Witnesses,
+    kind: type[SlotbridgeError],
+    code: ExitCode,
+    text: str,
 ) -> None:
     with pytest.raises(kind, match=text) as caught:
-        check_witnesses(seen, "s")
+        check_witnesses(given, seen, "s")
     assert caught.value.exit_code is code
     assert caught.value.hint
+
+
+def test_a_change_of_publication_is_accepted_by_its_name_alone() -> None:
+    other = replace(SEEN, selection=Selection("q", 16401, "any"))
+    with pytest.raises(OperatorNeeded) as caught:
+        check_witnesses(RECORD, other, "s")
+    assert "ACCEPT_UNSENT_CHANGES_OF=q/16401/any" in str(caught.value.hint)
+    check_witnesses(RECORD, replace(other, accepted="q/16401/any"), "s")
+    with pytest.raises(OperatorNeeded):
+        check_witnesses(RECORD, replace(other, accepted="q/16402/any"), "s")
+
+
+def test_a_server_that_was_set_back_shares_what_slot_and_origin_had() -> None:
+    """Kafka had all that they were told of, so nothing before it is lost or sent again."""
+    for confirmed, origin, agreed in ((1000, 1400, 1400), (1300, 1200, 1300)):
+        back = replace(SLOT, confirmed_flush_lsn=confirmed)
+        with pytest.raises(Diverged) as caught:
+            check_witnesses(RECORD, replace(SEEN, slot=back, origin_lsn=origin), "s")
+        assert caught.value.switch_lsn == agreed
+
+
+timelines = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), max_size=4)
+
+
+def _path(steps: list[tuple[int, int]]) -> tuple[dict[int, int], int]:
+    """A history and the timeline that it leads to, from (how much higher, how far) steps."""
+    history, timeline, lsn = {}, 1, 0
+    for higher, further in steps:
+        lsn += further
+        history[timeline] = lsn
+        timeline += higher
+    return history, timeline
+
+
+@given(timelines, timelines, st.integers(1, 40))
+def test_of_two_histories_only_what_both_share_is_agreed(
+    kafka: list[tuple[int, int]], server: list[tuple[int, int]], end_lsn: int
+) -> None:
+    """By the timeline that each says the WAL just before `end_lsn` to be of."""
+    history, timeline = _path(kafka)
+    points, current = _path(server)
+    seen = replace(SEEN, server=replace(SERVER, timeline=current), switch_points=points)
+
+    def at(path: dict[int, int], last: int, lsn: int) -> list[tuple[int, int]]:
+        """The beginnings (timeline, LSN) of all timelines that have WAL before `lsn`."""
+        since, found = 0, []
+        for one, left in [*sorted(path.items()), (last, 10**6)]:
+            if since < lsn:
+                found.append((one, since))
+            since = left
+        return found
+
+    given = record(timeline=timeline, history=history, end_lsn=end_lsn, seq=0)
+    try:
+        check_timeline(given, seen, "s")
+    except Retryable:
+        assert timeline > current
+    except Diverged as error:
+        assert error.switch_lsn is not None
+        assert at(history, timeline, error.switch_lsn) == at(points, current, error.switch_lsn)
+        further = error.switch_lsn + 1
+        assert at(history, timeline, further) != at(points, current, further)
+    else:
+        assert timeline == current or timeline in points
+        if timeline == current:
+            assert history == points
 
 
 @given(st.lists(st.sampled_from(["publish", "commit", "report", "origin"]), max_size=30))
@@ -149,10 +257,10 @@ def test_the_slot_may_be_ahead_of_the_record_as_far_as_that_announces() -> None:
     announced = record(ahead_lsn=2500)
     for confirmed in (2000, 2001, 2500):
         ahead = replace(SLOT, confirmed_flush_lsn=confirmed)
-        check_witnesses(replace(AGREED, record=announced, slot=ahead), "s")
+        check_witnesses(announced, replace(SEEN, slot=ahead), "s")
     beyond = replace(SLOT, confirmed_flush_lsn=2501)
     with pytest.raises(OperatorNeeded, match="can't be decoded again"):
-        check_witnesses(replace(AGREED, record=announced, slot=beyond), "s")
+        check_witnesses(announced, replace(SEEN, slot=beyond), "s")
 
 
 lsns = st.integers(0, 100)

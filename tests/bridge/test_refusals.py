@@ -180,7 +180,8 @@ def test_no_free_replication_origin(new_pair: NewPair, new_bridge: NewBridge) ->
     conninfo = trio.primary.conninfo(trio.dbname)
     first = new_bridge(conninfo, **QUICK).start().streaming()
     assert first.stop() == 0
-    bridge = new_bridge(conninfo, slot="another_slot", **QUICK).start()
+    other = f"{first.prefix}x"
+    bridge = new_bridge(conninfo, prefix=other, slot="another_slot", **QUICK).start()
     assert bridge.exit_code() == ExitCode.SERVER_SETTING, bridge.output
     assert "raise max_active_replication_origins" in last_line(bridge.output)
 

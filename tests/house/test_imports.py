@@ -55,6 +55,8 @@ PURE = (
     "services.bridge.transactions.assembler",
     "services.bridge.transactions.streams",
     "services.bridge.progress.agreement",
+    "services.bridge.progress.errors",
+    "services.bridge.progress.evidence",
     "services.bridge.kafka.refused",
     "services.bridge.events.rows",
     "services.bridge.events.shapes",

@@ -24,7 +24,7 @@ none the worse for a marker of ours.
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 from confluent_kafka import Message
@@ -71,6 +71,13 @@ class Place(NamedTuple):
     seq: int
 
 
+class Judge(Protocol):
+    """Whether the server is the one whose slot and origin tell what was decided."""
+
+    def may_decide(self, record: ProgressRecord | None) -> None:
+        """Raise SlotbridgeError where `record`, visible or hidden, is not of this server."""
+
+
 class Ending(NamedTuple):
     """Which partitions are told, how it was decided, and by which of the two producers."""
 
@@ -85,8 +92,12 @@ def settle(
     primary: Primary,
     slot: str,
     while_waiting: Callable[[], None],
+    judge: Judge,
 ) -> None:
-    """End what hangs in the topics of the prefix. `producer` has begun its session."""
+    """End what hangs in the topics of the prefix. `producer` has begun its session.
+
+    Raises what `judge` raises where another server than this one knows how it was decided.
+    """
     tried: set[Partition] = set()
     for _ in range(_ROUNDS_MAX):
         stuck = _stuck(topics, while_waiting)
@@ -96,6 +107,8 @@ def settle(
         if not ours:
             break
         last = topics.last_progress(slot, until=stuck.get((progress_topic(topics.prefix), 0)))
+        judge.may_decide(last)
+        judge.may_decide(record)
         commit = (
             None
             if covered(ours, last)

@@ -141,6 +141,11 @@ class Publishing:
             self._begin_commit()
             self._await_commit()
 
+    def note(self) -> None:
+        """Commit the record once more: what it tells of the server is new. Nothing else is open."""
+        self._begin_commit()
+        self._await_commit()
+
     def report(self) -> None:
         """Tell the server how far Kafka is."""
         reach("before feedback")

@@ -6,25 +6,24 @@ One ordinary connection, held as long as the session lasts. Its replication orig
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import psycopg
 import structlog
-from psycopg.conninfo import conninfo_to_dict
 
-from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
+from schemas.errors import ExitCode, SetupError, SlotbridgeError
 from schemas.events import HEARTBEAT_PREFIX
 from schemas.lsn import format_lsn
 from schemas.settings import SourceSettings
 from services import slots
 from services.bridge.events.values.catalog import PgType
+from services.bridge.postgres.candidates import find_primary
 from services.bridge.postgres.connection import cut_off_after, walsender_name
-from services.bridge.postgres.hosts import host_name, single_hosts
 from services.bridge.postgres.refusals import connect_error, server_error
 from services.bridge.postgres.type_catalog import money_digits, read_types
 from services.bridge.postgres.visibility import await_visible
-from services.slots import Connection, PrimaryKey, Server, Slot
+from services.bridge.progress.errors import publication_gone
+from services.bridge.progress.evidence import Selection
+from services.slots import PrimaryKey, Server, Slot
 
 logger = structlog.get_logger(__name__)
 
@@ -32,22 +31,6 @@ MINIMUM_VERSION = 170005
 TWO_PHASE_VERSION = 180000
 ORIGIN_PREFIX = "slotbridge_"
 MINIMUM_WAL_LEVEL = "logical"
-_PROBE_DEADLINE_S = 10.0
-# Its own commits don't wait for standbys: a synchronous one, it would wait for its own feedback.
-_PROBE_OPTIONS = (
-    "-c synchronous_commit=local -c statement_timeout=15s"
-    " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
-    " -c tcp_keepalives_count=3 -c tcp_user_timeout=20s -c idle_in_transaction_session_timeout=30s"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A reachable host that accepts writes."""
-
-    conninfo: str
-    server: Server
-    connection: Connection
 
 
 class Primary:
@@ -60,18 +43,20 @@ class Primary:
         self._idle_timeout_ms = idle_timeout_ms
         self._deadline_s = sql_deadline_ms / 1000
         self.origin = ORIGIN_PREFIX + settings.slot
-        chosen = _choose(_probe_all(settings))
+        chosen = find_primary(settings)
         self.conninfo = chosen.conninfo
         self.server = chosen.server
         self._connection = chosen.connection
         self._origin_owned = False
+        self._slot_read = False
+        self._publication_oid: int | None = None
 
     def close(self) -> None:
         """End the session, and with it the ownership of the origin."""
         self._connection.close()
 
     def prepare(self) -> None:
-        """Check the server, make publication and origin where missing, take the origin.
+        """Check the server and take the origin, where there is one. Nothing is made.
 
         Raises SetupError for a server, privilege or setting that does not do, Retryable
         (SLOT_IN_USE) while another bridge owns the origin.
@@ -84,12 +69,33 @@ class Primary:
                 "that the new primary never had",
                 slot=self._settings.slot,
             )
+        with self._statement("take the origin"):
+            if slots.origin_exists(self._connection, self.origin):
+                self._own_origin()
+
+    def establish(self) -> None:
+        """Make publication and origin where missing, and take the origin. Raises as `prepare`."""
         with self._statement("prepare the server"):
             self._ensure_publication()
             if not slots.origin_exists(self._connection, self.origin):
                 slots.create_origin(self._connection, self.origin)
                 logger.info("created origin", origin=self.origin)
             self._own_origin()
+
+    def wal_lsn(self) -> int:
+        """Where the server's WAL is flushed up to."""
+        with self._statement("read the WAL's position"):
+            return slots.written_lsn(self._connection)
+
+    def selection(self) -> Selection:
+        """What chooses the changes that are sent; oid 0 where there is no such publication.
+
+        `check_publication` holds the server to this one.
+        """
+        name = self._settings.publication
+        with self._statement("read the publication"):
+            self._publication_oid = slots.publication_oid(self._connection, name)
+        return Selection(name, self._publication_oid or 0, self._settings.origin)
 
     def slot(self) -> Slot | None:
         """The bridge's slot; raises SetupError when it is of another kind than the bridge needs."""
@@ -113,6 +119,12 @@ class Primary:
                 subject=f"slot {self._settings.slot}",
                 hint="choose another source.slot; the bridge makes its own",
             )
+        if not self._slot_read:
+            self._slot_read = True
+            self._warn_of_slot(found)
+        return found
+
+    def _warn_of_slot(self, found: Slot) -> None:
         if found.two_phase and not self._settings.two_phase:
             logger.warning(
                 "the slot is two-phase: set source.two_phase to true", slot=self._settings.slot
@@ -122,7 +134,6 @@ class Primary:
                 "the slot is not a failover slot and will not survive a promotion",
                 slot=self._settings.slot,
             )
-        return found
 
     def create_slot(self) -> int:
         """Create the failover slot; return the LSN from which it decodes."""
@@ -136,6 +147,8 @@ class Primary:
     def origin_lsn(self) -> int | None:
         """The origin's position, None where it has never been moved."""
         with self._statement("read the origin"):
+            if not slots.origin_exists(self._connection, self.origin):
+                return None
             return slots.origin_progress(self._connection, self.origin)
 
     def clock_ms(self) -> int:
@@ -177,28 +190,32 @@ class Primary:
         with self._statement("read the locale"):
             return money_digits(self._connection)
 
-    def move_origin(self, lsn: int) -> None:
-        """Record `lsn` in the origin, with the heartbeat message, in one small transaction."""
-        with self._statement("move the origin"), self._connection.transaction():
-            self._connection.execute(
-                "SELECT pg_replication_origin_xact_setup(%s::pg_lsn, clock_timestamp()),"
-                " pg_logical_emit_message(true, %s, %s)",
-                [format_lsn(lsn), HEARTBEAT_PREFIX, self._settings.slot],
-            )
+    def move_origin(self, lsn: int) -> int:
+        """Record `lsn` in the origin, with the heartbeat message, in one small transaction.
+
+        Return an LSN up to which the WAL is flushed, that transaction included: its commit was
+        flushed (synchronous_commit = local), so that no crash of the server takes it back.
+        """
+        with self._statement("move the origin"):
+            with self._connection.transaction():
+                self._connection.execute(
+                    "SELECT pg_replication_origin_xact_setup(%s::pg_lsn, clock_timestamp()),"
+                    " pg_logical_emit_message(true, %s, %s)",
+                    [format_lsn(lsn), HEARTBEAT_PREFIX, self._settings.slot],
+                )
+            return slots.written_lsn(self._connection)
 
     def check_publication(self) -> None:
         """Raise SetupError when the publication is gone: the server then sends nothing, silently.
 
+        Also where there is another one of its name, since `selection` was asked.
         Source: pgoutput.c, LoadPublications ("skipped loading publication", a WARNING on 18).
         """
+        name = self._settings.publication
         with self._statement("read the publication"):
-            if not slots.publication_exists(self._connection, self._settings.publication):
-                raise SetupError(
-                    "the publication is gone: what is committed without it is not sent",
-                    operation="check the publication",
-                    subject=f"publication {self._settings.publication}",
-                    hint="make it again, and compare what its tables got meanwhile",
-                )
+            oid = slots.publication_oid(self._connection, name)
+        if oid is None or oid != self._publication_oid:
+            raise publication_gone(name, made_again=oid is not None)
 
     def commits_wait(self) -> bool:
         """Whether the server lists the bridge's walsender in synchronous_standby_names."""
@@ -214,11 +231,11 @@ class Primary:
 
     def _ensure_publication(self) -> None:
         name = self._settings.publication
-        if slots.publication_exists(self._connection, name):
+        if slots.publication_oid(self._connection, name) is not None:
             return
         slot = slots.read_slot(self._connection, self._settings.slot)
         if slot is not None and slot.plugin == "pgoutput":
-            self.check_publication()
+            raise publication_gone(name)
         slots.create_publication(self._connection, name, self._settings.tables)
         tables = ", ".join(self._settings.tables) or "all tables"
         logger.info("created publication", publication=name, tables=tables)
@@ -276,95 +293,3 @@ def check_server(server: Server, *, two_phase: bool = False) -> None:
             hint="ALTER SYSTEM SET wal_level = logical, then restart the server",
             exit_code=ExitCode.WAL_LEVEL,
         )
-
-
-def _probe_all(settings: SourceSettings) -> list[Candidate | SlotbridgeError]:
-    """Try every host at once: one result each, in the order of the connection setting."""
-    hosts = single_hosts(settings)
-    with ThreadPoolExecutor(len(hosts), thread_name_prefix="probe") as pool:
-        return list(pool.map(_probe, hosts))
-
-
-def writable_servers(settings: SourceSettings) -> list[Server]:
-    """The hosts that accept writes now, asked at the same time; those that don't are left out."""
-    found = [result for result in _probe_all(settings) if isinstance(result, Candidate)]
-    for candidate in found:
-        candidate.connection.close()
-    return [candidate.server for candidate in found]
-
-
-def _probe(conninfo: str) -> Candidate | SlotbridgeError:
-    where = conninfo_to_dict(conninfo)
-    options = f"{where.get('options') or ''} {_PROBE_OPTIONS}"
-    subject = host_name(conninfo)
-    try:
-        connection: Connection = psycopg.connect(
-            conninfo,
-            autocommit=True,
-            options=options,
-            application_name="slotbridge",
-            client_encoding="UTF8",
-        )
-    except psycopg.Error as error:
-        return connect_error(str(error), subject)
-    try:
-        with cut_off_after(_PROBE_DEADLINE_S, connection.fileno()):
-            server = slots.read_server(connection)
-            read_only = slots.setting(connection, "transaction_read_only") == "on"
-    except psycopg.Error as error:
-        connection.close()
-        if error.sqlstate is None:
-            return connect_error(str(error), subject)
-        return server_error(error.sqlstate, error.diag.message_primary or "", "probe", subject)
-    if read_only:
-        connection.close()
-        return Retryable(
-            "the server is read-only" + (" (a standby)" if server.in_recovery else ""),
-            operation="connect",
-            subject=subject,
-            hint="name the primary in source.conninfo, or promote the standby",
-        )
-    return Candidate(conninfo, server, connection)
-
-
-def _choose(results: list[Candidate | SlotbridgeError]) -> Candidate:
-    """The writable host on the newest timeline: a revived old primary is on an older one.
-
-    Raises the most telling error when there is none.
-    """
-    candidates = [result for result in results if isinstance(result, Candidate)]
-    errors = [result for result in results if isinstance(result, SlotbridgeError)]
-    if not candidates:
-        raise _no_primary(errors)
-    chosen = max(candidates, key=lambda candidate: candidate.server.timeline)
-    for other in candidates:
-        if other is not chosen:
-            other.connection.close()
-            logger.warning(
-                "a second host accepts writes; the one on the newer timeline is used",
-                timeline=chosen.server.timeline,
-                other_timeline=other.server.timeline,
-            )
-    return chosen
-
-
-def _no_primary(errors: list[SlotbridgeError]) -> SlotbridgeError:
-    """What one host says when it is the only one, or when an operator is needed; else all."""
-    needs_operator = [error for error in errors if not isinstance(error, Retryable)]
-    if needs_operator or len(errors) == 1:
-        return (needs_operator or errors)[0]
-    reasons = "; ".join(f"{error.subject}: {_short(error.message)}" for error in errors)
-    return Retryable(
-        f"no host accepts writes: {reasons}",
-        operation="connect",
-        hint="check that source.conninfo names the primary, or promote the standby",
-        exit_code=ExitCode.SERVER_UNREACHABLE,
-    )
-
-
-def _short(message: str) -> str:
-    """libpq's text without the address that it repeats and the question that it asks."""
-    for part in ("Connection refused", "timeout expired", "No route to host"):
-        if part in message:
-            return part.lower()
-    return message

@@ -5,7 +5,7 @@ for standbys; and the origin is moved, by a transaction that also advances an id
 """
 
 import time
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -19,6 +19,16 @@ logger = structlog.get_logger(__name__)
 NEVER_RECEIVED: Final = -1
 
 
+class Moved(NamedTuple):
+    """Where the origin durably is on the present timeline; 0: not known.
+
+    `wal_lsn`: the WAL was flushed this far, the move to `origin_lsn` included.
+    """
+
+    origin_lsn: int
+    wal_lsn: int
+
+
 class Heartbeat:
     """One for each session. `due` is when to perform it again (time.monotonic)."""
 
@@ -28,6 +38,7 @@ class Heartbeat:
         self.due = 0.0
         self.commits_wait = False
         """Whether commits wait for the bridge (synchronous_standby_names)."""
+        self.moved = Moved(0, 0)
         self._received = NEVER_RECEIVED
         self._withheld_by: tuple[str, ...] = ()
 
@@ -38,8 +49,9 @@ class Heartbeat:
         self._tell_of_standbys(primary, ledger.received)
         lsn = ledger.mark_origin()
         reach("before origin")
-        primary.move_origin(lsn)
+        wal_lsn = primary.move_origin(lsn)
         reach("after origin")
+        self.moved = Moved(lsn, wal_lsn)
         if ledger.outstanding:
             reach("origin while open")
         metrics.ORIGIN_LSN.set(lsn)

@@ -80,7 +80,10 @@ _LIBPQ_TEXTS: Final = (
     "no password supplied",
 )
 """What libpq refuses by itself; what a server refuses begins with FATAL."""
-_PASSING: Final = ("starting up", "shutting down", "recovery", "too many", "reserved for")
+_PASSING: Final = (
+    *("starting up", "shutting down", "recovery", "too many", "reserved for"),
+    "the database system is not accepting connections",  # hot_standby = off
+)
 
 
 def server_error(state: str, message: str, operation: str, subject: str) -> SlotbridgeError:

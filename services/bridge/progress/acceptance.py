@@ -6,6 +6,7 @@ was published is taken back.
 """
 
 import time
+from collections.abc import Mapping
 from typing import Literal
 
 import structlog
@@ -18,7 +19,7 @@ from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.staged import load_staged
 from services.bridge.kafka.topics import Topics
 from services.bridge.postgres.database import Primary
-from services.bridge.progress.agreement import Diverged
+from services.bridge.progress.errors import Diverged
 from services.bridge.transactions.staging import tombstones
 
 logger = structlog.get_logger(__name__)
@@ -29,6 +30,7 @@ def accept(
     record: ProgressRecord | None,
     policy: Literal["stop", "continue"],
     primary: Primary,
+    switch_points: Mapping[int, int],
     producer: TransactionalProducer,
     topics: Topics,
 ) -> ProgressRecord:
@@ -69,15 +71,19 @@ def accept(
         ]
     )
     reach("divergence sent")
-    back = ProgressRecord(
-        slot=error.slot,
-        system_identifier=record.system_identifier,
-        timeline=primary.server.timeline,
-        commit_lsn=0,
-        end_lsn=min(record.end_lsn, error.switch_lsn),
-        seq=0,
-        ts_ms=now_ms,
-        ahead_lsn=min(record.ahead_lsn, error.switch_lsn),  # the slot may be, and stays so
+    back = record.model_copy(
+        update={
+            "timeline": primary.server.timeline,
+            "history": dict(switch_points),
+            "commit_lsn": 0,
+            "end_lsn": min(record.end_lsn, error.switch_lsn),
+            "seq": 0,
+            "counts": {},
+            "ts_ms": now_ms,
+            "ahead_lsn": min(record.ahead_lsn, error.switch_lsn),  # the slot may be, and stays so
+            "origin_lsn": 0,  # it went back as well
+            "wal_lsn": 0,
+        }
     )
     producer.commit(back)
     return back

@@ -6,7 +6,7 @@ from typing import Final
 from schemas.events import TransactionEvent
 from schemas.lsn import format_lsn
 from services.bridge.kafka.staged import Records
-from services.bridge.progress.agreement import Beyond, Diverged
+from services.bridge.progress.errors import Beyond, Diverged
 from services.kafka.records import READ_DEADLINE_S, parse_record
 
 LISTED_MAX: Final = 20

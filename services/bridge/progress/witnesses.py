@@ -1,42 +1,140 @@
-"""All witnesses of what Kafka has, read at start and compared (`agreement`)."""
+"""All witnesses of what Kafka has, read at a start and compared (`agreement`, `evidence`)."""
+
+from typing import Final, Literal
+
+import structlog
 
 from schemas.errors import Retryable
-from schemas.events import ProgressRecord, transaction_topic
+from schemas.events import ProgressRecord, schema_topic, transaction_topic
 from services.bridge.kafka.topics import Topics
 from services.bridge.postgres.connection import ReplicationConnection
 from services.bridge.postgres.database import Primary
-from services.bridge.progress.agreement import Diverged, Witnesses, check_witnesses
+from services.bridge.progress.agreement import check_beginning, check_witnesses
 from services.bridge.progress.divergence import transactions_beyond, with_transactions
+from services.bridge.progress.errors import START_OVER, Diverged, disagreement
+from services.bridge.progress.evidence import Witnesses, check_server, check_timeline, unjudged
+from services.bridge.progress.visible import read_visible
+
+logger = structlog.get_logger(__name__)
+
+_WRITTEN_WITH_EVENTS: Final = (transaction_topic, schema_topic)
 
 
-def compare_witnesses(
-    primary: Primary,
-    connection: ReplicationConnection,
-    record: ProgressRecord | None,
-    slot: str,
-    topics: Topics,
-) -> Witnesses:
-    """Return what was seen, where all agree.
+class StartCheck:
+    """One session's witnesses, called as often as the start needs them.
 
-    Raises what check_witnesses raises; a divergence names the transactions that are beyond.
+    First `before_fencing`, which changes nothing anywhere; then, once no other bridge can write,
+    `may_decide` for what hangs in Kafka, and `compare` for the last record.
     """
-    system_identifier, timeline = connection.identify()
-    server = primary.server
-    if (system_identifier, timeline) != (server.system_identifier, server.timeline):
-        raise Retryable("the server changed while connecting", operation="connect")
-    seen = Witnesses(
-        record,
-        primary.slot(),
-        primary.origin_lsn(),
-        server,
-        connection.switch_points(timeline),
-    )
-    try:
-        check_witnesses(seen, slot)
-    except Diverged as error:
+
+    def __init__(
+        self,
+        primary: Primary,
+        connection: ReplicationConnection,
+        topics: Topics,
+        slot: str,
+        *,
+        on_divergence: Literal["stop", "continue"],
+        accepted: str,
+    ) -> None:
+        self._primary = primary
+        self._connection = connection
+        self._topics = topics
+        self._slot = slot
+        self._on_divergence = on_divergence
+        self._accepted = accepted
+
+    @property
+    def switch_points(self) -> dict[int, int]:
+        """Each ancestor of the server's timeline -> the LSN at which it was left."""
+        return self._connection.switch_points(self._primary.server.timeline)
+
+    def before_fencing(self) -> None:
+        """Return where this server may be that of the records which can be seen.
+
+        A divergence that an operator has accepted passes here; `compare` raises it again.
+        """
+        visible = read_visible(self._topics, self._slot)
+        if visible.others:
+            raise self._several_slots(visible.others)
+        seen = self._witnesses()
+        for hidden in visible.hidden:
+            check_timeline(hidden, seen, self._slot)
+        if visible.record is not None:
+            try:
+                check_server(visible.record, seen, self._slot)
+            except Diverged as error:
+                if self._on_divergence == "stop" or error.switch_lsn is None:
+                    raise self._named(error) from error
+        elif not visible.hidden:
+            self._check_beginning(seen)
+
+    def may_decide(self, record: ProgressRecord | None) -> None:
+        """Raise where this server may not decide what hangs in Kafka after or with `record`."""
+        if record is not None:
+            check_timeline(record, self._witnesses(), self._slot)
+
+    def compare(self, record: ProgressRecord | None) -> Witnesses:
+        """Return what was seen, where all agree about `record`, the last one.
+
+        Raises what check_witnesses raises; a divergence names the transactions that are beyond.
+        """
+        seen = self._witnesses()
+        if record is None:
+            self._check_beginning(seen)
+            return seen
+        try:
+            check_witnesses(record, seen, self._slot)
+        except Diverged as error:
+            raise self._named(error) from error
+        for what in unjudged(record, seen):
+            logger.info("not judged: Kafka's record does not tell it", what=what, slot=self._slot)
+        return seen
+
+    def _witnesses(self) -> Witnesses:
+        system_identifier, timeline = self._connection.identify()
+        server = self._primary.server
+        if (system_identifier, timeline) != (server.system_identifier, server.timeline):
+            raise Retryable("the server changed while connecting", operation="connect")
+        return Witnesses(
+            slot=self._primary.slot(),
+            origin_lsn=self._primary.origin_lsn(),
+            server=server,
+            switch_points=self.switch_points,
+            wal_lsn=self._primary.wal_lsn(),
+            selection=self._primary.selection(),
+            accepted=self._accepted,
+        )
+
+    def _check_beginning(self, seen: Witnesses) -> None:
+        """Nothing was ever published under this prefix, and the origin has never been moved."""
+        check_beginning(seen, self._slot)
+        for topic_of in _WRITTEN_WITH_EVENTS:
+            topic = topic_of(self._topics.prefix)
+            with self._topics.reader(topic) as reader:
+                end = reader.bounds()[1]
+            if end:
+                raise disagreement(
+                    f"{topic} has records, but Kafka has no progress record of this slot: the "
+                    "progress topic is lost, or another slot has used this prefix",
+                    self._slot,
+                    None,
+                    "use another kafka.topic_prefix, or delete all topics of this one first",
+                )
+
+    def _several_slots(self, others: tuple[str, ...]) -> Exception:
+        return disagreement(
+            f"the topics of prefix {self._topics.prefix} belong to slot {', '.join(others)}",
+            self._slot,
+            None,
+            "a prefix is for one slot, whose order its topics have: choose another "
+            "kafka.topic_prefix for this slot; if that slot is gone for good, its prefix is too: "
+            f"{START_OVER}",
+        )
+
+    def _named(self, error: Diverged) -> Diverged:
         if error.switch_lsn is None:
-            raise
-        with topics.reader(transaction_topic(topics.prefix)) as reader:
+            return error
+        with self._topics.reader(transaction_topic(self._topics.prefix)) as reader:
             beyond = transactions_beyond(reader, error.switch_lsn)
-        raise with_transactions(error, beyond) from error
-    return seen
+        return with_transactions(error, beyond)

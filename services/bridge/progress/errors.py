@@ -1,0 +1,96 @@
+"""What is raised where the witnesses at a start disagree. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schemas.errors import ExitCode, OperatorNeeded, SetupError
+from schemas.events import TransactionEvent
+from schemas.lsn import format_lsn
+
+COMPARE = "compare witnesses"
+START_OVER = "start over with a new slot and topic prefix"
+
+
+def disagreement(message: str, slot: str, lsn: int | None, hint: str) -> OperatorNeeded:
+    """The error (WITNESSES_DISAGREE) of a start whose witnesses can't all be right."""
+    return OperatorNeeded(message, operation=COMPARE, subject=f"slot {slot}", lsn=lsn, hint=hint)
+
+
+def publication_gone(publication: str, *, made_again: bool = False) -> SetupError:
+    """The error of a publication that is not, or no longer, the one that events are of."""
+    what, hint = "is gone: what is committed without it", "make it again, and compare what its"
+    if made_again:
+        what = "was dropped and made again: what was committed in between"
+        hint = "start again: the error then names the setting that accepts it; compare what its"
+    return SetupError(
+        f"the publication {what} is not sent",
+        operation="check the publication",
+        subject=f"publication {publication}",
+        hint=f"{hint} tables got meanwhile",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """`listed`: the first of `count`, their ENDs; a BEGIN where Kafka has only a part.
+
+    Transactions without events are not among them.
+    """
+
+    listed: Sequence[TransactionEvent]
+    count: int
+
+
+class Diverged(OperatorNeeded):
+    """Kafka has what the server never had: changes of `timeline` in [switch_lsn, reached_lsn).
+
+    `switch_lsn` is None where it is not known since when. `seen` says what tells so, as the end of
+    a sentence about this server.
+    """
+
+    exit_code = ExitCode.TIMELINE
+
+    def __init__(
+        self,
+        slot: str,
+        timeline: int,
+        server_timeline: int,
+        switch_lsn: int | None,
+        reached_lsn: int,
+        seen: str = "",
+        transactions: str = "",
+        beyond: Beyond | None = None,
+    ) -> None:
+        self.beyond = beyond
+        self.slot = slot
+        self.timeline = timeline
+        self.server_timeline = server_timeline
+        self.switch_lsn = switch_lsn
+        self.reached_lsn = reached_lsn
+        self.seen = seen
+        left = "never was on it" if switch_lsn is None else f"left it at {format_lsn(switch_lsn)}"
+        super().__init__(
+            f"Kafka has changes of timeline {timeline} up to {format_lsn(reached_lsn)}; this "
+            f"server (timeline {server_timeline}) {seen or left}: it never had the changes between"
+            + (f", {transactions}" if transactions else ""),
+            operation=COMPARE,
+            subject=f"slot {slot}",
+            lsn=reached_lsn,
+            hint="events after the switch point are in Kafka but not in the database: decide "
+            "about them, then start over with a new slot and topic prefix, or accept them with "
+            "bridge.on_divergence: continue; set synchronized_standby_slots on the primary to "
+            "prevent it at a failover, and stop the bridge before a volume is restored",
+        )
+
+    def naming(self, transactions: str, beyond: Beyond) -> "Diverged":
+        """The same error, which also tells `transactions`, those of `beyond`."""
+        return Diverged(
+            self.slot,
+            self.timeline,
+            self.server_timeline,
+            self.switch_lsn,
+            self.reached_lsn,
+            self.seen,
+            transactions,
+            beyond,
+        )

@@ -1,0 +1,46 @@
+"""One round of each case; `python -m tests.bridge.evidence` runs many."""
+
+import random
+
+import pytest
+
+from tests.bridge.evidence import cases
+from tests.bridge.evidence.ground import Compared, Ground
+
+
+def assert_nothing_lost_or_twice(seen: Compared) -> None:
+    assert (seen.lost, seen.twice, seen.phantoms) == (0, 0, 0), seen
+    assert seen.rows > 0
+
+
+class Chosen(random.Random):
+    """Says whether a restored server overtakes Kafka's record."""
+
+    overtakes = False
+
+    def random(self) -> float:
+        return 0.0 if self.overtakes else 0.9
+
+
+@pytest.mark.parametrize("overtakes", [False, True])
+def test_a_volume_that_is_set_back(ground: Ground, overtakes: bool) -> None:
+    ground.rng = Chosen()
+    ground.rng.overtakes = overtakes
+    how, seen = cases.restore(ground)
+    assert ("overtaken" in how) is overtakes
+    assert_nothing_lost_or_twice(seen)
+
+
+def test_two_promotions_to_the_same_timeline(ground: Ground) -> None:
+    assert_nothing_lost_or_twice(cases.promotion(ground)[1])
+
+
+def test_a_stale_bridge_leaves_the_healthy_one_alone(ground: Ground) -> None:
+    assert_nothing_lost_or_twice(cases.stale(ground)[1])
+
+
+@pytest.mark.parametrize(
+    "how", [cases._switched, cases._made_again, cases._made_again_while_it_runs]
+)
+def test_another_publication(ground: Ground, how: cases.Case) -> None:
+    assert_nothing_lost_or_twice(how(ground)[1])
