@@ -218,13 +218,49 @@ def create_publication(connection: Connection, publication: str, tables: tuple[s
 def published_columns(
     connection: Connection, publication: str
 ) -> dict[tuple[str, str], tuple[str, ...]]:
-    """(schema, table) -> its published columns, of every table in the publication."""
-    rows = connection.execute(
-        "SELECT schemaname::text, tablename::text, attnames::text[] FROM pg_publication_tables"
-        " WHERE pubname = %s",
-        [publication],
-    ).fetchall()
+    """(schema, table) -> its published columns, of every table in the publication.
+
+    As pg_publication_tables has it, but from the catalogs alone: that view opens every table, and
+    so waits for whoever has locked one, who may wait for the bridge (synchronous_standby_names).
+    Source: pg_publication.c, pg_get_publication_tables.
+    """
+    rows = connection.execute(_PUBLISHED, [publication]).fetchall()
     return {(schema, table): tuple(columns) for schema, table, columns in rows}
+
+
+_PUBLISHED: LiteralString = """
+    WITH RECURSIVE chosen AS (
+      SELECT oid, puballtables, pubviaroot,
+             coalesce(to_jsonb(p) ->> 'pubgencols', 'n') = 's' AS generated
+        FROM pg_publication p WHERE pubname = %s
+    ), listed (relid, columns) AS (
+      SELECT r.prrelid, r.prattrs::int2[] FROM pg_publication_rel r JOIN chosen p ON p.oid = prpubid
+       UNION ALL
+      SELECT c.oid, NULL FROM chosen p JOIN pg_publication_namespace n ON n.pnpubid = p.oid
+        JOIN pg_class c ON c.relnamespace = n.pnnspid
+       UNION ALL
+      SELECT c.oid, NULL FROM chosen p JOIN pg_class c ON p.puballtables
+    ), below (relid, columns, root) AS (
+      SELECT relid, columns, relid FROM listed
+       UNION ALL
+      SELECT i.inhrelid, b.columns, b.root FROM below b
+        JOIN pg_class parent ON parent.oid = b.relid AND parent.relkind = 'p'
+        JOIN pg_inherits i ON i.inhparent = b.relid
+    )
+    SELECT DISTINCT ON (c.oid) n.nspname::text, c.relname::text,
+           ARRAY(SELECT a.attname::text FROM pg_attribute a
+                  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                    AND CASE WHEN b.columns IS NOT NULL THEN a.attnum = ANY (b.columns)
+                             ELSE a.attgenerated = '' OR p.generated AND a.attgenerated = 's' END
+                  ORDER BY a.attnum)
+      FROM chosen p, below b JOIN pg_class c ON c.oid = b.relid
+      JOIN pg_namespace n ON n.oid = c.relnamespace
+     WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+       AND CASE WHEN p.pubviaroot THEN NOT EXISTS (
+                     SELECT FROM below other WHERE other.relid = c.oid AND other.root <> c.oid)
+                ELSE c.relkind = 'r' END
+     ORDER BY c.oid, b.root <> c.oid
+"""
 
 
 def primary_key(connection: Connection, relation_oid: int) -> PrimaryKey | None:

@@ -375,6 +375,7 @@ class Session:
         if now >= self._heartbeat.due:
             assert self._primary is not None
             self._heartbeat.perform(self._primary, self._ledger)
+            self._feedback.commits_wait = self._heartbeat.commits_wait
 
     def _perform_due(self, publishing: Publishing, now: float, *, behind: bool) -> None:
         publishing.perform(now, behind=behind)

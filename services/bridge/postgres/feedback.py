@@ -30,6 +30,8 @@ class Feedback:
         self._subject = subject
         self.interval_s = min(INTERVAL_MAX_S, self._timeout_s / 4)
         self.due = 0.0
+        self.commits_wait = True
+        """Whether commits may wait for the bridge, as they may until it is known."""
         self._told = 0
         self.beat = self._heard = time.monotonic()
 
@@ -64,9 +66,9 @@ class Feedback:
                 hint="the bridge reconnects by itself",
             )
         self._told = self._ledger.report(follow=follow)
-        self._connection.feedback(
-            self._ledger.received, self._told, ask=silence_s > self._timeout_s / 3
-        )
+        # With synchronous_commit = remote_write a commit returns at the position written.
+        written = self._told if self.commits_wait else self._ledger.received
+        self._connection.feedback(written, self._told, ask=silence_s > self._timeout_s / 3)
         self.due = now + self.interval_s
         metrics.RECEIVED_LSN.set(self._ledger.received)
 

@@ -20,7 +20,8 @@ _HIDDEN_MAX = 1000
 class Visible(NamedTuple):
     """What the progress topic shows of a slot, and the `others` that have a record there too.
 
-    A slot whose last record is a tombstone has none. Where the slot has no record, the whole topic was read; else from its last one on.
+    A slot whose last record is a tombstone has none. Where the slot has no record, the whole topic
+    was read; else from its last one on.
     """
 
     record: ProgressRecord | None
