@@ -14,12 +14,12 @@ So it may be asked of a record that is merely visible, before anything is done (
 "The evidence at a start").
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
-from schemas.events import ProgressRecord
+from schemas.events import DivergenceRecord, ProgressRecord
 from schemas.lsn import format_lsn
 from services.bridge.progress.errors import (
     COMPARE,
@@ -157,6 +157,23 @@ def unjudged(record: ProgressRecord, seen: Witnesses) -> Iterator[str]:
         yield "the replication origin's position"
     if not record.publication:
         yield "the publication and source.origin"
+
+
+def is_lost(
+    timeline: int, commit_lsn: int, seen: Witnesses, accepted: Sequence[DivergenceRecord]
+) -> bool:
+    """Whether an event in Kafka never was, or no longer is, in the server's history.
+
+    `timeline` 0: not told by the event. `accepted`: the divergences of the slot so far. One of
+    which both timelines have the same number leaves open whose an event within it is: it is lost.
+    """
+    left = seen.switch_points.get(timeline)
+    if timeline and timeline != seen.server.timeline and (left is None or commit_lsn >= left):
+        return True
+    return any(
+        timeline in (0, one.lost_timeline) and one.switch_lsn <= commit_lsn < one.reached_lsn
+        for one in accepted
+    )
 
 
 def invalidated(found: Slot, slot: str) -> OperatorNeeded:
