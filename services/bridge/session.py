@@ -128,54 +128,22 @@ class Session:
         reach("topics ready")
         slot = self._source.slot
         connection = self._connection = ReplicationConnection(
-            primary.conninfo,
-            slot,
+            *(primary.conninfo, slot),
             wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
             sql_deadline_ms=self._bridge.sql_deadline_ms,
         )
         check = StartCheck(
-            primary,
-            connection,
-            topics,
-            slot,
+            *(primary, connection, topics, slot),
             on_divergence=self._bridge.on_divergence,
             accepted=self._bridge.accept_unsent_changes_of,
         )
         check.before_fencing()
         primary.establish()
         reach("shown")
-        producer = self._producer = TransactionalProducer(
-            self._kafka,
-            self._bridge,
-            topics,
-            slot,
-            self._refused,
-            while_waiting=self._feedback.while_waiting,
-            on_disturbance=partial(require_told, topics, slot, self._feedback.while_waiting),
-        )
-        publishing = self._publishing = Publishing(
-            producer,
-            self._bridge,
-            self._feedback,
-            self._heartbeat,
-            self._record,
-            subject=f"slot {slot}",
-        )
+        producer, publishing = self._make_publishing(topics)
         producer.begin_session()
         reach("fenced")
-        settle(topics, producer, primary, slot, self._feedback.while_waiting, check)
-        record = topics.last_progress(slot)
-        producer.follow(record)
-        try:
-            seen = check.compare(record)
-        except Diverged as error:
-            policy, points = self._bridge.on_divergence, check.switch_points
-            record = accept(error, record, policy, primary, points, producer, topics)
-            seen = check.compare(record)
-        reach("agreed")
-        self._seen = seen
-        self._timeline = seen.server.timeline
-        record = self._enter(record, producer) if record else self._begin(primary, producer)
+        record, seen = self._agree(check, topics, primary, producer)
         start = resume_at(record, seen.slot)
         self._ledger = Ledger(start, record.end_lsn, record.ahead_lsn)
         publishing.begin(self._ledger, record.counts)
@@ -190,6 +158,38 @@ class Session:
         reach("resumed inside" if start.seq else "started")
         self._feedback.connect(connection, self._ledger)
         self._announce(start, primary)
+
+    def _make_publishing(self, topics: Topics) -> tuple[TransactionalProducer, Publishing]:
+        slot, waiting = self._source.slot, self._feedback.while_waiting
+        producer = self._producer = TransactionalProducer(
+            *(self._kafka, self._bridge, topics, slot, self._refused),
+            while_waiting=waiting,
+            on_disturbance=partial(require_told, topics, slot, waiting),
+        )
+        publishing = self._publishing = Publishing(
+            *(producer, self._bridge, self._feedback, self._heartbeat, self._record),
+            subject=f"slot {slot}",
+        )
+        return producer, publishing
+
+    def _agree(
+        self, check: StartCheck, topics: Topics, primary: Primary, producer: TransactionalProducer
+    ) -> tuple[ProgressRecord, Witnesses]:
+        """End what hangs; the last record, where all witnesses agree, as it is to go on from."""
+        slot = self._source.slot
+        settle(topics, producer, primary, slot, self._feedback.while_waiting, check)
+        record = topics.last_progress(slot)
+        producer.follow(record)
+        try:
+            seen = check.compare(record)
+        except Diverged as error:
+            policy, points = self._bridge.on_divergence, check.switch_points
+            record = accept(error, record, policy, primary, points, producer, topics)
+            seen = check.compare(record)
+        reach("agreed")
+        self._seen = seen
+        self._timeline = seen.server.timeline
+        return self._enter(record, producer) if record else self._begin(primary, producer), seen
 
     def _announce(self, start: Position, primary: Primary) -> None:
         """Say, in metrics and log, that changes flow from here."""

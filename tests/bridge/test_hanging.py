@@ -5,16 +5,20 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import ProgressRecord
+from schemas.events import DivergenceRecord, ProgressRecord
 from services.bridge.kafka.hanging import (
     Ending,
     Place,
+    covered,
     has,
     how_to_end,
     place_in_headers,
     place_of,
+    remaining,
     was_committed,
 )
+from services.bridge.progress.evidence import Selection, Witnesses, is_lost
+from services.slots import Server
 
 
 def record(
@@ -116,3 +120,54 @@ def test_a_hidden_record_tells_whose_it_is() -> None:
     assert committed == Ending({PROGRESS: 3, TABLE: 7}, (1,), commit=True)
     aborted = how_to_end(ours, stuck, WHOLE, HIDDEN, set(), commit=False)
     assert aborted == Ending(stuck, (0, 1), commit=False)
+
+
+def test_events_of_a_lost_timeline_tell_nothing_of_what_was_decided_since() -> None:
+    """After an accepted divergence they stay in the topics, beyond the record: xid 1 and 2."""
+    server = Server("1", 2, 180006, "d", False, "logical", "", 60_000)
+    seen = Witnesses(None, None, server, {1: 105}, 200, Selection("p", 1, "any"))
+    accepted = DivergenceRecord(
+        slot="s",
+        system_identifier="1",
+        lost_timeline=1,
+        timeline=2,
+        switch_lsn=105,
+        reached_lsn=150,
+        count=1,
+        transactions=[],
+        ts_ms=0,
+    )
+
+    def lost(timeline: int, commit_lsn: int) -> bool:
+        return is_lost(timeline, commit_lsn, seen, [accepted])
+
+    def left(*places: Place) -> list[Place | None]:
+        return [place for place in places if remaining(place, lost)]
+
+    last = record(100, 105)
+    event, end_of_it = Place(130, 0, 1), Place(130, 0)
+    assert was_committed(last, shown=[event]) and was_committed(last, shown=[end_of_it])
+    assert left(event, end_of_it) == []
+    for present in (Place(120, 0, 2), Place(100, 0, 1), Place(100, 0), Place(150, 0)):
+        assert left(present) == [present]
+    later = record(140, 145)
+    assert covered({TABLE: event}, later)
+    assert not covered({TABLE: remaining(event, lost)}, later)
+
+
+def test_of_one_timeline_that_was_set_back_what_may_be_lost_is_no_witness() -> None:
+    server = Server("1", 1, 180006, "d", False, "logical", "", 60_000)
+    seen = Witnesses(None, None, server, {}, 200, Selection("p", 1, "any"))
+    accepted = DivergenceRecord(
+        slot="s",
+        system_identifier="1",
+        lost_timeline=1,
+        timeline=1,
+        switch_lsn=105,
+        reached_lsn=150,
+        count=1,
+        transactions=[],
+        ts_ms=0,
+    )
+    found = [is_lost(1, lsn, seen, [accepted]) for lsn in (104, 105, 149, 150)]
+    assert found == [False, True, True, False]

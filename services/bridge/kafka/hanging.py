@@ -65,10 +65,14 @@ _ROUNDS_MAX: Final = 4
 
 
 class Place(NamedTuple):
-    """An event's place in the order of all."""
+    """An event's place in the order of all those of its timeline; 0: it does not tell which."""
 
     commit_lsn: int
     seq: int
+    timeline: int = 0
+
+
+Lost = Callable[[int, int], bool]
 
 
 class Judge(Protocol):
@@ -76,6 +80,9 @@ class Judge(Protocol):
 
     def may_decide(self, record: ProgressRecord | None) -> None:
         """Raise SlotbridgeError where `record`, visible or hidden, is not of this server."""
+
+    def lost(self) -> Lost:
+        """Tells by (timeline or 0, commit_lsn) which events the server's history does not have."""
 
 
 class Ending(NamedTuple):
@@ -106,13 +113,15 @@ def settle(
         ours, record = _ours(topics, slot, stuck)
         if not ours:
             break
+        lost = judge.lost()
+        ours = {where: remaining(place, lost) for where, place in ours.items()}
         last = topics.last_progress(slot, until=stuck.get((progress_topic(topics.prefix), 0)))
         judge.may_decide(last)
         judge.may_decide(record)
         commit = (
             None
             if covered(ours, last)
-            else _was_committed(topics, primary, slot, last, record, stuck)
+            else _was_committed(topics, primary, slot, last, record, stuck, lost)
         )
         ending = how_to_end(ours, stuck, last, record, tried, commit=commit)
         tried |= {*ending.partitions}
@@ -143,6 +152,7 @@ def _was_committed(
     last: ProgressRecord | None,
     record: ProgressRecord | None,
     stuck: Mapping[Partition, int],
+    lost: Lost,
 ) -> bool:
     found = primary.slot()
     return was_committed(
@@ -150,7 +160,7 @@ def _was_committed(
         record,
         confirmed_lsn=(found.confirmed_flush_lsn if found is not None else None) or 0,
         origin_lsn=primary.origin_lsn() or 0,
-        shown=_shown(topics, stuck),
+        shown=[place for place in _shown(topics, stuck) if remaining(place, lost)],
     )
 
 
@@ -170,6 +180,15 @@ def _end(topics: Topics, producer: TransactionalProducer, ending: Ending) -> Non
         ending.turns,
         commit=ending.commit,
     )
+
+
+def remaining(place: Place | None, lost: Lost) -> Place | None:
+    """`place`, or None where its event never happened to the server as it is. Pure.
+
+    An accepted divergence leaves events of the lost timeline in the topics, beyond the record: they
+    tell nothing of what was decided since, and are covered by no record of the present timeline.
+    """
+    return None if place is None or lost(place.timeline, place.commit_lsn) else place
 
 
 def covered(ours: Mapping[Partition, Place | None], last: ProgressRecord | None) -> list[Partition]:
@@ -248,7 +267,7 @@ def place_of(value: bytes | None, prefix: str) -> Place | None:
         if said.get("name", prefix) != prefix:
             return None
         lsn = said["commit_lsn"] if "commit_lsn" in said else said["prepare_lsn"]
-        return Place(int(lsn), int(said.get("seq", 0)))
+        return Place(int(lsn), int(said.get("seq", 0)), int(said.get("timeline", 0)))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

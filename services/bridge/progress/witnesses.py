@@ -1,19 +1,34 @@
 """All witnesses of what Kafka has, read at a start and compared (`agreement`, `evidence`)."""
 
+import time
+from collections.abc import Callable
 from typing import Final, Literal
 
 import structlog
 
 from schemas.errors import Retryable
-from schemas.events import ProgressRecord, schema_topic, transaction_topic
+from schemas.events import (
+    DivergenceRecord,
+    ProgressRecord,
+    divergence_topic,
+    schema_topic,
+    transaction_topic,
+)
 from services.bridge.kafka.topics import Topics
 from services.bridge.postgres.connection import ReplicationConnection
 from services.bridge.postgres.database import Primary
 from services.bridge.progress.agreement import check_beginning, check_witnesses
 from services.bridge.progress.divergence import transactions_beyond, with_transactions
 from services.bridge.progress.errors import START_OVER, Diverged, disagreement
-from services.bridge.progress.evidence import Witnesses, check_server, check_timeline, unjudged
+from services.bridge.progress.evidence import (
+    Witnesses,
+    check_server,
+    check_timeline,
+    is_lost,
+    unjudged,
+)
 from services.bridge.progress.visible import read_visible
+from services.kafka.records import READ_DEADLINE_S, parse_record
 
 logger = structlog.get_logger(__name__)
 
@@ -73,6 +88,20 @@ class StartCheck:
         """Raise where this server may not decide what hangs in Kafka after or with `record`."""
         if record is not None:
             check_timeline(record, self._witnesses(), self._slot)
+
+    def lost(self) -> Callable[[int, int], bool]:
+        """Tells by (timeline or 0, commit_lsn) which events the server's history does not have."""
+        seen, topic = self._witnesses(), divergence_topic(self._topics.prefix)
+        accepted: list[DivergenceRecord] = []
+        if self._topics.there(topic):
+            with self._topics.reader(topic) as reader:
+                low, deadline = reader.bounds()[0], time.monotonic() + READ_DEADLINE_S
+                accepted = [
+                    parse_record(DivergenceRecord, topic, offset, value)
+                    for offset, key, value in reader.between(low, reader.stable_end(), deadline)
+                    if value is not None and key == self._slot.encode()
+                ]
+        return lambda timeline, commit_lsn: is_lost(timeline, commit_lsn, seen, accepted)
 
     def compare(self, record: ProgressRecord | None) -> Witnesses:
         """Return what was seen, where all agree about `record`, the last one.

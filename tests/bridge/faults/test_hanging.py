@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 
+from schemas.errors import ExitCode
 from schemas.settings import KafkaSettings
 from services.bridge.kafka import hanging
 from services.bridge.kafka.topics import Topics
@@ -21,7 +22,7 @@ from services.local.pair import alter_system
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import Load, assert_intact, await_session
 from tests.bridge.running import Bridge
-from tests.providers.interface import Provider
+from tests.providers.interface import Provider, Server
 from tests.providers.proxy import Proxy
 from tests.providers.waiting import eventually
 
@@ -113,6 +114,34 @@ def test_what_kafka_left_open_is_ended_as_it_was_decided(
     bridge.start()
     await_session(bridge, 3)
     assert f"decision={decision}" in bridge.output
+    assert_intact(bridge, load, conninfo)
+
+
+def test_a_bridge_with_another_database_decides_nothing(
+    conninfo: str,
+    load: Load,
+    own_kafka: KafkaBroker,
+    subscriber: Server,
+    new_bridge: NewBridge,
+) -> None:
+    """Its slot and origin know nothing of what was decided; the right one's do."""
+    bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
+    load.more(20)
+    bridge.kill()
+    since_ms = _commit_once(bridge, load)
+    end_lsn = bridge.progress()[-1].end_lsn
+    own_kafka.kill()
+    assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
+    tell(conninfo, bridge, end_lsn)
+    own_kafka.start()
+    wrong = new_bridge(
+        subscriber.conninfo(), broker=own_kafka, slot=bridge.slot, connect_deadline_ms=1500
+    )
+    assert wrong.start().exit_code() == ExitCode.WRONG_DATABASE, wrong.output
+    assert "decision=" not in wrong.output
+    bridge.start()
+    await_session(bridge, 3)
+    assert "decision=commit" in bridge.output
     assert_intact(bridge, load, conninfo)
 
 
