@@ -73,21 +73,30 @@ class StartCheck:
         if visible.others:
             raise self._several_slots(visible.others)
         seen = self._witnesses()
-        for hidden in visible.hidden:
-            check_timeline(hidden, seen, self._slot)
         if visible.record is not None:
-            try:
-                check_server(visible.record, seen, self._slot)
-            except Diverged as error:
-                if self._on_divergence == "stop" or error.switch_lsn is None:
-                    raise self._named(error) from error
+            self._may_be(check_server, visible.record, seen)
         elif not visible.hidden:
             self._check_beginning(seen)
+        for hidden in visible.hidden:
+            self._may_be(check_timeline, hidden, seen)
 
     def may_decide(self, record: ProgressRecord | None) -> None:
         """Raise where this server may not decide what hangs in Kafka after or with `record`."""
         if record is not None:
-            check_timeline(record, self._witnesses(), self._slot)
+            self._may_be(check_timeline, record, self._witnesses())
+
+    def _may_be(
+        self,
+        check: Callable[[ProgressRecord, Witnesses, str], None],
+        record: ProgressRecord,
+        seen: Witnesses,
+    ) -> None:
+        """Raise what `check` raises, but for a divergence that an operator has accepted."""
+        try:
+            check(record, seen, self._slot)
+        except Diverged as error:
+            if self._on_divergence == "stop" or error.switch_lsn is None:
+                raise self._named(error) from error
 
     def lost(self) -> Callable[[int, int], bool]:
         """Tells by (timeline or 0, commit_lsn) which events the server's history does not have."""
