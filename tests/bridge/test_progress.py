@@ -16,7 +16,13 @@ from services.bridge.progress.agreement import (
     resume_at,
 )
 from services.bridge.progress.errors import Diverged
-from services.bridge.progress.evidence import Selection, Witnesses, check_timeline, unjudged
+from services.bridge.progress.evidence import (
+    Selection,
+    Witnesses,
+    check_timeline,
+    set_back,
+    unjudged,
+)
 from services.slots import Server, Slot
 
 SERVER = Server("7000", 2, 180006, "bank", False, "logical", "standby_1", 60_000)
@@ -185,6 +191,16 @@ def test_a_server_that_was_set_back_shares_what_slot_and_origin_had() -> None:
         with pytest.raises(Diverged) as caught:
             check_witnesses(RECORD, replace(SEEN, slot=back, origin_lsn=origin), "s")
         assert caught.value.switch_lsn == agreed
+
+
+def test_a_part_of_a_transaction_that_both_have_stays_where_kafka_is_set_back() -> None:
+    part = record(end_lsn=1000, commit_lsn=1200, seq=7, counts={"public.t": 7}, ahead_lsn=1900)
+    kept = set_back(part, 1300)
+    assert (kept.commit_lsn, kept.end_lsn, kept.seq, kept.counts) == (1200, 1000, 7, part.counts)
+    assert (kept.ahead_lsn, kept.origin_lsn, kept.wal_lsn) == (1300, 0, 0)
+    for switch, end_lsn in ((1200, 1000), (900, 900)):
+        gone = set_back(part, switch)
+        assert (gone.commit_lsn, gone.end_lsn, gone.seq, gone.counts) == (0, end_lsn, 0, {})
 
 
 timelines = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), max_size=4)

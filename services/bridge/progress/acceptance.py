@@ -20,6 +20,7 @@ from services.bridge.kafka.staged import load_staged
 from services.bridge.kafka.topics import Topics
 from services.bridge.postgres.database import Primary
 from services.bridge.progress.errors import Diverged
+from services.bridge.progress.evidence import set_back
 from services.bridge.transactions.staging import tombstones
 
 logger = structlog.get_logger(__name__)
@@ -71,20 +72,8 @@ def accept(
         ]
     )
     reach("divergence sent")
-    back = record.model_copy(
-        update={
-            "timeline": primary.server.timeline,
-            "history": dict(switch_points),
-            "commit_lsn": 0,
-            "end_lsn": min(record.end_lsn, error.switch_lsn),
-            "seq": 0,
-            "counts": {},
-            "ts_ms": now_ms,
-            "ahead_lsn": min(record.ahead_lsn, error.switch_lsn),  # the slot may be, and stays so
-            "origin_lsn": 0,  # it went back as well
-            "wal_lsn": 0,
-        }
-    )
+    identity = {"timeline": primary.server.timeline, "history": dict(switch_points)}
+    back = set_back(record, error.switch_lsn).model_copy(update={**identity, "ts_ms": now_ms})
     producer.commit(back)
     return back
 

@@ -13,12 +13,14 @@ LISTED_MAX: Final = 20
 _CHUNK_RECORDS: Final = 1000
 
 
-def transactions_beyond(reader: Records, lsn: int) -> Beyond:
+def transactions_beyond(reader: Records, lsn: int, *, until: int | None = None) -> Beyond:
     """Those in `<prefix>.transaction` whose commit begins at `lsn` or later; LISTED_MAX by name.
 
-    Read backwards: the topic is in commit order. Raises OperatorNeeded for a record that is none.
+    Read backwards: the topic is in commit order. `until`: only what is before this offset; else a
+    transaction that is open is waited for. Raises OperatorNeeded for a record that is none.
     """
     low, stop = reader.bounds()
+    stop = stop if until is None else until
     deadline = time.monotonic() + READ_DEADLINE_S
     listed: list[TransactionEvent] = []
     count = 0

@@ -159,6 +159,23 @@ def unjudged(record: ProgressRecord, seen: Witnesses) -> Iterator[str]:
         yield "the publication and source.origin"
 
 
+def set_back(record: ProgressRecord, switch_lsn: int) -> ProgressRecord:
+    """What of `record` is left where Kafka and the server agree up to `switch_lsn` only.
+
+    A part of a transaction stays where that committed before. The origin went back as well; the
+    slot may be where it was announced to be, and stays so.
+    """
+    update: dict[str, object] = {
+        "end_lsn": min(record.end_lsn, switch_lsn),
+        "ahead_lsn": min(record.ahead_lsn, switch_lsn),
+        "origin_lsn": 0,
+        "wal_lsn": 0,
+    }
+    if not (record.seq and record.commit_lsn < switch_lsn):
+        update |= {"commit_lsn": 0, "seq": 0, "counts": {}}
+    return record.model_copy(update=update)
+
+
 def is_lost(
     timeline: int, commit_lsn: int, seen: Witnesses, accepted: Sequence[DivergenceRecord]
 ) -> bool:

@@ -96,7 +96,7 @@ class StartCheck:
             check(record, seen, self._slot)
         except Diverged as error:
             if self._on_divergence == "stop" or error.switch_lsn is None:
-                raise self._named(error) from error
+                raise self._named(error, visible=True) from error
 
     def lost(self) -> Callable[[int, int], bool]:
         """Tells by (timeline or 0, commit_lsn) which events the server's history does not have."""
@@ -170,9 +170,11 @@ class StartCheck:
             f"{START_OVER}",
         )
 
-    def _named(self, error: Diverged) -> Diverged:
+    def _named(self, error: Diverged, *, visible: bool = False) -> Diverged:
+        """It, telling the transactions that are beyond; `visible`: without waiting for any."""
         if error.switch_lsn is None:
             return error
         with self._topics.reader(transaction_topic(self._topics.prefix)) as reader:
-            beyond = transactions_beyond(reader, error.switch_lsn)
+            until = reader.stable_end() if visible else None
+            beyond = transactions_beyond(reader, error.switch_lsn, until=until)
         return with_transactions(error, beyond)
