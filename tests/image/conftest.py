@@ -16,7 +16,7 @@ NewContainer = Callable[..., Contained]
 
 
 @pytest.fixture(scope="session")
-def client() -> Iterator[docker.DockerClient]:
+def client(servers: None) -> Iterator[docker.DockerClient]:
     """The engine's client."""
     with engine() as found:
         yield found
