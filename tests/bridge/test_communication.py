@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as StillRunning
 
+import psutil
 import psycopg
 import pytest
 
@@ -23,6 +24,7 @@ from schemas.lsn import parse_lsn
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.topics import Topics
+from services.bridge.postgres.connection import walsender_name
 from services.local.kafka import KafkaBroker
 from services.local.processes import Processes
 from services.local.users import server_user
@@ -42,6 +44,9 @@ PAIRS = 3
 PAIRS_MAX = 40
 """Where other work keeps the processors busy, every hand-over between processes waits for them."""
 STALL_S = 10.0
+SKIPPED = 60_000
+SKIPPED_BYTES_MAX = 100
+"""Each took 530 bytes while Kafka stood still."""
 CANCELLED_WITHIN_S = 10.0
 RECORD = ProgressRecord(
     slot="s", system_identifier="1", timeline=1, commit_lsn=10, end_lsn=20, seq=0, ts_ms=0
@@ -302,3 +307,57 @@ def test_a_commit_that_kafka_does_not_answer_can_be_cancelled(
     following.begin_session()
     found = topics.last_progress("s")
     assert found is not None and found.end_lsn in (20, 30)
+
+
+@pytest.mark.parametrize("commits_wait", [False, True], ids=["", "commits wait"])
+def test_while_kafka_stands_still_what_is_not_published_takes_no_memory(
+    new_pair: NewPair, new_bridge: NewBridge, own_kafka: KafkaBroker, commits_wait: bool
+) -> None:
+    primary = new_pair(synchronous=False).primary
+    conninfo = primary.conninfo("bank")
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("SET synchronous_commit = off")
+        connection.execute("CREATE TABLE t (id int); CREATE TABLE hidden (id int)")
+        # The server sends transactions of a table that `shaping` leaves out, and where commits
+        # wait, a keepalive for each of a table that is not in the publication.
+        left_out = {"tables": ("public.t",)} if commits_wait else {}
+        shaping = {} if commits_wait else {"exclude": ["public.hidden"]}
+        bridge = new_bridge(conninfo, broker=own_kafka, shaping=shaping, **left_out)
+        bridge.start().streaming()
+        if commits_wait:
+            name = walsender_name(bridge.slot)
+            connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'".encode())
+            connection.execute("SELECT pg_reload_conf()")
+        connection.execute("INSERT INTO t VALUES (0)")
+        bridge.caught_up()
+        own_kafka.pause()
+        try:
+            connection.execute("INSERT INTO t VALUES (1)")  # Kafka is to commit this
+            before = resident_bytes(bridge)
+            connection.execute(
+                f"DO $$ BEGIN FOR n IN 1 .. {SKIPPED} LOOP"
+                " INSERT INTO hidden VALUES (n); COMMIT; END LOOP; END $$".encode()
+            )
+            row = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+            assert row is not None
+            eventually(
+                lambda: walsender_sent(connection, bridge) >= parse_lsn(row[0]) - 2**13,
+                what="the bridge has read it all",
+                timeout_s=120,
+            )
+            grown = resident_bytes(bridge) - before
+        finally:
+            own_kafka.resume()
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+    assert grown < SKIPPED * SKIPPED_BYTES_MAX, grown
+
+
+def resident_bytes(bridge: Bridge) -> int:
+    return psutil.Process(bridge.pid).memory_info().rss
+
+
+def walsender_sent(connection: Connection, bridge: Bridge) -> int:
+    query = "SELECT sent_lsn FROM pg_stat_replication WHERE application_name = %s"
+    row = connection.execute(query, [walsender_name(bridge.slot)]).fetchone()
+    return parse_lsn(row[0]) if row is not None else 0

@@ -15,7 +15,6 @@ never ahead of the events in its own Kafka transaction.
 import contextlib
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as StillRunning
@@ -27,6 +26,7 @@ from services.bridge import metrics
 from services.bridge.failpoints import reach
 from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.refused import Origins, RefusalLearned
+from services.bridge.kafka.waiting import Waiting
 from services.bridge.postgres.feedback import Feedback
 from services.bridge.postgres.heartbeat import Heartbeat
 from services.bridge.progress.agreement import Ledger, Position
@@ -69,8 +69,7 @@ class Publishing:
         self._subject = subject
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-commit")
         self.wakes, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._waiting: deque[Portion] = deque()
-        self._waiting_bytes = 0
+        self._waiting = Waiting()
         self._committing: Future[None] | None = None
         self._record: ProgressRecord | None = None
         self._started = self._not_before = self._oldest = 0.0
@@ -107,9 +106,10 @@ class Publishing:
         if self._committing is None and not self._waiting:
             self._send(portion)
             return
-        self._waiting.append(portion)
-        self._waiting_bytes += portion.bytes
-        while self._waiting_bytes >= min(WAITING_BYTES_MAX, self._bytes_max):
+        replaced = self._waiting.add(portion)
+        if replaced is not None:
+            self._count(replaced)
+        while self._waiting.bytes >= min(WAITING_BYTES_MAX, self._bytes_max):
             self._await_commit()
             self._send_waiting()
 
@@ -165,17 +165,12 @@ class Publishing:
 
     def _send_waiting(self) -> None:
         while self._waiting and self._committing is None:
-            portion = self._waiting.popleft()
-            self._waiting_bytes -= portion.bytes
-            self._send(portion)
+            self._send(self._waiting.next())
 
     def _send(self, portion: Portion) -> None:
         """Put a portion into the open Kafka transaction; part of a large one closes it at once."""
         self._reckon(portion)
-        self._transactions += len(portion.ended) or not portion.position.seq
-        if portion.dropped:
-            metrics.DROPPED.inc(portion.dropped)
-            reach("skipped")
+        self._count(portion)
         if portion.events:
             self._producer.send(portion.events, Origins(portion))
             reach("part sent" if portion.position.seq else "sent")
@@ -189,6 +184,12 @@ class Publishing:
         self._ledger.publish(portion.position)
         if portion.position.seq or self._bytes >= self._bytes_max:
             self._begin_commit()
+
+    def _count(self, portion: Portion) -> None:
+        self._transactions += len(portion.ended) or not portion.position.seq
+        if portion.dropped:
+            metrics.DROPPED.inc(portion.dropped)
+            reach("skipped")
 
     def _reckon(self, portion: Portion) -> None:
         """When the open transaction is to be committed, with `portion` in it."""
