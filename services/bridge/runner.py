@@ -9,7 +9,7 @@ from collections.abc import Callable
 import structlog
 import tenacity
 
-from schemas.errors import ExitCode, Retryable
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge import metrics
@@ -17,6 +17,7 @@ from services.bridge.descriptors import descriptors_needed
 from services.bridge.kafka.refused import RefusalLearned, Refused
 from services.bridge.progress.agreement import Position
 from services.bridge.session import Session
+from services.bridge.stagnation import Stagnation
 from services.bridge.transactions.spool import SpoolFull, prepared_exceed_spool
 from services.bridge.transactions.streams import MessageUnclear
 from services.process import Stop
@@ -106,6 +107,7 @@ class Runner:
         gc.freeze()  # what is there now stays; the rest is freed by count, and seldom in cycles
         gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
         backoff = Backoff()
+        stagnation = Stagnation(self._bridge.connect_deadline_ms / 1000)
         while not self._stop.is_set():
             session = self._open_with_retries()
             if session is None:
@@ -126,6 +128,7 @@ class Runner:
                     pause_s = PAUSE_MIN_S
                 else:
                     pause_s = backoff.pause_s(session.durable)
+                    self._give_up(stagnation.ended(error, session.durable, time.monotonic()), error)
                 logger.warning(
                     "session lost, starting anew", reason=str(error), pause_s=round(pause_s, 1)
                 )
@@ -140,6 +143,11 @@ class Runner:
                 raise fenced
             if not self._moved.is_set():
                 self._stop.wait(pause_s)
+
+    def _give_up(self, final: SlotbridgeError | None, cause: Retryable) -> None:
+        """Raise `final`, unless the session ended for a step that the next one goes without."""
+        if final is not None and not isinstance(cause, SpoolFull | MessageUnclear):
+            raise final from cause
 
     def _stop_streaming(self, error: SpoolFull) -> None:
         """Let the server spill; without streaming, only prepared transactions fill the spool."""

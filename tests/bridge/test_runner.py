@@ -1,10 +1,14 @@
-"""The pauses between sessions."""
+"""The pauses between sessions, and when no further one is tried."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.errors import BadInput, ExitCode, Retryable
+from services.bridge.postgres.refusals import READ_THE_STREAM, server_error
 from services.bridge.progress.agreement import Position
 from services.bridge.runner import PAUSE_MAX_S, PAUSE_MIN_S, Backoff
+from services.bridge.stagnation import SESSIONS_MIN, Stagnation
 
 
 def test_pauses_double_up_to_a_cap_while_nothing_is_reached() -> None:
@@ -28,3 +32,47 @@ def test_pauses_differ_within_bounds(reached: list[tuple[int, int, int]]) -> Non
     backoff = Backoff()
     for position in reached:
         assert PAUSE_MIN_S / 2 <= backoff.pause_s(Position(*position)) <= PAUSE_MAX_S
+
+
+HERE = Position(1, 2, 0)
+
+
+def lost() -> Retryable:
+    error = server_error("57P01", "terminating connection", READ_THE_STREAM, "slot s")
+    assert isinstance(error, Retryable)
+    return error
+
+
+def test_a_passing_error_that_does_not_pass_ends_in_its_own_exit_code() -> None:
+    stagnation = Stagnation(60.0)
+    ended = [stagnation.ended(lost(), HERE, 10.0 * number) for number in range(7)]
+    assert ended[:6] == [None] * 6
+    assert isinstance(ended[6], Retryable)
+    assert ended[6].exit_code is ExitCode.SERVER_UNREACHABLE
+    assert "7 sessions in a row" in ended[6].message
+
+
+@pytest.mark.parametrize(
+    ("state", "code"), [("XX000", 40), ("53200", 40), ("53300", 10), ("57P01", 10), ("08006", 10)]
+)
+def test_what_the_server_reports_at_one_place_again_and_again_needs_an_operator(
+    state: str, code: int
+) -> None:
+    stagnation = Stagnation(0.0)
+    for _ in range(SESSIONS_MIN):
+        error = server_error(state, "invalid memory alloc request", READ_THE_STREAM, "slot s")
+        assert isinstance(error, Retryable)
+        final = stagnation.ended(error, HERE, 1.0)
+    assert final is not None
+    assert final.exit_code == code
+    assert isinstance(final, BadInput if code == 40 else Retryable)
+
+
+def test_progress_or_another_error_counts_anew() -> None:
+    stagnation = Stagnation(0.0)
+    other = Retryable("no", operation="commit to Kafka", exit_code=ExitCode.KAFKA_UNREACHABLE)
+    for number in range(3 * SESSIONS_MIN):
+        assert stagnation.ended(lost(), Position(1, number, 0), 1.0) is None
+        assert stagnation.ended(other, Position(1, number, 0), 1.0) is None
+    for number in range(3 * SESSIONS_MIN):
+        assert stagnation.ended(lost(), Position(2, number, 0), 1.0) is None

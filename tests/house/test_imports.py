@@ -42,6 +42,10 @@ PURE = (
     "schemas.shaping",
     "services.bridge.decoding.messages",
     "services.bridge.decoding.decoder",
+    "services.bridge.decoding.errors",
+    "services.bridge.kafka.waiting",
+    "services.bridge.postgres.refusals",
+    "services.bridge.stagnation",
     "services.bridge.decoding.pg_types",
     *(
         f"services.bridge.events.values.{name}"

@@ -28,7 +28,7 @@ from services.bridge.compiled import Messages, new_messages
 from services.bridge.decoding.decoder import POSTGRES_EPOCH_US
 from services.bridge.postgres.gathering import Gathering
 from services.bridge.postgres.libpq import GET_COPY_DATA, address
-from services.bridge.postgres.refusals import connect_error, server_error
+from services.bridge.postgres.refusals import READ_THE_STREAM, connect_error, server_error
 
 _U64 = struct.Struct("!Q")
 _KEEPALIVE = struct.Struct("!QqB")
@@ -252,9 +252,7 @@ class ReplicationConnection:
             return self._lost("the server ended the stream")
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
         message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
-        return server_error(
-            state, message or self._error(), "read the stream", f"slot {self._slot}"
-        )
+        return server_error(state, message or self._error(), READ_THE_STREAM, f"slot {self._slot}")
 
     def _lost(self, reason: str) -> Retryable:
         return Retryable(

@@ -7,6 +7,13 @@ from typing import Final
 
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
 
+READ_THE_STREAM: Final = "read the stream"
+
+
+class ServerFault(Retryable):
+    """The server failed while it decoded: if it does so again and again, it always will."""
+
+
 _GRANT: Final = "grant the role what docs/OPERATIONS.md lists under Privileges"
 
 # (SQLSTATE prefix, part of the message, retry?, hint, exit code): the first that fits decides.
@@ -47,6 +54,8 @@ _BY_STATE: Final = (
     ),
 )
 
+_FAULTS: Final = ("53200", "XX000")
+"""Out of memory, internal errors: passing, unless they come each time."""
 _BY_TEXT: Final = (
     ("password", "correct the password in source.conninfo", ExitCode.PRIVILEGE_MISSING),
     ("authentication failed", "correct source.conninfo", ExitCode.PRIVILEGE_MISSING),
@@ -92,7 +101,9 @@ def server_error(state: str, message: str, operation: str, subject: str) -> Slot
         return Retryable(message, operation=operation, subject=subject)
     for prefix, part, retry, hint, code in _BY_STATE:
         if state.startswith(prefix) and part in message:
-            kind = Retryable if retry else SetupError
+            kind: type[SlotbridgeError] = Retryable if retry else SetupError
+            if operation == READ_THE_STREAM and state in _FAULTS and retry:
+                kind = ServerFault
             return kind(message, operation=operation, subject=subject, hint=hint, exit_code=code)
     return SetupError(f"{message} (SQLSTATE {state})", operation=operation, subject=subject)
 

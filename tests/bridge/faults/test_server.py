@@ -133,3 +133,25 @@ def _status(bridge: Bridge) -> dict[str, list[dict[str, object]]]:
     assert done.returncode == ExitCode.OK, done.stderr
     found: dict[str, list[dict[str, object]]] = json.loads(done.stdout)
     return found
+
+
+UNPRINTABLE = (
+    "CREATE TYPE bad",
+    "CREATE FUNCTION bad_in(cstring) RETURNS bad AS 'byteain' LANGUAGE internal IMMUTABLE STRICT",
+    "CREATE FUNCTION bad_out(bad) RETURNS cstring AS 'range_out' LANGUAGE internal STABLE STRICT",
+    "CREATE TYPE bad (INPUT = bad_in, OUTPUT = bad_out)",
+    "CREATE TABLE unprintable (id int PRIMARY KEY, value bad)",
+)
+"""The server takes any bytes as a value, and fails with XX000 when it is to print them."""
+
+
+def test_what_the_server_can_never_decode_ends_in_an_exit_code(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    bridge = new_bridge(conninfo, connect_deadline_ms=1000).start().streaming()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for statement in UNPRINTABLE:
+            connection.execute(statement.encode())
+        connection.execute("INSERT INTO unprintable VALUES (1, '\\x1700000000')")
+    assert bridge.exit_code(timeout_s=90) == ExitCode.UNDECODABLE, bridge.output
+    assert "type 23 is not a range type (6 sessions in a row ended like this" in bridge.output
