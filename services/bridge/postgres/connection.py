@@ -9,7 +9,6 @@ Source: PostgreSQL documentation 54.4 "Streaming Replication Protocol".
 
 import contextlib
 import os
-import select
 import socket
 import struct
 import threading
@@ -28,6 +27,7 @@ from services.bridge.compiled import Messages, new_messages
 from services.bridge.decoding.decoder import POSTGRES_EPOCH_US
 from services.bridge.postgres.gathering import Gathering
 from services.bridge.postgres.libpq import GET_COPY_DATA, address
+from services.bridge.postgres.readiness import wait_readable, wait_writable
 from services.bridge.postgres.refusals import READ_THE_STREAM, connect_error, server_error
 
 _U64 = struct.Struct("!Q")
@@ -157,7 +157,7 @@ class ReplicationConnection:
         """Return when something can be read, also of the descriptors `others`, or at time-out."""
         if self._gathering is not None:
             timeout_s = min(timeout_s, self._gathering.wait_max_s)
-        select.select([self._conn.socket, *others], [], [], max(0.0, timeout_s))
+        wait_readable([self._conn.socket, *others], timeout_s)
 
     def read(self) -> Iterator[Messages | Keepalive]:
         """Yield what has arrived, not more than so much. Raises Retryable when the server has gone.
@@ -223,7 +223,7 @@ class ReplicationConnection:
         try:
             self._conn.put_copy_data(status)
             while self._conn.flush() and time.monotonic() < deadline:
-                select.select([], [self._conn.socket], [], 1.0)
+                wait_writable(self._conn.socket, 1.0)
         except psycopg.Error as error:
             raise self._lost(str(error)) from error
         if time.monotonic() >= deadline:
