@@ -1,6 +1,7 @@
 """Bad input: one clear line with the remedy, its own exit code, nothing half-created."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from psycopg import sql
 
 from schemas.errors import ExitCode, SetupError
 from services.bridge.postgres.database import check_server
-from services.slots import Server
+from services.slots import Server, read_server
 from tests.bridge.conftest import NewBridge
 from tests.conftest import NewPair
 from tests.providers.interface import Provider
@@ -155,14 +156,25 @@ def test_missing_privileges(
 
 
 def test_wal_level_and_version() -> None:
-    good = Server("1", 1, 170000, "d", False, "logical", "", 60_000)
+    good = Server("1", 1, 170005, "d", False, "logical", "", 60_000)
     check_server(good)
-    with pytest.raises(SetupError, match="PostgreSQL 16 is too old") as old:
-        check_server(replace(good, version=160009))
-    assert old.value.exit_code is ExitCode.SERVER_VERSION
+    for version, name in ((170004, "17.4"), (170000, "17.0"), (160010, "16.10")):
+        with pytest.raises(SetupError, match=f"PostgreSQL {re.escape(name)} is too old") as old:
+            check_server(replace(good, version=version))
+        assert old.value.exit_code is ExitCode.SERVER_VERSION
+        assert "17.5" in old.value.hint
     with pytest.raises(SetupError, match="wal_level is replica") as level:
         check_server(replace(good, wal_level="replica"))
     assert level.value.exit_code is ExitCode.WAL_LEVEL
+
+
+def test_two_phase_needs_18(oldest_pair: Provider) -> None:
+    with psycopg.connect(oldest_pair.primary.conninfo()) as connection:
+        server = read_server(connection)
+    check_server(server)
+    with pytest.raises(SetupError, match="PostgreSQL 17 can lose prepared") as old:
+        check_server(server, two_phase=True)
+    assert old.value.exit_code is ExitCode.SERVER_VERSION
 
 
 def test_a_live_server_without_logical_wal(new_pair: NewPair, new_bridge: NewBridge) -> None:

@@ -50,7 +50,7 @@ _BY_STATE: Final = (
     ),
     *(
         (prefix, "", True, "retried until bridge.connect_deadline_ms", ExitCode.SERVER_UNREACHABLE)
-        for prefix in ("08", "53", "57", "25006", "XX000")
+        for prefix in ("08", "40", "53", "57", "25006", "25P03", "55P03", "XX000")
     ),
 )
 
@@ -75,6 +75,13 @@ _BY_TEXT: Final = (
         ExitCode.SERVER_SETTING,
     ),
     ("server does not support SSL", "set ssl = on there", ExitCode.SERVER_SETTING),
+    *(
+        (alert, "the server takes no such sslcert: correct it", ExitCode.PRIVILEGE_MISSING)
+        for alert in (
+            *("alert unknown ca", "alert bad certificate", "alert certificate"),
+            *("alert unsupported certificate", "alert handshake failure", "alert access denied"),
+        )
+    ),
     ("root certificate", "correct sslrootcert in source.conninfo", ExitCode.SETTINGS),
     ("certificate file", "correct sslcert in source.conninfo", ExitCode.SETTINGS),
     ("private key file", "correct sslkey in source.conninfo", ExitCode.SETTINGS),
@@ -86,12 +93,13 @@ _BY_TEXT: Final = (
 _LIBPQ_TEXTS: Final = (
     *(part for part, _, code in _BY_TEXT if code is ExitCode.SETTINGS),
     *("certificate verify failed", "does not match host name", "server does not support SSL"),
-    "no password supplied",
+    *("no password supplied", " alert "),
 )
 """What libpq refuses by itself; what a server refuses begins with FATAL."""
 _PASSING: Final = (
     *("starting up", "shutting down", "recovery", "too many", "reserved for"),
     "the database system is not accepting connections",  # hot_standby = off
+    "the database system is not yet accepting connections",
 )
 
 

@@ -1,0 +1,98 @@
+"""Each error's exit code says who has to act: 10-19 nobody, a supervisor starts it again."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import ExitCode, Retryable, SetupError
+from services.bridge.postgres.refusals import connect_error, server_error
+
+ROOT = Path(__file__).parents[2]
+PASSING = range(10, 20)
+WAITS_FOR_OTHER_HOSTS = ("services/bridge/progress/evidence.py", "TIMELINE")
+"""An old primary: other hosts are tried until the deadline, then an operator has to say why."""
+
+
+def raised() -> Iterator[tuple[str, str, ExitCode]]:
+    """(module, error class, exit code) of each error that is made with a code of its own."""
+    for folder in ("services/bridge", "services/kafka"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                    continue
+                for keyword in node.keywords:
+                    value = keyword.value
+                    if keyword.arg == "exit_code" and isinstance(value, ast.Attribute):
+                        code = ExitCode.__members__.get(value.attr)
+                        if code is not None:
+                            yield str(path.relative_to(ROOT)), node.func.id, code
+
+
+def test_a_retryable_error_has_a_code_to_retry_and_no_other_has() -> None:
+    found = list(raised())
+    assert len(found) > 20
+    wrong = [
+        (module, kind, code.name)
+        for module, kind, code in found
+        if (kind in ("Retryable", "RefusalLearned")) is not (code in PASSING)
+        and (module, code.name) != WAITS_FOR_OTHER_HOSTS
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "state", ["08006", "40001", "40P01", "53200", "53300", "55006", "55P03", "57014", "57P01"]
+)
+def test_what_passes_on_a_server_is_retried(state: str) -> None:
+    error = server_error(state, "what it says", "read the slot", "slot s")
+    assert isinstance(error, Retryable)
+    assert error.exit_code in PASSING
+
+
+@pytest.mark.parametrize("state", ["42501", "42704", "42P01", "53100", "55000", "58P01", "22P02"])
+def test_what_an_operator_has_to_mend_on_a_server_is_not_retried(state: str) -> None:
+    error = server_error(state, "what it says", "read the slot", "slot s")
+    assert isinstance(error, SetupError)
+    assert error.exit_code >= 20
+
+
+REFUSED = "connection to server at 127.0.0.1, port 5432 failed: "
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FATAL:  the database system is starting up",
+        "FATAL:  the database system is not yet accepting connections",
+        "FATAL:  the database system is not accepting connections",
+        "FATAL:  the database system is in recovery mode",
+        "FATAL:  sorry, too many clients already",
+        'FATAL:  too many connections for role "bridge"',
+        "FATAL:  remaining connection slots are reserved for roles with the SUPERUSER attribute",
+        "FATAL:  terminating connection due to administrator command",
+        "Connection refused",
+        'could not translate host name "pg-a" to address: Temporary failure in name resolution',
+    ],
+)
+def test_a_refused_connection_that_may_be_taken_later_is_retried(text: str) -> None:
+    assert connect_error(REFUSED + text, "slot s").exit_code in PASSING
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'FATAL:  password authentication failed for user "bridge"',
+        'FATAL:  database "bank" is not currently accepting connections',
+        'FATAL:  database "bank" does not exist',
+        'FATAL:  role "bridge" is not permitted to log in',
+        "FATAL:  no pg_hba.conf entry for replication connection from host 10.0.0.1",
+        "SSL error: certificate verify failed",
+        "SSL error: tlsv1 alert unknown ca",
+        "SSL error: sslv3 alert certificate expired",
+        "SSL error: tlsv13 alert certificate required",
+    ],
+)
+def test_a_connection_that_will_always_be_refused_is_not_retried(text: str) -> None:
+    assert connect_error(REFUSED + text, "slot s").exit_code >= 20
