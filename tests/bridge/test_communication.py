@@ -354,7 +354,7 @@ def test_while_kafka_stands_still_what_is_not_published_takes_no_memory(
 
 
 def resident_bytes(bridge: Bridge) -> int:
-    return psutil.Process(bridge.pid).memory_info().rss
+    return int(psutil.Process(bridge.pid).memory_info().rss)
 
 
 def walsender_sent(connection: Connection, bridge: Bridge) -> int:

@@ -8,7 +8,7 @@ from services.bridge.kafka.waiting import PORTION_OVERHEAD_BYTES, Waiting
 from services.bridge.progress.agreement import Position
 from services.bridge.transactions.assembler import Portion
 
-EVENT = Event("t", b"k", b"v", ())
+EVENT = Event("t", b"k", b"v", None)
 
 
 def portion(lsn: int, events: int = 0, staging: int = 0, seq: int = 0, counted: int = 0) -> Portion:
