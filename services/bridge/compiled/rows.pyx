@@ -18,7 +18,15 @@ from services.bridge.compiled.text cimport Text
 include "digest.pxi"
 
 cdef extern from "Python.h":
+    """
+    #if PY_VERSION_HEX >= 0x030E0000  /* a tuple keeps its hash, -1 until it is asked for */
+    #define slotbridge_no_hash_yet(made) (((PyTupleObject *)(made))->ob_hash = -1)
+    #else
+    #define slotbridge_no_hash_yet(made) ((void)0)
+    #endif
+    """
     object PyType_GenericAlloc(PyTypeObject* kind, Py_ssize_t count)
+    void slotbridge_no_hash_yet(object made)
 
 
 cdef class RowWriter:
@@ -196,6 +204,7 @@ cdef class RowWriter:
 cdef tuple new_event(type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn):
     """`event(topic, key, value, None, False, table, seq, lsn)`, made as `new_tuple` does."""
     cdef tuple made = <tuple>PyType_GenericAlloc(<PyTypeObject*>event, 8)
+    slotbridge_no_hash_yet(made)
     put(made, 0, topic)
     put(made, 1, key)
     put(made, 2, value)
@@ -211,6 +220,7 @@ cdef tuple new_tuple(type kind, tuple fields):
     """`kind(*fields)`, of a NamedTuple, as tuple_subtype_new makes it (tupleobject.c)."""
     cdef Py_ssize_t index, count = PyTuple_GET_SIZE(fields)
     cdef tuple made = <tuple>PyType_GenericAlloc(<PyTypeObject*>kind, count)
+    slotbridge_no_hash_yet(made)
     for index in range(count):
         put(made, index, <object>PyTuple_GET_ITEM(fields, index))
     return made
