@@ -13,6 +13,10 @@ GRANT pg_monitor TO :"failover";
 GRANT SELECT (subconninfo) ON pg_subscription TO :"failover";
 GRANT EXECUTE ON FUNCTION pg_show_replication_origin_status() TO :"failover";
 GRANT SELECT ON pg_replication_origin_status TO :"failover";
+-- While it writes a connection string with a password, it keeps its own statements out of the log.
+GRANT SET ON PARAMETER log_statement, log_min_error_statement, log_min_duration_statement,
+    log_min_duration_sample, log_transaction_sample_rate, log_duration, track_activities
+   TO :"failover";
 SELECT DISTINCT format('GRANT %I TO %I WITH INHERIT TRUE, SET FALSE', rolname, :'failover')
   FROM pg_subscription JOIN pg_roles r ON r.oid = subowner
  WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
