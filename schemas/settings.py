@@ -13,7 +13,7 @@ sections it needs and `require` names the one that is missing.
 
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -28,13 +28,13 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings.exceptions import SettingsError as EnvironmentUnreadable
 
 from schemas.errors import SettingsError
+from schemas.kafka import KafkaSettings as KafkaSettings
 from schemas.problems import explained, read_document
 from schemas.shaping import ShapingSettings
 from schemas.tables import Milliseconds, TablesSettings
 from schemas.watching import WatchSettings as WatchSettings
 
 _SLOT_NAME = r"^[a-z0-9_]{1,40}$"
-_TOPIC_NAME = r"^[A-Za-z0-9._-]{1,100}$"
 
 
 class _Section(BaseModel):
@@ -74,22 +74,6 @@ class SourceSettings(_Section):
         if self.two_phase and self.origin == "none":
             raise ValueError("two_phase and origin: none can't go together")
         return self
-
-
-class KafkaSettings(_Section):
-    """The broker and how topics are named and made."""
-
-    bootstrap_servers: str = Field(min_length=1)
-    """`host:port` of some brokers, separated by commas."""
-    topic_prefix: str = Field(pattern=_TOPIC_NAME)
-    """The first part of the name of every topic."""
-    partitions: int = Field(3, ge=1, le=10_000)
-    """Partitions of a table's topic, when the bridge makes it."""
-    replication_factor: Annotated[int, Field(ge=1, le=32)] | Literal[-1] | None = None
-    """Copies of each topic, when the bridge makes it. Unset: 3, or as many as there are brokers
-    (with fewer than 3, a warning: a topic is lost with its brokers); -1: the broker's default."""
-    options: dict[str, str | int | float | bool] = Field({}, repr=False)
-    """Passed to librdkafka as they are (security.protocol, sasl.*, ssl.*, compression.type …)."""
 
 
 class ValueSettings(_Section):
@@ -152,6 +136,9 @@ class BridgeSettings(ValueSettings):
     """`publication/oid/origin`, as the refusal names it: go on with this other publication or
     source.origin, though changes that were committed before are not sent. Of no effect for any
     other: it may stay."""
+    on_lost_records: Literal["stop", "continue"] = "stop"
+    """What to do where Kafka has lost the last records of a topic: stop and name it, or go on
+    without them (for one start)."""
     transaction_metadata: bool = True
     """BEGIN and END events in <prefix>.transaction, and each event's place in its transaction."""
     sql_deadline_ms: Milliseconds = 20_000

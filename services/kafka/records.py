@@ -132,18 +132,26 @@ class TopicReader:
 
 
 def last_progress(
-    settings: KafkaSettings, slot: str, *, deadline_s: float, until: int | None = None
+    settings: KafkaSettings,
+    slot: str,
+    *,
+    deadline_s: float,
+    until: int | None = None,
+    having: bytes = b"",
+    records_max: int = 2**63,
 ) -> ProgressRecord | None:
     """The last committed progress record of `slot`, read backwards from the topic's end, each time
     twice as many: others may have written there since.
 
-    `until`: from this offset, which is not beyond the last stable one.
+    `until`: from this offset, which is not beyond the last stable one. `having`: the last one with
+    these bytes in it, among the last `records_max` of the topic.
 
     Raises OperatorNeeded for a record that is none, Retryable when the end isn't reached.
     """
     topic = progress_topic(settings.topic_prefix)
     with TopicReader(settings, topic) as reader:
         low, end = reader.bounds()
+        low = max(low, end - records_max)
         start = end if until is None else until
         deadline = time.monotonic() + deadline_s
         step = _TAIL_RECORDS
@@ -152,7 +160,7 @@ def last_progress(
             step *= 2
             last = None
             for offset, key, value in reader.between(start, stop, deadline):
-                if key == slot.encode() and value is not None:
+                if key == slot.encode() and value is not None and having in value:
                     last = (offset, value)
             if last is not None:
                 return parse_record(ProgressRecord, topic, *last)

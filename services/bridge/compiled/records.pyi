@@ -12,5 +12,7 @@ class Records:
     ) -> None:
         """Addresses: `handle` of its rd_kafka_t, the others of librdkafka's functions."""
 
-    def send(self, events: list[Event], index: int, end: int, ready: set[str], /) -> int:
+    def send(
+        self, events: list[Event], index: int, end: int, ready: set[str], touched: set[str], /
+    ) -> int:
         """As services.bridge.kafka.sending.Send has it."""

@@ -44,7 +44,7 @@ cdef class Records:
         for address in self.topics.values():
             self.topic_destroy(<void*><size_t>address)
 
-    def send(self, list events, Py_ssize_t index, Py_ssize_t end, set ready):
+    def send(self, list events, Py_ssize_t index, Py_ssize_t end, set ready, set touched):
         cdef tuple event
         cdef object name, known = None
         cdef void* topic = NULL
@@ -56,6 +56,7 @@ cdef class Records:
                 if topic == NULL:
                     break
                 known = name
+                touched.add(name)
             if event[3] is not None or event[4]:
                 break
             if not self.taken(topic, event[1], event[2]):

@@ -1,5 +1,6 @@
 """Where partitions end, asked of their leaders: for readers of all, or of committed records."""
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
@@ -8,7 +9,7 @@ from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
-from schemas.errors import ExitCode, Retryable
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from services.kafka.client import kafka_error
 from services.kafka.records import REQUEST_TIMEOUT_S
 
@@ -59,6 +60,15 @@ def answers(asked: Asked) -> dict[Partition, End]:
                 exit_code=ExitCode.KAFKA_UNREACHABLE,
             )
         found[place] = End(told.offset, -1 if told.leader_epoch is None else told.leader_epoch)
+    return found
+
+
+def some_answers(asked: Asked) -> dict[Partition, End]:
+    """As `answers`, without the partitions of which no leader has told."""
+    found: dict[Partition, End] = {}
+    for place, future in asked.items():
+        with contextlib.suppress(SlotbridgeError):
+            found |= answers({place: future})
     return found
 
 

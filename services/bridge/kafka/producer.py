@@ -20,6 +20,7 @@ from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge import metrics
 from services.bridge.events.event import Event
+from services.bridge.kafka.markers import MarkerCheck
 from services.bridge.kafka.options import MESSAGE_BYTES_MAX, producer_options
 from services.bridge.kafka.refused import (
     Origin,
@@ -31,6 +32,7 @@ from services.bridge.kafka.refused import (
     may_be_dead,
     refusal,
 )
+from services.bridge.kafka.tails import Tails, check_tails
 from services.bridge.kafka.topics import Topics
 from services.bridge.kafka.turns import INIT_TIMEOUT_S, Turns
 from services.kafka.client import (
@@ -69,8 +71,12 @@ class TransactionalProducer:
         while_waiting: Callable[[], None] = lambda: None,
         on_disturbance: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_disturbance` is called before a transaction begins, where a broker was lost since."""
-        self._on_disturbance = on_disturbance
+        """`on_disturbance` raises Retryable where something of ours hangs: it is called where the
+        partitions of a transaction do not tell in time that it has ended."""
+        self._markers = MarkerCheck(topics, on_disturbance, while_waiting)
+        self._tails = Tails()
+        self._touched: set[str] = set()
+        self._go_on_without_lost = bridge.on_lost_records == "continue"
         self._while_waiting = while_waiting
         self._cancelled = threading.Event()
         self._topics = topics
@@ -105,8 +111,14 @@ class TransactionalProducer:
         self._turns.begin_session()
 
     def follow(self, record: ProgressRecord | None) -> None:
-        """The next Kafka transaction comes after that of `record`, the last one that is visible."""
+        """The next Kafka transaction comes after that of `record`, the last one that is visible.
+
+        Raises OperatorNeeded where Kafka has lost what was written by then.
+        """
         self._turns.follow(record)
+        if record is not None:
+            go_on = self._go_on_without_lost
+            self._tails.learn(check_tails(self._topics, record, go_on=go_on))
 
     def settle(
         self, records: Mapping[tuple[str, int], Event], turns: Iterable[int], *, commit: bool
@@ -152,7 +164,7 @@ class TransactionalProducer:
         send = self._turns.send
         while index < end:
             if not (self._careful or self._refused.records):
-                index = send(events, index, end, self._ready)
+                index = send(events, index, end, self._ready, self._touched)
             if index < end:
                 self._send_one(events[index], NOWHERE if origins is None else origins.of(index))
                 index += 1
@@ -179,11 +191,17 @@ class TransactionalProducer:
         May run in a thread of its own; `cancel` ends it early.
         """
         self.begin()
-        record = record.model_copy(update={"producer": self._turns.turn})
+        self._tails.learn(self._markers.ends())
+        update = {"producer": self._turns.turn, "ends": self._tails.note()}
+        record = record.model_copy(update=update)
         value = record.model_dump_json().encode()
         self._produce(Event(self._progress_topic, self._slot.encode(), value), 0, NOWHERE, None)
         deadline = time.monotonic() + self._deadline_s
+        asked = False
         while True:
+            if not asked and self._producer.flush(COMMIT_ATTEMPT_S) == 0:
+                self._markers.flushed(self._touched)
+                asked = True
             try:
                 self._producer.commit_transaction(COMMIT_ATTEMPT_S)
             except KafkaException as error:
@@ -205,6 +223,7 @@ class TransactionalProducer:
 
     def abandon(self) -> None:
         """End the session: abort what is open, as far as the broker lets us, and drop the queue."""
+        self._markers.close()
         self._producer.purge()
         if self.open:
             try:
@@ -217,9 +236,8 @@ class TransactionalProducer:
         """Open a Kafka transaction, if none is."""
         if not self.open:
             self._turns.hear()
-            if self._turns.trouble.seen:
-                self._turns.trouble.seen = False
-                self._on_disturbance()
+            self._markers.require_told()
+            self._touched = set()
             self._turns.begin()
             self.open = True
 
@@ -248,6 +266,7 @@ class TransactionalProducer:
         while_waiting: Callable[[], None] | None,
     ) -> None:
         deadline = 0.0
+        self._touched.add(event.topic)
         extra: Any = (
             {"on_delivery": partial(self._delivered, event, origin)} if self._careful else {}
         )

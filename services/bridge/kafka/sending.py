@@ -23,8 +23,9 @@ KNOWN_VERSIONS: Final = frozenset({"2.16.1"})
 NOT_TAKEN: Final = (BufferError, KafkaException)
 """What `produce` raises when it has not taken a record."""
 
-Send = Callable[[Sequence[Event], int, int, set[str]], int]
-"""send(events, index, end, ready) -> index of the first of events[index:end] that is not sent.
+Send = Callable[[Sequence[Event], int, int, set[str], set[str]], int]
+"""send(events, index, end, ready, touched) -> index of the first of events[index:end] that is not
+sent; the topics of those that are, are added to `touched`, perhaps with that of the first other.
 
 All are sent (`end`), or that one calls for care: it has headers, is for every partition or of a
 topic that is not in `ready`; or it was not taken.
@@ -40,13 +41,19 @@ def sender(producer: Producer) -> Send:
 
 
 def plain(
-    produce: Callable[..., None], events: Sequence[Event], index: int, end: int, ready: set[str]
+    produce: Callable[..., None],
+    events: Sequence[Event],
+    index: int,
+    end: int,
+    ready: set[str],
+    touched: set[str],
 ) -> int:
     """`Send` by confluent-kafka's `produce`."""
     while index < end:
         topic, key, value, headers, broadcast, *_ = events[index]
         if headers is not None or broadcast or topic not in ready:
             break
+        touched.add(topic)
         try:
             produce(topic, value, key)
         except NOT_TAKEN:

@@ -63,6 +63,7 @@ _OWN: Final = (
 _OF_EVERY_BRIDGE: Final = _OWN[:5]
 _ATTEMPT_S: Final = 0.5
 _LOOK_S: Final = 0.05
+_NOTING_RECORDS_MAX: Final = 20_000
 _PATIENCE_S: Final = 30.0
 """How long a far or slow cluster may take for its first answer: several round trips of a
 connection's handshakes, and a list of thousands of topics."""
@@ -169,6 +170,21 @@ class Topics:
     def last_progress(self, slot: str, *, until: int | None = None) -> ProgressRecord | None:
         """The last committed progress record of `slot`; as in `services.kafka.records`."""
         return last_progress(self._settings, slot, deadline_s=READ_DEADLINE_S, until=until)
+
+    def last_noting_ends(self, slot: str) -> ProgressRecord | None:
+        """The last progress record of `slot` that tells where partitions ended, if there is one
+        among the last; a record does about once a second."""
+        return last_progress(
+            self._settings,
+            slot,
+            deadline_s=READ_DEADLINE_S,
+            having=b'"ends":{"',
+            records_max=_NOTING_RECORDS_MAX,
+        )
+
+    def has(self, topic: str) -> bool:
+        """Whether the broker had it when it was last asked."""
+        return topic in self._partitions
 
     def unstable(self) -> dict[Partition, int]:
         """The last stable offset of every partition of `written` that has more than that.

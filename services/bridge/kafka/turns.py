@@ -6,10 +6,10 @@ same id decides over both: aborted, it takes along what Kafka had said was commi
 in turns, the earlier one stays as it is until `hanging` has ended it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaException, Producer
 
 from schemas.events import ProgressRecord
 from services.bridge.kafka.sending import Send, sender
@@ -21,33 +21,15 @@ _SUFFIXES: Final = ("", ".2")
 """Of the transactional ids; a slot's name has no dot."""
 
 
-class Trouble:
-    """Hears of lost brokers. The producers refer to nothing else: they end with their session."""
-
-    def __init__(self, tell: Callable[[KafkaError], None]) -> None:
-        """`tell` hears it too."""
-        self._tell = tell
-        self.seen = False
-        """Whether there was any since this was last set to False."""
-
-    def __call__(self, error: KafkaError) -> None:
-        """As librdkafka's error_cb."""
-        self.seen = True
-        self._tell(error)
-
-
 class Turns:
     """One session's two producers. Each Kafka transaction that commits is the other one's turn."""
 
     def __init__(self, options: Mapping[str, Any], *, subject: str) -> None:
         """`options`: of a producer; its `transactional.id` is the first one's."""
         self._subject = subject
-        self.trouble = Trouble(options["error_cb"])
         name = options["transactional.id"]
         self._both = [
-            make_client(
-                Producer, {**options, "transactional.id": name + suffix, "error_cb": self.trouble}
-            )
+            make_client(Producer, {**options, "transactional.id": name + suffix})
             for suffix in _SUFFIXES
         ]
         self._senders = [sender(producer) for producer in self._both]

@@ -1,0 +1,25 @@
+"""The settings of the section `kafka`: the brokers, and how topics are named and made."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_TOPIC_NAME = r"^[A-Za-z0-9._-]{1,100}$"
+
+
+class KafkaSettings(BaseModel):
+    """The broker and how topics are named and made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bootstrap_servers: str = Field(min_length=1)
+    """`host:port` of some brokers, separated by commas."""
+    topic_prefix: str = Field(pattern=_TOPIC_NAME)
+    """The first part of the name of every topic."""
+    partitions: int = Field(3, ge=1, le=10_000)
+    """Partitions of a table's topic, when the bridge makes it."""
+    replication_factor: Annotated[int, Field(ge=1, le=32)] | Literal[-1] | None = None
+    """Copies of each topic, when the bridge makes it. Unset: 3, or as many as there are brokers
+    (with fewer than 3, a warning: a topic is lost with its brokers); -1: the broker's default."""
+    options: dict[str, str | int | float | bool] = Field({}, repr=False)
+    """Passed to librdkafka as they are (security.protocol, sasl.*, ssl.*, compression.type …)."""

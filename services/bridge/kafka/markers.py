@@ -1,0 +1,131 @@
+"""Whether the partitions of a transaction were told how it was decided, asked of their leaders.
+
+A producer must not write again where its last transaction hangs (`hanging`): the abort of what it
+writes there would take that along. So its next transaction begins only once every partition's last
+stable offset is at or beyond where its records end. Nothing else is evidence: no error need come to
+the client of a broker that was lost, and of a leader that was none for a moment.
+
+    producer 0   records, acknowledged | commit                        | records …
+                                       ends?                       stable?  each >= its end
+    producer 1                                  records, acknowledged | commit
+
+Both are asked while a commit is on its way, so that as a rule nobody waits for the answers. The
+ends are also what a progress record notes (`tails`).
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, Protocol
+
+from schemas.errors import Retryable
+from services.bridge.kafka.offsets import Asked, End, Partition, answers, some_answers
+from services.kafka.records import REQUEST_TIMEOUT_S
+
+PATIENCE_S: Final = 1.5
+"""Markers that are being written take some milliseconds."""
+_PAUSE_S: Final = 0.01
+Ends = Mapping[Partition, End]
+
+
+class Topics(Protocol):
+    """services.bridge.kafka.topics.Topics, as far as it is needed here."""
+
+    def partitions(self, topic: str) -> int: ...
+    def ask_ends(self, places: Iterable[Partition], *, committed: bool) -> Asked: ...
+
+
+class _Transaction:
+    """The partitions of a transaction's topics, and what was asked about them."""
+
+    def __init__(self, places: list[Partition]) -> None:
+        self.places = places
+        self.ends: Asked = {}
+        self.stable: Asked = {}
+
+
+class MarkerCheck:
+    """One session's. `flushed` is called for each transaction, `require_told` before each."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        look: Callable[[], None],
+        while_waiting: Callable[[], None],
+    ) -> None:
+        """`look` raises Retryable where what is open in partitions is this bridge's."""
+        self._topics = topics
+        self._look = look
+        self._while_waiting = while_waiting
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-ends")
+        self._asking: Future[None] | None = None
+        self._last: _Transaction | None = None
+        self._before: _Transaction | None = None
+        self._others: dict[Partition, int] = {}
+        """Where another producer's open transaction begins, though the topic is ours."""
+
+    def flushed(self, topics: Iterable[str]) -> None:
+        """The open transaction's records, in `topics`, are acknowledged; its commit comes now."""
+        places = [(name, n) for name in topics for n in range(self._topics.partitions(name))]
+        self._before, self._last = self._last, _Transaction(places)
+        self._asking = self._pool.submit(self._ask, self._last, self._before)
+
+    def require_told(self) -> None:
+        """Return where the last transaction but one is told everywhere: it is the next producer's.
+
+        Raises Retryable where it hangs, or where the leader of a partition does not answer.
+        """
+        before = self._before
+        if before is None:
+            return
+        if self._asking is not None:
+            self._asking.result()
+        ends = self._answers(before, committed=False)
+        deadline = time.monotonic() + PATIENCE_S
+        while behind := self._behind(ends, self._answers(before, committed=True)):
+            if time.monotonic() > deadline:
+                self._look()
+                self._others |= behind
+                break
+            self._while_waiting()
+            time.sleep(_PAUSE_S)
+            before.stable = self._topics.ask_ends(behind, committed=True)
+        self._before = None
+
+    def ends(self) -> Ends:
+        """Where the records of the last transaction end, as far as that is known by now."""
+        if self._last is None or self._asking is None or not self._asking.done():
+            return {}
+        asked = self._last.ends
+        return some_answers({place: one for place, one in asked.items() if one.done()})
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pool.shutdown(wait=True)
+
+    def _ask(self, last: _Transaction, before: _Transaction | None) -> None:
+        last.ends = self._topics.ask_ends(last.places, committed=False)
+        if before is not None:
+            before.stable = self._topics.ask_ends(before.places, committed=True)
+
+    def _behind(self, ends: Ends, stable: Ends) -> dict[Partition, int]:
+        """The partitions that may hang -> their last stable offset."""
+        return {
+            place: end.offset
+            for place, end in stable.items()
+            if end.offset < ends[place].offset and self._others.get(place) != end.offset
+        }
+
+    def _answers(self, one: _Transaction, *, committed: bool) -> dict[Partition, End]:
+        """What was asked; asked again while a leader is being elected."""
+        asked = one.stable if committed else one.ends
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        while True:
+            try:
+                return answers(asked)
+            except Retryable:
+                if time.monotonic() > deadline:
+                    raise
+            self._while_waiting()
+            time.sleep(_PAUSE_S)
+            asked = self._topics.ask_ends(asked.keys(), committed=committed)

@@ -1,0 +1,100 @@
+"""Kafka comes back without the last records of a table's topic, as after an unclean election."""
+
+import struct
+from pathlib import Path
+
+from confluent_kafka.admin import AdminClient
+
+from schemas.errors import ExitCode
+from services.local.kafka import KafkaBroker
+from tests.bridge.conftest import NewBridge
+from tests.bridge.faults.load import Load, await_session
+from tests.bridge.running import Bridge
+from tests.bridge.test_refusals import last_line
+from tests.providers.waiting import eventually
+
+HEADER = struct.Struct(">qi")
+"""baseOffset, batchLength: of each batch in a partition's file."""
+
+
+def cut_tail(broker: KafkaBroker, topic: str, batches: int) -> tuple[int, int]:
+    """Cut the last `batches` off the fullest partition: its number, and where it ends now."""
+    logs = sorted((broker.folder / "data").glob(f"{topic}-*/*.log"), key=_size)
+    log = logs[-1]
+    data, at, starts = log.read_bytes(), 0, []
+    while at + HEADER.size <= len(data):
+        offset, length = HEADER.unpack_from(data, at)
+        if length <= 0:
+            break
+        starts.append((at, offset))
+        at += HEADER.size + length
+    cut, offset = starts[-batches]
+    with log.open("r+b") as file:
+        file.truncate(cut)
+    for kept in (*log.parent.glob("*.snapshot"), *log.parent.glob("*index")):
+        kept.unlink()
+    folder = broker.folder / "data"
+    for checkpoint in (*folder.glob("*-offset-checkpoint"), folder / ".kafka_cleanshutdown"):
+        checkpoint.unlink(missing_ok=True)
+    return int(log.parent.name.rpartition("-")[2]), offset
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def test_the_end_of_a_tables_topic_is_gone(
+    conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
+) -> None:
+    bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
+    load.more(30)
+    load.stop()
+    bridge.caught_up()
+    noted(bridge)
+    bridge.kill()
+    topic = f"{bridge.prefix}.public.t"
+    own_kafka.kill()
+    partition, end = cut_tail(own_kafka, topic, 4)
+    own_kafka.start()
+    assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+    line = last_line(bridge.output)
+    assert f"{topic}[{partition}] ends at {end}, not " in line
+    assert "at LSN " in line and "restore the topics, or start over" in line
+    bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue")
+    await_session(bridge, 2)
+    assert "going on without records that Kafka has lost" in bridge.output
+    noted(bridge)
+    assert bridge.stop() == 0, bridge.output
+    bridge.start()
+    await_session(bridge, 3)
+    assert bridge.stop() == 0, bridge.output
+
+
+def noted(bridge: Bridge) -> None:
+    """Wait until two more progress records tell where partitions end."""
+
+    def count() -> int:
+        return sum(bool(record.ends) for record in bridge.progress())
+
+    wanted = count() + 2
+    eventually(lambda: count() >= wanted, what="the ends of partitions are noted")
+
+
+def test_a_topic_that_is_gone_is_not_judged(
+    conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
+) -> None:
+    """An operator may have deleted it; it is made again when it is written to."""
+    bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
+    load.more(10)
+    load.stop()
+    bridge.caught_up()
+    noted(bridge)
+    assert bridge.stop() == 0, bridge.output
+    admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap_servers})
+    name = f"{bridge.prefix}.public.t"
+    admin.delete_topics([name])[name].result(20)
+    eventually(lambda: name not in bridge.topics(), what="the topic is gone")
+    bridge.start()
+    await_session(bridge, 2)
+    assert "not judged: topics that the slot has written are gone" in bridge.output
+    assert bridge.stop() == 0, bridge.output

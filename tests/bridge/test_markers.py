@@ -1,0 +1,100 @@
+"""A producer does not go on before its last transaction is told everywhere. No broker."""
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from schemas.errors import ExitCode, Retryable
+from services.bridge.kafka import markers
+from services.bridge.kafka.markers import MarkerCheck
+from services.bridge.kafka.offsets import Asked, Partition
+
+
+class Cluster:
+    """Answers from `ends` and `stable`: offsets below 0 are those of a leader that is silent."""
+
+    def __init__(self) -> None:
+        self.ends: dict[Partition, int] = {}
+        self.stable: dict[Partition, int] = {}
+
+    def partitions(self, _topic: str) -> int:
+        return 2
+
+    def ask_ends(self, places: Iterable[Partition], *, committed: bool) -> Asked:
+        found = self.stable if committed else self.ends
+        return {place: _done(found.get(place, 0)) for place in places}
+
+
+def _done(offset: int) -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_result(SimpleNamespace(offset=offset, leader_epoch=None))
+    return future
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(markers, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(markers, "REQUEST_TIMEOUT_S", 0.05)
+
+
+def hangs() -> None:
+    raise Retryable("hangs", exit_code=ExitCode.KAFKA_UNREACHABLE)
+
+
+def test_the_last_but_one_is_looked_at_before_its_producer_goes_on() -> None:
+    cluster = Cluster()
+    check = MarkerCheck(cluster, hangs, lambda: None)
+    check.require_told()
+    cluster.ends[("t", 1)] = 7
+    cluster.stable[("t", 1)] = 3
+    check.flushed({"t"})
+    check.require_told()  # the other producer's turn
+    check.flushed({"u"})
+    with pytest.raises(Retryable, match="hangs"):
+        check.require_told()
+    check.close()
+
+
+def test_it_waits_for_a_marker_that_is_under_way() -> None:
+    cluster = Cluster()
+
+    def arrive() -> None:
+        cluster.stable[("t", 1)] = 8
+
+    check = MarkerCheck(cluster, hangs, arrive)
+    cluster.ends[("t", 1)] = 7
+    for topic in ("t", "u"):
+        check.flushed({topic})
+    check.require_told()
+    check.close()
+
+
+def test_what_another_producer_has_open_is_looked_at_once() -> None:
+    cluster, looks = Cluster(), []
+    check = MarkerCheck(cluster, lambda: looks.append(1), lambda: None)
+    cluster.ends[("t", 1)] = 7
+    cluster.stable[("t", 1)] = 3
+    for _ in range(5):
+        check.flushed({"t"})
+        check.require_told()
+    assert len(looks) == 1
+    cluster.stable[("t", 1)] = 5
+    for _ in range(2):
+        check.flushed({"t"})
+        check.require_told()
+    assert len(looks) == 2
+    check.close()
+
+
+def test_a_leader_that_does_not_answer_is_no_evidence() -> None:
+    cluster = Cluster()
+    check = MarkerCheck(cluster, lambda: None, lambda: None)
+    cluster.stable[("t", 0)] = cluster.ends[("t", 0)] = -1001
+    for _ in range(2):
+        check.flushed({"t"})
+    with pytest.raises(Retryable, match="does not answer"):
+        check.require_told()
+    check.close()
