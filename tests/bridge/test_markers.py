@@ -23,6 +23,9 @@ class Cluster:
     def partitions(self, _topic: str) -> int:
         return 2
 
+    def refresh(self) -> None:
+        pass
+
     def ask_ends(self, places: Iterable[Partition], *, committed: bool) -> Asked:
         found = self.stable if committed else self.ends
         return {place: _done(found.get(place, 0)) for place in places}

@@ -2,11 +2,11 @@
 
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import structlog
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
@@ -19,6 +19,8 @@ from services.bridge.kafka.offsets import in_parts
 from services.kafka.records import REQUEST_TIMEOUT_S
 
 logger = structlog.get_logger(__name__)
+_JUST_MADE_S: Final = 2.0
+_PAUSE_S: Final = 0.05
 _TOLD: Final[set[str]] = set()
 
 
@@ -33,14 +35,30 @@ class Configs:
         self._topics: list[Topic] = []
 
     def describe(self, names: Sequence[str]) -> None:
-        """Ask for the configuration of topics."""
-        for some in in_parts(names):
-            resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in some]
-            asked = self._admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
-            for resource, future in asked.items():
-                with contextlib.suppress(KafkaException):
-                    entries = future.result(REQUEST_TIMEOUT_S + 5)
-                    self._known[resource.name] = {key: one.value for key, one in entries.items()}
+        """Ask for the configuration of topics; of those that were just made, until it is known."""
+        until = time.monotonic() + _JUST_MADE_S
+        while names:
+            unknown: list[str] = []
+            for some in in_parts(names):
+                unknown += self._describe_some(some)
+            if time.monotonic() > until:
+                return
+            if unknown:
+                time.sleep(_PAUSE_S)
+            names = unknown
+
+    def _describe_some(self, names: Sequence[str]) -> Iterator[str]:
+        """Yield those that the asked broker does not know, or not yet."""
+        resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
+        asked = self._admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
+        for resource, future in asked.items():
+            try:
+                entries = future.result(REQUEST_TIMEOUT_S + 5)
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    yield resource.name
+            else:
+                self._known[resource.name] = {key: one.value for key, one in entries.items()}
 
     def bytes_max(self) -> dict[str, int]:
         """topic -> max.message.bytes, where known."""

@@ -32,6 +32,7 @@ class Topics(Protocol):
     """services.bridge.kafka.topics.Topics, as far as it is needed here."""
 
     def partitions(self, topic: str) -> int: ...
+    def refresh(self) -> None: ...
     def ask_ends(self, places: Iterable[Partition], *, committed: bool) -> Asked: ...
 
 
@@ -128,4 +129,5 @@ class MarkerCheck:
                     raise
             self._while_waiting()
             time.sleep(_PAUSE_S)
+            self._topics.refresh()  # the client asks by the leader epoch that it knows
             asked = self._topics.ask_ends(asked.keys(), committed=committed)

@@ -318,7 +318,30 @@ class Topics:
             replication_factor=replicas,
             config=new_config(replicas, compacted=compacted, short_lived=short_lived),
         )
-        future = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[name]
+        # As many as topics of ours have: a broker is away, which comes again.
+        patience_s = _PATIENCE_S if replicas in self._replicas.values() else 0.0
+        until = time.monotonic() + patience_s
+        while error := self._create(topic):
+            few = error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR and patience_s
+            if not few:
+                raise _not_created(error, name) from error
+            if time.monotonic() > until:
+                raise Retryable(
+                    f"{error.args[0].str()} Other topics have as many replicas",
+                    operation="create the topic",
+                    subject=name,
+                    hint="start the broker that is missing",
+                    exit_code=ExitCode.KAFKA_UNREACHABLE,
+                ) from error
+            self._while_waiting()
+            time.sleep(_ATTEMPT_S)
+        self._await_leader(name)
+        reach("topic made")
+        logger.info("topic is there", topic=name, partitions=self._partitions[name])
+
+    def _create(self, topic: NewTopic) -> KafkaException | None:
+        """Make a topic that another may have made meanwhile; return why it could not be made."""
+        future = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[topic.topic]
         try:
             while not future.done():
                 wait([future], _ATTEMPT_S)
@@ -326,10 +349,8 @@ class Topics:
             future.result()
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise _not_created(error, name) from error
-        self._await_leader(name)
-        reach("topic made")
-        logger.info("topic is there", topic=name, partitions=self._partitions[name])
+                return error
+        return None
 
     def _learn(self, name: str, topic: TopicMetadata) -> None:
         self._partitions[name] = len(topic.partitions)

@@ -70,7 +70,9 @@ def to_kafka(_own_kafka: tuple[KafkaBroker, Proxy], own_kafka: KafkaBroker) -> I
 
 
 @pytest.fixture(scope="session")
-def _kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+def _kafka_cluster(
+    servers: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KafkaCluster]:
     folder = tmp_path_factory.mktemp("cluster")
     with (
         Processes(folder, server_user()) as processes,

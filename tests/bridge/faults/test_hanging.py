@@ -203,7 +203,7 @@ def test_the_next_transaction_is_aborted_and_does_not_take_it_along(
     assert_intact(bridge, load, conninfo)
 
 
-def test_after_the_loss_of_a_broker_it_looks_before_it_goes_on(
+def test_it_looks_at_what_a_partition_was_not_told_before_it_goes_on(
     conninfo: str, load: Load, own_kafka: KafkaBroker, to_kafka: Proxy, new_bridge: NewBridge
 ) -> None:
     """What another producer has open in a topic of its own looks like what hangs."""

@@ -1,0 +1,101 @@
+"""Three brokers: restarted in turn, killed, without a disk; a partition that has no leader.
+
+More rounds: `python -m tests.bridge.brokers`.
+"""
+
+from collections.abc import Iterable
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.cimpl import NewTopic
+
+from schemas.errors import Retryable
+from schemas.settings import BridgeSettings, KafkaSettings
+from services.bridge.events.event import Event
+from services.bridge.kafka.hanging import require_told
+from services.bridge.kafka.markers import MarkerCheck
+from services.bridge.kafka.producer import TransactionalProducer
+from services.bridge.kafka.topics import Topics
+from services.local.kafka_cluster import KafkaCluster
+from tests.bridge.brokers import FAULTS
+from tests.bridge.conftest import NewBridge
+from tests.bridge.faults.load import Load, assert_intact
+from tests.bridge.test_topics import record
+from tests.providers.waiting import eventually
+
+
+@pytest.mark.parametrize("fault", ["roll", "disk"])
+def test_brokers_come_and_go_and_nothing_is_lost_or_comes_twice(
+    conninfo: str, load: Load, kafka_cluster: KafkaCluster, new_bridge: NewBridge, fault: str
+) -> None:
+    bridge = new_bridge(conninfo, broker=kafka_cluster).start().streaming()
+    FAULTS[fault](kafka_cluster, load, bridge)
+    assert_intact(bridge, load, conninfo)
+
+
+def test_topics_have_three_replicas_two_of_which_must_be_in_sync(
+    kafka_cluster: KafkaCluster, topic_prefix: str
+) -> None:
+    topics = Topics(settings(kafka_cluster, topic_prefix))
+    topics.prepare()
+    topics.partitions(f"{topic_prefix}.public.t")
+    admin = AdminClient({"bootstrap.servers": kafka_cluster.bootstrap_servers})
+    found = admin.list_topics(timeout=20).topics
+    names = [name for name in found if name.startswith(topic_prefix)]
+    assert len(names) == 6
+    for name in names:
+        assert {len(one.replicas) for one in found[name].partitions.values()} == {3}
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name)
+        config = admin.describe_configs([resource])[resource].result(20)
+        assert config["min.insync.replicas"].value == "2"
+        assert config["message.timestamp.type"].value == "LogAppendTime"
+
+
+def test_a_partition_without_a_leader_at_the_commit_is_found_before_its_producer_goes_on(
+    kafka_cluster: KafkaCluster, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka skips its marker, and no client is told: all else goes on with the other brokers."""
+    cluster, alone = kafka_cluster, f"{topic_prefix}.public.alone"
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    config = {"min.insync.replicas": "1"}
+    new = NewTopic(alone, num_partitions=1, replication_factor=1, config=config)
+    admin.create_topics([new])[alone].result(20)
+    topics = Topics(settings(cluster, topic_prefix))
+    topics.prepare()
+    producer = TransactionalProducer(
+        settings(cluster, topic_prefix),
+        BridgeSettings(),
+        topics,
+        "mine",
+        on_disturbance=lambda: require_told(topics, "mine", lambda: None),
+    )
+    producer.begin_session()
+    leader = eventually(lambda: cluster.leader(alone), what="it has a leader")
+    assert leader is not None
+    flushed = MarkerCheck.flushed
+
+    def lose_leader(check: MarkerCheck, names: Iterable[str]) -> None:
+        flushed(check, names)
+        leader.kill()
+        eventually(lambda: cluster.leader(alone) is None, what="it has no leader")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MarkerCheck, "flushed", lose_leader)
+        producer.send([Event(alone, b"k", event(100))])
+        producer.commit(record(101))
+    leader.start()
+    cluster.await_in_sync()
+    producer.send([Event(f"{topic_prefix}.public.other", b"k", event(200))])
+    producer.commit(record(201))  # the other producer's turn
+    with pytest.raises(Retryable, match=r"without telling .*alone\[0\]@0"):
+        producer.begin()
+    producer.abandon()
+
+
+def settings(cluster: KafkaCluster, prefix: str) -> KafkaSettings:
+    return KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, topic_prefix=prefix)
+
+
+def event(commit_lsn: int) -> bytes:
+    return b'{"source": {"commit_lsn": %d, "seq": 0}}' % commit_lsn
