@@ -10,7 +10,7 @@ tombstones. `assert_rebuilt` compares the result with what the publication has.
 import base64
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +24,10 @@ from schemas.events import (
     SchemaEvent,
     TransactionEvent,
     schema_topic,
-    table_topic,
     transaction_topic,
 )
+from schemas.naming import Naming
+from schemas.shaping import ShapingSettings
 from services.bridge.events.envelope import NEW_KEY_HEADER, OLD_KEY_HEADER
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.postgres.connection import SESSION_OPTIONS
@@ -34,6 +35,7 @@ from services.bridge.postgres.type_catalog import read_types
 from tests.bridge.reading import Record, read_committed
 from tests.bridge.running import Bridge
 
+UNSHAPED = ShapingSettings()
 Values = dict[str, Any]
 Position = tuple[int, int]
 
@@ -122,16 +124,32 @@ class _Numbered:
     event: Envelope
 
 
-def rebuild(servers: str, prefix: str) -> Copy:
-    """Apply all committed events. Raises AssertionError for what breaks the contract."""
+def rebuild(
+    servers: str,
+    prefix: str,
+    shaping: ShapingSettings = UNSHAPED,
+    outbox_topics: Collection[str] = (),
+) -> Copy:
+    """Apply all committed events. Raises AssertionError for what breaks the contract.
+
+    `outbox_topics` have messages of the outbox table, which count among a transaction's events.
+    """
+    naming = Naming(prefix, shaping)
     shapes = _shapes(read_committed(servers, [schema_topic(prefix)]))
-    topics = {table_topic(prefix, shape.schema_, shape.table) for shape in shapes}
+    topics = {naming.table(shape.schema_, shape.table).name for shape in shapes}
     read = read_committed(servers, [*topics, transaction_topic(prefix)])
     records = [record for record in read if record.key != SETTLED_KEY]
     changes = [r for r in records if r.topic in topics]
     events = _events(changes)
     _check_tombstones(changes)
-    _check_counts((r for r in records if r.topic not in topics), events)
+    messages = Counter(
+        int(record.headers["commit_lsn"] or b"")
+        for record in read_committed(servers, outbox_topics)
+        if "commit_lsn" in record.headers
+    )
+    outbox = shaping.outbox.table if shaping.outbox is not None else ""
+    ends = (r for r in records if r.topic not in topics)
+    _check_counts(ends, events, {lsn: Counter({outbox: n}) for lsn, n in messages.items()})
     tables: dict[int, Table] = {}
     owners: dict[tuple[str, str], int] = {}
     moved: dict[Position, Values] = {}
@@ -198,8 +216,15 @@ def _check_tombstones(records: Iterable[Record]) -> None:
         assert awaited is None, f"no tombstone of {awaited!r}"
 
 
-def _check_counts(records: Iterable[Record], events: Iterable[_Numbered]) -> None:
-    """Every transaction has one BEGIN and one END, which counts its events of each table."""
+def _check_counts(
+    records: Iterable[Record],
+    events: Iterable[_Numbered],
+    messages: Mapping[int, Counter[str]],
+) -> None:
+    """Every transaction has one BEGIN and one END, which counts its events of each table.
+
+    `messages`: of an outbox, by commit_lsn; they don't name their transaction.
+    """
     counted: dict[str, Counter[str]] = defaultdict(Counter)
     for numbered in events:
         order, source = numbered.event.transaction, numbered.event.source
@@ -217,7 +242,8 @@ def _check_counts(records: Iterable[Record], events: Iterable[_Numbered]) -> Non
         assert [b.status for b in boundaries] == ["BEGIN", "END"], f"transaction {name}"
         collections = boundaries[1].data_collections or []
         ends = {c.data_collection: c.event_count for c in collections}
-        assert ends == counted[name], f"transaction {name}"
+        sent = messages.get(boundaries[1].commit_lsn, Counter())
+        assert ends == counted[name] + sent, f"transaction {name}"
 
 
 def _apply(table: Table, numbered: _Numbered, moved: dict[Position, Values]) -> None:
@@ -262,7 +288,11 @@ def is_placeholder(value: Any) -> bool:
 
 
 def assert_rebuilt(
-    bridge: Bridge, *, unknown: int | None = 0, where: Mapping[str, str] | None = None
+    bridge: Bridge,
+    *,
+    unknown: int | None = 0,
+    where: Mapping[str, str] | None = None,
+    outbox_topics: Collection[str] = (),
 ) -> Copy:
     """What Kafka makes of each published table is what the database has.
 
@@ -270,7 +300,7 @@ def assert_rebuilt(
     for any number.
     `where`: table -> SQL condition, for rows that were written while they were not published.
     """
-    copy = rebuild(bridge.kafka.bootstrap_servers, bridge.prefix)
+    copy = rebuild(bridge.kafka.bootstrap_servers, bridge.prefix, bridge.shaping, outbox_topics)
     untold = 0
     with psycopg.connect(bridge.conninfo, options=SESSION_OPTIONS) as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -295,6 +325,7 @@ def _queries(
         """,
         [bridge.publication],
     ).fetchall()
+    naming = Naming(bridge.prefix, bridge.shaping)
     return [
         (
             oid,
@@ -308,6 +339,7 @@ def _queries(
             ),
         )
         for oid, table, schema, columns, condition, plain in tables
+        if naming.publishes(schema, table)
     ]
 
 

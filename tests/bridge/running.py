@@ -15,6 +15,7 @@ import yaml
 from confluent_kafka.admin import AdminClient
 
 from schemas.events import ProgressRecord, progress_topic
+from schemas.shaping import ShapingSettings
 from services.bridge import failpoints
 from services.demo.copies import committed, database_rows, kafka_tables
 from tests.providers.interface import Broker
@@ -53,6 +54,7 @@ class Bridge:
         self.slot = slot or SLOT_OF_TEST.format(prefix)
         self.publication = publication or f"p_{prefix}"
         self.kafka = kafka
+        self.shaping = ShapingSettings.model_validate(shaping or {})
         self.config = folder / f"{self.slot}-{os.urandom(3).hex()}.yaml"
         self.log = self.config.with_suffix(".log")
         self._process: subprocess.Popen[bytes] | Loaded | None = None

@@ -75,6 +75,7 @@ class Slottables:
         prefix: str,
         tables: Sequence[str] = (),
         trigger_interval_ms: int = 100,
+        shaping: dict[str, Any] | None = None,
     ) -> None:
         self.config = folder / "tables.yaml"
         self._out = folder / "tables.out"
@@ -82,6 +83,7 @@ class Slottables:
         self._process: subprocess.Popen[bytes] | None = None
         document = {
             "source": source,
+            "shaping": shaping or {},
             "kafka": {"bootstrap_servers": bootstrap_servers, "topic_prefix": prefix},
             "tables": {
                 "tables": list(tables),

@@ -17,7 +17,7 @@ Connection = psycopg.Connection[Any]
 
 ACCOUNTS: Final = 50
 NEVER: Final = "never"
-OWN_ROWS: Final = ("items", "toast", "key", "savepoints", "large", "table")
+OWN_ROWS: Final = ("items", "toast", "key", "savepoints", "large", "table", "routed", "outbox")
 """Kinds that touch nothing of other clients: prepared, they may wait for long."""
 LARGE_ROWS: Final = (150, 300, 300, 600)
 MADE: Final = "made_"
@@ -35,7 +35,16 @@ SCHEMA: Final = """
     ALTER TABLE whole REPLICA IDENTITY FULL;
     CREATE TABLE scratch (id bigint PRIMARY KEY, tid text);
     CREATE TABLE shape (id bigint PRIMARY KEY, tid text);
+    CREATE TABLE routed (id bigint PRIMARY KEY, n int, tid text);
+    CREATE TABLE outbox (id bigint PRIMARY KEY, aggregatetype text, aggregateid text, type text,
+                         payload text);
 """
+SHAPING: Final[dict[str, Any]] = {
+    "routes": [{"tables": r"public\.routed", "topic": "elsewhere-{prefix}"}],
+    "outbox": {"table": "public.outbox", "topic": "{prefix}.outbox.{type}"},
+}
+"""`routed` goes to a topic that does not begin with the prefix, `outbox` has no envelopes."""
+AGGREGATE_TYPES: Final = ("order", "person")
 
 
 def open_accounts(connection: Connection) -> None:
@@ -72,6 +81,8 @@ class Work:
             "truncate": (4, self._truncate),
             "shape": (5, self._shape),
             "table": (2, self._table),
+            "routed": (6, self._routed),
+            "outbox": (6, self._outbox),
             "message": (4, self._message),
             "empty": (2, lambda _connection, _tid: Counter()),
         }
@@ -213,6 +224,28 @@ class Work:
             [tid, _MADE_CHARACTERS // len(str(ids[0])), ids[0], ids[-1]],
         )
         return Counter({name: len(ids)})
+
+    def _routed(self, connection: Connection, tid: str) -> Counter[str]:
+        """Rows whose topic is named by a route."""
+        ids = self._new_ids(self.random.randint(1, 4))
+        connection.execute(
+            "INSERT INTO routed SELECT g, 0, %s FROM generate_series(%s::bigint, %s) g",
+            [tid, ids[0], ids[-1]],
+        )
+        connection.execute("UPDATE routed SET n = 1 WHERE id = ANY(%s)", [ids])
+        return Counter(routed=2 * len(ids))
+
+    def _outbox(self, connection: Connection, tid: str) -> Counter[str]:
+        """Messages, removed in the transaction that has written them, as applications do."""
+        ids = self._new_ids(self.random.randint(1, 4))
+        for number in ids:
+            kind = self.random.choice(AGGREGATE_TYPES)
+            connection.execute(
+                "INSERT INTO outbox VALUES (%s, %s, %s, 'made', %s)",
+                [number, kind, str(number), tid],
+            )
+        connection.execute("DELETE FROM outbox WHERE id = ANY(%s)", [ids])
+        return Counter(outbox=len(ids))
 
     def _message(self, connection: Connection, tid: str) -> Counter[str]:
         connection.execute("SELECT pg_logical_emit_message(true, 'torture', %s)", [tid])

@@ -13,7 +13,7 @@ from tests.torture.nursery import STREAMS
 
 KINDS: Final = (
     *("transfer", "items", "toast", "key", "savepoints", "large", "truncate", "shape"),
-    *("table", "message", "empty"),
+    *("table", "routed", "outbox", "message", "empty"),
 )
 SEAMS: Final = (*(name for name in FAILPOINTS if name != AT_DIVERGENCE), *STREAMS)
 DECISIONS: Final = ("commit", "rollback", "in another session")
@@ -47,6 +47,10 @@ class Report:
     exit_codes: Counter[int] = field(default_factory=Counter)
     table_rows: int = 0
     """In Iceberg, compared with the database; 0 where none were filled."""
+    hidden_s_max: float = 0.0
+    """How long a read_committed consumer could not see the same record, at most."""
+    rss_mib_max: float = 0.0
+    """The bridge's resident memory, at most."""
     findings: list[Finding] = field(default_factory=list)
 
     def as_json(self) -> str:
@@ -59,6 +63,7 @@ class Report:
             "lost": found["lost"] + found["missing"],
             "duplicated": found["duplicated"] + found["phantom"] + found["resurrected"],
             "torn": found["torn"] + found["disordered"] + found["wrong"],
+            "hidden": found["hidden"] + found["memory"],
             "findings": len(self.findings),
         }
         return json.dumps(content)
@@ -84,6 +89,8 @@ def sums(lines: Iterable[str]) -> dict[str, Any]:
     total: dict[str, Any] = {"seeds": len({run["seed"] for run in runs}), "runs": len(runs)}
     for name in _SUMMED:
         total[name] = sum(run.get(name, 0) for run in runs)
+    for name in ("hidden_s_max", "rss_mib_max"):
+        total[name] = max((run.get(name, 0) for run in runs), default=0)
     for name in ("failpoints", "passages", "faults", "kinds", "decided", "exit_codes"):
         total[name] = dict(sum((Counter(run[name]) for run in runs), Counter[str]()))
     return total
@@ -93,6 +100,8 @@ def table(total: Mapping[str, Any]) -> Iterator[str]:
     """Lines of Markdown: the sums, then each failpoint's passages and kills."""
     yield "| | |\n|---|---|"
     for name in ("seeds", "runs", *_SUMMED):
+        yield f"| {name.replace('_', ' ')} | {total[name]:,} |"
+    for name in ("hidden_s_max", "rss_mib_max"):
         yield f"| {name.replace('_', ' ')} | {total[name]:,} |"
     for name in ("kinds", "decided", "faults", "exit_codes"):
         yield f"| {name.replace('_', ' ')} | {_listed(total[name])} |"

@@ -17,6 +17,8 @@ from schemas.events import (
     table_topic,
     transaction_topic,
 )
+from schemas.naming import Naming
+from schemas.shaping import ShapingSettings
 from services.local.bed import Bed
 from services.local.postgres import PostgresServer
 from tests.bridge.oracle import assert_rebuilt
@@ -34,6 +36,7 @@ from tests.torture.kafka_log import KafkaTransaction, read_partitions
 from tests.torture.report import Report
 from tests.torture.stage import Stage
 from tests.torture.tables import RESTORABLE, compare_tables
+from tests.torture.watch import Watch
 
 _PART_BYTES: Final = (2**22, 2**16, 2**16)
 """By seed: what a Kafka transaction holds. The large one holds every source transaction, and has
@@ -102,6 +105,9 @@ class Rig:
         with connect(stage.primary, self._bed.dbname) as connection:
             bank.open_accounts(connection)
         await_ready(stage.primary, stage.standby, self._bridge.slot)
+        kafka = self._bed.kafka.bootstrap_servers
+        watch = Watch(kafka, self._is_ours, lambda: stage.supervised.pid)
+        watch.start()
         outcomes = Outcomes()
         clients = stage.clients = [
             Client(number, self._seed, stage.conninfo, outcomes, self._pause_s)
@@ -117,9 +123,17 @@ class Rig:
                 break
             stage.perform(fault)
         fire_s = time.monotonic() - began
-        report = self._report(outcomes, self._end(clients))
+        ended = self._end(clients)
+        report = self._report(outcomes, ended + watch.end())
         report.fire_s = fire_s
+        report.hidden_s_max = round(watch.hidden.longest_s, 1)
+        report.rss_mib_max = round(watch.rss_mib_max)
         return report
+
+    def _is_ours(self, topic: str) -> bool:
+        prefix = self._bridge.prefix
+        routed = Naming(prefix, self._bridge.shaping).table("public", "routed").name
+        return topic.startswith(f"{prefix}.") or topic == routed
 
     def _configured(self) -> Bridge:
         return Bridge(
@@ -128,6 +142,7 @@ class Rig:
             self._bed.kafka,
             f"torture{self._seed}",
             bootstrap_servers=f"127.0.0.1:{self._to_kafka.port}" if self._to_kafka else "",
+            shaping=bank.SHAPING,
             two_phase=self._bed.major >= 18,
             transaction_bytes_max=self._part_bytes,
             commit_bytes_max=self._part_bytes,
@@ -177,7 +192,7 @@ class Rig:
             rows = connection.execute("SELECT tid, kind, expected FROM ledger").fetchall()
         ledger = {tid: json.loads(expected) for tid, _, expected in rows}
         boundaries = transaction_topic(prefix)
-        records = read_committed(servers, [*_table_topics(servers, prefix), boundaries])
+        records = read_committed(servers, [*_event_topics(servers, prefix), boundaries])
         undivided = self._part_bytes == max(_PART_BYTES)
         parted = _parted(servers, prefix)
         truth = Truth(ledger, outcomes.found, parted, _PARTITIONS, undivided)
@@ -188,7 +203,7 @@ class Rig:
         else:
             findings += found + _left_staged(servers, prefix)
             try:
-                assert_rebuilt(self._bridge, unknown=None)
+                assert_rebuilt(self._bridge, unknown=None, outbox_topics=_outbox_topics(prefix))
             except AssertionError as error:
                 findings.append(Finding("wrong", str(error)[:500]))
         stage, ends = self._stage, self._stage.supervised.ends
@@ -225,10 +240,18 @@ def _kafka_transactions(data_folder: Path, records: list[Record]) -> KafkaTransa
     return kafka_transaction_of
 
 
-def _table_topics(servers: str, prefix: str) -> list[str]:
-    """Of all tables that any event was for."""
+def _event_topics(servers: str, prefix: str) -> list[str]:
+    """Return the topics of all tables, the routed one's and the outbox's."""
     known = AdminClient({"bootstrap.servers": servers}).list_topics(timeout=_TOPICS_S).topics
-    return sorted(name for name in known if name.startswith(table_topic(prefix, "public", "")))
+    naming = Naming(prefix, ShapingSettings.model_validate(bank.SHAPING))
+    others = {naming.table("public", "routed").name, *_outbox_topics(prefix)}
+    tables = table_topic(prefix, "public", "")
+    return sorted(name for name in known if name.startswith(tables) or name in others)
+
+
+def _outbox_topics(prefix: str) -> list[str]:
+    naming = Naming(prefix, ShapingSettings.model_validate(bank.SHAPING))
+    return [naming.outbox(kind) for kind in bank.AGGREGATE_TYPES]
 
 
 def _parted(servers: str, prefix: str) -> set[int]:

@@ -12,6 +12,7 @@ from typing import Final
 
 import yaml
 from psycopg import sql
+from psycopg.errors import LockNotAvailable
 from typer.testing import CliRunner
 
 from services.failover.command import app as slotfailover
@@ -30,6 +31,8 @@ from tests.torture.supervisor import Supervised
 _FAILPOINT_WAIT_S: Final = 8.0
 _STREAMING_S: Final = 1.5
 _LOOK_S: Final = 0.05
+_FAR_AWAY_S: Final = 0.08
+"""Each way: 160 ms for a round trip, as between continents."""
 _HARASSED_EVERY_S: Final = (0.5, 4.0)
 _TAKE_OVER_S: Final = 60.0
 OLD_PRIMARY: Final = "it is an old primary"
@@ -173,6 +176,16 @@ class Stage:
                 broker.pause()
                 time.sleep(2 * fault.seconds)
                 broker.resume()
+            case "broker far away":
+                if self._to_kafka is not None:
+                    self._to_kafka.delay(_FAR_AWAY_S)
+                    self.supervised.kill()
+                    time.sleep(2 * fault.seconds)
+                    self._to_kafka.heal()
+            case "publication altered":
+                self._alter_publication(fault.seconds)
+            case "tables locked":
+                self._lock_tables()
             case "primary restarted":
                 self.primary.restart("immediate")
             case "standby killed":
@@ -183,6 +196,25 @@ class Stage:
                 self._fail_over(revived=fault.revived)
             case _:
                 raise AssertionError(fault.name)
+
+    def _alter_publication(self, seconds: float) -> None:
+        """Set what is set already: the server's output plugin reads it anew, also in a stream."""
+        query = sql.SQL("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')")
+        until = time.monotonic() + seconds
+        with connect(self.primary, self._bed.dbname) as connection:
+            while time.monotonic() < until:
+                connection.execute(query.format(sql.Identifier(self.bridge.publication)))
+                time.sleep(_LOOK_S)
+
+    def _lock_tables(self) -> None:
+        """A killed bridge starts and streams although nobody else can open a published table."""
+        with connect(self.primary, self._bed.dbname) as connection, connection.transaction():
+            connection.execute("SET LOCAL lock_timeout = '10s'")
+            with contextlib.suppress(LockNotAvailable):
+                connection.execute("LOCK TABLE routed IN ACCESS EXCLUSIVE MODE")
+                self.supervised.kill()
+                time.sleep(_LOOK_S)
+                self.bridge_streams()
 
     def _heal_after(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -66,6 +66,11 @@ class Supervised:
             self._armed.extend(failpoints)
         self.kill()
 
+    @property
+    def pid(self) -> int:
+        """Of the present bridge; 0 while there is none."""
+        return self._pid
+
     def stopped(self) -> bool:
         """Whether the present one does not run because of SIGSTOP."""
         with self._lock:

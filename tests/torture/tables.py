@@ -8,6 +8,7 @@ from services.local.java import find_java_home
 from tests.bridge.running import Bridge
 from tests.spark_consumers.drill import VERIFY, Slottables, report_of
 from tests.spark_consumers.one_java import run_all
+from tests.torture.bank import SHAPING
 from tests.torture.checker import Finding
 
 TABLES: Final = ("ledger", "account", "item", "whole", "scratch")
@@ -23,7 +24,7 @@ def compare_tables(bridge: Bridge, conninfo: str, folder: Path) -> tuple[int, li
     source = {"conninfo": conninfo, "publication": bridge.publication}
     names = [f"public.{table}" for table in TABLES]
     servers = bridge.kafka.bootstrap_servers
-    slottables = Slottables(folder, source, servers, bridge.prefix, names)
+    slottables = Slottables(folder, source, servers, bridge.prefix, names, shaping=SHAPING)
     filled, *verified = run_all(slottables.config, ("run", "--until-idle", _IDLE_S), VERIFY)
     if filled.code:
         return 0, [Finding("wrong", f"slottables run: {filled.log[-1500:]}")]
