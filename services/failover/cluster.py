@@ -39,7 +39,7 @@ from services.failover.subscriptions import (
     may_read_subscriptions,
     read_subscriptions,
 )
-from services.failover.surroundings import Surroundings, may_look, read_surroundings
+from services.failover.surroundings import look, read_elsewhere
 from services.failover.timelines import History, Milestone
 from services.failover.view import (
     Node,
@@ -194,7 +194,16 @@ class Cluster:
         """As `observe_all`, with what only `check` asks."""
         view, problems = self.observe_all()
         nodes = self._pool.map(lambda node: self._with_surroundings(node, problems), view.nodes)
-        return replace(view, nodes=tuple(nodes)), problems
+        subscribers = tuple(self._pool.map(self._with_elsewhere, view.subscribers))
+        return replace(view, nodes=tuple(nodes), subscribers=subscribers), problems
+
+    def _with_elsewhere(self, subscriber: Subscriber) -> Subscriber:
+        if subscriber.reach is not Reach.ANSWERS:
+            return subscriber
+        with contextlib.suppress(Unreachable, SlotbridgeError):
+            found = self.subscribers[subscriber.name].ask(read_elsewhere)
+            return replace(subscriber, elsewhere=found)
+        return subscriber
 
     def _configured(self, name: str, conninfo: SecretStr) -> Link:
         return self._link(name, with_service(conninfo.get_secret_value(), subject=name))
@@ -318,7 +327,7 @@ class Cluster:
         if node.state is None:
             return node
         try:
-            around, upstream = self.nodes[node.name].ask(lambda c: _look(c, node.name))
+            around, upstream = self.nodes[node.name].ask(lambda c: look(c, node.name))
         except Unreachable as error:
             return replace(node, reach=error.reach, detail=error.detail, state=None)
         except SlotbridgeError as error:
@@ -329,24 +338,6 @@ class Cluster:
             masked = SettingValue(around.upstream.masked, upstream.source)
             settings = {**settings, "primary_conninfo": masked}
         return replace(node, state=replace(node.state, settings=settings, surroundings=around))
-
-
-def _look(connection: Connection, name: str) -> tuple[Surroundings, SettingValue | None]:
-    """The surroundings, and primary_conninfo where it is set."""
-    if not may_look(connection):
-        raise SetupError(
-            "our role may not see the settings and activity of others, so nothing can be judged",
-            operation="check",
-            subject=name,
-            hint=f"connect to {name} as a superuser, or GRANT pg_monitor to the role",
-            exit_code=ExitCode.PRIVILEGE_MISSING,
-        )
-    found = slots.read_settings(connection, ["primary_conninfo"]).get("primary_conninfo")
-    around = read_surroundings(connection)
-    if found is None or not found.value:
-        return around, None
-    upstream = parse_conninfo(found.value, subject=f"primary_conninfo of {name}")
-    return replace(around, upstream=upstream), found
 
 
 def _subscription(

@@ -1,6 +1,7 @@
 """The command `slotfailover`: check, the orders, and the daemon. Exit codes as in schemas.errors.
 
 check      0 nothing is critical, 1 something is; --nagios: 0 1 2 3 as plugins do
+status     0 all is as it should be, 1 something is not, 35 two primaries
 the others 0 done, 1 something is left for another run, 13 15 34 35 … refused or broken off
 """
 
@@ -8,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from services.failover import checking, orders
+from services.failover import checking, orders, standing
 from services.failover.drill.command import drill
 from services.failover.watch.command import watch
 from services.process import print_version
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 for order in (
     checking.check,
+    standing.status,
     orders.plan,
     orders.switchover,
     orders.failover,

@@ -20,6 +20,7 @@ from services.failover.journal import BEGIN, END, STARTED, Entry
 from services.failover.plan.wish import Plan
 from services.failover.readiness import Readiness
 from services.failover.runner import Performed, Result
+from services.failover.status import Status
 
 
 def on_stdout() -> Console:
@@ -64,6 +65,14 @@ def print_check(console: Console, checkup: Checkup, *, problems: bool = False) -
         console.print(line)
     print_notes(console, checkup.notes)
     console.print(Text(checkup.summary, style="bold"))
+
+
+def print_status(console: Console, status: Status) -> None:
+    """A line for each node and consumer, and what follows from them."""
+    for line in status.lines:
+        style = "green" if line.good else "bold red"
+        head = Text.assemble((f"{line.kind:10} ", style), f"{line.name:14} ")
+        console.print(head.append(line.text))
 
 
 @contextlib.contextmanager

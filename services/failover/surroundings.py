@@ -4,11 +4,16 @@ Source: PostgreSQL documentation 53.9 pg_hba_file_rules, 27.2.4 pg_stat_replicat
 Control Functions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from psycopg.conninfo import conninfo_to_dict
+
+from schemas.errors import ExitCode, SetupError
+from services import slots
 from services.failover.address import Conninfo
-from services.slots import Connection
+from services.failover.links import parse_conninfo
+from services.slots import Connection, SettingValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,38 @@ class Follower:
 
 
 @dataclass(frozen=True, slots=True)
+class Consumer:
+    """A consumer that is connected to a logical slot of the node."""
+
+    slot: str
+    database: str
+    user: str
+    address: str
+    encrypted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A role or database (or both) that lets its sessions write where the fence is set."""
+
+    role: str
+    database: str
+
+    def __str__(self) -> str:
+        words = [f"role {self.role}" if self.role else "every role"]
+        return " ".join([*words, *([f"in database {self.database}"] if self.database else [])])
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Elsewhere:
+    """A subscription of another database of a subscriber; its repr hides secrets."""
+
+    database: str
+    name: str
+    conninfo: Conninfo
+
+
+@dataclass(frozen=True, slots=True)
 class OpenTransaction:
     """A transaction with an xid that has not ended; `pid` 0 and a `gid` where it is prepared."""
 
@@ -59,6 +96,8 @@ class Surroundings:
     """Standby: `not paused`, `pause requested`, `paused`; "" on a primary."""
     upstream: Conninfo | None = None
     """primary_conninfo, secrets and all."""
+    consumers: tuple[Consumer, ...] = ()
+    overrides: tuple[Override, ...] = ()
 
 
 def may_look(connection: Connection) -> bool:
@@ -68,6 +107,24 @@ def may_look(connection: Connection) -> bool:
         " AND pg_has_role('pg_read_all_stats', 'MEMBER')"
     ).fetchone()
     return bool(row and row[0])
+
+
+def look(connection: Connection, name: str) -> tuple[Surroundings, SettingValue | None]:
+    """The surroundings, and primary_conninfo where it is set."""
+    if not may_look(connection):
+        raise SetupError(
+            "our role may not see the settings and activity of others, so nothing can be judged",
+            operation="check",
+            subject=name,
+            hint=f"connect to {name} as a superuser, or GRANT pg_monitor to the role",
+            exit_code=ExitCode.PRIVILEGE_MISSING,
+        )
+    found = slots.read_settings(connection, ["primary_conninfo"]).get("primary_conninfo")
+    around = read_surroundings(connection)
+    if found is None or not found.value:
+        return around, None
+    upstream = parse_conninfo(found.value, subject=f"primary_conninfo of {name}")
+    return replace(around, upstream=upstream), found
 
 
 def read_surroundings(connection: Connection) -> Surroundings:
@@ -85,7 +142,53 @@ def read_surroundings(connection: Connection) -> Surroundings:
         hba=_hba(connection),
         oldest=_oldest(connection),
         replay=row[1],
+        consumers=_consumers(connection),
+        overrides=_overrides(connection),
     )
+
+
+def read_elsewhere(connection: Connection) -> tuple[Elsewhere, ...]:
+    """The subscriptions of the server's other databases; pg_subscription is shared by all."""
+    rows = connection.execute(
+        """
+        SELECT d.datname::text, s.subname::text, s.subconninfo
+          FROM pg_subscription s JOIN pg_database d ON d.oid = s.subdbid
+         WHERE d.datname <> current_database() ORDER BY 1, 2
+        """
+    ).fetchall()
+    return tuple(
+        Elsewhere(database, name, Conninfo.of(conninfo_to_dict(text)))
+        for database, name, text in rows
+    )
+
+
+def _consumers(connection: Connection) -> tuple[Consumer, ...]:
+    rows = connection.execute(
+        """
+        SELECT s.slot_name::text, s.database::text, r.usename::text,
+               coalesce(host(r.client_addr), ''), coalesce(l.ssl, false)
+          FROM pg_stat_replication r
+          JOIN pg_replication_slots s ON s.active_pid = r.pid AND s.slot_type = 'logical'
+          LEFT JOIN pg_stat_ssl l ON l.pid = r.pid
+         ORDER BY 1
+        """
+    ).fetchall()
+    return tuple(Consumer(*row) for row in rows)
+
+
+def _overrides(connection: Connection) -> tuple[Override, ...]:
+    rows = connection.execute(
+        """
+        SELECT coalesce(r.rolname::text, ''), coalesce(d.datname::text, '')
+          FROM pg_db_role_setting o
+          LEFT JOIN pg_roles r ON r.oid = o.setrole
+          LEFT JOIN pg_database d ON d.oid = o.setdatabase
+         WHERE EXISTS (SELECT FROM unnest(o.setconfig) entry
+                        WHERE entry ~* '^default_transaction_read_only=(off|false|no|0)$')
+         ORDER BY 1, 2
+        """
+    ).fetchall()
+    return tuple(Override(*row) for row in rows)
 
 
 def _followers(connection: Connection) -> tuple[Follower, ...]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from services.failover.machine import Machine
     from services.failover.replication import Replication
     from services.failover.sighting import Sighting
-    from services.failover.surroundings import Surroundings
+    from services.failover.surroundings import Elsewhere, Surroundings
     from services.slots import Server, SettingValue, Slot
 
 MARK = "[disabled by slotfailover]"
@@ -204,6 +204,8 @@ class Subscriber:
     subscriptions: tuple[Subscription, ...]
     local: bool = False
     """It runs on this machine: a loopback address means the same server there as here."""
+    elsewhere: tuple[Elsewhere, ...] | None = None
+    """The subscriptions of its other databases; only in a survey."""
 
     @property
     def usable(self) -> bool:

@@ -1,5 +1,6 @@
 """`rejoin` moves no data before it is proven that it can succeed, on real servers."""
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,12 +11,13 @@ import pytest
 
 from services.local.bed import Bed
 from services.local.postgres import PostgresServer
-from tests.failover.conftest import NewTrio, machines
+from tests.failover.conftest import NewTrio, end, machines
 from tests.failover.servers import COMMAND, ask, configuration, slotfailover, subscribe, tell, write
 from tests.providers.interface import Trio
 from tests.providers.roles import make_roles
 from tests.providers.waiting import eventually
 
+REJOIN = Path(__file__).parents[2] / "examples" / "rejoin"
 CANNOT = "case \"$1\" in --version) exit 0;; esac; echo 'pg_rewind: error: no way' >&2; exit 1"
 
 
@@ -171,3 +173,49 @@ def test_a_rejoin_has_a_deadline_of_its_own_and_service_names_work(
     ran = old.rejoin("--yes", nodes=nodes, machines=slow, step_deadline_ms=3_000)
     assert ran.code == 0, ran.err
     assert old.a.data.stat().st_ino == inode
+
+
+def test_the_script_that_is_shipped_rejoins_a_node_of_another_machine(
+    old: Old, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ssh would call it; first refused, as it may not rewind, and without a copy."""
+    old.fail_over()
+    machine = old.machines["a"]
+    options = " ".join(machine["server_options"])
+    control = f"runuser -u {machine['os_user']} -- " if machine["os_user"] else ""
+    control += f"{old.a.programs}/pg_ctl -D {old.a.data} -w"
+    settings = {
+        "DATA": str(old.a.data),
+        "BIN": str(old.a.programs),
+        "OS_USER": machine["os_user"],
+        "STOP": f"{control} stop -m fast",
+        "START": f"cd / && {control} -o '{options}' -l {old.a.data}/log start >/dev/null",
+        "SOURCE": "user=postgres dbname=postgres",
+        "REPLICATION": "user=postgres dbname=postgres",
+    }
+    conf = old.folder / "rejoin.conf"
+    monkeypatch.setenv("REJOIN_CONF", str(conf))
+    words = f"{REJOIN} {{primary_host}} {{primary_port}} {{slot}} {{copy}}"
+    machines_ = {"a": {"rejoin": words, "environment": ["REJOIN_CONF"]}}
+
+    def rejoin(*given: str, **changes: str) -> Any:
+        said = {**settings, **changes}
+        conf.write_text("".join(f"{key}={shlex.quote(value)}\n" for key, value in said.items()))
+        return old.rejoin("--yes", *given, machines=machines_)
+
+    inode = old.a.data.stat().st_ino
+    refused = rejoin(SOURCE="user=nobody_here dbname=postgres")
+    assert (refused.code, "does not let us in" in refused.out) == (1, True), refused.out
+    old.programs(pg_rewind=CANNOT)
+    refused = rejoin(BIN=str(old.bin))
+    assert (refused.code, "no way" in refused.out) == (1, True), refused.out
+    assert "--copy" in refused.out
+    assert old.a.data.stat().st_ino == inode
+    ran = rejoin()
+    assert ran.code == 0, ran.out + ran.err
+    assert old.a.data.stat().st_ino == inode
+    end(old.a)
+    copied = rejoin("--copy", BIN=str(old.bin))
+    assert copied.code == 0, copied.out + copied.err
+    assert old.a.data.stat().st_ino != inode
+    assert any(".before-" in name for name in old.beside)

@@ -76,6 +76,7 @@ PURE = (
     "services.failover.checks.leftovers",
     "services.failover.checks.model",
     "services.failover.checks.pair",
+    "services.failover.checks.promotion",
     "services.failover.checks.registry",
     "services.failover.checks.remedies",
     "services.failover.checks.retention",

@@ -59,7 +59,7 @@ def _physical(facts: Facts, node: Node, state: NodeState, slot: Slot) -> Iterato
         for other in facts.view.nodes
         if other.name != node.name
         and slot_of(other) == slot.slot_name
-        and (other.state is None or (other.standby and follows(other, node)))
+        and (other.state is None or (other.standby and _may_come(other, node)))
     ]
     if users:
         return  # that standby is away; other checks say so
@@ -72,6 +72,12 @@ def _physical(facts: Facts, node: Node, state: NodeState, slot: Slot) -> Iterato
         )
         return
     yield _leftover(node, state, slot, ours=_was_the_primarys(facts, node, slot))
+
+
+def _may_come(standby: Node, node: Node) -> bool:
+    """Whether a standby follows the node, or at least streams from nobody else."""
+    assert standby.state is not None
+    return follows(standby, node) or not standby.state.replication.receiver_streaming
 
 
 def _was_the_primarys(facts: Facts, node: Node, slot: Slot) -> bool:

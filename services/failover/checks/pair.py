@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.failover.checks import remedies
-from services.failover.checks.model import Seen, Severity, check
+from services.failover.checks.model import Needs, Seen, Severity, check
 from services.failover.readiness import judge_all
+from services.failover.statements import UNFENCED
+from services.failover.view import FENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +43,41 @@ def primary_answers(facts: Facts) -> Iterator[Seen]:
 
 
 @check(
+    "primary-fenced",
+    group=GROUP,
+    title="the primary takes writes",
+    consequence="every write fails with 'cannot execute … in a read-only transaction', now",
+    needs=Needs.PRIMARY,
+    reads=(FENCE,),
+)
+def primary_fenced(facts: Facts) -> Iterator[Seen]:
+    """Who fenced it and since when stands in the fence's own mark, where slotfailover did."""
+    for primary, state in facts.above:
+        known = state.settings[FENCE]
+        if known.value != "on":
+            yield Seen(primary.name, f"{FENCE} = {known.value} on {primary.name}")
+            continue
+        if known.source in ("user", "database", "database user", "client", "session"):
+            why = f"{FENCE} is on for our role on {primary.name}: others' is not known"
+            yield Seen(primary.name, "", unknown=why)
+            continue
+        by = "slotfailover" if primary.fenced else "a setting that slotfailover did not make"
+        said = getattr(state, "fence_mark", "")
+        mark = f": {said}" if said else ""
+        yield Seen(
+            primary.name,
+            f"{FENCE} = on on {primary.name}, from the {known.source}{mark}",
+            f"{primary.name} is fenced by {by}: ordinary transactions can't write",
+            remedies.run(
+                "slotfailover resume goes on with what was broken off, slotfailover resume "
+                "--rollback lets writes in again; where no run of slotfailover is behind it",
+                remedies.order(primary.name, *UNFENCED),
+                by_hand="somebody may be in the middle of a switchover",
+            ),
+        )
+
+
+@check(
     "node-answers",
     group=GROUP,
     title="every node answers",
@@ -69,6 +106,9 @@ def node_answers(facts: Facts) -> Iterator[Seen]:
 )
 def other_standbys(facts: Facts) -> Iterator[Seen]:
     judged = facts.standby.name if facts.standby is not None else ""
+    for node in facts.view.nodes:
+        if node.state is None:
+            yield Seen(node.name, "", unknown=f"{node.name} does not answer")
     for node in facts.view.standbys:
         if node.name == judged:
             continue

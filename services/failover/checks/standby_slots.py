@@ -43,7 +43,7 @@ STALL = (
     "that the new primary never had",
     severity=Severity.WARNING,
     needs=Needs.BOTH,
-    reads=(SETTING,),
+    reads=(SETTING, "primary_slot_name"),
 )
 def standby_slot_listed(facts: Facts) -> Iterator[Seen]:
     for primary, above, standby, below in facts.both:
@@ -119,7 +119,8 @@ def listed_slot_inactive(facts: Facts) -> Iterator[Seen]:
         order = remedies.alter_system(primary, SETTING, *kept).orders
         yield Seen(
             primary.name,
-            f"active_pid is null for {slot.slot_name} in pg_replication_slots",
+            f"active_pid is null for {slot.slot_name} in pg_replication_slots"
+            + _waited_for(state, slot.slot_name),
             f"no standby is connected to {slot.slot_name}, which {SETTING} names",
             remedies.run(
                 "start that standby; if it is gone for good, take it out of the list",
@@ -127,33 +128,6 @@ def listed_slot_inactive(facts: Facts) -> Iterator[Seen]:
                 by_hand="without it consumers can get ahead of a standby that only was away",
             ),
             since=slot.inactive_since or "",
-        )
-
-
-@check(
-    "consumers-withheld",
-    group=GROUP,
-    title="no consumer waits for a standby that is not there",
-    consequence=STALL,
-    needs=Needs.PRIMARY,
-)
-def consumers_withheld(facts: Facts) -> Iterator[Seen]:
-    for primary, state in facts.above:
-        withheld = state.replication.withheld_by
-        names = ", ".join(withheld)
-        kept = [name for name in listed(state.setting(SETTING)) if name not in withheld]
-        order = remedies.alter_system(primary, SETTING, *kept).orders
-        yield Seen(
-            primary.name,
-            f"wait_event = WaitForStandbyConfirmation of a walsender on {primary.name}, {names}"
-            if withheld
-            else f"no walsender of {primary.name} waits for a slot without a standby",
-            f"consumers of {primary.name} get nothing: they wait for {names}" if withheld else "",
-            remedies.run(
-                "start the standby of that slot; if it is gone for good, take it out of the list",
-                *order,
-                by_hand="without it consumers can get ahead of a standby that only was away",
-            ),
         )
 
 
@@ -282,11 +256,19 @@ def _listed(facts: Facts, what: str, wrong: Callable[[Slot | None], bool]) -> It
                     seen += f", invalidation_reason = {slot.invalidation_reason or 'null'}"
                 yield Seen(
                     primary.name,
-                    f"{SETTING} = '{state.setting(SETTING)}', {name}: {seen}",
+                    f"{SETTING} = '{state.setting(SETTING)}', {name}: {seen}"
+                    + _waited_for(state, name),
                     f"{name} in {SETTING} {what}",
                     _list_for(facts, primary, state),
                     since=(slot.inactive_since or "") if slot is not None else "",
                 )
+
+
+def _waited_for(state: NodeState, name: str) -> str:
+    """Whether a consumer is seen to wait for that slot now."""
+    if name not in state.replication.withheld_by:
+        return ""
+    return "; a walsender waits for it now (WaitForStandbyConfirmation)"
 
 
 def _slots_listed(facts: Facts) -> Iterator[tuple[Node, NodeState, Slot]]:

@@ -57,6 +57,7 @@ def _name_a_slot(facts: Facts, standby: Node) -> Remedy:
     title="the standby's physical slot is on the primary",
     consequence="the standby does not stream, so nothing newer can take over",
     needs=Needs.BOTH,
+    reads=("primary_slot_name",),
 )
 def primary_slot(facts: Facts) -> Iterator[Seen]:
     for primary, above, standby, below in facts.both:

@@ -230,13 +230,18 @@ def test_a_former_primary_with_its_own_slots(local_trio: NewTrio, tmp_path: Path
         "ALTER SUBSCRIPTION s1 ENABLE",
         dbname=trio.dbname,
     )
-    found = local.expect("slot-name-clash", "slotsync-worker", "standby-list-stale")
+    found = local.expect(
+        *("slot-name-clash", "slotsync-worker", "standby-list-stale", "leftover-slot"),
+        "synchronous-before",
+    )
     (clash,) = found["slot-name-clash"]
     assert clash["remedy"]["fix"]
     assert "synced = f, failover = t" in clash["evidence"]
-    for finding in (clash, *found["standby-list-stale"]):
-        local.carry_out(finding)
-    assert ask(old, "SHOW synchronized_standby_slots") == "standby_1"
+    (left,) = found["leftover-slot"]
+    assert left["remedy"]["fix"]  # the new primary streamed by it, before its promotion
+    for name in ("slot-name-clash", "standby-list-stale", "leftover-slot", "synchronous-before"):
+        local.carry_out(found[name][0])
+    assert ask(old, "SHOW synchronized_standby_slots") == ""
     old.restart()
     local.expect()
 
@@ -245,3 +250,30 @@ def set_auto(server: PostgresServer, name: str, value: str) -> None:
     """A line for a server that is stopped."""
     with (server.data / "postgresql.auto.conf").open("a", encoding="utf-8") as file:
         file.write(f"{name} = {quoted(value)}\n")
+
+
+def test_the_standby_does_not_admit_the_consumer(local: Examiner) -> None:
+    """The subscription's role may come to the primary, and is rejected by the standby."""
+    primary, standby = local.trio.primary, local.trio.standby
+    tell(primary, "CREATE ROLE consumer LOGIN SUPERUSER")
+    upstream = quoted(primary.conninfo(local.trio.dbname, user="consumer"))
+    moved = f"ALTER SUBSCRIPTION s1 CONNECTION {upstream}"
+    tell(local.trio.subscriber, moved, dbname=local.trio.dbname)
+    used = (
+        "SELECT count(*) FROM pg_stat_replication r JOIN pg_replication_slots s"
+        " ON s.active_pid = r.pid WHERE s.slot_name = 's1' AND r.usename = 'consumer'"
+    )
+    eventually(lambda: ask(primary, used) == 1, what="the subscription comes as consumer")
+    local.expect()
+    file = folder_of(standby) / "pg_hba.conf"
+    before = file.read_text()
+    file.write_text("host all consumer 127.0.0.1/32 reject\n" + before)
+    tell(standby, "SELECT pg_reload_conf()")
+    (finding,) = local.expect("standby-admits-consumers")["standby-admits-consumers"]
+    assert "b does not let the consumer of s1 in" in finding["what"]
+    assert "line 1 of pg_hba.conf says reject" in finding["evidence"]
+    file.write_text(before)
+    local.carry_out(finding)
+    upstream = quoted(primary.conninfo(local.trio.dbname))
+    moved = f"ALTER SUBSCRIPTION s1 CONNECTION {upstream}"
+    tell(local.trio.subscriber, moved, dbname=local.trio.dbname)

@@ -6,7 +6,7 @@ from services.failover.checks.facts import facts_of
 from services.failover.checks.registry import run_checks
 from services.failover.readiness import candidate
 from services.failover.view import View
-from tests.failover.check.examining import Examiner, make_slot, reset_on, set_on
+from tests.failover.check.examining import Examiner, Finding, make_slot, reset_on, set_on
 from tests.failover.servers import ask, tell, write
 from tests.failover.views import node, state
 from tests.providers.waiting import eventually
@@ -105,8 +105,12 @@ def test_consumers_that_wait_are_named_with_the_slot(sound: Examiner) -> None:
     tell(primary, "SELECT pg_create_physical_replication_slot('away', true)")
     set_on(primary, synchronized_standby_slots="standby_1, away")
     write(primary, sound.trio.dbname, 3001)
-    (finding,) = sound.expect("consumers-withheld", "listed-slot-inactive")["consumers-withheld"]
-    assert "they wait for away" in finding["what"]
+
+    def waits() -> list[Finding]:
+        found = sound.problems()["listed-slot-inactive"]
+        return [finding for finding in found if "waits for it now" in finding["evidence"]]
+
+    (finding,) = eventually(waits, what="the walsender is seen to wait")
     sound.carry_out(finding)
     sound.carry_out(sound.expect("leftover-slot")["leftover-slot"][0])
 

@@ -1,0 +1,45 @@
+"""`slotfailover status`: one screen, before and after a primary dies, and while a command works."""
+
+from pathlib import Path
+
+from services.failover.lock import KEY
+from tests.conftest import NewPair
+from tests.failover.servers import configuration, slotfailover, subscribe
+from tests.providers.databases import connect
+
+
+def test_status_says_who_leads_who_lags_and_what_is_unfinished(
+    new_pair: NewPair, tmp_path: Path
+) -> None:
+    trio = new_pair(synchronous=False)
+    subscribe(trio, "s1")
+    config = configuration(tmp_path, trio)
+    ran = slotfailover("status", "--config", config)
+    assert ran.code == 0, ran.out
+    lines = ran.out.splitlines()
+    assert len(lines) == 6, ran.out
+    assert lines[0].startswith("PRIMARY    a")
+    assert "takes writes" in lines[0]
+    assert "lacks " in lines[1]
+    assert "last message" in lines[1]
+    assert "sub/s1" in lines[2]
+    assert "ready" in lines[3]
+    assert "none unfinished" in lines[4]
+    assert lines[5].endswith("free")
+    with connect(trio.primary, "postgres") as other:
+        other.execute("SELECT pg_advisory_lock(%s)", [KEY])
+        assert "held on a by postgres" in slotfailover("status", "--config", config).out
+
+    trio.primary.kill()
+    dead = slotfailover("status", "--config", config)
+    assert dead.code == 1
+    assert "was the primary" in dead.out
+    assert "commits that may be lost: " in dead.out
+    assert "last contact with a " in dead.out
+    slotfailover("failover", "--config", config, "--yes", "--old-primary-is-off")
+    slotfailover("failover", "--config", config, "--yes")
+    after = slotfailover("status", "--config", config, "--json").json
+    assert after["primary"] == "b"
+    (leader,) = [line for line in after["lines"] if line["kind"] == "PRIMARY"]
+    assert "promoted 20" in leader["text"]
+    assert not after["well"]  # there is no standby any more
