@@ -86,7 +86,7 @@ def _node(view: View, node: Node, entries: list[Entry]) -> Line:
         alone = len([n for n in view.nodes if n.leading]) == 1
         since = _since(node, entries)
         if node.fenced:
-            mark = getattr(state, "fence_mark", "") or "by slotfailover"
+            mark = state.fence_mark or "by slotfailover"
             text = f"timeline {timeline}, FENCED ({mark}): no writes; {since}"
         else:
             text = f"timeline {timeline}, takes writes; {since}"

@@ -13,6 +13,7 @@ from schemas.errors import ExitCode, SetupError
 from services import slots
 from services.failover.address import Conninfo
 from services.failover.links import parse_conninfo
+from services.failover.view import FENCE
 from services.slots import Connection, SettingValue
 
 
@@ -52,18 +53,6 @@ class Consumer:
     encrypted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
-    """A role or database (or both) that lets its sessions write where the fence is set."""
-
-    role: str
-    database: str
-
-    def __str__(self) -> str:
-        words = [f"role {self.role}" if self.role else "every role"]
-        return " ".join([*words, *([f"in database {self.database}"] if self.database else [])])
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Elsewhere:
     """A subscription of another database of a subscriber; its repr hides secrets."""
@@ -97,7 +86,8 @@ class Surroundings:
     upstream: Conninfo | None = None
     """primary_conninfo, secrets and all."""
     consumers: tuple[Consumer, ...] = ()
-    overrides: tuple[Override, ...] = ()
+    read_only: bool | None = None
+    """default_transaction_read_only is on for all; None where only our role's is known."""
 
 
 def may_look(connection: Connection) -> bool:
@@ -143,7 +133,7 @@ def read_surroundings(connection: Connection) -> Surroundings:
         oldest=_oldest(connection),
         replay=row[1],
         consumers=_consumers(connection),
-        overrides=_overrides(connection),
+        read_only=_read_only(connection),
     )
 
 
@@ -176,19 +166,21 @@ def _consumers(connection: Connection) -> tuple[Consumer, ...]:
     return tuple(Consumer(*row) for row in rows)
 
 
-def _overrides(connection: Connection) -> tuple[Override, ...]:
-    rows = connection.execute(
+def _read_only(connection: Connection) -> bool | None:
+    """Our own session overrides it, so that reset_val tells: unless our role has one of its own."""
+    row = connection.execute(
         """
-        SELECT coalesce(r.rolname::text, ''), coalesce(d.datname::text, '')
-          FROM pg_db_role_setting o
-          LEFT JOIN pg_roles r ON r.oid = o.setrole
-          LEFT JOIN pg_database d ON d.oid = o.setdatabase
-         WHERE EXISTS (SELECT FROM unnest(o.setconfig) entry
-                        WHERE entry ~* '^default_transaction_read_only=(off|false|no|0)$')
-         ORDER BY 1, 2
-        """
-    ).fetchall()
-    return tuple(Override(*row) for row in rows)
+        SELECT reset_val = 'on', EXISTS (
+                 SELECT FROM pg_db_role_setting, unnest(setconfig) item
+                  WHERE lower(split_part(item, '=', 1)) = name
+                    AND setrole IN (0, (SELECT oid FROM pg_roles WHERE rolname = current_user))
+                    AND setdatabase IN (0, (SELECT oid FROM pg_database
+                                             WHERE datname = current_database())))
+          FROM pg_settings WHERE name = %s
+        """,
+        [FENCE],
+    ).fetchone()
+    return None if row is None or row[1] else bool(row[0])
 
 
 def _followers(connection: Connection) -> tuple[Follower, ...]:

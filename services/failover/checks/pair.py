@@ -48,25 +48,23 @@ def primary_answers(facts: Facts) -> Iterator[Seen]:
     title="the primary takes writes",
     consequence="every write fails with 'cannot execute … in a read-only transaction', now",
     needs=Needs.PRIMARY,
-    reads=(FENCE,),
 )
 def primary_fenced(facts: Facts) -> Iterator[Seen]:
     """Who fenced it and since when stands in the fence's own mark, where slotfailover did."""
     for primary, state in facts.above:
-        known = state.settings[FENCE]
-        if known.value != "on":
-            yield Seen(primary.name, f"{FENCE} = {known.value} on {primary.name}")
-            continue
-        if known.source in ("user", "database", "database user", "client", "session"):
-            why = f"{FENCE} is on for our role on {primary.name}: others' is not known"
+        read_only = state.surroundings.read_only if state.surroundings is not None else None
+        if read_only is None and not primary.fenced:
+            why = f"whether {primary.name} is read-only for others was not seen"
             yield Seen(primary.name, "", unknown=why)
             continue
+        if not (read_only or primary.fenced):
+            yield Seen(primary.name, f"{FENCE} is off on {primary.name}")
+            continue
         by = "slotfailover" if primary.fenced else "a setting that slotfailover did not make"
-        said = getattr(state, "fence_mark", "")
-        mark = f": {said}" if said else ""
+        mark = f": {state.fence_mark}" if primary.fenced else ""
         yield Seen(
             primary.name,
-            f"{FENCE} = on on {primary.name}, from the {known.source}{mark}",
+            f"{FENCE} is on on {primary.name}{mark}",
             f"{primary.name} is fenced by {by}: ordinary transactions can't write",
             remedies.run(
                 "slotfailover resume goes on with what was broken off, slotfailover resume "

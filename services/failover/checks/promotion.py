@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from services.failover.checks.facts import Facts
 
 GROUP = "promotion"
-_OF_SESSIONS = ("user", "database", "database user", "client", "session")
-"""Sources of a setting that say nothing of other sessions than ours."""
+_PASSING = "the prepared transaction "
+"""Of what a fence does not bind, that comes and goes: a switchover looks at the moment."""
 
 
 @check(
@@ -29,23 +29,19 @@ _OF_SESSIONS = ("user", "database", "database user", "client", "session")
     title="the standby takes writes once it is promoted",
     consequence="the new primary is read-only: every write fails, and the failover does not end",
     needs=Needs.STANDBY,
-    reads=(FENCE,),
 )
 def standby_read_only(facts: Facts) -> Iterator[Seen]:
     """As a base backup of a fenced primary leaves it, or a policy for standbys."""
     for standby, state in facts.below:
-        known = state.settings[FENCE]
-        if known.source in _OF_SESSIONS:
-            yield Seen(
-                standby.name,
-                f"{FENCE} = {known.value}, from the {known.source}",
-                unknown=f"{FENCE} of {standby.name} is not known: our role has one of its own",
-            )
+        read_only = state.surroundings.read_only if state.surroundings is not None else None
+        if read_only is None:
+            why = f"whether {standby.name} is read-only for others was not seen"
+            yield Seen(standby.name, "", unknown=why)
             continue
         yield Seen(
             standby.name,
-            f"{FENCE} = {known.value} on {standby.name}, from the {known.source}",
-            f"{FENCE} is on on {standby.name}" if known.value == "on" else "",
+            f"{FENCE} is {'on' if read_only else 'off'} on {standby.name}",
+            f"{FENCE} is on on {standby.name}" if read_only else "",
             remedies.run(
                 "where it stands in postgresql.conf, take it out there",
                 remedies.order(standby.name, f"ALTER SYSTEM RESET {FENCE}", RELOAD),
@@ -107,27 +103,27 @@ def standby_admits_consumers(facts: Facts) -> Iterator[Seen]:
 @check(
     "fence-overrides",
     group=GROUP,
-    title="no role or database is exempt from the fence",
-    consequence="its sessions can write on the fenced primary after the final LSN: those commits "
-    "are lost, unless the primary is stopped",
+    title="a fence would keep everybody from writing",
+    consequence="what a fence can't keep out writes on after the final LSN: a switchover refuses",
     severity=Severity.WARNING,
     needs=Needs.PRIMARY,
 )
 def fence_overrides(facts: Facts) -> Iterator[Seen]:
+    """Of no matter where the primary's machine has a command that stops or fences it."""
     for primary, state in facts.above:
-        if state.surroundings is None:
-            why = f"the settings of roles and databases of {primary.name} were not read"
-            yield Seen(primary.name, "", unknown=why)
-            continue
-        found = "; ".join(map(str, state.surroundings.overrides))
+        machine = primary.machine
+        stopped = machine is not None and (machine.has("stop") or machine.has("fence"))
+        lasting = [leak for leak in state.leaks if not leak.startswith(_PASSING)]
+        found = "; ".join(lasting)
         yield Seen(
             primary.name,
-            f"{FENCE} = off in pg_db_role_setting of {primary.name}: {found or 'none'}",
-            f"{FENCE} is set to off for {found}" if found else "",
+            f"what a fence does not bind on {primary.name}: {found or 'nothing'}"
+            + (", and the node has a command that stops it" if stopped else ""),
+            f"a fence of {primary.name} does not bind {found}" if found and not stopped else "",
             remedies.manual(
-                f"ALTER ROLE … RESET {FENCE} (or ALTER DATABASE); or give failover.machines."
+                "end, decide, disable or reset each of them; or give failover.machines."
                 f"{primary.name} a `stop` command",
-                because="somebody has set it for a reason",
+                because="somebody has made it for a reason",
             ),
         )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.lsn import format_lsn
-from services.failover.effects.topology import application_name
+from services.failover.effects.topology import application_name, slot_of
 from services.failover.standby_lists import quorum
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _quorum(view: View, chosen: Node) -> Loss | None:
         members, heard = len(everybody), len(answering)
     else:
         members = len(names)
-        heard = sum(application_name(node).lower() in names for node in view.standbys)
+        heard = sum(not _names_of(node).isdisjoint(names) for node in view.standbys)
     if heard + count > members:
         return None
     return Loss(
@@ -202,6 +202,14 @@ def _quorum(view: View, chosen: Node) -> Loss | None:
         f"commits that {chosen.name} never had",
         f"start {members - count + 1 - heard} more of them",
     )
+
+
+def _names_of(node: Node) -> set[str]:
+    """By which names a primary may have known a standby: its own, its slot's or its cluster's."""
+    names = {application_name(node), slot_of(node)}
+    if node.state is not None:
+        names.add(node.state.setting("cluster_name"))
+    return {name.lower() for name in names if name}
 
 
 def _at(seen: Sighting) -> str:
