@@ -1,6 +1,7 @@
 """A pair with subscriptions, and the command run against it as a person would run it."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -9,14 +10,18 @@ from typing import Any
 
 import yaml
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
 from services.failover.command import app
 from tests.providers.databases import connect
 from tests.providers.interface import Server, Trio
+from tests.providers.roles import make_roles, make_subscriber_role
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 
+AS_ROLES = os.environ.get("AS_ROLES", "") not in ("", "0")
+"""Run the tests of this folder as the roles of sql/, with superusers as failover.admins."""
 COMMAND = "from services.start import slotfailover; slotfailover()"
 KILLED_AFTER_A_STEP = """
 import os, signal
@@ -49,9 +54,43 @@ def configuration(folder: Path, trio: Trio, **changes: Any) -> Path:
         "journal": str(folder / "journal"),
         **changes,
     }
+    if AS_ROLES:
+        settings = {**settings, **_as_roles(trio, settings, changes)}
     path = folder / "failover.yaml"
     path.write_text(yaml.safe_dump({"failover": settings}))
     return path
+
+
+def _as_roles(trio: Trio, settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The roles of sql/ wherever the test has not chosen its own; superusers as admins."""
+    role = _roles_of(trio)
+    admins = dict(settings.get("admins", {}))
+    found: dict[str, Any] = {"admins": admins}
+    for section in ("nodes", "subscribers"):
+        if section not in changes:
+            admins |= settings[section]
+            found[section] = {
+                name: make_conninfo(conninfo, user=role)
+                for name, conninfo in settings[section].items()
+            }
+    return found
+
+
+def _roles_of(trio: Trio) -> str:
+    """Make the roles, once a trio, on whichever server is the primary."""
+    role = "slotfailover"
+    for server in (trio.primary, trio.standby):
+        if server.running and not ask(server, "SELECT pg_is_in_recovery()"):
+            known = f"SELECT count(*) FROM pg_roles WHERE rolname = '{role}'"
+            if ask(server, known) == 0:
+                make_roles(server, trio.dbname, publication="of_the_roles")
+            break
+    make_subscriber_role(trio.subscriber, trio.dbname)  # also for subscriptions made since
+    for server in (trio.primary, trio.standby):
+        if server.running:
+            known = f"SELECT count(*) FROM pg_roles WHERE rolname = '{role}'"
+            eventually(lambda s=server, q=known: ask(s, q) == 1, what="the role is there")  # type: ignore[misc]
+    return role
 
 
 def slotfailover(*arguments: str | Path) -> Ran:
