@@ -23,14 +23,21 @@ from services.failover.runner import Performed, Result
 from services.failover.status import Status
 
 
+class _Console(Console):
+    """One whose reader may go away without ending what is at work: a run is not left half-way."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 def on_stdout() -> Console:
     """Where answers go."""
-    return Console(highlight=False, soft_wrap=True)
+    return _Console(highlight=False, soft_wrap=True)
 
 
 def on_stderr() -> Console:
     """Where the narration goes."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return _Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
