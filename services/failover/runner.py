@@ -24,7 +24,7 @@ from services.failover.plan.wish import Plan, Wish, learned
 from services.failover.readiness import Readiness
 from services.failover.steps import POLL_S, TELL_S
 from services.failover.verdicts import Left
-from services.failover.view import View
+from services.failover.view import Reach, View
 
 _ATTEMPTS_MAX = 5
 DISABLE_S = 5.0
@@ -211,8 +211,8 @@ class Run:
             if self.interruption.no_way_back:
                 names = [step.server for step in self.begun if step.action in NO_WAY_BACK]
                 about = f"; {names[-1]} had been told to promote itself, so nothing was taken back"
-            elif undo and self.begun:
-                about = self._take_back()
+            elif undo:
+                about = self._take_back() if self.begun else "; nothing had been changed"
             view = self._look()
             standing = "; ".join(f"{name} is {what}" for name, what in standing_of(view).items())
             cause = error if isinstance(error, SlotbridgeError) else _interrupted()
@@ -229,6 +229,9 @@ class Run:
 
     def _take_back(self) -> str:
         """Let the old primary go on, and standbys and subscriptions; says what came of it."""
+        stopped = {step.server for step in self.begun if step.action is Action.STOP}
+        self._wish = replace(self._wish, stopped=self._wish.stopped | stopped)
+        self._await_end_of(stopped)
         shot = ", ".join(sorted(self._wish.shot))
         stays = f"; {shot} was fenced by its machine's command, and stays so" if shot else ""
         try:
@@ -236,8 +239,17 @@ class Run:
                 self._perform(plan.steps[0], self._view)
         except SlotbridgeError as error:
             return f"; and it could not be taken back ({error.message}){stays}"
-        goes_on = f", {plan.new_primary} goes on" if plan.new_primary else ""
+        goes_on = f", {plan.new_primary} goes on" if plan.new_primary else ", no primary answers"
         return f"; it was taken back{goes_on}{stays}"
+
+    def _await_end_of(self, stopped: set[str]) -> None:
+        """Wait for servers that may be shutting down: they can't be started before."""
+        until = time.monotonic() + self.deadline_s
+        while time.monotonic() < until:
+            view = self._look()
+            if all(view.node(name).reach is not Reach.CLOSED for name in stopped):
+                return
+            time.sleep(POLL_S)
 
 
 def plan_patiently(

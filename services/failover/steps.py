@@ -12,7 +12,7 @@ from services.failover import machines, statements
 from services.failover.address import Conninfo
 from services.failover.bridging import marker_in_kafka, send_to
 from services.failover.cluster import Cluster
-from services.failover.effects.step import Action, Step
+from services.failover.effects.step import SEEN_TO_THE_END, Action, Step
 from services.failover.effects.topology import upstream_of
 from services.failover.interruption import Interruption
 from services.failover.links import Unreachable, parse_conninfo
@@ -63,7 +63,7 @@ def perform(
         ) from error
     told = time.monotonic()
     while True:
-        if step.action is not Action.PROMOTE:
+        if step.action not in SEEN_TO_THE_END:
             interruption.check()
         view = cluster.observe()
         confirmed = step.holds(view) and _confirmed(step, view, lsn)

@@ -6,7 +6,8 @@ a node listens and does not let us in, or is frozen   refused
 a standby still receives, from no other standby       refused
 a subscription is still fed by another server         refused
 a node does not answer at all (time-out, no route)    refused without a `fence` command that ended
-                                                      with 0, or --old-primary-is-off
+                                                      with 0, a `stop` command after the drain, or
+                                                      --old-primary-is-off
 a node refuses connections, and none of the above     it is gone
 a standby or subscriber does not answer               it can't tell: noted, and not counted
 
@@ -108,7 +109,7 @@ def _require_gone(node: Node, wish: Wish, *, suspect: bool) -> None:
             "to failover.machines, and pass --fence",
             exit_code=ExitCode.SPLIT_BRAIN,
         )
-    if suspect and not wish.old_primary_is_off and node.name not in wish.shot:
+    if suspect and not _vouched([node], wish):
         raise OperatorNeeded(
             f"{node.name} does not answer, it may be cut off from here and writing: {node.detail}",
             operation=OPERATION,
@@ -185,9 +186,10 @@ def _fed(view: View, wish: Wish, new: Node) -> list[str]:
 
 
 def _vouched(nodes: list[Node], wish: Wish) -> bool:
-    """Whether a person or a `fence` command says that these are off."""
+    """Whether a person says that these are off, or a command of this run has ended one of them."""
     gone = all(node.state is None or node.standby for node in nodes)
-    return gone and (wish.old_primary_is_off or any(node.name in wish.shot for node in nodes))
+    ended = wish.shot | wish.stopped
+    return gone and (wish.old_primary_is_off or any(node.name in ended for node in nodes))
 
 
 def _quiet(age_s: float | None) -> bool:

@@ -223,8 +223,8 @@ def _notes(view: View, old: Node, slots: tuple[str, ...], *, stops: bool) -> lis
 def _stopped(view: View, wish: Wish) -> Node | None:
     """The one node that is no standby, if it was stopped, and may be started again."""
     found = [node for node in view.nodes if not node.standby]
-    if len(found) != 1 or found[0].reach is not Reach.REFUSED:
+    if len(found) != 1:
         return None
-    machine = found[0].machine
-    ours = wish.revive or found[0].name in wish.stopped
-    return found[0] if ours and machine is not None and machine.has("start") else None
+    node = found[0]
+    ours = node.name in wish.stopped or (wish.revive and node.reach is Reach.REFUSED)
+    return node if ours and node.machine is not None and node.machine.has("start") else None
