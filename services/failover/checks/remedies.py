@@ -80,7 +80,7 @@ def drop_slot(slot: str) -> str:
 
 def physical_slot_name(node: Node) -> str:
     """A name for the physical slot of a standby that has none."""
-    return re.sub(r"[^a-z0-9_]", "_", f"standby_{node.name.lower()}")[:SLOT_NAME_LENGTH_MAX]
+    return re.sub(r"[^a-z0-9_]", "_", f"slotfailover_{node.name.lower()}")[:SLOT_NAME_LENGTH_MAX]
 
 
 def _obstacle(node: Node, setting: str) -> str:

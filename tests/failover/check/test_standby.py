@@ -68,9 +68,9 @@ def test_primary_slot_name_empty(sound: Examiner) -> None:
     sound.carry_out(found["standby-slot-listed"][0])
     found = sound.expect("listed-slot-inactive")
     assert "standby_1" in found["listed-slot-inactive"][0]["what"]
-    assert ask(sound.trio.primary, LIST) == "standby_1, standby_b"
+    assert ask(sound.trio.primary, LIST) == "standby_1, slotfailover_b"
     sound.carry_out(found["listed-slot-inactive"][0])
-    assert ask(sound.trio.primary, LIST) == "standby_b"
+    assert ask(sound.trio.primary, LIST) == "slotfailover_b"
     found = sound.expect("leftover-slot")
     assert "standby_1" in found["leftover-slot"][0]["what"]
     use_slot(sound, "standby_1")
@@ -156,7 +156,7 @@ def test_stale_lists_on_the_standby(sound: Examiner) -> None:
     assert sound.fix().code == 0
 
 
-def use_slot(examiner: Examiner, slot: str, *, instead_of: str = "standby_b") -> None:
+def use_slot(examiner: Examiner, slot: str, *, instead_of: str = "slotfailover_b") -> None:
     """Let the standby stream through `slot` again, and drop the other."""
     primary = examiner.trio.primary
     set_on(examiner.trio.standby, primary_slot_name=quoted(slot))
