@@ -213,6 +213,7 @@ class ProgressRecord(_Contract):
     `ahead_lsn`, where it is beyond `end_lsn`: how far the slot may be confirmed before the next
     record, over WAL that has no events (only while commits wait for the bridge).
     `producer`: which of the bridge's two has written it (services/bridge/kafka/turns.py).
+    `id_scheme`: of which transactional ids those two are.
     `ends`: topic -> [partition, offset after what the slot has written there, leader epoch], of the
     partitions that were written last; not in every record (services/bridge/kafka/tails.py).
 
@@ -234,6 +235,7 @@ class ProgressRecord(_Contract):
     counts: dict[str, int] = {}
     ahead_lsn: int = 0
     producer: int = 0
+    id_scheme: int = 1
     ends: dict[str, list[tuple[int, int, int]]] = {}
     history: dict[int, int] | None = None
     origin_lsn: int = 0

@@ -140,7 +140,7 @@ class Session:
         check.before_fencing()
         primary.establish()
         reach("shown")
-        producer, publishing = self._make_publishing(topics)
+        producer, publishing = self._make_publishing(topics, check)
         producer.begin_session()
         reach("fenced")
         record, seen = self._agree(check, topics, primary, producer)
@@ -159,12 +159,15 @@ class Session:
         self._feedback.connect(connection, self._ledger)
         self._announce(start, primary)
 
-    def _make_publishing(self, topics: Topics) -> tuple[TransactionalProducer, Publishing]:
+    def _make_publishing(
+        self, topics: Topics, check: StartCheck
+    ) -> tuple[TransactionalProducer, Publishing]:
         slot, waiting = self._source.slot, self._feedback.while_waiting
         producer = self._producer = TransactionalProducer(
             *(self._kafka, self._bridge, topics, slot, self._refused),
             while_waiting=waiting,
             on_disturbance=partial(require_told, topics, slot, waiting),
+            former_ids=check.former_ids,
         )
         publishing = self._publishing = Publishing(
             *(producer, self._bridge, self._feedback, self._heartbeat, self._record),

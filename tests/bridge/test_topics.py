@@ -1,5 +1,7 @@
 """What is read back from Kafka at start."""
 
+import contextlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as StillRunning
 
@@ -12,6 +14,7 @@ from schemas.settings import BridgeSettings, KafkaSettings
 from schemas.shaping import OutboxSettings, RouteSettings, ShapingSettings
 from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.topics import Topics
+from services.kafka.records import TopicReader
 from tests.providers.interface import Broker
 
 
@@ -25,6 +28,7 @@ def record(end_lsn: int, producer: int = 0) -> ProgressRecord:
         seq=0,
         ts_ms=0,
         producer=producer,
+        id_scheme=2,
     )
 
 
@@ -113,3 +117,36 @@ def test_written_are_the_topics_of_settings_and_of_the_prefix_but_no_other_bridg
         *("cdc-public-t", "r.all", "messages-x"),
     }
     assert ("messages-x", 0) not in topics.event_partitions(), "others may have the same"
+
+
+def test_a_record_behind_many_of_others_is_found_soon(kafka: Broker, topic_prefix: str) -> None:
+    """Each step backwards is twice as long as the one before."""
+    settings, topics = prepared(kafka, topic_prefix)
+    mine = TransactionalProducer(settings, BridgeSettings(), topics, "mine")
+    mine.begin_session()
+    mine.commit(record(100))
+    mine.abandon()
+    others = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for _ in range(60_000):
+        others.produce(progress_topic(topic_prefix), b"{}", b"other")
+        others.poll(0)
+    assert others.flush(60) == 0
+    with calls(TopicReader, "between") as reads:
+        found = topics.last_progress("mine")
+    assert found is not None and found.end_lsn == 100
+    assert len(reads) < 12, "200 at a time they were 300"
+
+
+@contextlib.contextmanager
+def calls(kind: type, method: str) -> Iterator[list[tuple[object, ...]]]:
+    """The arguments of each call of a method meanwhile."""
+    found: list[tuple[object, ...]] = []
+    real = getattr(kind, method)
+
+    def noting(self: object, *arguments: object) -> object:
+        found.append(arguments)
+        return real(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, method, noting)
+        yield found

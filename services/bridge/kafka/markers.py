@@ -25,6 +25,8 @@ from services.kafka.records import REQUEST_TIMEOUT_S
 PATIENCE_S: Final = 1.5
 """Markers that are being written take some milliseconds."""
 _PAUSE_S: Final = 0.01
+_RECOUNT_S: Final = 60.0
+"""Partitions that are added to a topic are seen within this; clients see them after minutes."""
 Ends = Mapping[Partition, End]
 
 
@@ -62,6 +64,7 @@ class MarkerCheck:
         self._asking: Future[None] | None = None
         self._last: _Transaction | None = None
         self._before: _Transaction | None = None
+        self._recount_at = time.monotonic() + _RECOUNT_S
         self._others: dict[Partition, int] = {}
         """Where another producer's open transaction begins, though the topic is ours."""
 
@@ -79,6 +82,9 @@ class MarkerCheck:
         before = self._before
         if before is None:
             return
+        if time.monotonic() > self._recount_at:
+            self._topics.refresh()
+            self._recount_at = time.monotonic() + _RECOUNT_S
         if self._asking is not None:
             self._asking.result()
         ends = self._answers(before, committed=False)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
@@ -70,6 +70,14 @@ def some_answers(asked: Asked) -> dict[Partition, End]:
         with contextlib.suppress(SlotbridgeError):
             found |= answers({place: future})
     return found
+
+
+def count_partitions(producer: Producer, topic: str) -> int:
+    """How many partitions `topic` has now; `producer` asks, so that it can write to all of them."""
+    try:
+        return len(producer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic].partitions)
+    except KafkaException as error:
+        raise kafka_error(error, "ask for the partitions", f"topic {topic}") from error
 
 
 def name_of(place: Partition) -> str:

@@ -21,6 +21,7 @@ from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge import metrics
 from services.bridge.events.event import Event
 from services.bridge.kafka.markers import MarkerCheck
+from services.bridge.kafka.offsets import count_partitions
 from services.bridge.kafka.options import MESSAGE_BYTES_MAX, producer_options
 from services.bridge.kafka.refused import (
     Origin,
@@ -34,7 +35,7 @@ from services.bridge.kafka.refused import (
 )
 from services.bridge.kafka.tails import Tails, check_tails
 from services.bridge.kafka.topics import Topics
-from services.bridge.kafka.turns import INIT_TIMEOUT_S, Turns
+from services.bridge.kafka.turns import ID_SCHEME, INIT_TIMEOUT_S, Turns
 from services.kafka.client import (
     RECORD_REFUSALS,
     TOPIC_REFUSALS,
@@ -70,9 +71,10 @@ class TransactionalProducer:
         *,
         while_waiting: Callable[[], None] = lambda: None,
         on_disturbance: Callable[[], None] = lambda: None,
+        former_ids: bool = False,
     ) -> None:
         """`on_disturbance` raises Retryable where something of ours hangs: it is called where the
-        partitions of a transaction do not tell in time that it has ended."""
+        partitions of a transaction do not tell in time that it has ended. `former_ids`: Turns."""
         self._markers = MarkerCheck(topics, on_disturbance, while_waiting)
         self._tails = Tails()
         self._touched: set[str] = set()
@@ -91,7 +93,7 @@ class TransactionalProducer:
         self._limits = topics.message_bytes_max(*self._refused.topics)
         self._message_bytes_max = int(kafka.options.get("message.max.bytes", MESSAGE_BYTES_MAX))
         options = producer_options(kafka, bridge, slot, self._limits.values(), self._careful)
-        self._turns = Turns(options, subject=self._subject)
+        self._turns = Turns(options, subject=self._subject, former=former_ids)
         self._ready: set[str] = {self._progress_topic}
         self._denied: dict[str, TopicRefused] = {}
         self._dead: Counter[tuple[str, str]] = Counter()
@@ -128,18 +130,17 @@ class TransactionalProducer:
         """
         for turn in turns:
             self._turns.turn = turn
-            self._turns.begin()  # without a look at what hangs: it is ended here
-            self.open = True
-            for (topic, partition), event in records.items():
-                self._produce(event, partition, NOWHERE, None)
-                self._ready.add(topic)
-            one = self._turns.current
-            try:
-                one.flush(INIT_TIMEOUT_S)
-                (one.commit_transaction if commit else one.abort_transaction)(INIT_TIMEOUT_S)
-            except KafkaException as error:
-                raise kafka_error(error, "end hanging transactions", self._subject) from error
-            self.open = False
+            for one in self._turns.of(turn):
+                self.open = True  # without a look at what hangs: it is ended here
+                try:
+                    one.begin_transaction()
+                    for (topic, partition), event in records.items():
+                        one.produce(topic, event.value, event.key, partition)
+                    one.flush(INIT_TIMEOUT_S)
+                    (one.commit_transaction if commit else one.abort_transaction)(INIT_TIMEOUT_S)
+                except KafkaException as error:
+                    raise kafka_error(error, "end hanging transactions", self._subject) from error
+                self.open = False
 
     def send(self, events: Sequence[Event], origins: Origins | None = None) -> None:
         """Add `events`, which are of `origins`, to the open Kafka transaction, begun if need be.
@@ -180,10 +181,14 @@ class TransactionalProducer:
         if known and (reason := known.get(identity(event, origin))) is not None:
             self._refuse(event, origin, reason)
         elif event.broadcast:
-            for partition in range(self._topics.partitions(event.topic)):
+            for partition in range(self._partitions_of(event.topic)):
                 self._produce(event, partition, origin, self._while_waiting)
         else:
             self._produce(event, -1, origin, self._while_waiting)
+
+    def _partitions_of(self, topic: str) -> int:
+        """Also those that were added since: rows may be in them already."""
+        return max(self._topics.partitions(topic), count_partitions(self._producer, topic))
 
     def commit(self, record: ProgressRecord) -> None:
         """Add the progress record and commit. Blocks; retries until the transaction's time-out.
@@ -192,11 +197,16 @@ class TransactionalProducer:
         """
         self.begin()
         self._tails.learn(self._markers.ends())
-        update = {"producer": self._turns.turn, "ends": self._tails.note()}
-        record = record.model_copy(update=update)
+        own = {"producer": self._turns.turn, "id_scheme": ID_SCHEME, "ends": self._tails.note()}
+        record = record.model_copy(update=own)
         value = record.model_dump_json().encode()
         self._produce(Event(self._progress_topic, self._slot.encode(), value), 0, NOWHERE, None)
-        deadline = time.monotonic() + self._deadline_s
+        self._commit_open(time.monotonic() + self._deadline_s)
+        self._tell_dead_letters()
+        if self._careful and not record.seq:
+            self.done = self._refused.passed(record.commit_lsn)
+
+    def _commit_open(self, deadline: float) -> None:
         asked = False
         while True:
             if not asked and self._producer.flush(COMMIT_ATTEMPT_S) == 0:
@@ -210,12 +220,11 @@ class TransactionalProducer:
                 if not again or time.monotonic() > deadline or self._cancelled.is_set():
                     raise self._failed(error, "commit to Kafka", self._subject) from error
             else:
-                self.open = False
-                self._turns.pass_on()
                 break
-        self._tell_dead_letters()
-        if self._careful and not record.seq:
-            self.done = self._refused.passed(record.commit_lsn)
+        if not asked:
+            self._markers.flushed(self._touched)
+        self.open = False
+        self._turns.pass_on()
 
     def cancel(self) -> None:
         """Let a commit in another thread give up soon; whether it came through is then unknown."""

@@ -17,21 +17,31 @@ from services.kafka.client import kafka_error, make_client
 
 INIT_TIMEOUT_S: Final = 30.0
 BOTH: Final = (0, 1)
-_SUFFIXES: Final = ("", ".2")
-"""Of the transactional ids; a slot's name has no dot."""
+ID_SCHEME: Final = 2
+"""As ProgressRecord.id_scheme: the transactional ids are those of _SUFFIXES."""
+_SUFFIXES: Final = ("", "~2")
+"""Of the transactional ids. No prefix and no slot has a `~`: no other slot has the same."""
+_FORMER_SUFFIX: Final = ".2"
+"""Of the second one in id_scheme 1, which the slot `2` under a longer prefix has as its first."""
 
 
 class Turns:
     """One session's two producers. Each Kafka transaction that commits is the other one's turn."""
 
-    def __init__(self, options: Mapping[str, Any], *, subject: str) -> None:
-        """`options`: of a producer; its `transactional.id` is the first one's."""
+    def __init__(self, options: Mapping[str, Any], *, subject: str, former: bool = False) -> None:
+        """`options`: of a producer; its `transactional.id` is the first one's.
+
+        `former`: the last record may be of a bridge with the former ids: that one is fenced too,
+        and what it has left hanging is ended.
+        """
         self._subject = subject
         name = options["transactional.id"]
-        self._both = [
-            make_client(Producer, {**options, "transactional.id": name + suffix})
-            for suffix in _SUFFIXES
-        ]
+
+        def made(suffix: str) -> Producer:
+            return make_client(Producer, {**options, "transactional.id": name + suffix})
+
+        self._both = [made(suffix) for suffix in _SUFFIXES]
+        self._former = [made(_FORMER_SUFFIX)] if former else []
         self._senders = [sender(producer) for producer in self._both]
         self.turn = 0
 
@@ -47,11 +57,15 @@ class Turns:
 
     def begin_session(self) -> None:
         """init_transactions of both: fences other sessions, and ends what they have open."""
-        for producer in self._both:
+        for producer in (*self._both, *self._former):
             try:
                 producer.init_transactions(INIT_TIMEOUT_S)
             except KafkaException as error:
                 raise kafka_error(error, "init transactions", self._subject) from error
+
+    def of(self, turn: int) -> list[Producer]:
+        """Those that may have left a transaction of this turn hanging."""
+        return [self._both[turn], *(self._former if turn else ())]
 
     def follow(self, record: ProgressRecord | None) -> None:
         """The next transaction comes after that of `record`."""
@@ -70,5 +84,5 @@ class Turns:
 
     def hear(self) -> None:
         """Serve what the clients' threads have to tell."""
-        for producer in self._both:
+        for producer in (*self._both, *self._former):
             producer.poll(0)

@@ -15,6 +15,7 @@ from schemas.events import (
     transaction_topic,
 )
 from services.bridge.kafka.topics import Topics
+from services.bridge.kafka.turns import ID_SCHEME
 from services.bridge.postgres.connection import ReplicationConnection
 from services.bridge.postgres.database import Primary
 from services.bridge.progress.agreement import check_beginning, check_witnesses
@@ -58,6 +59,8 @@ class StartCheck:
         self._slot = slot
         self._on_divergence = on_divergence
         self._accepted = accepted
+        self.former_ids = False
+        """Whether a bridge with the former transactional ids may be alive (kafka.turns)."""
 
     @property
     def switch_points(self) -> dict[int, int]:
@@ -70,6 +73,8 @@ class StartCheck:
         A divergence that an operator has accepted passes here; `compare` raises it again.
         """
         visible = read_visible(self._topics, self._slot)
+        records = [*([visible.record] if visible.record else []), *visible.hidden]
+        self.former_ids = any(record.id_scheme < ID_SCHEME for record in records)
         if visible.others:
             raise self._several_slots(visible.others)
         seen = self._witnesses()

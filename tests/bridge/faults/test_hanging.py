@@ -187,7 +187,7 @@ def test_the_next_transaction_is_aborted_and_does_not_take_it_along(
     names = forget_markers(own_kafka, bridge.prefix, since_ms, is_any)
     tell(conninfo, bridge, record.end_lsn)
     own_kafka.start()
-    name = f"slotbridge.{bridge.prefix}.{bridge.slot}" + ("", ".2")[1 - record.producer]
+    name = f"slotbridge.{bridge.prefix}.{bridge.slot}" + ("", "~2")[1 - record.producer]
     following = Producer(
         {"bootstrap.servers": own_kafka.bootstrap_servers, "transactional.id": name}
     )

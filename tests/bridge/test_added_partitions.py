@@ -1,0 +1,47 @@
+"""Partitions that are added to a topic while the bridge runs."""
+
+import json
+
+import psycopg
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from tests.bridge.conftest import NewBridge
+from tests.bridge.reading import read_committed
+from tests.providers.interface import Broker, Provider
+from tests.providers.waiting import eventually
+
+OPTIONS = {"topic.metadata.refresh.interval.ms": 200}
+
+
+def test_a_truncate_reaches_them(
+    pair: Provider, fresh_database: str, kafka: Broker, new_bridge: NewBridge
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        bridge = new_bridge(conninfo, options=OPTIONS).start().streaming()
+        topic = f"{bridge.prefix}.public.t"
+        connection.execute("INSERT INTO t SELECT generate_series(1, 20)")
+        bridge.caught_up()
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        admin.create_partitions([NewPartitions(topic, 6)])[topic].result(20)
+        number = 20
+
+        def all_written() -> bool:
+            nonlocal number
+            connection.execute(
+                "INSERT INTO t SELECT generate_series(%s, %s::int)", [number + 1, number + 20]
+            )
+            number += 20
+            bridge.caught_up()
+            found = read_committed(kafka.bootstrap_servers, [topic])
+            return {record.partition for record in found} == set(range(6))
+
+        eventually(all_written, what="rows are in all partitions")
+        connection.execute("TRUNCATE t")
+        bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    found = read_committed(kafka.bootstrap_servers, [topic])
+    truncates = [r.partition for r in found if r.value and json.loads(r.value)["op"] == "t"]
+    assert sorted(truncates) == list(range(6))
