@@ -61,7 +61,9 @@ def test_an_open_transaction_of_another_bridge_hides_no_progress(
         with pytest.raises(StillRunning):
             found.result(2)
         other.abort_transaction(30)
-        assert found.result(30) == record(200, producer=1)
+        last = found.result(30)
+        assert last is not None
+        assert last.model_copy(update={"ends": {}}) == record(200, producer=1)
 
 
 def test_a_foreign_record_is_named(kafka: Broker, topic_prefix: str) -> None:

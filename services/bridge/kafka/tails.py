@@ -44,7 +44,7 @@ class Tails:
     def note(self) -> Noted:
         """`ProgressRecord.ends` for a record that is written now: about once a second."""
         now = time.monotonic()
-        if now < self._due:
+        if now < self._due or not self._ends:
             return {}
         self._due = now + NOTED_EVERY_S
         return noted(self._ends)
