@@ -1,7 +1,8 @@
 """What a small epoch costs: `python -m benchmarks.tables.epochs` prints one JSON line.
 
 Four tables, 300 updates an epoch, one session as the demo starts it. CPU is Java's, from the
-operating system; commands are what Python asks of Java (py4j).
+operating system; commands are what Python asks of Java (py4j). `--tables 40 --touched 4`: of many
+tables few are changed. `--other-topics 1000`: the broker has so many topics of others besides.
 """
 
 import argparse
@@ -23,13 +24,15 @@ from services.local.java import short_lived_spark
 from spark_consumers.epochs.follower import Follower
 
 EVENTS = 300
-_TABLES = ("a", "b", "c", "d")
 
 
 def main() -> None:
     """Bring epoch after epoch; the median is of the second half."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=14)
+    parser.add_argument("--tables", type=int, default=4)
+    parser.add_argument("--touched", type=int, help="by each epoch; all of them by default")
+    parser.add_argument("--other-topics", type=int, default=0)
     parser.add_argument(
         "--option", action="append", default=[], help="of Spark, name=value; may be repeated"
     )
@@ -38,14 +41,17 @@ def main() -> None:
         given = short_lived_spark(Path(scratch))
         given |= dict(option.split("=", 1) for option in options.option)
         with rig(driver_memory="1g", offsets_per_trigger_max=50_000, spark_options=given) as one:
-            found = _measure(one, options.epochs)
+            found = _measure(one, options)
     sys.stdout.write(json.dumps(found) + "\n")
 
 
-def _measure(given: Rig, epochs: int) -> dict[str, Any]:
-    source = Source(given.servers, _TABLES)
+def _measure(given: Rig, options: argparse.Namespace) -> dict[str, Any]:
+    epochs, touched = options.epochs, options.touched or options.tables
+    names = [f"t{number}" for number in range(options.tables)]
+    source = Source(given.servers, names)
+    source.make_topics(options.other_topics)
     follower = Follower(given.spark, given.settings)
-    source.write("insert", 2_000)
+    source.write("insert", 500 * options.tables)
     each = []
     with _commands() as asked:
         for _ in range(epochs):
@@ -54,13 +60,15 @@ def _measure(given: Rig, epochs: int) -> dict[str, Any]:
                 follower.step()
             after = (time.monotonic(), given.java_cpu_s, len(asked))
             each.append([b - a for a, b in zip(before, after, strict=True)])
-            source.write("update", EVENTS)
+            source.write("update", EVENTS, touched)
     follower.close()
     seconds, cpu_s, commands = (
         statistics.median(values) for values in zip(*each[epochs // 2 :], strict=True)
     )
     return {
-        "tables": len(_TABLES),
+        "tables": options.tables,
+        "touched": touched,
+        "other_topics": options.other_topics,
         "events": EVENTS,
         "epoch_s": round(seconds, 2),
         "java_cpu_s": round(cpu_s, 2),

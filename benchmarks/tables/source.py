@@ -40,8 +40,8 @@ class Source:
         self._tables = [_Table(name) for name in tables]
         own = {schema_topic(PREFIX): 1, transaction_topic(PREFIX): 1}
         own |= {table.topic: PARTITIONS for table in self._tables}
-        admin = AdminClient({"bootstrap.servers": servers})
-        made = admin.create_topics(
+        self._admin = AdminClient({"bootstrap.servers": servers})
+        made = self._admin.create_topics(
             [NewTopic(name, num_partitions=count) for name, count in own.items()]
         )
         for future in made.values():
@@ -52,19 +52,26 @@ class Source:
         self._producer.commit_transaction(30)
         self.commit_lsn = 1000
 
-    def write(self, load: str, events: int) -> None:
-        """So many events of a load, in one Kafka transaction per 10,000."""
+    def make_topics(self, count: int) -> None:
+        """Topics that are nobody's, of four partitions each."""
+        new = [NewTopic(f"other.{number}", num_partitions=4) for number in range(count)]
+        for future in self._admin.create_topics(new).values() if new else ():
+            future.result(120)
+
+    def write(self, load: str, events: int, among: int | None = None) -> None:
+        """So many events of a load, in one Kafka transaction per 10,000; `among`: in so many of
+        the tables, else in all."""
         done = 0
         while done < events:
             self._producer.begin_transaction()
             for _ in range(min(10_000, events - done) // ROWS_A_TRANSACTION):
-                self._transaction(load)
+                self._transaction(load, among or len(self._tables))
                 done += ROWS_A_TRANSACTION
             self._producer.commit_transaction(60)
 
-    def _transaction(self, load: str) -> None:
+    def _transaction(self, load: str, among: int) -> None:
         self.commit_lsn += 100
-        table = self._tables[self.commit_lsn // 100 % len(self._tables)]
+        table = self._tables[self.commit_lsn // 100 % among]
         for seq in range(ROWS_A_TRANSACTION):
             self._producer.produce(table.topic, *table.event(load, self.commit_lsn, seq))
         counts = f'[{{"data_collection":"public.{table.name}","event_count":{ROWS_A_TRANSACTION}}}]'
