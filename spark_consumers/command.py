@@ -160,6 +160,18 @@ def epochs(config: Config, as_json: Json = False) -> None:
             _write(json.dumps(found) if as_json else f"{found['epoch']} {found['tag']}")
 
 
+@app.command()
+def tag(
+    config: Config,
+    as_of: Annotated[str, typer.Option(help="LSN: of the last epoch up to it.")],
+    as_json: Json = False,
+) -> None:
+    """Give all tables the tag of one epoch, to join them by one name; `run` may go on."""
+    with _exit_codes(as_json=as_json), _operating(config) as operator:
+        for table, name in operator.tag(_lsn(as_of)):
+            _write(json.dumps({"table": table, "tag": name}) if as_json else f"{table} {name}")
+
+
 @contextlib.contextmanager
 def _operating(config: Path) -> Iterator["Operator"]:
     from spark_consumers.operations import Operator

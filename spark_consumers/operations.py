@@ -1,14 +1,15 @@
 """What an operator asks of tables that are there, beside `slottables run`."""
 
+import time
 from collections.abc import Iterator, Sequence
 
 import structlog
 from pyspark.sql import SparkSession
 
-from schemas.errors import SettingsError
+from schemas.errors import OperatorNeeded, SettingsError
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, require
-from spark_consumers.epochs.ledger import Ledger
+from spark_consumers.epochs.ledger import Ledger, Place, epoch_of
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.maintenance import Maintained, maintain
@@ -40,6 +41,8 @@ class Operator:
             table = catalog.load(self._spark, state.identifier)
             catalog.set_property(table, catalog.REBUILD, "asked")
             yield name
+        ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)
+        ledger.ask(self._spark, f"rebuild at {time.time()}")
 
     def maintain(self) -> Iterator[Maintained]:
         """Maintain all tables, one after the other; one that fails does not keep the others from
@@ -56,6 +59,39 @@ class Operator:
         if failures:
             raise failures[0]
 
+    def tag(self, commit_lsn: int) -> Iterator[tuple[str, str]]:
+        """Tag all tables as of the last epoch up to an LSN: (Iceberg table, tag) of each.
+
+        An epoch tags the tables that it brings something; the others get this tag at the snapshot
+        that they have had since. Raises SettingsError for an LSN of before the epochs that are
+        kept, OperatorNeeded for a table that has lost that snapshot.
+        """
+        ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)
+        record = epoch_of(ledger.all(self._spark), commit_lsn)
+        name = catalog.tag_name(record.commit_lsn)
+        try:
+            for place in record.tables.values():
+                if place.snapshot is not None:
+                    self._tag(place, name)
+                    yield place.identifier, name
+        except FOREIGN as error:
+            raise translated(error, "tag tables") from error
+
+    def _tag(self, place: Place, name: str) -> None:
+        _, _, table_name = place.identifier.rpartition(".")
+        table = catalog.load(
+            self._spark, catalog.identifier(self._tables.namespace, table_name.strip("`"))
+        )
+        if table.snapshot(place.snapshot) is None:
+            raise OperatorNeeded(
+                "the table does not have its snapshot of that epoch",
+                operation="tag tables",
+                subject=place.identifier,
+                hint="somebody removed it, or the table was made anew after that epoch",
+            )
+        if name not in catalog.ref_names(table):
+            table.manageSnapshots().createTag(name, place.snapshot).commit()
+
     def epochs(self) -> Iterator[dict[str, object]]:
         """The epochs that are kept, the oldest first."""
         ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)
@@ -66,7 +102,7 @@ class Operator:
                 "tag": catalog.tag_name(record.commit_lsn),
                 "commit_ts_ms": record.commit_ts_ms,
                 "tables": {
-                    name: {"table": table, "snapshot": snapshot}
-                    for name, (table, snapshot) in record.tables.items()
+                    name: {"table": place.identifier, "snapshot": place.snapshot}
+                    for name, place in record.tables.items()
                 },
             }

@@ -2,46 +2,39 @@
 
     1. cut     whole transactions after the last epoch (kafka/transactions)
     2. read    their events, all that their ENDs count (epochs/reading)
-    3. write   each table in one commit; its snapshot carries epoch and LSN (epochs/writing)
-    4. seal    every table is tagged with the LSN, in one commit each
+    3. write   into a branch of each table, which nobody reads (epochs/stage)
+    4. seal    each table that has something of it becomes what its branch is, with the LSN and a
+               tag, in one commit (epochs/stage, iceberg/staging)
     5. record  the epoch is written down in one commit: now it is done (epochs/ledger)
 
 After a kill the tables tell how far it came: one that has a later LSN than the ledger gives the LSN
-of the cut, which is then made again; tables that have it are left alone.
+of the cut, which is then made again; tables that have it are left alone. A table that an epoch
+brings nothing is not touched: the record says that it has the epoch all the same.
 """
 
+import dataclasses
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 
 import structlog
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-from schemas.errors import ExitCode, OperatorNeeded
+from schemas.errors import OperatorNeeded
 from schemas.lsn import format_lsn
 from schemas.naming import Naming
 from schemas.settings import Settings, require
-from spark_consumers.epochs import writing
-from spark_consumers.epochs.ledger import EpochRecord, Ledger
+from spark_consumers.epochs import lacking
+from spark_consumers.epochs.ledger import EpochRecord, Ledger, Place
 from spark_consumers.epochs.parts import Part
-from spark_consumers.epochs.quarantine import Bad, Quarantine, without
 from spark_consumers.epochs.reading import EventReader, Taken, Wanted
 from spark_consumers.epochs.report import EpochReport, TableReport
-from spark_consumers.epochs.threads import at_once
-from spark_consumers.events import changes
+from spark_consumers.epochs.stage import Stage
+from spark_consumers.epochs.writing import Work
 from spark_consumers.events.shape import Shape
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, sums
-from spark_consumers.iceberg.layout import layout_of
 from spark_consumers.iceberg.maintenance import maintain
-from spark_consumers.iceberg.tables import (
-    NEVER,
-    OpenTable,
-    State,
-    Tables,
-    is_large,
-    merge_mode,
-)
+from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables
 from spark_consumers.kafka.divergence import Divergences
 from spark_consumers.kafka.reader import Topics
 from spark_consumers.kafka.shapes import DeadLetters, ShapeLog
@@ -63,7 +56,7 @@ class Follower:
         self._tables = Tables(kafka, self._settings)
         self._tables.make_namespace(spark)
         self._ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)
-        topics = Topics(kafka)
+        self._topics = topics = Topics(kafka)
         whole = self._settings.on_bad_event == "quarantine"
         self._reader = EventReader(spark, kafka, topics, whole=whole)
         self._shapes = ShapeLog(kafka, topics, self._naming, self._follows)
@@ -75,8 +68,8 @@ class Follower:
             if (name.removeprefix(sums.SOURCE_MARK) in self._settings.sums)
             or (not sums.is_sums(name) and self._follows(name))
         }
-        self._quarantine = Quarantine(spark, self._tables.namespace)
-        self._sums: dict[str, str] = {}
+        self._stage = Stage(spark, self._settings, self._tables.namespace)
+        self._asked = ""
         self._record, self._redo_lsn = self._found()
         self._log = TransactionLog(
             kafka,
@@ -128,15 +121,20 @@ class Follower:
         if cut is None:
             return None
         epoch = self._record.epoch + 1
-        lacking = self._lacking(cut)
+        stop = self._settings.on_dead_letter == "stop"
+        without = lacking.refused(self._dead, self._record.commit_lsn, cut, stop=stop)
         opened = self._open(cut)
-        self._mark_lacking(cut, opened, lacking)
-        taken = self._read(cut, opened, lacking)
+        anew = lacking.made_anew(self._dead, opened)
+        lacking.mark(self._spark, cut.commit_lsn, {*without, *anew}, opened, self._states)
+        taken = self._read(cut, opened, without)
         try:
-            quarantined = self._write(epoch, cut, opened, taken)
+            work = self._work(cut, opened, taken)
+            quarantined = self._stage.write(
+                *(epoch, cut, work, taken.events, self._states, self._record)
+            )
         finally:
             taken.events.unpersist()
-        self._seal(epoch, cut, opened, taken)
+        self._seal(epoch, cut, taken)
         self._log.done(cut)
         self._redo_lsn = None
         return EpochReport(
@@ -146,13 +144,19 @@ class Follower:
             time.monotonic() - started,
             max((p.ts_us_max // 1000 for p in taken.parts.values()), default=cut.ts_ms),
             {name: _report(taken.parts.get(self._topic(name))) for name in cut.counts},
-            sum(lacking.values()),
+            sum(without.values()),
             quarantined,
         )
 
     def _found(self) -> tuple[EpochRecord, int | None]:
         """The last epoch that is done, and the LSN of one that was begun after it."""
         record = self._ledger.last(self._spark)
+        self._unrecorded = record is None
+        if record is not None:  # tables that its epoch brought nothing have it all the same
+            for name, place in record.tables.items():
+                state = self._states.get(name)
+                if state and place.uuid == state.uuid and state.epoch <= record.epoch:
+                    self._states[name] = state.at(record.epoch, record.commit_lsn)
         positions = [s.commit_lsn for s in self._states.values() if not s.rebuild]
         if record is None:
             done = min(positions, default=NEVER)
@@ -168,9 +172,11 @@ class Follower:
     def _cut(self) -> Cut | None:
         if self._redo_lsn is not None:
             cut: Cut | None = self._log.upto(self._redo_lsn, _REDO_DEADLINE_S)
+            self._topics.refresh()
         elif not self._log.read():
             return None
         else:
+            self._topics.refresh()  # after the ENDs: what they count has its partitions by now
             self._shapes.read()
             change = self._shapes.first_change(self._record.commit_lsn)
             cut = self._log.cut(self._settings.offsets_per_trigger_max, change)
@@ -183,30 +189,10 @@ class Follower:
             return self._log.cut(self._settings.offsets_per_trigger_max, change)
         return cut
 
-    def _lacking(self, cut: Cut) -> dict[str, int]:
-        """Table -> how many of its events Kafka has refused; raises by `on_dead_letter`."""
-        found: dict[str, int] = {}
-        for letter in self._dead.between(self._record.commit_lsn, cut.commit_lsn):
-            if self._settings.on_dead_letter == "stop":
-                raise OperatorNeeded(
-                    f"Kafka has refused an event of {letter.table} ({letter.reason}), with seq "
-                    f"{letter.position.seq}: its table would lack it",
-                    operation="read dead letters",
-                    subject=self._dead.topic,
-                    lsn=letter.position.commit_lsn,
-                    hint="tables.on_dead_letter: report goes on without it; repair the row from "
-                    "the dead letter, or rebuild the table",
-                    exit_code=ExitCode.RECORD_REFUSED,
-                )
-            found[letter.table] = found.get(letter.table, 0) + 1
-        for table, count in found.items():
-            log.warning("the table lacks events that Kafka has refused", table=table, count=count)
-        return found
-
     def _open(self, cut: Cut) -> dict[str, OpenTable]:
         """The tables that the epoch brings something, by source table."""
         found = {}
-        for name in {*cut.counts, *self._behind()}:
+        for name in {*cut.counts, *self._behind(cut)}:
             shapes = list(self._shapes.upto(name, cut.commit_lsn))
             if not shapes:
                 raise OperatorNeeded(
@@ -222,105 +208,39 @@ class Follower:
             found[name] = self._tables.open(self._spark, shapes, state)
         return found
 
-    def _mark_lacking(
-        self, cut: Cut, opened: dict[str, OpenTable], without: Collection[str]
-    ) -> None:
-        """Write down, before anything else is, which tables lack an event: those in `without`, and
-        of those that are made from Kafka's first event on all that may.
-
-        Such a table may have a row that the source deleted, so that no epoch of inserts is
-        appended to it unseen: each is merged by key. It stays so until the table is made anew.
-        """
-        anew = {n for n, t in opened.items() if t.commit_lsn == NEVER and self._dead.may_lack(n)}
-        for name in {*without, *anew}:
-            table, state = opened.get(name), self._states.get(name)
-            if (table and table.lacks) or (state and state.lacks):
-                continue
-            if table is not None:
-                opened[name] = replace(table, lacks=True)
-            if state is not None:
-                self._states[name] = replace(state, lacks=True)
-            identifier = table.identifier if table else state.identifier if state else None
-            if identifier is not None:
-                found = catalog.load(self._spark, identifier)
-                catalog.set_property(found, catalog.LACKS, str(cut.commit_lsn))
-
-    def _behind(self) -> Iterable[str]:
+    def _behind(self, cut: Cut) -> Iterable[str]:
         """Tables that lack what the others have, whether or not the epoch brings them something:
-        to be made anew, dropped by somebody, or not followed until now."""
+        to be made anew, dropped by somebody, or not followed until now. Without a record each
+        table tells only what it was last brought: all that are not at the cut are read again."""
         done = self._record.commit_lsn
+        if self._unrecorded and self._redo_lsn is not None:
+            done = cut.commit_lsn
         lost = {*self._record.tables, *self._shapes.known_at(done)} - set(self._states)
         late = {n for n, s in self._states.items() if s.rebuild or s.commit_lsn < done}
         return {n for n in lost | late if not sums.is_sums(n) and self._follows(n)}
 
-    def _read(self, cut: Cut, opened: dict[str, OpenTable], lacking: dict[str, int]) -> Taken:
+    def _read(self, cut: Cut, opened: dict[str, OpenTable], without: dict[str, int]) -> Taken:
         known = self._record.commit_lsn
         wanted = {
             self._topic(name): Wanted(
                 name,
-                cut.counts.get(name, 0) - lacking.get(name, 0),
+                cut.counts.get(name, 0) - without.get(name, 0),
                 None if table.commit_lsn == known else table.commit_lsn,
             )
             for name, table in opened.items()
         }
         return self._reader.read(cut, known, wanted, self._record.offsets, _require_first)
 
-    def _write(self, epoch: int, cut: Cut, opened: dict[str, OpenTable], taken: Taken) -> int:
-        """Write all tables; returns how many events were put aside."""
-        for option, value in ((catalog.EPOCH, epoch), (catalog.COMMIT_LSN, cut.commit_lsn)):
-            self._spark.conf.set(catalog.SUMMARY_OPTION + option, str(value))
+    def _work(self, cut: Cut, opened: dict[str, OpenTable], taken: Taken) -> list[Work]:
+        """What the epoch brings to each table; raises for events that don't belong to it."""
         work = []
         for name, table in opened.items():
             part = taken.parts.get(self._topic(name), Part(self._topic(name)))
             if self._settings.on_bad_event == "stop":
                 part.require_events()
             part.require_fits(table.layout.shape, keyed=table.layout.kind != "changelog")
-            work.append(writing.Work(table, part, self._shapes_in_use(table, cut)))
-        bad: Bad = {}
-        if self._settings.on_bad_event == "quarantine":
-            parts = [(item.part, item.shapes) for item in work]
-            bad = self._quarantine.put_aside(epoch, taken.events, parts)
-            names = [item.table.layout.shape.name for item in work if item.part.topic in bad]
-            self._mark_lacking(cut, opened, names)
-            work = [replace(x, table=opened[x.table.layout.shape.name]) for x in work]
-
-        def own(topic: str) -> DataFrame:
-            return without(changes.own_events(taken.events, topic), bad.get(topic, ()))
-
-        at_once(lambda item: writing.write(item, own(item.part.topic)), work)
-        self._add_up(epoch, cut, {item.table.layout.shape.name: item for item in work}, own)
-        return sum(map(len, bad.values()))
-
-    def _add_up(
-        self,
-        epoch: int,
-        cut: Cut,
-        work: dict[str, writing.Work],
-        own: Callable[[str], DataFrame],
-    ) -> None:
-        """Bring the epoch into the tables of sums."""
-        for name, settings in self._settings.sums.items():
-            item, state = work.get(settings.source), self._states.get(settings.source)
-            if item is not None:
-                layout, source = item.table.layout, item.table.identifier
-            elif state is not None and state.shape and state.commit_lsn == cut.commit_lsn:
-                # The source had the epoch already when it was begun again: the sums may not.
-                layout, source = layout_of(self._settings, state.shape), state.identifier
-            else:
-                continue
-            identifier = catalog.identifier(self._tables.namespace, name)
-            table = sums.make(self._spark, identifier, name, settings, layout)
-            self._sums[sums.source_of(name)] = identifier
-            if catalog.reached(table)[0] >= epoch:
-                continue
-            known = self._states.get(sums.source_of(name))
-            behind = known is None or known.commit_lsn < self._record.commit_lsn
-            if item is None or behind or writing.begins_anew(item) or item.part.unavailable:
-                sums.recompute(self._spark, identifier, source, settings)
-            else:
-                _, before = self._record.tables.get(settings.source, ("", None))
-                folded = writing.folded(item, own(item.part.topic))
-                sums.add(identifier, settings, layout, folded, source, before)
+            work.append(Work(table, part, self._shapes_in_use(table, cut)))
+        return work
 
     def _shapes_in_use(self, table: OpenTable, cut: Cut) -> list[Shape]:
         """The shapes that the epoch's events of a table were written with."""
@@ -331,43 +251,40 @@ class Follower:
                 first = place
         return shapes[first:]
 
-    def _seal(self, epoch: int, cut: Cut, opened: dict[str, OpenTable], taken: Taken) -> None:
-        tag = catalog.tag_name(cut.commit_lsn)
-        places_of = {name: state.identifier for name, state in self._states.items()}
-        places_of |= {name: table.identifier for name, table in opened.items()} | self._sums
-        sealed: dict[str, State] = {}
-        places: dict[str, tuple[str, int | None]] = {}
-
-        def seal(name: str) -> None:
-            state = self._states.get(name)
-            identifier = places_of[name]
-            table = catalog.load(self._spark, identifier)
-            values = {catalog.EPOCH: str(epoch), catalog.COMMIT_LSN: str(cut.commit_lsn)}
-            again = catalog.REBUILD in catalog.properties(table)
-            unset = [catalog.REPLACED] if name in opened else []
-            if name in opened and opened[name].rebuild:
-                unset, again = [*unset, catalog.REBUILD], False
-            kept = self._settings.epochs_kept
-            large = is_large(table)
-            snapshot = catalog.seal(table, values | merge_mode(large=large), tag, kept, unset)
-            shape = opened[name].layout.shape if name in opened else state.shape if state else None
-            sealed[name] = State(
-                *(name, identifier, epoch, cut.commit_lsn, again, None, shape, str(table.uuid())),
-                *(large, (name in opened and opened[name].lacks) or bool(state and state.lacks)),
-            )
-            places[name] = (identifier, snapshot)
-
-        at_once(seal, sorted(places_of))
+    def _seal(self, epoch: int, cut: Cut, taken: Taken) -> None:
+        """Let the tables that the epoch brings something have it; then it is written down."""
+        adopted = self._stage.adopt(epoch, cut)
+        states = {name: s.at(epoch, cut.commit_lsn) for name, s in self._states.items()}
+        states |= {name: done.state for name, done in adopted.items()}
+        places = {}
+        for name, state in sorted(states.items()):
+            place = self._record.tables.get(name)
+            if name in adopted:
+                place = Place(state.identifier, adopted[name].snapshot, state.uuid)
+            elif not place or place.uuid != state.uuid or state.sealed[0] > self._record.epoch:
+                table = catalog.load(self._spark, state.identifier)
+                place = Place(state.identifier, catalog.snapshot_id(table), state.uuid)
+            places[name] = place
         record = EpochRecord(
             epoch,
             cut.commit_lsn,
             cut.ts_ms,
             self._record.offsets | taken.offsets,
             cut.offset,
-            dict(sorted(places.items())),
+            places,
         )
-        self._ledger.write(self._spark, record)
-        self._record, self._states = record, sealed
+        asked = self._ledger.write(self._spark, record)
+        self._record, self._states = record, states
+        if asked != self._asked:
+            self._asked = asked
+            self._look_for_rebuilds()
+
+    def _look_for_rebuilds(self) -> None:
+        """See which tables are to be made anew, also those that no epoch brings anything."""
+        for name, found in self._tables.states(self._spark).items():
+            state = self._states.get(name)
+            if state is not None and found.rebuild:
+                self._states[name] = dataclasses.replace(state, rebuild=True)
 
     def _follows(self, name: str) -> bool:
         tables = self._settings.tables

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import structlog
 from pyspark.sql import SparkSession
 
-from schemas.errors import ExitCode, SettingsError
+from schemas.errors import ExitCode, Retryable, SettingsError
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, ValueSettings, require
 from spark_consumers.epochs.follower import Follower
@@ -48,10 +48,12 @@ def run(
     while True:
         try:
             _follow(spark, settings, metrics, done, stop, until_idle_s)
-        except FOREIGN as error:
+        except (*FOREIGN, Retryable) as error:
             failure = translated(error, "apply an epoch")
             # Somebody else has changed a table, as maintenance does: what it has is read again.
             if failure.exit_code != ExitCode.NOT_READY or losses >= _LOSSES_MAX:
+                if failure is error:
+                    raise
                 raise failure from error
             losses += 1
             log.warning("an epoch begins again", error=str(failure), times=losses)

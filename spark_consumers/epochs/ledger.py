@@ -1,7 +1,7 @@
 """The record of epochs: an Iceberg table without rows whose snapshots tell what each epoch is.
 
     _epochs' snapshot summary   slotbridge.epoch, .commit_lsn, .commit_ts_ms, .tag
-                                slotbridge.tables    {source: {table, snapshot}}
+                                slotbridge.tables    {source: {table, snapshot, uuid}}
                                 slotbridge.offsets   {topic: {partition: offset}}
                                 slotbridge.transaction_offset
 
@@ -12,17 +12,33 @@ It is also all that a start needs; without it, the tables themselves tell what t
 import json
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import tenacity
 from pyspark.sql import SparkSession
 
+from schemas.errors import SettingsError
 from schemas.lsn import format_lsn
+from spark_consumers.failures import FOREIGN
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.tables import NEVER
 from spark_consumers.kafka.reader import Offsets
 
 NAME = "_epochs"
 _EXPIRED_EVERY = 64
+ASKED = "slotbridge.asked"
+_ASKING_MAX = 20
+_RETRIES = "commit.retry.num-retries"
+"""With any, Iceberg would put a record after one that another writer has added meanwhile."""
+
+
+class Place(NamedTuple):
+    """An Iceberg table as of an epoch: its snapshot (None while it has none), and its uuid, which a
+    table that was made anew under its name does not have; empty from an earlier version."""
+
+    identifier: str
+    snapshot: int | None
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +46,8 @@ class EpochRecord:
     """An epoch that is done: all tables have everything up to `commit_lsn`, and nothing after it.
 
     `offsets` are where the next events are; `transaction_offset` where the next transaction is,
-    None: at the beginning. `tables`: source table -> (Iceberg table, snapshot).
+    None: at the beginning. `tables`: by source table; the snapshot is that of the last epoch that
+    brought the table something.
     """
 
     epoch: int
@@ -38,7 +55,7 @@ class EpochRecord:
     commit_ts_ms: int
     offsets: Offsets
     transaction_offset: int | None
-    tables: dict[str, tuple[str, int | None]]
+    tables: dict[str, Place]
 
 
 class Ledger:
@@ -62,15 +79,24 @@ class Ledger:
         found = (_record(dict(snapshot.summary())) for snapshot in snapshots)
         return sorted((r for r in found if r is not None), key=lambda r: r.epoch)
 
-    def write(self, spark: SparkSession, record: EpochRecord) -> None:
-        """Make an epoch known; a crash before this leaves it undone."""
+    def write(self, spark: SparkSession, record: EpochRecord) -> str:
+        """Make an epoch known; a crash before this leaves it undone. Raises Retryable (NOT_READY)
+        where another writer has made it known already. Returns what was last asked of tables
+        (`ask`), "" for nothing."""
         if not spark.catalog.tableExists(self.identifier):
             spark.sql(
                 f"CREATE TABLE {self.identifier} (note string) USING iceberg TBLPROPERTIES ("
                 "'write.metadata.delete-after-commit.enabled' = 'true',"
-                " 'write.metadata.previous-versions-max' = '5')"
+                " 'write.metadata.previous-versions-max' = '5',"
+                f" '{_RETRIES}' = '0')"
             )
         table = catalog.load(spark, self.identifier)
+        found = catalog.properties(table)
+        if found.get(_RETRIES) != "0":  # made by an earlier version
+            catalog.set_property(table, _RETRIES, "0")
+        last = _record(catalog.summary(table))
+        if last is not None and last.epoch >= record.epoch:
+            raise catalog.overtaken(self.identifier)
         append = table.newFastAppend()
         for name, value in _values(record).items():
             append.set(f"slotbridge.{name}", value)
@@ -78,12 +104,37 @@ class Ledger:
         if record.epoch % _EXPIRED_EVERY == 0:
             table.refresh()
             catalog.expire(table, keep=self._kept, older_than_ms=int(time.time() * 1000))
+        return found.get(ASKED, "")
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_type(FOREIGN),
+        wait=tenacity.wait_random(0.1, 0.5),
+        stop=tenacity.stop_after_attempt(_ASKING_MAX),
+        reraise=True,
+    )
+    def ask(self, spark: SparkSession, what: str) -> None:
+        """Let `run` look at its tables after its next epoch: something is asked of some."""
+        if spark.catalog.tableExists(self.identifier):
+            catalog.set_property(catalog.load(spark, self.identifier), ASKED, what)
+
+
+def epoch_of(epochs: list[EpochRecord], commit_lsn: int) -> EpochRecord:
+    """The last epoch up to an LSN; raises SettingsError where none is kept."""
+    found = [epoch for epoch in epochs if epoch.commit_lsn <= commit_lsn]
+    if not found:
+        first = format_lsn(epochs[0].commit_lsn) if epochs else "none"
+        raise SettingsError(
+            f"no epoch of {format_lsn(commit_lsn)} or before is kept; the first is {first}",
+            operation="read the record of epochs",
+            hint="tables.epochs_kept says how many are",
+        )
+    return found[-1]
 
 
 def _values(record: EpochRecord) -> dict[str, str]:
     tables = {
-        source: {"table": name.replace("`", ""), "snapshot": snapshot}
-        for source, (name, snapshot) in sorted(record.tables.items())
+        source: {"table": name.replace("`", ""), "snapshot": snapshot, "uuid": uuid}
+        for source, (name, snapshot, uuid) in sorted(record.tables.items())
     }
     return {
         "epoch": str(record.epoch),
@@ -110,5 +161,8 @@ def _record(summary: dict[str, str]) -> EpochRecord | None:
         given["commit_ts_ms"],
         {topic: {int(p): o for p, o in parts.items()} for topic, parts in given["offsets"].items()},
         given["transaction_offset"],
-        {name: (place["table"], place["snapshot"]) for name, place in given["tables"].items()},
+        {
+            name: Place(place["table"], place["snapshot"], place.get("uuid", ""))
+            for name, place in given["tables"].items()
+        },
     )

@@ -70,7 +70,7 @@ class EventReader:
         to read may itself take longer. `check(topic, first offset)` is asked for each topic that is
         read from its beginning.
         """
-        partitions = {topic: self._topics.partitions(topic) for topic in wanted}
+        partitions = self._topics.all_partitions(wanted)
         starts = self._starts(partitions, wanted, known, check)
         others = {t: w.after_lsn for t, w in wanted.items() if w.after_lsn is not None}
         deadline: float | None = None
@@ -125,15 +125,19 @@ class EventReader:
         check: Callable[[str, int], None],
     ) -> Offsets:
         """Where reading begins: after the last epoch, of a table that has nothing at the first."""
-        first = self._topics.first(partitions)
-        starts: Offsets = {}
-        for topic, numbers in partitions.items():
-            anew = wanted[topic].after_lsn is not None or topic not in known
-            before = {} if anew else known[topic]
-            starts[topic] = {n: before.get(n, first[topic][n]) for n in numbers}
-            if anew:
-                check(wanted[topic].table, max(first[topic].values(), default=0))
-        return starts
+        befores = {
+            topic: {} if wanted[topic].after_lsn is not None else known.get(topic, {})
+            for topic in partitions
+        }
+        new = {t: tuple(n for n in p if n not in befores[t]) for t, p in partitions.items()}
+        first = self._topics.first({topic: numbers for topic, numbers in new.items() if numbers})
+        for topic, offsets in first.items():
+            if not befores[topic]:
+                check(wanted[topic].table, max(offsets.values()))
+        return {
+            topic: {n: befores[topic][n] if n in befores[topic] else first[topic][n] for n in p}
+            for topic, p in partitions.items()
+        }
 
     def _ends(
         self,

@@ -21,6 +21,11 @@ class Work:
     part: Part
     shapes: Sequence[Shape]
 
+    @property
+    def name(self) -> str:
+        """The source table's name."""
+        return self.table.layout.shape.name
+
 
 def write(work: Work, own: DataFrame) -> None:
     """Bring the events of a table (`own`) into it, by its kind."""

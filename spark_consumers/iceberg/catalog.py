@@ -12,6 +12,7 @@ from typing import Any
 from py4j.java_gateway import JavaClass  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.lsn import format_lsn
 from schemas.settings import KafkaSettings
 from schemas.tables import TablesSettings
@@ -22,6 +23,8 @@ SOURCE = "slotbridge.source"
 KEY = "slotbridge.key"
 KIND = "slotbridge.kind"
 SHAPE = "slotbridge.shape"
+RULE = "slotbridge.rule"
+KEPT = "slotbridge.kept"
 REBUILD = "slotbridge.rebuild"
 REPLACED = "slotbridge.replaced"
 LACKS = "slotbridge.lacks"
@@ -29,7 +32,8 @@ EPOCH = "slotbridge.epoch"
 COMMIT_LSN = "slotbridge.commit_lsn"
 """Names of table properties; the last two are also in the summary of each snapshot. LACKS: the
 commit LSN of an epoch in which an event of the table was left out (a dead letter, the quarantine),
-so that the table may have a row that the source has not."""
+so that the table may have a row that the source has not. KEPT: columns that nothing fills any
+more."""
 SUMMARY_OPTION = "spark.sql.iceberg.snapshot-property."
 _TAG = "lsn_"
 
@@ -80,33 +84,56 @@ def brought(table: Any) -> dict[str, str]:
     return {}
 
 
-def reached(table: Any) -> tuple[int, int]:
-    """The epoch and the commit LSN that the table has, -1 for none: its properties tell it, or,
-    between its commit and its seal, the last snapshot."""
-    found = properties(table), brought(table)
+def reached(table: Any, given: Mapping[str, str] | None = None) -> tuple[int, int]:
+    """The epoch and the commit LSN that the table has, -1 for none: its properties tell it, or the
+    last snapshot, where an earlier version was killed between two commits. `given`: the properties
+    that the table is to have."""
+    found = properties(table) if given is None else given, brought(table)
     epoch, commit_lsn = (
         max(int(place.get(name, -1)) for place in found) for name in (EPOCH, COMMIT_LSN)
     )
     return epoch, commit_lsn
 
 
+def require_known(table: Any, identifier: str, known: tuple[int, int]) -> dict[str, str]:
+    """The table's properties; raises Retryable (NOT_READY) where it has another epoch than this
+    writer knows."""
+    found = properties(table)
+    if reached(table, found) != known:
+        raise overtaken(identifier)
+    return found
+
+
+def overtaken(identifier: str) -> Retryable:
+    """The error of a writer that does not know the table any more."""
+    return Retryable(
+        "somebody else has changed the table since its last epoch",
+        operation="apply an epoch",
+        subject=identifier.replace("`", ""),
+        hint="run one slottables for each namespace; it goes on by itself after maintenance from "
+        "outside",
+        exit_code=ExitCode.NOT_READY,
+    )
+
+
 def keep_progress(table: Any) -> None:
     """Make the table's properties tell the epoch that its last snapshot tells.
 
-    Between a table's commit and its seal only that snapshot knows of the epoch, and maintenance may
-    remove it.
+    An earlier version wrote them in two commits; killed in between it left only the snapshot to
+    tell, which maintenance may remove.
     """
     known, found = properties(table), brought(table)
     if int(found.get(EPOCH, -1)) > int(known.get(EPOCH, -1)):
-        update = table.updateProperties()
-        for name in (EPOCH, COMMIT_LSN):
-            update.set(name, found[name])
-        update.commit()
+        set_properties(table, {name: found[name] for name in (EPOCH, COMMIT_LSN)})
 
 
 def summary(table: Any) -> dict[str, str]:
     """The summary of the last snapshot; empty without one."""
-    snapshot = table.currentSnapshot()
+    return summary_of(table.currentSnapshot())
+
+
+def summary_of(snapshot: Any) -> dict[str, str]:
+    """The summary of a snapshot; empty for None."""
     return {} if snapshot is None else _texts(snapshot.summary())
 
 
@@ -116,38 +143,36 @@ def snapshot_id(table: Any) -> int | None:
     return None if snapshot is None else int(snapshot.snapshotId())
 
 
-def seal(
-    table: Any, values: Mapping[str, str], tag: str, kept: int, unset: Collection[str] = ()
-) -> int | None:
-    """Set properties and tag the last snapshot, in one commit; returns that snapshot's id.
+def tag(manage: Any, refs: Collection[str], name: str, snapshot: int, kept: int) -> None:
+    """Add a tag of ours to a change of references; of those in `refs` all but the last `kept`,
+    with it, leave."""
+    tags = _own(refs)
+    if name in tags:
+        manage.replaceTag(name, snapshot)
+    else:
+        manage.createTag(name, snapshot)
+    for old in [x for x in tags if x != name][: max(0, len(tags) + 1 - kept)]:
+        manage.removeTag(old)
 
-    Of our tags the last `kept` stay.
-    """
-    transaction = table.newTransaction()
-    update = transaction.updateProperties()
-    for name, value in values.items():
-        update.set(name, value)
-    for name in unset:
-        update.remove(name)
-    update.commit()
-    snapshot = snapshot_id(table)
-    if snapshot is not None:
-        tags = own_tags(table)
-        manage = transaction.manageSnapshots()
-        if tag in tags:
-            manage.replaceTag(tag, snapshot)
-        else:
-            manage.createTag(tag, snapshot)
-        for old in [name for name in tags if name != tag][: max(0, len(tags) + 1 - kept)]:
-            manage.removeTag(old)
-        manage.commit()
-    transaction.commitTransaction()
-    return snapshot
+
+def ref_names(table: Any) -> list[str]:
+    """The names of a table's branches and tags."""
+    return _names(table.refs())
+
+
+def ref_snapshot(table: Any, name: str) -> int | None:
+    """The snapshot of a branch or tag, None without it."""
+    found = table.refs().get(name)
+    return None if found is None else int(found.snapshotId())
 
 
 def own_tags(table: Any) -> list[str]:
     """Our tags, the oldest LSN first."""
-    names = [name for name in _names(table.refs()) if name.startswith(_TAG)]
+    return _own(ref_names(table))
+
+
+def _own(refs: Collection[str]) -> list[str]:
+    names = [name for name in refs if name.startswith(_TAG)]
     return sorted(names, key=lambda name: [int(part, 16) for part in name.split("_")[1:]])
 
 
@@ -163,28 +188,22 @@ def forget(table: Any, kept: int) -> None:
 
 def set_property(table: Any, name: str, value: str) -> None:
     """Set one property."""
+    set_properties(table, {name: value})
+
+
+def set_properties(table: Any, values: Mapping[str, str]) -> None:
+    """Set properties, in one commit."""
     update = table.updateProperties()
-    update.set(name, value)
+    for name, value in values.items():
+        update.set(name, value)
     update.commit()
 
 
-def begin_branch(table: Any, name: str) -> None:
-    """A branch at the table's last snapshot, in place of what is there under its name."""
-    manage, snapshot = table.manageSnapshots(), snapshot_id(table)
-    if name in _names(table.refs()):
-        manage.replaceBranch(name, snapshot)
-    else:
-        manage.createBranch(name, snapshot)
-    manage.commit()
-
-
-def adopt_branch(table: Any, name: str) -> None:
-    """Let the table be what the branch is, in one commit; refused where the table was changed."""
-    table.refresh()
-    transaction = table.newTransaction()
-    transaction.manageSnapshots().fastForwardBranch("main", name).commit()
-    transaction.manageSnapshots().removeBranch(name).commit()
-    transaction.commitTransaction()
+def columns(table: Any) -> tuple[str, ...]:
+    """The names of a table's columns, in one call."""
+    schema = table.schema()
+    parser = _java(schema, "org.apache.iceberg.SchemaParser")
+    return tuple(str(field["name"]) for field in json.loads(parser.toJson(schema))["fields"])
 
 
 def expire(table: Any, *, keep: int, older_than_ms: int) -> None:
@@ -213,9 +232,20 @@ def viewed(rows: DataFrame, identifier: str) -> Iterator[str]:
         rows.sparkSession.catalog.dropTempView(view)
 
 
-def completed(identifier: str, rows: DataFrame) -> DataFrame:
-    """`rows` with NULL in the columns that only the table has."""
+def completed(identifier: str, rows: DataFrame, kept: Collection[str]) -> DataFrame:
+    """`rows` with NULL in the columns of a table that are in `kept`, which nothing fills any more.
+
+    All others must be there: a value that has no column, or a column without values, is a bug.
+    """
     fields, given = rows.sparkSession.table(identifier).schema.fields, set(rows.columns)
+    names = {field.name for field in fields}
+    if given - names or names - given - set(kept):
+        wrong = min((given - names) | (names - given - set(kept)))
+        raise SlotbridgeError(
+            f"column {wrong} is in only one of the table and its new rows",
+            operation="write a table",
+            subject=identifier.replace("`", ""),
+        )
     return rows.selectExpr(
         *(
             quoted(field.name) if field.name in given else null(field.name, field.dataType)

@@ -12,7 +12,7 @@ from spark_consumers.sql import literal, null
 
 def append(identifier: str, layout: Layout, rows: DataFrame, *, replace: bool) -> None:
     """Append rows, or put them in place of all that the table had."""
-    writer = completed(identifier, rows).writeTo(identifier)
+    writer = completed(identifier, rows, layout.kept).writeTo(identifier)
     if replace:
         writer.overwrite(F.lit(True))
     else:

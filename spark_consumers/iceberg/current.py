@@ -11,13 +11,15 @@ from spark_consumers.sql import literal, quoted
 
 def insert(identifier: str, layout: Layout, changes: DataFrame) -> None:
     """Append changes that are all of new rows."""
-    completed(identifier, _rows(layout, changes)).writeTo(identifier).append()
+    completed(identifier, _rows(layout, changes), layout.kept).writeTo(identifier).append()
 
 
 def replace(identifier: str, layout: Layout, changes: DataFrame) -> None:
     """Put the rows that the changes leave in place of all that the table had, in one commit."""
     rows = changes.where("op <> 'd'")
-    completed(identifier, _rows(layout, rows)).writeTo(identifier).overwrite(F.lit(True))
+    completed(identifier, _rows(layout, rows), layout.kept).writeTo(identifier).overwrite(
+        F.lit(True)
+    )
 
 
 def merge(identifier: str, layout: Layout, changes: DataFrame, *, unavailable: bool) -> None:

@@ -82,15 +82,23 @@ def needed(
 
 
 def evolve(
-    spark: SparkSession, identifier: str, settings: TablesSettings, shapes: list[Shape]
-) -> Position | None:
-    """Take a table from the first of `shapes` to the last; from where on it is another table.
+    spark: SparkSession,
+    identifier: str,
+    settings: TablesSettings,
+    shapes: list[Shape],
+    kept: tuple[str, ...],
+    known: tuple[int, int],
+) -> tuple[Position | None, tuple[str, ...]]:
+    """Take a table from the first of `shapes` to the last; from where on it is another table, and
+    which of its columns nothing fills any more (`kept` before).
 
-    The shape is written into the table's properties in the same commit.
+    The shape is written into the table's properties in the same commit. Raises Retryable where
+    the table has another epoch than `known`: another writer may have changed it already.
     """
     replaced = None
     for before, after in pairwise(shapes):
         table = catalog.load(spark, identifier)
+        catalog.require_known(table, identifier, known)
         another = before.another_table(after)
         old, new = Layout(before, layout_of(settings, after).rule), layout_of(settings, after)
         if before.key != after.key and not another and _renamed_key(before, after) != after.key:
@@ -101,7 +109,8 @@ def evolve(
             )
         existing = [str(column.name()) for column in table.schema().columns()]
         changes = needed(settings, old, new, existing, replaced=another)
-        _commit(spark, table, changes, after, another=another)
+        kept = unfilled(old, new, changes, kept)
+        _commit(spark, table, changes, after, kept, another=another)
         replaced = after.since if another else replaced
         log.info(
             "table changed",
@@ -112,11 +121,25 @@ def evolve(
             dropped=list(changes.drops),
             widened=[name for name, _ in changes.widened],
         )
-    return replaced
+    return replaced, kept
+
+
+def unfilled(old: Layout, new: Layout, changes: Changes, kept: Iterable[str]) -> tuple[str, ...]:
+    """The columns that nothing fills after the changes; `kept`: those before. Pure."""
+    names = dict(changes.renames)
+    there = [*kept, *(field.name for field in old.fields if field.name not in changes.drops)]
+    after = (names.get(name, name) for name in there)
+    return tuple(dict.fromkeys(name for name in after if name not in new.names))
 
 
 def _commit(
-    spark: SparkSession, table: Any, changes: Changes, shape: Shape, *, another: bool
+    spark: SparkSession,
+    table: Any,
+    changes: Changes,
+    shape: Shape,
+    kept: tuple[str, ...],
+    *,
+    another: bool,
 ) -> None:
     transaction = table.newTransaction()
     update = transaction.updateSchema()
@@ -135,6 +158,7 @@ def _commit(
     values = transaction.updateProperties()
     values.set(catalog.SHAPE, json.dumps(shape.document()))
     values.set(catalog.KEY, json.dumps(shape.key))
+    values.set(catalog.KEPT, json.dumps(kept))
     if another:
         values.set(catalog.REPLACED, json.dumps(shape.since))
     values.commit()

@@ -1,9 +1,8 @@
 """Changes rows of a large table: those that changed are deleted by position, and added anew.
 
 MERGE joins the whole table with the changes by shuffling and sorting both. Here only the table's
-keys are read, and the changes are sent to wherever they are (a broadcast). The two commits go to a
-branch, which then becomes the table in one step: readers see both or none, and what a kill left of
-it is begun again.
+keys are read, and the changes are sent to wherever they are (a broadcast). The two commits go to
+the epoch's branch (staging.py), so that readers see both or none.
 """
 
 from pyspark.sql import DataFrame
@@ -13,7 +12,6 @@ from spark_consumers.iceberg.current import insert
 from spark_consumers.iceberg.layout import Layout
 from spark_consumers.sql import quoted
 
-BRANCH = "slotbridge_epoch"
 SENT_EVENTS_MAX = 200_000
 """With more events Spark decides whether the changes are sent, or both sides are shuffled."""
 
@@ -24,25 +22,21 @@ def exchange(identifier: str, layout: Layout, changes: DataFrame, *, events: int
 
     `events`: how many events the changes were made of, at least as many as there are changes.
     """
-    spark = changes.sparkSession
-    table = catalog.load(spark, identifier)
-    catalog.begin_branch(table, BRANCH)
-    branch = f"{identifier}.{quoted(f'branch_{BRANCH}')}"
     changes = changes.persist()
     try:
         with catalog.viewed(changes, identifier) as view:
-            spark.sql(_delete_sql(branch, layout, view, send=events <= SENT_EVENTS_MAX))
-        insert(branch, layout, changes.where("op <> 'd'"))
+            sql = _delete_sql(identifier, layout, view, send=events <= SENT_EVENTS_MAX)
+            changes.sparkSession.sql(sql)
+        insert(identifier, layout, changes.where("op <> 'd'"))
     finally:
         changes.unpersist()
-    catalog.adopt_branch(table, BRANCH)
 
 
-def _delete_sql(branch: str, layout: Layout, view: str, *, send: bool) -> str:
+def _delete_sql(identifier: str, layout: Layout, view: str, *, send: bool) -> str:
     keys = ", ".join(f"t.{quoted(field.name)}" for field in layout.key)
     changed = ", ".join(f"s.c{field.place}" for field in layout.key)
     hint = "/*+ BROADCAST(s) */ " if send else ""
     return (
-        f"DELETE FROM {branch} t"  # noqa: S608 - names are quoted
+        f"DELETE FROM {identifier} t"  # noqa: S608 - names are quoted
         f" WHERE ({keys}) IN (SELECT {hint}{changed} FROM {view} s)"
     )

@@ -54,7 +54,7 @@ def replace(
         "ended.seq AS _end_seq",
         "ended.op AS _end_op",
     )
-    completed(identifier, rows).writeTo(identifier).overwrite(F.lit(True))
+    completed(identifier, rows, layout.kept).writeTo(identifier).overwrite(F.lit(True))
 
 
 def _window(layout: Layout, *more: str) -> str:

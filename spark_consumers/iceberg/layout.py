@@ -51,6 +51,8 @@ _FORMAT: Final = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
     "write.spark.fanout.enabled": "true",
+    # An epoch goes to a branch first (iceberg/staging.py).
+    "write.wap.enabled": "true",
 }
 
 
@@ -64,10 +66,12 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A source table's shape, and how it is kept."""
+    """A source table's shape, and how it is kept. `kept`: columns of the Iceberg table besides,
+    which nothing fills any more."""
 
     shape: Shape
     rule: TableRule
+    kept: tuple[str, ...] = ()
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:

@@ -3,29 +3,34 @@
     source table     Iceberg table                    properties
     public.t         slotbridge.<namespace>.t         slotbridge.source       schema.table
     s.t              slotbridge.<namespace>.s__t      slotbridge.kind, .key, .shape
+                                                      slotbridge.rule, .kept: made by which rule
                                                       slotbridge.epoch, .commit_lsn: what it has
 
-A snapshot's summary has the epoch and the commit LSN that it brought the table to, so that a table
-which has an epoch is told from one that still needs it, wherever the process was killed.
+A table's properties have the epoch and the commit LSN that it was last brought to, written in one
+commit with the rows, so that a table which has an epoch is told from one that still needs it,
+wherever the process was killed.
 """
 
 import json
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import structlog
 from pyspark.sql import SparkSession
 
-from schemas.errors import OperatorNeeded
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError
 from schemas.settings import KafkaSettings
-from schemas.tables import TablesSettings
+from schemas.tables import TableRule, TablesSettings
 from spark_consumers.events.shape import Position, Shape
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, rules
 from spark_consumers.iceberg.evolution import evolve
 from spark_consumers.iceberg.layout import Layout, create_sql, layout_of, sort_sql
 from spark_consumers.session import CATALOG
 from spark_consumers.sql import quoted
 
+log = structlog.get_logger()
 COPIED_BYTES_MAX = 16 * 2**20
 COPIED_ROWS_MAX = 100_000
 """Up to both a table is written anew by each merge, which leaves few files and fast reads; a larger
@@ -53,7 +58,20 @@ class State:
     shape: Shape | None
     uuid: str
     large: bool
-    lacks: bool = False
+    lacks: bool
+    columns: tuple[str, ...]
+    kind: str
+    rule: TableRule | None
+    """The rule that the table was made by; None in a table of an earlier version."""
+    kept: tuple[str, ...]
+    """Columns that nothing fills any more."""
+    sealed: tuple[int, int]
+    """Epoch and commit LSN as the table itself tells them: those of the last epoch that brought it
+    something. `epoch` and `commit_lsn` are also those of later epochs, which brought it nothing."""
+
+    def at(self, epoch: int, commit_lsn: int) -> "State":
+        """The state after an epoch that brings the table nothing."""
+        return replace(self, epoch=epoch, commit_lsn=commit_lsn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +116,20 @@ class Tables:
         found = {}
         for name in sorted(names):
             identifier = catalog.identifier(self.namespace, name)
-            state = _state(identifier, catalog.load(spark, identifier))
-            if state is not None:
+            table = catalog.load(spark, identifier)
+            properties = catalog.properties(table)
+            if catalog.SOURCE in properties:
+                large = is_large(catalog.summary(table))
+                state = state_of(identifier, table, properties, large=large)
                 found[state.source] = state
         return found
 
     def open(self, spark: SparkSession, shapes: list[Shape], state: State | None) -> OpenTable:
         """The table of the last of `shapes`, made or changed where it must be.
 
-        Raises SetupError for a change that is not taken over, SettingsError for a rule that does
-        not fit, OperatorNeeded when the Iceberg table belongs to another source table.
+        Raises SetupError for a change that is not taken over, and where the table was made by
+        another rule, SettingsError for a rule that does not fit, OperatorNeeded when the Iceberg
+        table belongs to another source table, Retryable when another writer has changed it.
         """
         last = shapes[-1]
         layout = layout_of(self._settings, last)
@@ -121,20 +143,60 @@ class Tables:
                     spark.sql(sort_sql(identifier, layout.rule.sort))
             return OpenTable(identifier, layout, NEVER)
         replaced = state.replaced
+        kept = self._require_rule(spark, state, layout)
         later = [s for s in shapes if state.shape is None or s.since > state.shape.since]
         if state.shape is not None and later:
             given = [state.shape, *later]
-            replaced = evolve(spark, identifier, self._settings, given) or replaced
+            from_there, kept = evolve(
+                spark, state.identifier, self._settings, given, kept, state.sealed
+            )
+            replaced = from_there or replaced
+        layout = replace(layout, kept=kept)
         commit_lsn = NEVER if state.rebuild else state.commit_lsn
         return OpenTable(
             *(identifier, layout, commit_lsn, state.rebuild, replaced, state.large),
             lacks=state.lacks,
         )
 
+    def _require_rule(self, spark: SparkSession, state: State, layout: Layout) -> tuple[str, ...]:
+        """The columns of a table that nothing fills any more. Raises SetupError where the table was
+        made by a rule that does something else, or where somebody else has changed its columns."""
+        now, kept = layout.rule, state.kept
+        had = Layout(state.shape or layout.shape, now)
+        if state.rule is None:
+            problem = rules.difference_unrecorded(had.shape, state.kind, state.columns, now)
+            kept = rules.leftovers(had, state.columns)
+        else:
+            problem = rules.difference(had.shape, state.rule, now)
+            problem = problem or rules.wrong_columns(replace(had, kept=kept), state.columns)
+        if problem:
+            raise SetupError(
+                f"the Iceberg table is not what its rule says: {problem}",
+                operation="open Iceberg table",
+                subject=state.source,
+                hint="put tables.rules back, or the column; or drop the Iceberg table: `run` fills "
+                "it from Kafka by the new rule",
+                exit_code=ExitCode.RECORD_REFUSED,
+            )
+        document = rules.document(now)
+        if state.rule is None or rules.document(state.rule) != document:
+            if state.rule is None:
+                log.warning(
+                    "the table's rule was not kept by the version that made it: its partition and "
+                    "sort are not judged",
+                    table=state.source,
+                    unfilled_columns=list(kept),
+                )
+            values = {catalog.RULE: document, catalog.KEPT: json.dumps(kept)}
+            catalog.set_properties(catalog.load(spark, state.identifier), values)
+        return kept
+
 
 def _properties(layout: Layout) -> dict[str, str]:
     shape = layout.shape
     return {
+        catalog.RULE: rules.document(layout.rule),
+        catalog.KEPT: "[]",
         catalog.SOURCE: shape.name,
         catalog.KIND: layout.kind,
         catalog.KEY: json.dumps(shape.key),
@@ -142,27 +204,32 @@ def _properties(layout: Layout) -> dict[str, str]:
     }
 
 
-def _state(identifier: str, table: Any) -> State | None:
-    found = catalog.properties(table)
-    source = found.get(catalog.SOURCE)
-    if source is None:
-        return None
-    shape = found.get(catalog.SHAPE)
+def state_of(identifier: str, table: Any, found: Mapping[str, str], *, large: bool) -> State:
+    """What a table has whose properties are `found`."""
+    source, shape, rule = found[catalog.SOURCE], found.get(catalog.SHAPE), found.get(catalog.RULE)
+    sealed = catalog.reached(table, found)
     return State(
         source,
         identifier,
-        *catalog.reached(table),
+        *sealed,
         catalog.REBUILD in found,
         Position(*json.loads(found[catalog.REPLACED])) if catalog.REPLACED in found else None,
         Shape.from_document(source, json.loads(shape)) if shape else None,
         str(table.uuid()),
-        is_large(table),
+        large,
         catalog.LACKS in found,
+        catalog.columns(table),
+        found.get(catalog.KIND, ""),
+        rules.from_document(rule) if rule else None,
+        tuple(json.loads(found.get(catalog.KEPT, "[]"))),
+        sealed,
     )
 
 
-def _taken(spark: SparkSession, identifier: str, shape: Shape) -> OperatorNeeded:
+def _taken(spark: SparkSession, identifier: str, shape: Shape) -> OperatorNeeded | Retryable:
     owner = catalog.properties(catalog.load(spark, identifier)).get(catalog.SOURCE)
+    if owner == shape.name:  # made by another writer since this one has looked
+        return catalog.overtaken(identifier)
     return OperatorNeeded(
         f"the table belongs to {owner or 'someone else'}, not to {shape.name}",
         operation="open Iceberg table",
@@ -171,10 +238,9 @@ def _taken(spark: SparkSession, identifier: str, shape: Shape) -> OperatorNeeded
     )
 
 
-def is_large(table: Any) -> bool:
-    """Whether the table is too large to be written anew for some rows."""
-    found = catalog.summary(table)
-    size, rows = (int(found.get(f"total-{what}", 0)) for what in ("files-size", "records"))
+def is_large(summary: Mapping[str, str]) -> bool:
+    """Whether a table of this last snapshot is too large to be written anew for some rows."""
+    size, rows = (int(summary.get(f"total-{what}", 0)) for what in ("files-size", "records"))
     return size > COPIED_BYTES_MAX or rows > COPIED_ROWS_MAX
 
 

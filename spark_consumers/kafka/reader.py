@@ -1,10 +1,16 @@
 """Kafka as the tables read it: committed records only; by Spark for events, here for the rest."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import tenacity
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr-defined]
 
@@ -16,6 +22,7 @@ REQUEST_TIMEOUT_S = 20.0
 _PROBE_TIMEOUT_S = 5.0
 _DISCOVERY_INTERVAL_MS = 5_000
 _FETCH_WAIT_MS = 10
+_NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 Offsets = dict[str, dict[int, int]]
 """topic -> partition -> offset."""
 _JAVA_NAMES = {
@@ -134,11 +141,24 @@ class Topics:
 
     def __init__(self, kafka: KafkaSettings) -> None:
         self._admin = AdminClient(client_options(kafka))
+        self._partitions: dict[str, tuple[int, ...]] = {}
+
+    def refresh(self) -> None:
+        """Ask anew for all topics that were asked for before, in one request."""
+        self._partitions = self._described(self._partitions)
 
     def partitions(self, topic: str) -> tuple[int, ...]:
-        """The topic's partitions, none while there is no such topic."""
-        found = self._all().get(topic)
-        return found or ()
+        """The topic's partitions as of the last `refresh`, none while there is no such topic."""
+        return self.all_partitions((topic,))[topic]
+
+    def all_partitions(self, topics: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """The same of each of the topics; those not asked for before are, in one request.
+
+        Only these topics are asked for, not all that the cluster has.
+        """
+        wanted = list(topics)
+        self._partitions |= self._described([t for t in wanted if t not in self._partitions])
+        return {topic: self._partitions[topic] for topic in wanted}
 
     def first(self, partitions: Mapping[str, tuple[int, ...]]) -> Offsets:
         """The first offset that is there, of each partition."""
@@ -162,12 +182,22 @@ class Topics:
             ends[topic] |= {number: offset for number, offset in found.items() if offset >= 0}
         return ends
 
-    def _all(self) -> dict[str, tuple[int, ...]]:
-        try:
-            listed = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
-        except KafkaException as error:
-            raise kafka_failure(error, "list of topics") from error
-        return {name: tuple(sorted(topic.partitions)) for name, topic in listed.items()}
+    def _described(self, topics: Collection[str]) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        if not topics:
+            return found
+        asked = self._admin.describe_topics(
+            TopicCollection(list(topics)), request_timeout=REQUEST_TIMEOUT_S
+        )
+        for topic, future in asked.items():
+            try:
+                parts = future.result(REQUEST_TIMEOUT_S).partitions
+            except KafkaException as error:
+                if error.args[0].code() not in _NO_TOPIC:
+                    raise kafka_failure(error, topic) from error
+                parts = []
+            found[topic] = tuple(sorted(part.id for part in parts))
+        return found
 
     @tenacity.retry(
         retry=tenacity.retry_if_exception(_passes),

@@ -148,6 +148,7 @@ class TransactionLog:
         cut.counts.update(counts)
 
     def _open(self) -> bool:
+        self._topics.refresh()
         partitions = self._topics.partitions(self._topic)
         if not partitions:
             return False

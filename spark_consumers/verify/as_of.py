@@ -1,7 +1,7 @@
 """Compares tables with what Kafka's events make of them up to an epoch's LSN, while all goes on.
 
-Unlike `comparison`, which needs a source at rest. Compared are the tables' tags of one epoch and
-all events of the topics up to its LSN, folded in one go instead of epoch by epoch.
+Unlike `comparison`, which needs a source at rest. Compared are the tables' snapshots of one epoch
+and all events of the topics up to its LSN, folded in one go instead of epoch by epoch.
 """
 
 from collections.abc import Collection
@@ -10,11 +10,10 @@ from itertools import pairwise
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from schemas.errors import OperatorNeeded, SettingsError
-from schemas.lsn import format_lsn
+from schemas.errors import OperatorNeeded
 from schemas.naming import Naming
 from schemas.settings import Settings, require
-from spark_consumers.epochs.ledger import EpochRecord, Ledger
+from spark_consumers.epochs.ledger import EpochRecord, Ledger, epoch_of
 from spark_consumers.epochs.parts import Part
 from spark_consumers.epochs.reading import EventReader, Wanted
 from spark_consumers.events import changes
@@ -50,19 +49,6 @@ def verify_as_of(
         raise translated(error, "compare tables") from error
 
 
-def epoch_of(epochs: list[EpochRecord], commit_lsn: int) -> EpochRecord:
-    """The last epoch up to an LSN; raises SettingsError where none is kept."""
-    found = [epoch for epoch in epochs if epoch.commit_lsn <= commit_lsn]
-    if not found:
-        first = format_lsn(epochs[0].commit_lsn) if epochs else "none"
-        raise SettingsError(
-            f"no epoch of {format_lsn(commit_lsn)} or before is kept; the first is {first}",
-            operation="compare tables",
-            hint="tables.epochs_kept says how many are",
-        )
-    return found[-1]
-
-
 class _Witness:
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._spark = spark
@@ -92,11 +78,13 @@ class _Witness:
         return state.shape is None or layout_of(self._settings, state.shape).kind == "changelog"
 
     def _compare(self, epoch: EpochRecord, state: State, examples_max: int) -> TableComparison:
-        tag = catalog.tag_name(epoch.commit_lsn)
+        place = epoch.tables.get(state.source)
         table = catalog.load(self._spark, state.identifier)
-        if tag not in catalog.own_tags(table):
+        snapshot = None if place is None else place.snapshot
+        there = snapshot is not None and table.snapshot(snapshot) is not None
+        if not there or (place and place.uuid and place.uuid != state.uuid):
             raise OperatorNeeded(
-                f"the table has no tag {tag}, as all tables of an epoch have",
+                "the table does not have its snapshot of that epoch",
                 operation="compare tables",
                 subject=state.source,
                 lsn=epoch.commit_lsn,
@@ -106,7 +94,7 @@ class _Witness:
         layout = layout_of(self._settings, shapes[-1])
         holding = "_valid_to IS NULL" if layout.kind == "history" else "true"
         right = (
-            self._spark.read.option("tag", tag)
+            self._spark.read.option("snapshot-id", str(snapshot))
             .table(state.identifier)
             .where(holding)
             .select(*(F.col(quoted(f.name)).alias(f"c{n}") for n, f in enumerate(layout.fields)))

@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 
 from schemas.lsn import format_lsn
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
-from spark_consumers.iceberg import catalog
 from spark_consumers.verify.as_of import verify_as_of
 from spark_consumers.verify.comparison import verify_tables
 from tests.bridge.running import Bridge
@@ -137,13 +136,12 @@ def look(spark: SparkSession, ledger: Ledger, seen: dict[int, tuple[int, ...]]) 
 
 
 def total(spark: SparkSession, epoch: EpochRecord, table: str) -> int:
-    """The sum of a table's balances as of an epoch's tag."""
+    """The sum of a table's balances as of an epoch."""
     column = {"pgbench_history": "delta"}.get(table, f"{table.removeprefix('pgbench_')[0]}balance")
     if f"public.{table}" not in epoch.tables:
         return 0
-    name, _ = epoch.tables[f"public.{table}"]
-    tag = catalog.tag_name(epoch.commit_lsn)
-    row = spark.sql(f"SELECT sum({column}) FROM {name} VERSION AS OF '{tag}'").first()
+    name, snapshot, _ = epoch.tables[f"public.{table}"]
+    row = spark.sql(f"SELECT sum({column}) FROM {name} VERSION AS OF {snapshot}").first()
     assert row is not None
     return int(row[0] or 0)
 

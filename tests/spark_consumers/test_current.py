@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
 
 from schemas.errors import BadInput, ExitCode, OperatorNeeded
 from schemas.events import UNAVAILABLE
-from spark_consumers.epochs import writing
+from spark_consumers.epochs.ledger import Ledger
 from spark_consumers.failures import translated
+from spark_consumers.iceberg.staging import Adopted, Base, Staging
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 
@@ -125,25 +125,26 @@ def test_an_epoch_that_some_tables_have_is_made_again_for_the_others(
         t.insert(ITEMS, item(2))
         t.insert(HISTORY, {"note": "second"})
     done: list[str] = []
-    write = writing.write
+    adopt = Staging.adopt
 
-    def killed(work: writing.Work, own: DataFrame) -> None:
+    def killed(staging: Staging, base: Base, *given: Any) -> Adopted:
         if len(done) == tables:
             raise KeyboardInterrupt
-        write(work, own)
-        done.append(work.table.identifier)
+        done.append(base.identifier)
+        return adopt(staging, base, *given)
 
     def one_by_one(work: Callable[[Any], None], items: Iterable[Any]) -> None:
         for each in sorted(items, key=str):
             work(each)
-        if "KeyboardInterrupt" not in done and len(done) == tables == 2:
-            raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("spark_consumers.epochs.writing.write", killed)
-        patch.setattr("spark_consumers.epochs.follower.at_once", one_by_one)
+        patch.setattr(Staging, "adopt", killed)
+        patch.setattr("spark_consumers.epochs.stage.at_once", one_by_one)
+        if tables == 2:
+            patch.setattr(Ledger, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             pipeline.apply()
+    assert len(done) == tables
     with publisher.transaction() as t:
         t.insert(HISTORY, {"note": "third"})
     written = {name: pipeline.spark.table(f"{name}.snapshots").count() for name in done}

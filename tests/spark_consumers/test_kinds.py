@@ -135,7 +135,7 @@ def test_columns_are_chosen_and_renamed_and_tables_partitioned_and_sorted(
     [
         ({"exclude": ["id"]}, "column id is of the key"),
         ({"rename": {"nane": "x"}}, "there is no column nane"),
-        ({"rename": {"name": "_seq"}}, "column _seq has a name that slottables needs"),
+        ({"rename": {"name": "_seq"}}, "column _seq has a name that slottables or Iceberg needs"),
         ({"rename": {"name": "body"}}, "two columns would be named body"),
         ({"partition": ["day(at)"]}, "the Iceberg table has no column at"),
         ({"include": ["id"], "sort": ["name"]}, "the Iceberg table has no column name"),

@@ -116,6 +116,19 @@ def test_a_table_is_made_anew_from_kafka_while_the_old_one_is_there(
     assert len(pipeline.rows("moves")) == moves + 1
 
 
+def test_an_idle_table_is_made_anew_without_a_restart(pipeline: Pipeline) -> None:
+    pipeline.publisher.announce(ACCOUNTS, MOVES)
+    truth = load(pipeline)
+    expected = [tuple(row.values()) for _, row in sorted(truth.items())]
+    pipeline.spark.sql(f"DELETE FROM {pipeline.identifier('accounts')} WHERE true")
+    assert list(Operator(pipeline.spark, pipeline.settings).rebuild(["public.accounts"]))
+    for number in range(2):  # after the first, it is seen; with the second, it is done
+        with pipeline.publisher.transaction() as t:
+            t.insert(MOVES, {"b": 1, "v": number})
+        pipeline.apply()
+    assert accounts(pipeline) == expected
+
+
 def test_maintenance_leaves_rows_and_tags_and_few_files(
     new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

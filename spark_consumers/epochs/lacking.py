@@ -1,0 +1,69 @@
+"""Which events the tables lack for good, and what follows from it.
+
+An event that Kafka has refused, or that the quarantine has, may have been a delete. Its table then
+has a row that the source has not, so that no epoch of inserts may be appended to it unseen: each is
+merged by key. A property says so, written down before anything of the epoch is; it stays until the
+table is dropped and made anew.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import structlog
+from pyspark.sql import SparkSession
+
+from schemas.errors import ExitCode, OperatorNeeded
+from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.tables import NEVER, OpenTable, State
+from spark_consumers.kafka.shapes import DeadLetters
+from spark_consumers.kafka.transactions import Cut
+
+log = structlog.get_logger()
+
+
+def refused(letters: DeadLetters, after_lsn: int, cut: Cut, *, stop: bool) -> dict[str, int]:
+    """Table -> how many of its events in the cut Kafka has refused; raises with `stop`."""
+    found: dict[str, int] = {}
+    for letter in letters.between(after_lsn, cut.commit_lsn):
+        if stop:
+            raise OperatorNeeded(
+                f"Kafka has refused an event of {letter.table} ({letter.reason}), with seq "
+                f"{letter.position.seq}: its table would lack it",
+                operation="read dead letters",
+                subject=letters.topic,
+                lsn=letter.position.commit_lsn,
+                hint="tables.on_dead_letter: report goes on without it; repair the row from "
+                "the dead letter, or rebuild the table",
+                exit_code=ExitCode.RECORD_REFUSED,
+            )
+        found[letter.table] = found.get(letter.table, 0) + 1
+    for table, count in found.items():
+        log.warning("the table lacks events that Kafka has refused", table=table, count=count)
+    return found
+
+
+def made_anew(letters: DeadLetters, opened: dict[str, OpenTable]) -> set[str]:
+    """Of the tables that are made from Kafka's first event on, those that may lack one of it."""
+    return {n for n, t in opened.items() if t.commit_lsn == NEVER and letters.may_lack(n)}
+
+
+def mark(
+    spark: SparkSession,
+    commit_lsn: int,
+    names: Iterable[str],
+    opened: dict[str, OpenTable],
+    states: dict[str, State],
+) -> None:
+    """Note of tables that they lack an event: in Iceberg, in `opened` and in `states`."""
+    for name in names:
+        table, state = opened.get(name), states.get(name)
+        if (table and table.lacks) or (state and state.lacks):
+            continue
+        if table is not None:
+            opened[name] = replace(table, lacks=True)
+        if state is not None:
+            states[name] = replace(state, lacks=True)
+        identifier = table.identifier if table else state.identifier if state else None
+        if identifier is not None:
+            found = catalog.load(spark, identifier)
+            catalog.set_property(found, catalog.LACKS, str(commit_lsn))

@@ -1,0 +1,127 @@
+"""Writes an epoch into the branches of its tables, then lets all of them have it.
+
+Nothing of an epoch is to be seen before all its tables are written: one that is refused leaves the
+others where it is itself. Then each has it in one commit (iceberg/staging.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from pyspark.sql import DataFrame, SparkSession
+
+from schemas.tables import TablesSettings
+from spark_consumers.epochs import lacking, writing
+from spark_consumers.epochs.ledger import EpochRecord
+from spark_consumers.epochs.quarantine import Bad, Quarantine, without
+from spark_consumers.epochs.threads import at_once
+from spark_consumers.epochs.writing import Work
+from spark_consumers.events import changes
+from spark_consumers.iceberg import catalog, sums
+from spark_consumers.iceberg.layout import layout_of
+from spark_consumers.iceberg.staging import Adopted, Base, Staging
+from spark_consumers.iceberg.tables import NEVER, State
+from spark_consumers.kafka.transactions import Cut
+
+
+class Stage:
+    """One epoch after the other, each in the branches of this writer."""
+
+    def __init__(self, spark: SparkSession, settings: TablesSettings, namespace: str) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._namespace = namespace
+        self._staging = Staging(spark)
+        self._quarantine = Quarantine(spark, namespace)
+        self._bases: dict[str, Base] = {}
+        self._work: dict[str, Work] = {}
+
+    def write(
+        self,
+        epoch: int,
+        cut: Cut,
+        work: list[Work],
+        events: DataFrame,
+        states: dict[str, State],
+        before: EpochRecord,
+    ) -> int:
+        """Write all tables; returns how many events were put aside. `states` is told which tables
+        lack events from now on."""
+        for option, value in ((catalog.EPOCH, epoch), (catalog.COMMIT_LSN, cut.commit_lsn)):
+            self._spark.conf.set(catalog.SUMMARY_OPTION + option, str(value))
+        bad: Bad = {}
+        if self._settings.on_bad_event == "quarantine":
+            parts = [(item.part, item.shapes) for item in work]
+            bad = self._quarantine.put_aside(epoch, events, parts)
+        opened = {item.name: item.table for item in work}
+        names = [item.name for item in work if item.part.topic in bad]
+        lacking.mark(self._spark, cut.commit_lsn, names, opened, states)
+        self._work = {item.name: replace(item, table=opened[item.name]) for item in work}
+        self._bases = {}
+
+        def own(topic: str) -> DataFrame:
+            return without(changes.own_events(events, topic), bad.get(topic, ()))
+
+        def stage(item: Work) -> None:
+            state = states.get(item.name)
+            known = state.sealed if state else (NEVER, NEVER)
+            base = self._staging.begin(item.table.identifier, known)
+            writing.write(item, own(item.part.topic))
+            self._bases[item.name] = self._staging.written(base)
+
+        with self._staging.writing():
+            at_once(stage, self._work.values())
+        self._add_up(epoch, cut, own, states, before)
+        return sum(map(len, bad.values()))
+
+    def adopt(self, epoch: int, cut: Cut) -> dict[str, Adopted]:
+        """Let all tables that were written have the epoch, each in one commit with its tag."""
+        tag = catalog.tag_name(cut.commit_lsn)
+        values = {catalog.EPOCH: str(epoch), catalog.COMMIT_LSN: str(cut.commit_lsn)}
+        adopted: dict[str, Adopted] = {}
+
+        def adopt(name: str) -> None:
+            item = self._work.get(name)
+            unset = [catalog.REPLACED] if item else []
+            if item and item.table.rebuild:
+                unset.append(catalog.REBUILD)
+            kept = self._settings.epochs_kept
+            adopted[name] = self._staging.adopt(self._bases[name], values, tag, kept, unset)
+
+        at_once(adopt, sorted(self._bases))
+        return adopted
+
+    def _add_up(
+        self,
+        epoch: int,
+        cut: Cut,
+        own: Callable[[str], DataFrame],
+        states: dict[str, State],
+        before: EpochRecord,
+    ) -> None:
+        """Bring the epoch into the tables of sums."""
+        for name, settings in self._settings.sums.items():
+            item, state = self._work.get(settings.source), states.get(settings.source)
+            if item is not None:
+                layout, source = item.table.layout, self._staging.branch(self._bases[item.name])
+            elif state is not None and state.shape and state.commit_lsn == cut.commit_lsn:
+                # The source had the epoch already when it was begun again: the sums may not.
+                layout, source = layout_of(self._settings, state.shape), state.identifier
+            else:
+                continue
+            identifier = catalog.identifier(self._namespace, name)
+            table = sums.make(self._spark, identifier, name, settings, layout)
+            if catalog.reached(table)[0] >= epoch:
+                continue
+            known = states.get(sums.source_of(name))
+            sealed = known.sealed if known else (NEVER, NEVER)
+            base = self._staging.begin(identifier, sealed, explicit=True)
+            branch = self._staging.branch(self._staging.written(base))
+            behind = known is None or known.commit_lsn < before.commit_lsn
+            if item is None or behind or writing.begins_anew(item) or item.part.unavailable:
+                sums.recompute(self._spark, branch, source, settings)
+            else:
+                place = before.tables.get(settings.source)
+                folded = writing.folded(item, own(item.part.topic))
+                snapshot = place.snapshot if place else None
+                sums.add(branch, settings, layout, folded, item.table.identifier, snapshot)
+            self._bases[sums.source_of(name)] = self._staging.written(base)

@@ -1,0 +1,168 @@
+"""Two writers of one namespace: one is paused anywhere, the other goes on, and it resumes."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+from schemas.errors import Retryable
+from spark_consumers.epochs.follower import Follower
+from spark_consumers.epochs.ledger import Ledger
+from spark_consumers.epochs.stage import Stage
+from spark_consumers.failures import translated
+from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.staging import Adopted, Base, Staging
+from spark_consumers.operations import Operator
+from spark_consumers.session import catalog_options
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.publisher import SourceTable
+
+ITEMS = SourceTable("items", {"id": ("int4", -1), "b": ("int4", -1)})
+LOG = SourceTable("log", {"b": ("int4", -1)}, key=(), identity="nothing")
+PAST = SourceTable("past", {"id": ("int4", -1), "b": ("int4", -1)})
+SEAMS = [
+    (Stage, "write", 2),
+    (Staging, "begin", 2),
+    (Staging, "adopt", 1),
+    (Ledger, "write", 2),
+]
+"""Where the first writer is paused, and for how many epochs of the other one."""
+
+
+def publish(pipeline: Pipeline, number: int) -> None:
+    """A transaction of new rows in all tables."""
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": number, "b": 1})
+        t.insert(LOG, {"b": number})
+        t.insert(PAST, {"id": number, "b": 1})
+
+
+def require_once(pipeline: Pipeline, numbers: range) -> None:
+    """Every row is in every table once."""
+    assert Counter(row.id for row in pipeline.rows("items")) == Counter(numbers)
+    assert Counter(row.b for row in pipeline.rows("log")) == Counter(numbers)
+    assert Counter(row.id for row in pipeline.rows("past")) == Counter(numbers)
+    sums = pipeline.spark.table(pipeline.identifier("total")).collect()
+    assert [tuple(row) for row in sums] == [(1, sum(numbers), len(numbers))]
+
+
+@pytest.mark.parametrize(("place", "name", "epochs"), SEAMS)
+def test_a_writer_that_was_paused_and_overtaken_writes_nothing(
+    new_pipeline: NewPipeline,
+    monkeypatch: pytest.MonkeyPatch,
+    place: type,
+    name: str,
+    epochs: int,
+) -> None:
+    pipeline = new_pipeline(
+        rules={"public.past": {"kind": "history"}},
+        sums={"total": {"source": "public.items", "group_by": ["b"], "sums": {"of_id": "id"}}},
+    )
+    pipeline.publisher.announce(ITEMS, LOG, PAST)
+    publish(pipeline, 0)
+    pipeline.apply()
+    publish(pipeline, 1)
+    original = getattr(place, name)
+
+    def paused(*given: Any, **more: Any) -> Any:
+        """Meanwhile another writer brings what there is."""
+        monkeypatch.setattr(place, name, original)
+        other = pipeline.spark.newSession()
+        for option, value in catalog_options(pipeline.tables).items():
+            other.conf.set(option, value)
+        second = Pipeline(other, pipeline.settings, pipeline.publisher)
+        second.apply()
+        if epochs == 2:
+            publish(pipeline, 2)
+            second.apply()
+        second.restart()
+        return original(*given, **more)
+
+    monkeypatch.setattr(place, name, paused)
+    with pytest.raises((PySparkException, Retryable, Exception)) as raised:
+        pipeline.follower.step()
+    error = translated(raised.value, "apply an epoch")
+    assert isinstance(error, Retryable), raised.value
+    assert "at the same time" in str(error) or "somebody else has changed" in str(error)
+    require_once(pipeline, range(1 + epochs))
+    pipeline.restart()
+    publish(pipeline, 1 + epochs)
+    pipeline.apply()
+    require_once(pipeline, range(2 + epochs))
+
+
+def test_a_branch_that_another_writer_has_removed_is_not_taken_for_an_epoch_of_nothing(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline.publisher.announce(LOG)
+    for number in range(2):
+        with pipeline.publisher.transaction() as t:
+            t.insert(LOG, {"b": number})
+        if number == 0:
+            pipeline.apply()
+    adopt = Staging.adopt
+
+    def after_a_start(staging: Staging, base: Base, *given: Any) -> Adopted:
+        monkeypatch.setattr(Staging, "adopt", adopt)
+        known = pipeline.follower.states["public.log"].sealed
+        Staging(pipeline.spark).begin(base.identifier, known)
+        return adopt(staging, base, *given)
+
+    monkeypatch.setattr(Staging, "adopt", after_a_start)
+    with pytest.raises(Retryable, match="somebody else has changed the table"):
+        pipeline.follower.step()
+    pipeline.apply()
+    assert [row.b for row in pipeline.rows("log")] == [0, 1]
+
+
+def test_a_value_that_is_refused_leaves_all_tables_where_they_are(pipeline: Pipeline) -> None:
+    pipeline.publisher.announce(ITEMS, LOG)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 1, "b": 1})
+        t.insert(LOG, {"b": 1})
+    pipeline.apply()
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 2, "b": 2})
+        t.insert(LOG, {"b": "two"})
+    with pytest.raises(PySparkException):
+        pipeline.apply()
+    assert [row.id for row in pipeline.rows("items")] == [1]
+    assert [row.b for row in pipeline.rows("log")] == [1]
+
+
+def test_a_table_that_an_epoch_brings_nothing_is_not_touched(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline.publisher.announce(ITEMS, LOG)
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, {"id": 1, "b": 1})
+        t.insert(LOG, {"b": 1})
+    pipeline.apply()
+    idle = catalog.load(pipeline.spark, pipeline.identifier("log")).operations().current()
+    for number in (2, 3):
+        pipeline.restart()
+        with pipeline.publisher.transaction() as t:
+            t.insert(ITEMS, {"id": number, "b": 1})
+        assert pipeline.apply().epoch == number
+    state = pipeline.follower.states["public.log"]
+    assert (state.epoch, state.sealed[0]) == (3, 1)
+    table = catalog.load(pipeline.spark, pipeline.identifier("log"))
+    assert table.operations().current().metadataFileLocation() == idle.metadataFileLocation()
+    record = pipeline.follower.record
+    assert record.tables["public.log"].snapshot == catalog.snapshot_id(table)
+    tags = dict(Operator(pipeline.spark, pipeline.settings).tag(record.commit_lsn))
+    assert len(tags) == 2
+    for name, tag in tags.items():
+        rows = pipeline.spark.sql(f"SELECT * FROM {name} VERSION AS OF '{tag}'")
+        assert rows.count() == pipeline.spark.table(name).count()
+    restarted = Follower(pipeline.spark, pipeline.settings)
+    assert restarted.step() is None
+    restarted.close()
+    pipeline.restart()
+    pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('_epochs')} PURGE")
+    with pipeline.publisher.transaction() as t:
+        t.insert(LOG, {"b": 2})
+    pipeline.apply()
+    assert sorted(row.b for row in pipeline.rows("log")) == [1, 2]
+    assert [row.id for row in pipeline.rows("items")] == [1, 2, 3]
