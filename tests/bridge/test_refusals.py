@@ -187,6 +187,7 @@ def test_a_live_server_without_logical_wal(new_pair: NewPair, new_bridge: NewBri
     assert left == (0,), "a publication was left behind"
 
 
+@pytest.mark.since_18
 def test_no_free_replication_origin(new_pair: NewPair, new_bridge: NewBridge) -> None:
     trio = new_pair(settings={"max_active_replication_origins": "1"})
     conninfo = trio.primary.conninfo(trio.dbname)

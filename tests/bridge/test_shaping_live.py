@@ -2,6 +2,7 @@
 
 import hmac
 import json
+import re
 import signal
 from typing import Any
 
@@ -167,7 +168,12 @@ def test_changes_that_replication_brought_are_left_out(
             connection.execute("INSERT INTO t VALUES (%s)", [number + 1])
         bridge.caught_up()
         assert bridge.stop() == 0, bridge.output
-        bridge = new_bridge(conninfo, origin="any").start().streaming()
+        refused = new_bridge(conninfo, origin="any").start()
+        assert refused.exit_code() == ExitCode.WITNESSES_DISAGREE, refused.output
+        accepted = re.search(r"ACCEPT_UNSENT_CHANGES_OF=([^\s;,]+)", refused.output)
+        assert accepted is not None, refused.output
+        bridge = new_bridge(conninfo, origin="any", accept_unsent_changes_of=accepted[1])
+        bridge.start().streaming()
         replica.execute("INSERT INTO t VALUES (100)")
         bridge.caught_up()
         assert bridge.stop() == 0, bridge.output
@@ -255,6 +261,7 @@ def test_what_can_not_be_published_so_stops_the_bridge(
     assert "at LSN" in bridge.output.splitlines()[-1]
 
 
+@pytest.mark.since_18
 def test_a_prepared_transaction_is_shaped_as_settings_are_at_its_commit(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

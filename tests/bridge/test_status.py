@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
 from schemas.errors import ExitCode
 from tests.bridge.conftest import NewBridge
@@ -30,6 +31,7 @@ def as_json(bridge: Bridge, code: ExitCode = ExitCode.OK) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.since_18
 def test_status_tells_slot_progress_readiness_and_prepared_transactions(
     new_pair: NewPair, new_bridge: NewBridge
 ) -> None:

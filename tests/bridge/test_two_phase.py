@@ -64,6 +64,9 @@ def boundaries(bridge: Bridge) -> list[tuple[str, int | None]]:
     return [(event["status"], event["event_count"]) for event in events]
 
 
+pytestmark = pytest.mark.since_18
+
+
 @pytest.fixture
 def conninfo(pair: Provider, fresh_database: str) -> str:
     return pair.primary.conninfo(fresh_database)

@@ -21,6 +21,9 @@ from tests.providers.waiting import eventually
 POLICY = "SLOTBRIDGE_BRIDGE__ON_DIVERGENCE"
 
 
+pytestmark = pytest.mark.since_18  # with prepared transactions
+
+
 @pytest.fixture
 def trio(new_pair: NewPair) -> Trio:
     return new_pair(synchronous=False)
