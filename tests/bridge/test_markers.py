@@ -23,7 +23,7 @@ class Cluster:
     def partitions(self, _topic: str) -> int:
         return 2
 
-    def refresh(self) -> None:
+    def learn_leaders(self) -> None:
         pass
 
     def ask_ends(self, places: Iterable[Partition], *, committed: bool) -> Asked:

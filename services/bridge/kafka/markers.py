@@ -15,8 +15,8 @@ ends are also what a progress record notes (`tails`).
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, Protocol
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Final, Protocol
 
 from schemas.errors import Retryable
 from services.bridge.kafka.offsets import Asked, End, Partition, answers, some_answers
@@ -25,6 +25,7 @@ from services.kafka.records import REQUEST_TIMEOUT_S
 PATIENCE_S: Final = 1.5
 """Markers that are being written take some milliseconds."""
 _PAUSE_S: Final = 0.01
+_AWAIT_S: Final = 0.1
 _RECOUNT_S: Final = 60.0
 """Partitions that are added to a topic are seen within this; clients see them after minutes."""
 Ends = Mapping[Partition, End]
@@ -34,7 +35,7 @@ class Topics(Protocol):
     """services.bridge.kafka.topics.Topics, as far as it is needed here."""
 
     def partitions(self, topic: str) -> int: ...
-    def refresh(self) -> None: ...
+    def learn_leaders(self) -> None: ...
     def ask_ends(self, places: Iterable[Partition], *, committed: bool) -> Asked: ...
 
 
@@ -83,9 +84,10 @@ class MarkerCheck:
         if before is None:
             return
         if time.monotonic() > self._recount_at:
-            self._topics.refresh()
+            self._topics.learn_leaders()
             self._recount_at = time.monotonic() + _RECOUNT_S
         if self._asking is not None:
+            self._await([self._asking])
             self._asking.result()
         ends = self._answers(before, committed=False)
         deadline = time.monotonic() + PATIENCE_S
@@ -115,6 +117,12 @@ class MarkerCheck:
         if before is not None:
             before.stable = self._topics.ask_ends(before.places, committed=True)
 
+    def _await(self, futures: Iterable["Future[Any]"]) -> None:
+        """Kafka may take its time: the server hears from us meanwhile."""
+        while pending := [future for future in futures if not future.done()]:
+            wait(pending, _AWAIT_S)
+            self._while_waiting()
+
     def _behind(self, ends: Ends, stable: Ends) -> dict[Partition, int]:
         """The partitions that may hang -> their last stable offset."""
         return {
@@ -128,6 +136,7 @@ class MarkerCheck:
         asked = one.stable if committed else one.ends
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
         while True:
+            self._await(asked.values())
             try:
                 return answers(asked)
             except Retryable:
@@ -135,5 +144,5 @@ class MarkerCheck:
                     raise
             self._while_waiting()
             time.sleep(_PAUSE_S)
-            self._topics.refresh()  # the client asks by the leader epoch that it knows
+            self._topics.learn_leaders()  # the client asks by the leader epoch that it knows
             asked = self._topics.ask_ends(asked.keys(), committed=committed)

@@ -1,5 +1,6 @@
 """The topics of a prefix: made where missing, and read back at start (progress, table shapes)."""
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +11,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclOperation
-from confluent_kafka.admin._metadata import TopicMetadata
+from confluent_kafka.admin._metadata import ClusterMetadata, TopicMetadata
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
@@ -291,6 +292,14 @@ class Topics:
                     ) from error
                 attempt_s = max(_ATTEMPT_S, min(2 * attempt_s, patience_s - waited_s))
                 self._while_waiting()
+        self._learn_all(metadata)
+
+    def learn_leaders(self) -> None:
+        """As `refresh`, but once and briefly, and without a word where nobody answers."""
+        with contextlib.suppress(KafkaException):
+            self._learn_all(self._admin.list_topics(timeout=_ATTEMPT_S))
+
+    def _learn_all(self, metadata: ClusterMetadata) -> None:
         self._brokers = len(metadata.brokers)
         for name, topic in metadata.topics.items():
             if topic.error is None:
