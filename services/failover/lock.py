@@ -14,38 +14,63 @@ from pathlib import Path
 
 from schemas.errors import ExitCode, Retryable, SettingsError
 from services.failover.cluster import Cluster
-from services.failover.links import Unreachable
+from services.failover.links import Link, Unreachable
 from services.failover.sessions import COMMAND_LOCK as KEY
 from services.failover.view import Reach, View
 from services.slots import Connection
 
 
+class Lock:
+    """The advisory locks of one command, on every node that has answered meanwhile."""
+
+    def __init__(self, cluster: Cluster, database: str, stack: contextlib.ExitStack) -> None:
+        self._cluster = cluster
+        self._database = database
+        self._stack = stack
+        self._links: dict[str, Link] = {}
+
+    def hold(self, view: View) -> None:
+        """See that it is held on every node that answers; take it where a session was lost.
+
+        The session that holds one may be ended by the server or by what is between, and a node may
+        come back. Raises Retryable (LOCKED) that names the other command.
+        """
+        for node in view.nodes:
+            if node.state is None:
+                continue
+            try:
+                taken_by = self._link(node.name).ask(_try)
+            except Unreachable as error:
+                if error.reach is not Reach.CLOSED:
+                    continue  # it went away: what it is needed for will tell
+                raise SettingsError(
+                    f"the lock can't be had on {node.name}: {error.detail}",
+                    operation="take the lock",
+                    subject=self._database,
+                    hint="correct failover.journal_database",
+                ) from error
+            if taken_by:
+                raise _taken(f"on {node.name}: {taken_by}")
+
+    def _link(self, name: str) -> Link:
+        if name not in self._links:
+            there = self._cluster.in_database(name, self._database)
+            self._links[name] = self._stack.enter_context(there)
+        return self._links[name]
+
+
 @contextlib.contextmanager
-def locked(cluster: Cluster, view: View, database: str, journal: Path | None) -> Iterator[None]:
+def locked(cluster: Cluster, view: View, database: str, journal: Path | None) -> Iterator[Lock]:
     """Hold the lock. Raises Retryable (LOCKED) that names the other command."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_file_lock(_lock_file(cluster, journal)))
-        for node in view.nodes:
-            if node.state is not None:
-                link = stack.enter_context(cluster.in_database(node.name, database))
-                try:
-                    taken_by = link.ask(_try)
-                except Unreachable as error:
-                    if error.reach is not Reach.CLOSED:
-                        continue  # it went away: what it is needed for will tell
-                    raise SettingsError(
-                        f"the lock can't be had on {node.name}: {error.detail}",
-                        operation="take the lock",
-                        subject=database,
-                        hint="correct failover.journal_database",
-                    ) from error
-                if taken_by:
-                    raise _taken(f"on {node.name}: {taken_by}")
-        yield
+        lock = Lock(cluster, database, stack)
+        lock.hold(view)
+        yield lock
 
 
 def _try(connection: Connection) -> str:
-    """Take the lock; "" if it was free, else who has it."""
+    """Take the lock; "" if it was free or is ours already, else who has it."""
     row = connection.execute("SELECT pg_try_advisory_lock(%s)", [KEY]).fetchone()
     return "" if row and row[0] else holder(connection) or "another session"
 
@@ -76,7 +101,8 @@ def _lock_file(cluster: Cluster, journal: Path | None) -> Path:
 @contextlib.contextmanager
 def _file_lock(path: Path) -> Iterator[None]:
     try:
-        file = path.open("a+", encoding="utf-8")
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        file = os.fdopen(os.open(path, flags, 0o600), "a+", encoding="utf-8")
     except OSError:
         yield  # the nodes' lock is there; a journal that can't be written is told of elsewhere
         return

@@ -21,7 +21,7 @@ from services.failover.cluster import Cluster
 from services.failover.history import read_history, unfinished
 from services.failover.interruption import Interruption
 from services.failover.journal import Entry, Journal
-from services.failover.lock import locked
+from services.failover.lock import Lock, locked
 from services.failover.managers import forgotten, is_managed, notes_on, require_unmanaged
 from services.failover.options import Config, Json, settings_of
 from services.failover.plan.failover import plan_failover
@@ -304,8 +304,8 @@ class _Order:
                     self._show(self._noted(view, plan))
                     raise SystemExit(int(ExitCode.OK))
                 database, path = self.settings.journal_database, self.settings.journal
-                with locked(cluster, view, database, path):
-                    result = self._carry_out(cluster, choose_it, started, undo=undo)
+                with locked(cluster, view, database, path) as lock:
+                    result = self._carry_out(cluster, choose_it, started, lock, undo=undo)
             if self._as_json:
                 report.print_json(result.as_json())
             narration = report.on_stderr()
@@ -313,7 +313,7 @@ class _Order:
             raise SystemExit(int(result.exit_code))
 
     def _carry_out(
-        self, cluster: Cluster, choose_it: Choose, started: float, *, undo: bool
+        self, cluster: Cluster, choose_it: Choose, started: float, lock: Lock, *, undo: bool
     ) -> Result:
         narration = report.on_stderr()
         view = cluster.observe()
@@ -332,6 +332,7 @@ class _Order:
                 tell=lambda text: report.print_progress(narration, text),
                 started=started,
                 interruption=interruption,
+                hold=lock.hold,
             )
             view = cluster.observe() if not self._yes else view
             result = run.carry_out(view, wish, planner, undo=undo)

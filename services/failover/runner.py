@@ -95,8 +95,12 @@ class Run:
     late: list[Left] = field(default_factory=list)
     attempts: Counter[str] = field(default_factory=Counter)
     interruption: Interruption = field(default_factory=Interruption)
+    hold: Callable[[View], None] = lambda _view: None
+    """Sees that the commands' lock is still ours; raises Retryable (LOCKED)."""
     begun: list[Step] = field(default_factory=list)
     """What was performed, or may have been."""
+    _returning: bool = False
+    """It is taken back, whoever has the lock now."""
     _wish: Wish = field(default_factory=Wish)
     _view: View = field(default_factory=lambda: View((), ()))
 
@@ -114,6 +118,9 @@ class Run:
             plan, view = self._loop(plan, view, planner)
         except (SlotbridgeError, KeyboardInterrupt) as error:
             raise self._broken_off(error, undo=undo) from error
+        except Exception as error:  # a bug of ours, too, must not leave a fence
+            bug = SlotbridgeError(f"{type(error).__name__}: {error}", operation="run")
+            raise self._broken_off(bug, undo=undo) from error
         left = (*plan.left, *self.late)
         seconds = time.monotonic() - self.started
         outcome = "; ".join(item.line for item in left) or DONE
@@ -157,6 +164,8 @@ class Run:
     def _perform(self, step: Step, view: View) -> View:
         """Perform one step, recorded before, narrated and recorded after, whatever comes of it."""
         self.interruption.check()
+        if not self._returning:
+            self.hold(view)
         started = time.monotonic()
         self.attempts[step.key] += 1
         self.begun.append(step)
@@ -229,6 +238,7 @@ class Run:
 
     def _take_back(self) -> str:
         """Let the old primary go on, and standbys and subscriptions; says what came of it."""
+        self._returning = True
         stopped = {step.server for step in self.begun if step.action is Action.STOP}
         self._wish = replace(self._wish, stopped=self._wish.stopped | stopped)
         self._await_end_of(stopped)

@@ -264,7 +264,11 @@ def signals(rig: Rig) -> Round:
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        eventually(lambda: rig.runs > begun or process.poll() is not None, what="it has begun")
+        eventually(
+            lambda: rig.runs > begun or process.poll() is not None,
+            what="it has begun",
+            timeout_s=120,
+        )
         for _ in range(1 + twice):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(after_s)

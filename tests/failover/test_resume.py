@@ -1,5 +1,6 @@
 """A command that dies at any step is gone on with, from another journal too; one at a time."""
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from services.failover.cluster import Cluster
 from services.failover.effects.step import Action, Step
 from services.failover.lock import locked
 from services.failover.runner import Run
+from services.failover.sessions import COMMAND_LOCK
 from services.local.bed import Bed
 from tests.conftest import NewPair
 from tests.failover.conftest import NewTrio, machines
@@ -46,6 +48,40 @@ with Cluster(settings) as cluster, locked(cluster, cluster.observe(), "postgres"
     print("held", flush=True)
     time.sleep(600)
 """
+
+
+def test_a_lock_that_was_lost_is_taken_again_or_ends_the_run(
+    new_pair: NewPair, tmp_path: Path
+) -> None:
+    trio = new_pair()
+    subscribe(trio, "s1")
+    config = configuration(tmp_path, trio)
+    rivals = [True]
+    original: Callable[..., Any] = steps._order
+    held = (
+        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+        f" AND (classid::bigint << 32) + objid::bigint = {COMMAND_LOCK}"
+    )
+
+    def ordering(step: Step, *arguments: Any) -> Any:
+        if step.action is Action.FENCE:
+            tell(trio.primary, held)
+        if step.action is Action.MARK and rivals:
+            tell(trio.primary, held)
+            rival = stack.enter_context(connect(trio.primary))
+            rival.execute("SELECT pg_advisory_lock(%s)", [COMMAND_LOCK])
+        return original(step, *arguments)
+
+    command = ("switchover", "--config", config, "--yes", "--to", "b", "--no-rejoin")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(steps, "_order", ordering)
+        with contextlib.ExitStack() as stack:
+            ran = slotfailover(*command)
+        assert (ran.code, "another slotfailover command" in ran.err) == (15, True), ran.err
+        assert "it was taken back, a goes on" in ran.err
+        write(trio.primary, trio.dbname, 1)
+        rivals.clear()
+        assert slotfailover(*command).code == 1
 
 
 class Killed(BaseException):

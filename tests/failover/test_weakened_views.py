@@ -1,0 +1,155 @@
+"""What is not known, is stale or is somebody else's never enables a promotion (properties)."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import OperatorNeeded, Retryable, SetupError
+from services.failover.effects.step import Action
+from services.failover.plan.failover import plan_failover
+from services.failover.plan.resume import Intent, choose
+from services.failover.plan.wish import Plan, Wish
+from services.failover.view import Node, NodeState, Reach, Subscription, View
+from tests.failover.views import views
+
+wishes = st.builds(
+    Wish,
+    st.sets(st.sampled_from(("s1", "s2", "s3", "s4", "gone"))).map(frozenset),
+    old_primary_is_off=st.booleans(),
+    fence=st.booleans(),
+    accept_data_loss=st.sampled_from([None, 0, 10**9]),
+)
+
+
+def _unanswered(node: Node, reach: Reach) -> Node:
+    return replace(node, state=None, reach=reach, detail="weakened")
+
+
+def _stated(node: Node, **changes: object) -> Node:
+    if node.state is None:
+        return node
+    return replace(node, state=replace(node.state, **changes))  # type: ignore[arg-type]
+
+
+def _heard(state: NodeState) -> NodeState:
+    receiver = replace(state.replication, receiver_streaming=True, heard_age_s=None)
+    return replace(state, replication=receiver)
+
+
+NODES: dict[str, Callable[[Node], Node]] = {
+    "gives no answer": lambda node: _unanswered(node, Reach.SILENT),
+    "listens and lets nobody in": lambda node: _unanswered(node, Reach.CLOSED),
+    "shows our role too little": lambda node: _unanswered(node, Reach.BARRED),
+    "hides primary_conninfo": lambda node: _stated(node, upstream=None),
+    "may still be receiving": lambda node: (
+        replace(node, state=_heard(node.state)) if node.state is not None else node
+    ),
+    "hides its slots": lambda node: _stated(node, slots=()),
+    "has a fence of another timeline": lambda node: _stated(node, fence_mark="timeline 99 by x"),
+}
+"""What may be missing or stale of a node."""
+
+
+def _weak(subscription: Subscription) -> Subscription:
+    return replace(subscription, fed=True, heard_age_s=None)
+
+
+def promotes(view: View, wish: Wish) -> Plan | None:
+    """The plan, if it promotes; None where it is refused, or where nothing is to be promoted."""
+    with contextlib.suppress(OperatorNeeded, Retryable, SetupError):
+        plan = plan_failover(view, wish)
+        if any(step.action is Action.PROMOTE for step in plan.steps):
+            return plan
+    return None
+
+
+@given(views(), wishes, st.sampled_from(sorted(NODES)), st.sampled_from("abc"))
+def test_a_weakened_node_never_enables_a_promotion(
+    view: View, wish: Wish, how: str, name: str
+) -> None:
+    """What was refused stays refused, for the same candidate, once less is known."""
+    weaker = replace(view, nodes=tuple(NODES[how](n) if n.name == name else n for n in view.nodes))
+    plan = promotes(weaker, wish)
+    if plan is None:
+        return
+    before = promotes(view, replace(wish, target=plan.new_primary))
+    leading = [n for n in view.nodes if n.leading and n.name != plan.new_primary]
+    if leading:  # it fell silent: then somebody has to vouch for that
+        assert wish.old_primary_is_off or wish.fence
+    elif name != plan.new_primary and how != "hides its slots":
+        assert before is not None
+
+
+@given(views(), wishes)
+def test_a_subscription_that_may_be_fed_by_another_server_forbids_it(
+    view: View, wish: Wish
+) -> None:
+    weaker = replace(
+        view,
+        subscribers=tuple(
+            replace(each, subscriptions=tuple(map(_weak, each.subscriptions)))
+            for each in view.subscribers
+        ),
+    )
+    plan = promotes(weaker, wish)
+    if plan is None:
+        return
+    new = view.node(plan.new_primary)
+    drained = any(step.action is Action.MARK for step in plan.steps)
+    elsewhere = [
+        found
+        for _, found in weaker.ours()
+        if found.enabled and not found.conninfo.leads_to(new.endpoints)
+    ]
+    assert not elsewhere or drained
+
+
+@given(views(), wishes)
+def test_a_standby_that_may_still_receive_is_asked_or_forbids_it(view: View, wish: Wish) -> None:
+    receives = NODES["may still be receiving"]
+    nodes = tuple(receives(node) if node.standby else node for node in view.nodes)
+    weaker = replace(view, nodes=nodes)
+    plan = promotes(weaker, wish)
+    if plan is None:
+        return
+    asked = {step.server for step in plan.steps if step.action is Action.ASK}
+    drained = any(step.action is Action.MARK for step in plan.steps)
+    assert drained or asked == {node.name for node in weaker.standbys}
+    assert drained or wish.old_primary_is_off or wish.fence
+
+
+@given(views(), wishes)
+def test_a_promotion_is_ordered_only_on_proof(view: View, wish: Wish) -> None:
+    """Whatever is planned, at the order nobody else leads, hides, or feeds anybody."""
+    plan = promotes(view, wish)
+    if plan is None:
+        return
+    shot = {step.server for step in plan.steps if step.action is Action.SHOOT}
+    fenced = {step.server for step in plan.steps if step.action is Action.MARK}
+    for node in view.nodes:
+        if node.name == plan.new_primary or node.standby:
+            continue
+        assert node.reach is not Reach.CLOSED or node.name in shot
+        assert not node.leading or node.name in shot | fenced
+    for step in plan.steps:
+        if step.action is Action.PROMOTE:
+            break
+        view = step.effect(view)
+    for node in view.standbys:
+        assert node.state is not None
+        assert not node.state.replication.receiver_streaming or fenced
+
+
+@given(views(), st.floats(0, 10**7), st.integers(0, 4), st.sampled_from(["7000", "9"]))
+def test_an_intent_of_another_day_cluster_or_timeline_is_not_taken_up(
+    view: View, age_s: float, timeline: int, system: str
+) -> None:
+    intent = Intent("failover", "b", frozenset("a"), system, timeline, age_s)
+    with contextlib.suppress(OperatorNeeded, Retryable, SetupError):
+        _, wish = choose(view, Wish(), intent)
+        assert not wish.accept_loss_of
+        if age_s > 86_400 or system == "9":
+            assert not wish.rejoin
