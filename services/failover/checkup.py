@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, SettingsError, SlotbridgeError
-from services.failover.checks.facts import facts_of
+from services.failover.checks.facts import facts_of, required_slots
 from services.failover.checks.model import Severity
 from services.failover.checks.registry import CHECKS, run_checks
+from services.failover.plan.loss import last_contact
 from services.failover.plan.rules import require_one_system
 from services.failover.readiness import Readiness, candidate, judge_all
 
@@ -49,6 +50,8 @@ class Checkup:
     slots: tuple[Readiness, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    outlook: str = ""
+    """What of the primary's WAL the standby lacks; without a primary, what may be lost."""
 
     @property
     def ready(self) -> bool:
@@ -134,6 +137,7 @@ class Checkup:
             "slots": [slot.as_json() for slot in self.slots],
             "findings": [finding.as_json() for finding in self.findings],
             "notes": list(self.notes),
+            "outlook": self.outlook or None,
         }
 
     def _count(self, severity: Severity) -> int:
@@ -149,12 +153,16 @@ def check_up(view: View, standby: str = "") -> Checkup:
     require_one_system(view)
     require_single_primary(view)
     chosen = _named(view, standby) if standby else candidate(view)
+    findings = run_checks(facts_of(view, chosen))
+    lag = next((f.evidence for f in findings if f.check == LAG and f.evidence), "")
+    alone = chosen is not None and chosen.standby and view.primary is None
     return Checkup(
         primary=view.primary.name if view.primary else "",
         standby=chosen.name if chosen is not None else "",
         slots=judge_all(view, chosen),
-        findings=run_checks(facts_of(view, chosen)),
+        findings=findings,
         notes=tuple(_notes(view)),
+        outlook=last_contact(view, chosen) if chosen is not None and alone else lag,
     )
 
 
@@ -204,3 +212,9 @@ def _named(view: View, name: str) -> Node:
 def _notes(view: View) -> Iterable[str]:
     for where, subscription in view.strangers():
         yield f"{where.name}/{subscription.name} belongs to another cluster, it is left alone"
+    for required in required_slots(view):
+        if not required.wanted_by:
+            yield (
+                f"the settings name no consumer of the slot {required.slot}: whatever uses it must "
+                "find the new primary by itself"
+            )

@@ -70,6 +70,8 @@ def print_check(console: Console, checkup: Checkup, *, problems: bool = False) -
     for why, unjudged in checkup.unjudged_by_reason.items():
         line = Text.assemble(("NOT JUDGED ", "cyan"), f"{', '.join(unjudged)}: {why}")
         console.print(line)
+    if checkup.outlook:
+        console.print(Text(checkup.outlook))
     print_notes(console, checkup.notes)
     console.print(Text(checkup.summary, style="bold"))
 

@@ -84,6 +84,9 @@ class Sightings:
             primary.state.setting("synchronous_standby_names"),
         )
         last = self._last or self._read()
+        known = last is not None and last.system == systems[0]
+        if last is not None and known and last.sighting.timeline > seen.timeline:
+            return  # an old primary that came back is not what was last
         before = ""
         if last is not None and last.system == systems[0] and not seen.synchronous:
             same = last.sighting.node == primary.name
@@ -110,6 +113,7 @@ class Sightings:
             handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(document, file)
+                os.fchmod(file.fileno(), 0o644)  # watch and an operator may be different users
             Path(name).replace(self._path)
 
     def _read(self) -> _Note | None:

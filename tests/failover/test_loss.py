@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
 from schemas.errors import ExitCode, OperatorNeeded
+from schemas.settings import FailoverSettings
 from services.failover.address import Conninfo
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.loss import lacking, last_contact, losses
 from services.failover.plan.wish import Wish
 from services.failover.readiness import candidate
 from services.failover.sighting import LossLimit, Sighting
+from services.failover.sightings import Sightings
 from services.failover.view import Node, View
 from services.local.postgres import PostgresServer
 from tests.conftest import NewPair
@@ -55,6 +58,17 @@ def test_an_older_timeline_with_more_wal_is_not_promoted() -> None:
     assert chosen.name == "b"
     refused = refusal(seen, Wish(target="c"))
     assert "c is on timeline 1, b on 2" in refused.message
+
+
+def test_two_timelines_of_one_number_are_not_taken_for_one() -> None:
+    def began(name: str, lsn: int, received: int) -> Node:
+        found = standby(name, received, timeline=2)
+        assert found.state is not None
+        provenance = replace(found.state.provenance, history=((1, lsn),))
+        return replace(found, state=replace(found.state, provenance=provenance))
+
+    refused = refusal(view(began("b", 500, 1000), began("c", 600, 900)))
+    assert "different timelines 2" in refused.message
 
 
 def test_a_target_behind_another_standby_is_refused_by_the_bytes() -> None:
@@ -136,6 +150,25 @@ def test_less_is_known_never_promises_less_loss(
             assert "not judged" in last_contact(less, left)
     if accepted is None and known > 100:
         assert losses(full, chosen)
+
+
+def test_the_last_primary_is_remembered_across_processes(tmp_path: Path) -> None:
+    """By who reads the same journal; an old primary that comes back is not taken for the last."""
+    settings = FailoverSettings(nodes={"a": SecretStr("")}, journal=tmp_path / "journal")
+
+    def seen(timeline: int, received: int, synchronous: str = "", name: str = "b") -> View:
+        said = state(standby=False, timeline=timeline, received=received, synchronous=synchronous)
+        return Sightings(settings).complete(View((node(name, said), node("c", None)), ()))
+
+    assert seen(1, 900, "FIRST 1 (b)", "a").sighting is None
+    assert seen(2, 1000).synchronous_before == "FIRST 1 (b)"
+    seen(1, 2000, name="a")
+    dead = View((node("a", None), node("b", None), standby("c", 950, timeline=2)), ())
+    found = Sightings(settings).complete(dead).sighting
+    assert found is not None
+    assert (found.node, found.timeline, found.lsn) == ("b", 2, 1000)
+    assert found.age_s < 60
+    assert Sightings(settings).complete(View(dead.nodes[:2], ())).sighting is None  # no system
 
 
 def test_a_standby_that_lags_is_seen_and_not_promoted(new_pair: NewPair, tmp_path: Path) -> None:

@@ -129,6 +129,17 @@ def _against_standbys(view: View, chosen: Node) -> list[Loss]:
                     f"promote {other.name}: --to {other.name}",
                 )
             ]
+        start, other_start = _began(chosen), _began(other)
+        if theirs == mine and None not in (start, other_start) and start != other_start:
+            return [
+                Loss(
+                    max(0, behind),
+                    f"{chosen.name} and {other.name} are on different timelines {mine}: one begins "
+                    f"at {format_lsn(start or 0)}, the other at {format_lsn(other_start or 0)}",
+                    "two primaries were promoted apart: decide whose commits stay, and rebuild the "
+                    "other's standbys",
+                )
+            ]
         if theirs == mine and behind > 0:
             return [
                 Loss(
@@ -139,6 +150,12 @@ def _against_standbys(view: View, chosen: Node) -> list[Loss]:
                 )
             ]
     return []
+
+
+def _began(node: Node) -> int | None:
+    """Where the node's timeline left its parent; None for the first, or where it is not known."""
+    history = node.state.provenance.history if node.state is not None else None
+    return history[-1][1] if history else None
 
 
 def _against_sighting(view: View, chosen: Node) -> list[Loss]:

@@ -89,7 +89,8 @@ def _banner(snapshot: Snapshot) -> Element:
         kinds = {Severity.OK: "good", Severity.CRITICAL: "bad"}
         kind = kinds.get(checkup.severity, "warn")
         ready = "A failover is safe now" if checkup.ready else "A failover would lose something"
-        headline, detail = ready, checkup.summary
+        headline = ready
+        detail = ". ".join(filter(None, (checkup.summary, checkup.outlook)))
         if checkup.ready and kind == "bad":
             headline = "A failover is safe now; something needs attention"
     return el(
