@@ -220,8 +220,8 @@ class ProgressRecord(_Contract):
     The rest identifies the server that the events were read from (docs/DELIVERY.md, "The evidence
     at a start"). A record of an older release lacks it; each such field is then not judged.
     `history`: each ancestor of `timeline` -> the LSN at which the server left it; null: not known.
-    `origin_lsn`: the replication origin was durably there, 0: not known; `wal_lsn`: the server had
-    flushed its WAL this far when the origin was.
+    `origin_lsn`: the replication origin was durably there, 0: not known; `wal_lsn`: the commit that
+    moved it there ends here or before.
     `publication`, `publication_oid`, `source_origin`: what the events were selected by.
     """
 

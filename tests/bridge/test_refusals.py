@@ -12,8 +12,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from schemas.errors import ExitCode, SetupError
+from schemas.errors import ExitCode, Retryable, SetupError
 from services.bridge.postgres.database import check_server
+from services.bridge.postgres.refusals import connect_error
 from services.slots import Server, read_server
 from tests.bridge.conftest import NewBridge
 from tests.conftest import NewPair
@@ -284,3 +285,37 @@ def test_progress_that_is_lost_or_belongs_to_another_database(
     other_database = new_bridge(subscriber.conninfo(), slot=bridge.slot, **QUICK).start()
     assert other_database.exit_code() == ExitCode.WRONG_DATABASE, other_database.output
     last_line(other_database.output)
+
+
+def test_a_host_that_refuses_us_for_good_while_the_primary_restarts(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """An operator is needed only where every host says so."""
+    conninfo = pair.primary.conninfo(
+        fresh_database,
+        host="127.0.0.1,127.0.0.1",
+        port=f"1,{pair.primary.port}",
+        user="nobody_here",
+    )
+    bridge = new_bridge(conninfo, **QUICK).start()
+    assert bridge.exit_code() == ExitCode.SERVER_UNREACHABLE, bridge.output
+    line = last_line(bridge.output)
+    assert "connection refused" in line and '"nobody_here" does not exist' in line
+    both = pair.primary.conninfo(
+        fresh_database,
+        host="127.0.0.1,127.0.0.1",
+        port=f"{pair.primary.port},{pair.primary.port}",
+        user="nobody_here",
+    )
+    bridge = new_bridge(both, **QUICK).start()
+    assert bridge.exit_code() == ExitCode.PRIVILEGE_MISSING, bridge.output
+
+
+def test_a_standby_that_takes_no_connections_is_passing() -> None:
+    """hot_standby = off: it may be promoted yet."""
+    said = "connection failed: FATAL:  the database system is not accepting connections"
+    assert isinstance(
+        connect_error(f"{said} DETAIL: Hot standby mode is disabled.", "h"), Retryable
+    )
+    closed = 'FATAL:  database "d" is not currently accepting connections'
+    assert isinstance(connect_error(closed, "h"), SetupError)

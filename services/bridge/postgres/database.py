@@ -193,8 +193,8 @@ class Primary:
     def move_origin(self, lsn: int) -> int:
         """Record `lsn` in the origin, with the heartbeat message, in one small transaction.
 
-        Return an LSN up to which the WAL is flushed, that transaction included: its commit was
-        flushed (synchronous_commit = local), so that no crash of the server takes it back.
+        Return where that transaction's commit ends, or later. It was flushed (synchronous_commit =
+        local), so that no crash of the server takes it back.
         """
         with self._statement("move the origin"):
             with self._connection.transaction():

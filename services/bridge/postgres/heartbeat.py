@@ -22,7 +22,7 @@ NEVER_RECEIVED: Final = -1
 class Moved(NamedTuple):
     """Where the origin durably is on the present timeline; 0: not known.
 
-    `wal_lsn`: the WAL was flushed this far, the move to `origin_lsn` included.
+    `wal_lsn`: the commit that moved it to `origin_lsn` ends here or before.
     """
 
     origin_lsn: int

@@ -3,8 +3,8 @@
     what                      known to Kafka             asked of the server
     the database              system_identifier          IDENTIFY_SYSTEM
     its timeline              timeline, history          IDENTIFY_SYSTEM, TIMELINE_HISTORY
-    it was not set back       end_lsn, wal_lsn           where its WAL is flushed up to
-                              origin_lsn                 where the replication origin is
+    it was not set back       end_lsn                    where its WAL is flushed up to
+                              origin_lsn, wal_lsn        where the replication origin is
     what events are of        publication, its oid,      pg_publication, the settings
                               source_origin
     its slot                  (there is a record)        pg_replication_slots
@@ -250,9 +250,13 @@ def _origin_is_binding(record: ProgressRecord, seen: Witnesses) -> bool:
 
 
 def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
-    """The server was not set back to an earlier state of the same timeline."""
+    """The server was not set back to an earlier state of the same timeline.
+
+    `wal_lsn` is not compared with the server's WAL: flushed WAL may end inside a record, which a
+    crash then takes away. What was decoded is whole.
+    """
     origin_lsn = seen.origin_lsn or 0
-    known_lsn = max(reached(record), record.wal_lsn)
+    known_lsn = reached(record)
     if record.timeline == seen.server.timeline and known_lsn > seen.wal_lsn:
         what = f"its WAL ends at {format_lsn(seen.wal_lsn)}, Kafka knows it up to"
         known = known_lsn

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from schemas.errors import ExitCode
+from schemas.events import HEARTBEAT_PREFIX
 from services.local.postgres import PostgresServer
 from tests.bridge.evidence.ground import (
     CONTINUE,
@@ -57,6 +58,34 @@ def restore(ground: Ground) -> Outcome:
     refusal(bridge, ExitCode.TIMELINE, "set back to an earlier state")
     how = "overtaken" if overtaken else "behind"
     return f"refused (32, set back, {how}); accepted", _accepted(ground, bridge, server, load)
+
+
+def crash(ground: Ground) -> Outcome:
+    """The primary is killed and restarted, again and again: nothing is refused.
+
+    Large WAL records, not flushed by their own commit, so that flushed WAL often ends inside one.
+    """
+    server, bridge, load = _running(ground)
+    crashes = ground.rng.randint(3, 5)
+    for _ in range(crashes):
+        with connect(server, DBNAME) as connection:
+            connection.execute("SET synchronous_commit = off")
+            for _ in range(ground.rng.randint(5, 20)):
+                connection.execute(
+                    "SELECT pg_logical_emit_message(false, %s, repeat('x', 1000000))",
+                    [HEARTBEAT_PREFIX],
+                )
+            sessions_after(bridge, lambda: _crash(server))
+        load.more(ground.rng.randint(5, 20))
+    load.stop()
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    return "crashes of the primary: none refused", compare(server, bridge)
+
+
+def _crash(server: PostgresServer) -> None:
+    server.kill()
+    server.start()
 
 
 def promotion(ground: Ground) -> Outcome:
@@ -193,6 +222,7 @@ def _accepted(ground: Ground, bridge: Bridge, server: PostgresServer, load: Load
 
 CASES: Final[dict[str, Case]] = {
     "restore": restore,
+    "crash": crash,
     "promotion": promotion,
     "stale": stale,
     "publication": publication,
