@@ -1,0 +1,48 @@
+"""The progress topic, read while somebody writes: nothing is waited for, nothing is fenced."""
+
+import time
+
+from confluent_kafka import Producer
+
+from schemas.events import SETTLED_KEY, progress_topic
+from schemas.settings import BridgeSettings
+from services.bridge.kafka.producer import TransactionalProducer
+from services.bridge.progress.visible import read_visible
+from tests.bridge.test_topics import prepared, record
+from tests.providers.interface import Broker
+
+MUCH_SHORTER_THAN_A_TIME_OUT_S = 20
+
+
+def test_what_is_open_is_told_apart_and_not_waited_for(kafka: Broker, topic_prefix: str) -> None:
+    settings, topics = prepared(kafka, topic_prefix)
+    assert read_visible(topics, "mine") == (None, (), ())
+    mine = TransactionalProducer(settings, BridgeSettings(), topics, "mine")
+    mine.begin_session()
+    mine.commit(record(100))
+    other = Producer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{topic_prefix}.other"}
+    )
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(progress_topic(topic_prefix), b"{}", b"other")
+    assert other.flush(30) == 0
+    mine.commit(record(200))
+    began = time.monotonic()
+    found = read_visible(topics, "mine")
+    assert time.monotonic() - began < MUCH_SHORTER_THAN_A_TIME_OUT_S
+    assert found == (record(100), (record(200, producer=1),), ())
+    mine.commit(record(300))
+    other.abort_transaction(30)
+    assert topics.last_progress("mine") == record(300), "it was not fenced"
+    assert read_visible(topics, "mine") == (record(300), (), ())
+
+
+def test_other_slots_are_those_whose_last_record_is_there(kafka: Broker, topic_prefix: str) -> None:
+    _settings, topics = prepared(kafka, topic_prefix)
+    anyone = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    name = progress_topic(topic_prefix)
+    for key, value in ((b"a", b"1"), (b"b", b"1"), (SETTLED_KEY, None), (b"a", None)):
+        anyone.produce(name, value, key)
+        assert anyone.flush(30) == 0
+    assert read_visible(topics, "mine") == (None, (), ("b",))
