@@ -59,7 +59,7 @@ _JUDGE: LiteralString = """
       FROM pg_class c
       JOIN pg_namespace n ON n.oid = c.relnamespace
       JOIN pg_roles me ON me.rolname = current_user
-     WHERE c.oid = to_regclass(%s)
+     WHERE n.nspname = 'slotfailover' AND c.relname = %s
 """
 
 
@@ -103,20 +103,25 @@ def writing(connection: Connection, name: Name) -> Iterator[None]:
 
 
 def _exists(connection: Connection, name: Name) -> bool:
-    row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [_full(name)]).fetchone()
-    return row == (True,)
+    """By the catalog: a role without USAGE on the schema may not even ask by the name."""
+    row = connection.execute(
+        "SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = 'slotfailover' AND c.relname = %s",
+        [name],
+    ).fetchone()
+    return row is not None
 
 
 def _lock(connection: Connection, name: Name, mode: LiteralString) -> None:
     """Lock it, so that nothing can be hung on it any more; then judge it."""
-    judged = connection.execute(_JUDGE, [_full(name)]).fetchone()
+    judged = connection.execute(_JUDGE, [name]).fetchone()
     if judged == ("",):
         tables: dict[Name, LiteralString] = {
             "journal": "slotfailover.journal",
             "watch": "slotfailover.watch",
         }
         connection.execute("LOCK TABLE ONLY " + tables[name] + " IN " + mode + " MODE")
-        judged = connection.execute(_JUDGE, [_full(name)]).fetchone()
+        judged = connection.execute(_JUDGE, [name]).fetchone()
     if judged != ("",):
         reason = judged[0] if judged is not None else "it is gone"
         raise SetupError(

@@ -19,8 +19,6 @@ from psycopg.pq import ExecStatus
 from services.failover.timelines import Feeding, History, Provenance, parse_history
 from services.slots import Connection
 
-_HISTORY_FUNCTION = "slotfailover.timeline_history(integer)"
-
 
 def read_provenance(connection: Connection) -> Provenance:
     """All but the history, which is `read_history`'s."""
@@ -81,10 +79,12 @@ def read_history(connection: Connection, timeline: int) -> tuple[bool, History |
                (SELECT rolreplication FROM pg_roles WHERE rolname = current_user),
                coalesce((SELECT r.rolsuper AND has_function_privilege(p.oid, 'EXECUTE')
                                 AND has_schema_privilege(p.pronamespace, 'USAGE')
-                           FROM pg_proc p JOIN pg_roles r ON r.oid = p.proowner
-                          WHERE p.oid = to_regprocedure(%s)), false)
-        """,
-        [_HISTORY_FUNCTION],
+                           FROM pg_proc p
+                           JOIN pg_roles r ON r.oid = p.proowner
+                           JOIN pg_namespace n ON n.oid = p.pronamespace
+                          WHERE n.nspname = 'slotfailover' AND p.proname = 'timeline_history'
+                            AND p.proargtypes[0] = 'int4'::regtype AND p.pronargs = 1), false)
+        """
     ).fetchone()
     assert row is not None
     files, replication, function = row
