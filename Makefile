@@ -9,7 +9,7 @@ SPARK  ?= 1
 
 BENCH := $(or $(OUT),bench-results)
 
-.PHONY: demo test quick pythons torture bench check lint types lock dist generate test-image clean
+.PHONY: demo test quick pythons torture bench check lint types lock dist generate test-image test-kube clean
 
 demo: $(READY)
 	@$(BIN)/slotbridge demo $(DEMO_OPTIONS)
@@ -83,6 +83,10 @@ $(READY): requirements/build.txt requirements/lock.txt pyproject.toml setup.py $
 # Debian gets one: apt-get install docker.io debootstrap.
 test-image: $(READY)
 	@IMAGE=1 $(BIN)/python -m pytest -p no:randomly -n 0 tests/image $(PYTEST_OPTIONS)
+
+# The chart on a real Kubernetes node, which is built from Go modules at the first run (root, Go; tests/kube).
+test-kube: $(READY)
+	@KUBE=1 $(BIN)/python -m pytest -p no:randomly -n 0 -s tests/kube $(PYTEST_OPTIONS)
 
 # sdist and wheel in dist/. The wheel is built from the sdist, so that the sdist is proven whole, and
 # auditwheel gives it the oldest manylinux tag that its compiled part allows (one Python version:

@@ -30,6 +30,8 @@ GARBAGE_OBJECTS = 50_000
 """Between two looks for unreachable cycles: held events are no reason to look more often."""
 PAUSE_MIN_S = 0.2
 PAUSE_MAX_S = 10.0
+STANDBY_PAUSE_S = 0.5
+_GROWING = tenacity.wait_random_exponential(multiplier=0.2, max=3)
 
 
 class Backoff:
@@ -159,7 +161,7 @@ class Runner:
         """A streaming session, None when the stop came first. Raises the last error at the end."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(self._may_retry),
-            wait=tenacity.wait_random_exponential(multiplier=0.2, max=3),
+            wait=self._pause_s,
             stop=self._gives_up,
             sleep=tenacity.sleep_using_event(self._stop),
             before_sleep=_log_retry,
@@ -173,6 +175,10 @@ class Runner:
             raise
         finally:
             self._standing_by = False
+
+    def _pause_s(self, state: tenacity.RetryCallState) -> float:
+        """Seconds until the next attempt: short for a stand-by, which takes over the sooner."""
+        return STANDBY_PAUSE_S if self._standing_by else _GROWING(state)
 
     def _gives_up(self, state: tenacity.RetryCallState) -> bool:
         """Whether a stop was asked for or the deadline has passed, which stands still while another

@@ -42,6 +42,7 @@ ADDITIONS: Final = {
 }
 _KNOWN: Final[dict[str, dict[str, Any]]] = {
     "bridge.replicas": {"type": "integer", "minimum": 1, "maximum": 10},
+    "failover.replicas": {"type": "integer", "minimum": 1, "maximum": 10},
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "networkPolicy.postgresPorts": {"$ref": "#/$defs/ports"},
     "networkPolicy.kafkaPorts": {"$ref": "#/$defs/ports"},

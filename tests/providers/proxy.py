@@ -42,11 +42,14 @@ class _Link:
 
 
 class Proxy:
-    """Forwards to `target_port`, which may be set later; close it when done."""
+    """Forwards to `target_port`, which may be set later; close it when done.
 
-    def __init__(self, target_port: int = 0) -> None:
+    `host`: the address that it listens on, where clients come from outside of this machine.
+    """
+
+    def __init__(self, target_port: int = 0, *, host: str = "127.0.0.1") -> None:
         self.target_port = target_port
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((host, 0))
         self.port: int = self._listener.getsockname()[1]
         self._changed = threading.Condition()
         self._cut = False

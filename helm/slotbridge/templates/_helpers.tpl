@@ -211,6 +211,46 @@ env:
 {{- end }}
 {{- end -}}
 
+{{/* Pods of a component on different nodes, where the scheduler can: (list . "bridge" CONSTRAINTS) */}}
+{{- define "slotbridge.spread" -}}
+{{- $root := index . 0 -}}
+topologySpreadConstraints:
+{{- if index . 2 }}
+  {{- toYaml (index . 2) | nindent 2 }}
+{{- else }}
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "slotbridge.selector" $root | nindent 8 }}
+        app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+{{- end -}}
+
+{{/* A PodDisruptionBudget where there are several pods: (list . "bridge" COMPONENT-VALUES) */}}
+{{- define "slotbridge.disruption" -}}
+{{- $root := index . 0 -}}
+{{- $component := index . 2 -}}
+{{- if and $component.podDisruptionBudget.enabled (gt (int $component.replicas) 1) }}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ include "slotbridge.fullname" $root }}-{{ index . 1 }}
+  labels:
+    {{- include "slotbridge.labels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ index . 1 }}
+spec:
+  maxUnavailable: 1
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  selector:
+    matchLabels:
+      {{- include "slotbridge.selector" $root | nindent 6 }}
+      app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+{{- end -}}
+
 {{- define "slotbridge.probes" -}}
 livenessProbe:
   httpGet: {path: /healthz, port: http}
