@@ -47,6 +47,8 @@ from tests.providers.waiting import eventually
 
 CASES = ("cut-off", "freeze", "signals")
 PROMOTED, REFUSED = (0, 1), 35
+PATIENCE_S = 300.0
+"""On a machine that does other work, a command takes its time."""
 KILL = 'p=$(head -n 1 "$1/postmaster.pid"); kill -KILL $(cat /proc/$p/task/$p/children) $p'
 """A `fence` command: SIGKILL every process of a server, also of one that is frozen."""
 
@@ -139,7 +141,8 @@ class Rig:
 
     def order(self, *words: str, **refused: str) -> Ran:
         """Run a command."""
-        return slotfailover_process(*words, "--config", str(self.settings(**refused)), "--yes")
+        command = (*words, "--config", str(self.settings(**refused)), "--yes")
+        return slotfailover_process(*command, timeout_s=PATIENCE_S)
 
     def hand_over(self) -> None:
         """A switchover to the other node, complete."""
@@ -151,8 +154,13 @@ class Rig:
         name = self.primary
         client = next(each for each in self.clients if each.name == name)
         count = len(client.acknowledged)
-        eventually(lambda: len(client.acknowledged) > count + 5, what=f"{name} takes writes")
-        await_ready(self.servers[name], self.servers[self.other(name)], "s1", timeout_s=60)
+        eventually(
+            lambda: len(client.acknowledged) > count + 5,
+            what=f"{name} takes writes",
+            timeout_s=PATIENCE_S,
+        )
+        standby = self.servers[self.other(name)]
+        await_ready(self.servers[name], standby, "s1", timeout_s=PATIENCE_S)
         self.judge()
 
     def judge(self) -> None:
@@ -267,7 +275,7 @@ def signals(rig: Rig) -> Round:
         eventually(
             lambda: rig.runs > begun or process.poll() is not None,
             what="it has begun",
-            timeout_s=120,
+            timeout_s=PATIENCE_S,
         )
         for _ in range(1 + twice):
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -275,7 +283,7 @@ def signals(rig: Rig) -> Round:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
             after_s = 0.05
-        said = process.communicate(timeout=120)[1]
+        said = process.communicate(timeout=PATIENCE_S)[1]
     codes = [process.returncode]
     if "; it was taken back" in said:
         now = said.rpartition("Now ")[2]

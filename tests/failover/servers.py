@@ -101,13 +101,13 @@ def slotfailover(*arguments: str | Path) -> Ran:
     return Ran(done.exit_code, done.stdout, done.stderr)
 
 
-def slotfailover_process(*arguments: str | Path, before: str = "") -> Ran:
+def slotfailover_process(*arguments: str | Path, before: str = "", timeout_s: float = 60.0) -> Ran:
     """Run the command to its end, in a process that `before` (Python) prepares."""
     done = subprocess.run(
         [sys.executable, "-c", before + COMMAND, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout_s,
         check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr
