@@ -91,7 +91,7 @@ class Round:
 
 
 class Rig:
-    """A pair with a subscriber, a client at each node, and settings that lead through proxies."""
+    """A pair with a subscriber, a client at each node, and a proxy before each."""
 
     def __init__(self, folder: Path, trio: Trio, bed: Bed, seed: int) -> None:
         self.trio = trio
@@ -122,8 +122,7 @@ class Rig:
     def settings(self, **refused: str) -> Path:
         """`refused`: another conninfo for a node."""
         nodes = {
-            name: refused.get(name) or server.conninfo(port=self.proxies[name].port)
-            for name, server in self.servers.items()
+            name: refused.get(name) or server.conninfo() for name, server in self.servers.items()
         }
         given = {
             "nodes": nodes,
@@ -221,10 +220,9 @@ def cut_off(rig: Rig) -> Round:
         refused = {name: f"host=127.0.0.1 port={free_port()} user=postgres"}
     elif what == "unknown host":
         refused = {name: "host=nowhere.invalid user=postgres"}
-    elif what == "reset":
-        proxy.cut()
-    else:
-        proxy.stall()
+    else:  # nodes are named themselves else: a proxy takes connections for a server that is down
+        refused = {name: rig.servers[name].conninfo(port=proxy.port)}
+        (proxy.cut if what == "reset" else proxy.stall)()
     orders = [["failover"], ["failover", "--old-primary-is-off"], ["resume"]]
     codes = [rig.order(*order, **refused).code for order in orders]
     proxy.heal()

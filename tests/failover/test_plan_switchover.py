@@ -95,6 +95,19 @@ def test_a_consumer_far_behind_is_waited_for_before_writes_are_fenced() -> None:
     assert actions(plan_switchover(view, Wish()))[:2] == ["settle", "fence"]
 
 
+def test_a_consumer_that_no_standby_gets_is_waited_for_before_the_server_is_stopped() -> None:
+    """Stopping in order waits for every walsender: one that does not drain is met before."""
+    other = slot("other", failover=False, synced=False, active_pid=9, confirmed_flush_lsn=0)
+    for hands in (True, False):
+        view = pair(hands=hands)
+        living = view.nodes[0]
+        assert living.state is not None
+        more = replace(living.state, slots=(*living.state.slots, other))
+        view = replace(view, nodes=(replace(living, state=more), view.nodes[1]))
+        drain = next(s for s in plan_switchover(view, Wish()).steps if s.action is Action.DRAIN)
+        assert ("other" in drain.slots) == hands
+
+
 def test_without_commands_it_says_what_is_left() -> None:
     plan = plan_switchover(pair(hands=False), Wish(rejoin=frozenset("a")))
     assert "stop" not in actions(plan)

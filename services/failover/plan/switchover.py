@@ -120,7 +120,8 @@ def _whole(view: View, wish: Wish, old: Node) -> Plan:
     require_privileges(new, resets=bool(stale), promotion=True)
     draft = Draft(view, wish)
     draft.add(*stale)
-    slots = _connected(old)
+    stops = old.machine is not None and old.machine.has("stop")
+    slots = _connected(old, stops=stops)
     ahead = fencing.written(view, old) - wish.lag_bytes_max
     if old.writable and fencing.behind(view, old, new, slots, ahead):
         draft.add(fencing.settle(old, new, slots, wish.lag_bytes_max))
@@ -136,7 +137,6 @@ def _whole(view: View, wish: Wish, old: Node) -> Plan:
     for subscriber, subscription in view.ours():
         if subscriber.usable and subscription.enabled and moves(subscription, new):
             draft.add(subscriptions.disable(subscriber, subscription, new))
-    stops = old.machine is not None and old.machine.has("stop")
     if stops:
         draft.add(fencing.stop(old, new))
     told = draft.wish
@@ -198,11 +198,18 @@ def _require_fit(view: View, wish: Wish, old: Node, new: Node) -> None:
         )
 
 
-def _connected(old: Node) -> tuple[str, ...]:
-    """The failover slots whose consumers are connected: they will have the final LSN."""
-    return tuple(
-        slot.slot_name for slot in topology.failover_slots(old) if active(old, slot.slot_name)
-    )
+def _connected(old: Node, *, stops: bool) -> tuple[str, ...]:
+    """The slots whose consumers are connected, and will have the final LSN.
+
+    Where the old primary is stopped, all of them, also what no standby gets: the server waits at
+    its end for each that is connected, and it is better known before.
+    """
+    state = old.state
+    found = topology.failover_slots(old)
+    if stops and state is not None:
+        logical = [slot for slot in state.slots if slot.slot_type == "logical"]
+        found = (*found, *(slot for slot in logical if slot not in found))
+    return tuple(slot.slot_name for slot in found if active(old, slot.slot_name))
 
 
 def _notes(view: View, old: Node, slots: tuple[str, ...], *, stops: bool) -> list[str]:
