@@ -97,12 +97,10 @@ def _require_gone(node: Node, wish: Wish, *, suspect: bool) -> None:
             exit_code=ExitCode.SPLIT_BRAIN,
         )
     if node.reach is not Reach.SILENT:
-        again = (
-            " again, although its `fence` command ended with 0" if node.name in wish.shot else ""
-        )
+        shot = "; its `fence` command had ended with 0" if node.name in wish.shot else ""
         raise OperatorNeeded(
-            f"{node.name} listens on its port{again} but does not let us in, so it may be writing: "
-            f"{node.detail}",
+            f"{node.name} listens on its port but does not let us in, so it may be writing: "
+            f"{node.detail}{shot}",
             operation=OPERATION,
             subject=node.name,
             hint="stop it, or correct its conninfo in failover.nodes; or add a `fence` command "
