@@ -242,6 +242,7 @@ def test_a_port_in_use(pair: Provider, fresh_database: str, new_bridge: NewBridg
         port = taken.getsockname()[1]
         bridge = new_bridge(pair.primary.conninfo(fresh_database), http_port=port).start()
         assert bridge.exit_code() == ExitCode.PORT_IN_USE, bridge.output
+        assert "another slotbridge may run here" in bridge.output
     assert str(port) in last_line(bridge.output)
 
 
