@@ -61,6 +61,8 @@ def engine() -> Iterator[docker.DockerClient]:
         finally:
             daemon.terminate()
             daemon.wait(timeout=60)
+            left = ["umount", f"{folder}/exec/netns/default"]  # which dockerd does not undo
+            subprocess.run(left, capture_output=True, check=False)
             shutil.rmtree(folder, ignore_errors=True)
 
 
