@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from schemas.errors import ExitCode, OperatorNeeded, SettingsError
+from schemas.errors import ExitCode, SettingsError
 from schemas.settings import FailoverSettings
 from services.failover import report
 from services.failover.cluster import Cluster
@@ -29,7 +29,7 @@ from services.failover.plan.rejoin import plan_rejoin, plan_repoint
 from services.failover.plan.resume import Intent, Planner, choose
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.failover.plan.wish import Plan, Wish
-from services.failover.promoting import promotion_ordered
+from services.failover.promoting import require_nothing_ordered
 from services.failover.readiness import candidate
 from services.failover.recollection import Asked, recall
 from services.failover.rejoin_preflight import require_rejoinable
@@ -163,7 +163,7 @@ def resume(
             revive=begun is None or begun.command != "failover",
         )
         if rollback:
-            _require_nothing_ordered(cluster, view)
+            require_nothing_ordered(cluster, view)
             return plan_rollback, wish
         intent = Intent.of(begun.command, begun.intent, _age_s(begun)) if begun else None
         return choose(view, wish, intent)
@@ -188,23 +188,6 @@ def _known(view: View, slots: list[str] | None) -> frozenset[str]:
 def _age_s(begun: Entry) -> float:
     """How long ago it was."""
     return (datetime.now(UTC) - datetime.fromisoformat(begun.at)).total_seconds()
-
-
-def _require_nothing_ordered(cluster: Cluster, view: View) -> None:
-    """Raise OperatorNeeded (SPLIT_BRAIN) where a standby may be about to be a primary."""
-    for node in view.standbys:
-        ordered = promotion_ordered(cluster.nodes[node.name])
-        if ordered is None or ordered:
-            what = "has been told to promote itself" if ordered else "may have been told to promote"
-            raise OperatorNeeded(
-                f"{node.name} {what}: nothing can be taken back",
-                operation="roll back",
-                subject=node.name,
-                hint="wait until it is the primary, then slotfailover resume"
-                if ordered
-                else f"connect to {node.name} as a superuser, who can see it",
-                exit_code=ExitCode.SPLIT_BRAIN,
-            )
 
 
 def repoint(

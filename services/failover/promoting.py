@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import psycopg
 
-from schemas.errors import SetupError
+from schemas.errors import ExitCode, OperatorNeeded, SetupError
 from services.failover.cluster import Cluster
 from services.failover.effects.step import Step
 from services.failover.links import Link, Unreachable
@@ -61,6 +61,26 @@ def promotion_ordered(link: Link) -> bool | None:
         return link.ask(_ordered)
     except (Unreachable, SetupError):
         return None
+
+
+def require_nothing_ordered(cluster: Cluster, view: View, *, known: bool = False) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) where a standby may be about to be a primary.
+
+    With `known`, the caller knows of all orders: what can't be told is then no refusal.
+    """
+    for node in view.standbys:
+        ordered = promotion_ordered(cluster.nodes[node.name])
+        if ordered or (ordered is None and not known):
+            what = "has been told to promote itself" if ordered else "may have been told to promote"
+            raise OperatorNeeded(
+                f"{node.name} {what}: nothing can be taken back",
+                operation="roll back",
+                subject=node.name,
+                hint="wait until it is the primary, then slotfailover resume"
+                if ordered
+                else f"connect to {node.name} as a superuser, who can see it",
+                exit_code=ExitCode.SPLIT_BRAIN,
+            )
 
 
 def _ordered(connection: Connection) -> bool:

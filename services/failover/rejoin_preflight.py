@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 
 from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
+from schemas.lsn import format_lsn
 from services.failover import machines
 from services.failover.address import Conninfo
 from services.failover.cluster import Cluster
@@ -18,7 +19,8 @@ from services.failover.data_folder import DataFolder, Postmaster
 from services.failover.effects.step import Action, Step
 from services.failover.links import Unreachable, expanded, parse_conninfo
 from services.failover.plan.wish import Plan
-from services.slots import Connection, setting
+from services.failover.provenance import read_history
+from services.slots import Connection, read_server, setting
 
 _NEVER = frozenset({"service", "servicefile", "target_session_attrs", "load_balance_hosts"})
 """What a program that must reach this very server is not told."""
@@ -34,6 +36,8 @@ class Source:
     replication: Conninfo
     """By which the standby will connect; its address is replaced."""
     size_bytes: int
+    identity: str = ""
+    """Its cluster, timeline and where that began; "" where that can't be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class _Primary:
     size_bytes: int
     tablespaces: int
     upstream: str
+    identity: str
 
 
 def require_rejoinable(cluster: Cluster, plan: Plan) -> None:
@@ -90,7 +95,7 @@ def preflight(step: Step, cluster: Cluster) -> Source:
         _require_copyable(step, primary)
         _require_replication(step, source)
     replication = _replication(step, cluster, folder, primary)
-    return Source(source, replication, primary.size_bytes)
+    return Source(source, replication, primary.size_bytes, primary.identity)
 
 
 def _require_own(step: Step, cluster: Cluster, folder: DataFolder) -> None:
@@ -216,4 +221,9 @@ def _primary(connection: Connection) -> _Primary:
     ).fetchone()
     assert row is not None
     system, size_bytes, tablespaces = row
-    return _Primary(system, size_bytes, tablespaces, setting(connection, "primary_conninfo"))
+    timeline = read_server(connection).timeline
+    _, history = read_history(connection, timeline)
+    start = format_lsn(history[-1][1]) if history else "the first"
+    identity = f"{system} {timeline} {start}" if history is not None else ""
+    upstream = setting(connection, "primary_conninfo")
+    return _Primary(system, size_bytes, tablespaces, upstream, identity)

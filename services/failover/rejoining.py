@@ -9,7 +9,8 @@
 
 `<data_folder>.rejoining` holds the configuration meanwhile, and how far it is: `changing` once
 pg_rewind changes data (a folder that is broken off then can only be copied anew), `rewound` and
-`copied` once that is done. `lock` there is held by us and by the programs that we start: a program
+`copied` once that is done, with the source's cluster and timeline in it: what was made for another
+source counts for nothing. `lock` there is held by us and by the programs that we start: a program
 that outlives us keeps a second rejoin away. The folder that a copy replaces is kept beside it
 (`<data_folder>.before-<time>`).
 """
@@ -96,7 +97,7 @@ class _Rebuild:
     def run(self, upstream: Conninfo) -> None:
         self._kept.mkdir(exist_ok=True)
         with self._locked():
-            if (self._kept / "copied").exists() and not self._data.exists():
+            if self._is_done("copied") and not self._data.exists():
                 self._copying.rename(self._data)
             self._stop()
             self._keep_configuration()
@@ -106,12 +107,12 @@ class _Rebuild:
         shutil.rmtree(self._kept)
 
     def _rebuild(self, environment: dict[str, str], upstream: Conninfo) -> None:
-        if (self._kept / "rewound").exists() or (self._kept / "copied").exists():
+        if self._is_done("rewound") or self._is_done("copied"):
             self._configure(self._data, upstream)
             return
         reason = self._rewind(environment)
         if not reason:
-            (self._kept / "rewound").touch()
+            self._note_done("rewound")
             self._configure(self._data, upstream)
         elif self._step.copies:
             self._tell(f"pg_rewind can't do it ({reason}): a base backup is taken")
@@ -127,6 +128,15 @@ class _Rebuild:
                 subject=node,
                 hint=f"mend what it names, or slotfailover rejoin {node} --copy",
             )
+
+    def _is_done(self, what: str) -> bool:
+        """Whether that was done already, from this very source."""
+        marker = self._kept / what
+        made_from = marker.read_text(encoding="utf-8") if marker.exists() else ""
+        return bool(made_from) and made_from == self._source.identity
+
+    def _note_done(self, what: str) -> None:
+        (self._kept / what).write_text(self._source.identity, encoding="utf-8")
 
     def _rewind(self, environment: dict[str, str]) -> str:
         """Rewind it; return why that can't be done, "" where it was done."""
@@ -187,7 +197,7 @@ class _Rebuild:
         where = ("-d", f"service={machines.SERVICE}", "-D", str(self._copying))
         self._run((program, *where, "--checkpoint=fast", "--wal-method=stream"), environment)
         self._configure(self._copying, upstream)
-        (self._kept / "copied").touch()
+        self._note_done("copied")
         if self._data.exists():
             before = self._data.with_name(f"{self._data.name}.before-{time.time_ns()}")
             self._data.rename(before)

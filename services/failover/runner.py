@@ -14,13 +14,21 @@ from dataclasses import dataclass, field, replace
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from services.failover import steps
 from services.failover.cluster import Cluster
-from services.failover.effects.step import AFTERWARDS, NO_WAY_BACK, OF_SUBSCRIBERS, Action, Step
+from services.failover.effects.step import (
+    AFTERWARDS,
+    GIVES_WRITES,
+    NO_WAY_BACK,
+    OF_SUBSCRIBERS,
+    Action,
+    Step,
+)
 from services.failover.interruption import Interrupted, Interruption
 from services.failover.journal import DONE, Journal
 from services.failover.plan.evidence import StillHeard
 from services.failover.plan.resume import Planner, intent_of
 from services.failover.plan.switchover import plan_rollback
 from services.failover.plan.wish import Plan, Wish, learned
+from services.failover.promoting import require_nothing_ordered
 from services.failover.readiness import Readiness
 from services.failover.steps import POLL_S, TELL_S
 from services.failover.verdicts import Left
@@ -99,8 +107,10 @@ class Run:
     """Sees that the commands' lock is still ours; raises Retryable (LOCKED)."""
     begun: list[Step] = field(default_factory=list)
     """What was performed, or may have been."""
-    _returning: bool = False
-    """It is taken back, whoever has the lock now."""
+    _rival: bool = False
+    """Another command has the lock: what it may be doing is not interfered with."""
+    _found_writable: frozenset[str] = frozenset()
+    """What took writes when it began: no promotion had been ordered in its place."""
     _wish: Wish = field(default_factory=Wish)
     _view: View = field(default_factory=lambda: View((), ()))
 
@@ -114,6 +124,7 @@ class Run:
         plan, view = plan_patiently(self.cluster, planner, view, wish, self._wait)
         self.journal.begin(view, intent_of(wish, view))
         self._wish, self._view = wish, view
+        self._found_writable = frozenset(node.name for node in view.writable)
         try:
             plan, view = self._loop(plan, view, planner)
         except (SlotbridgeError, KeyboardInterrupt) as error:
@@ -136,7 +147,7 @@ class Run:
                 view = self._perform(step, view)
             except SlotbridgeError as error:
                 view = self._look()
-                if isinstance(error, Interrupted):
+                if isinstance(error, Interrupted) or self._rival:
                     raise
                 if step.action in AFTERWARDS:
                     self.late.append(_not_done(step, error))
@@ -164,8 +175,7 @@ class Run:
     def _perform(self, step: Step, view: View) -> View:
         """Perform one step, recorded before, narrated and recorded after, whatever comes of it."""
         self.interruption.check()
-        if not self._returning:
-            self.hold(view)
+        self._keep_lock(view)
         started = time.monotonic()
         self.attempts[step.key] += 1
         self.begun.append(step)
@@ -182,6 +192,14 @@ class Run:
             raise
         self._note(step, seen, started, step.after)
         return seen
+
+    def _keep_lock(self, view: View) -> None:
+        """Raise Retryable (LOCKED), and remember it, where another command has the lock."""
+        try:
+            self.hold(view)
+        except Retryable as error:
+            self._rival = error.exit_code is ExitCode.LOCKED
+            raise
 
     def _look(self) -> View:
         """What is seen now; where that fails, what was seen last: an error hides no other."""
@@ -220,11 +238,18 @@ class Run:
             if self.interruption.no_way_back:
                 names = [step.server for step in self.begun if step.action in NO_WAY_BACK]
                 about = f"; {names[-1]} had been told to promote itself, so nothing was taken back"
+            elif self._rival and self.begun:
+                about = "; nothing was taken back, as the other command may rely on what was done"
             elif undo:
                 about = self._take_back() if self.begun else "; nothing had been changed"
             view = self._look()
             standing = "; ".join(f"{name} is {what}" for name, what in standing_of(view).items())
             cause = error if isinstance(error, SlotbridgeError) else _interrupted()
+            hint = cause.hint
+            if self._rival and self.begun:
+                hint += "; then slotfailover resume goes on with what this one began"
+                if not self.interruption.no_way_back:
+                    hint += ", or slotfailover resume --rollback takes it back"
             self.journal.end(view, f"{cause}{about}", time.monotonic() - self.started)
         kind = type(cause)
         return kind(
@@ -232,21 +257,27 @@ class Run:
             operation=cause.operation,
             subject=cause.subject,
             lsn=cause.lsn,
-            hint=f"{cause.hint}. Now {standing}".removeprefix(". "),
+            hint=f"{hint}. Now {standing}".removeprefix(". "),
             exit_code=cause.exit_code,
         )
 
     def _take_back(self) -> str:
         """Let the old primary go on, and standbys and subscriptions; says what came of it."""
-        self._returning = True
         stopped = {step.server for step in self.begun if step.action is Action.STOP}
-        self._wish = replace(self._wish, stopped=self._wish.stopped | stopped)
+        self._wish = replace(
+            self._wish, stopped=self._wish.stopped | stopped, found_writable=self._found_writable
+        )
         self._await_end_of(stopped)
         shot = ", ".join(sorted(self._wish.shot))
         stays = f"; {shot} was fenced by its machine's command, and stays so" if shot else ""
         try:
-            while (plan := plan_rollback(self.cluster.observe(), self._wish)).steps:
-                self._perform(plan.steps[0], self._view)
+            view = self.cluster.observe()
+            while (plan := plan_rollback(view, self._wish)).steps:
+                if plan.steps[0].action in GIVES_WRITES:
+                    known = plan.new_primary in self._found_writable
+                    require_nothing_ordered(self.cluster, view, known=known)
+                self._perform(plan.steps[0], view)
+                view = self.cluster.observe()
         except SlotbridgeError as error:
             return f"; and it could not be taken back ({error.message}){stays}"
         goes_on = f", {plan.new_primary} goes on" if plan.new_primary else ", no primary answers"

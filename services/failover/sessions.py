@@ -53,7 +53,11 @@ _LEAKS: LiteralString = """
 _FENCE: LiteralString = """
     SELECT CASE WHEN (reset_val = 'on' OR EXISTS (
                         SELECT FROM pg_db_role_setting, unnest(setconfig) item
-                         WHERE lower(split_part(item, '=', 1)) = %(fence)s))
+                         WHERE lower(split_part(item, '=', 1)) = %(fence)s
+                           AND setrole IN (0, (SELECT oid FROM pg_roles
+                                                WHERE rolname = current_user))
+                           AND setdatabase IN (0, (SELECT oid FROM pg_database
+                                                    WHERE datname = current_database()))))
                  AND NOT EXISTS (
                         SELECT FROM pg_db_role_setting, unnest(setconfig) item
                          WHERE lower(split_part(item, '=', 1)) = %(mark)s)
@@ -88,8 +92,9 @@ def read_leaks(connection: Connection) -> tuple[str, ...]:
 def read_fence(connection: Connection) -> tuple[str, int | None]:
     """The mark of our fence, "" without; and the next transaction number of a primary.
 
-    The mark counts only while the setting beside it is in effect (our own sessions override it, so
-    that its reset_val tells), and where no role or database has a mark of its own.
+    The mark counts only while the setting beside it is in effect, and where no role or database has
+    a mark of its own. Our own sessions override the setting, so that its reset_val tells: unless
+    our own role or database sets it. What other roles have says nothing of the server.
     """
     row = connection.execute(_FENCE, {"mark": FENCE_MARK, "fence": FENCE}).fetchone()
     return (row[0], row[1]) if row is not None else ("", None)

@@ -11,8 +11,9 @@ from services.failover.view import FENCE, FENCE_MARK, MARK
 PROMOTE = "SELECT pg_promote(false)"
 RELOAD = "SELECT pg_reload_conf()"
 FENCED_BY_US = f"ALTER SYSTEM SET {FENCE_MARK} = "
-FENCED = (f"ALTER SYSTEM SET {FENCE} = on", RELOAD)
-UNFENCED = (f"ALTER SYSTEM RESET {FENCE}", f"ALTER SYSTEM RESET {FENCE_MARK}", RELOAD)
+FENCED = f"ALTER SYSTEM SET {FENCE} = on"
+UNFENCED = (f"ALTER SYSTEM RESET {FENCE_MARK}", f"ALTER SYSTEM RESET {FENCE}", RELOAD)
+"""The mark goes first, and comes last: broken off half-way, no mark stands without a fence."""
 MESSAGE_PREFIX = "slotfailover"
 """The prefix of the marker messages; the bridge publishes them."""
 SNAPSHOT = "SELECT pg_log_standby_snapshot()"
@@ -59,7 +60,7 @@ def comment_on(subscription: str, comment: str) -> str:
 
 def fenced(by_whom: str) -> tuple[str, ...]:
     """Fence a primary, and say whose fence it is: both in one file, read by one reload."""
-    return (f"{FENCED_BY_US}{literal(by_whom)}", *FENCED)
+    return (FENCED, f"{FENCED_BY_US}{literal(by_whom)}", RELOAD)
 
 
 def alter_system(setting: str, items: tuple[str, ...]) -> tuple[str, ...]:

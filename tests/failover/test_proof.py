@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from services.failover.sessions import read_fence
 from services.local.bed import Bed
 from services.local.ports import free_port
 from tests.conftest import NewPair
@@ -155,6 +156,33 @@ def test_somebody_elses_read_only_setting_is_no_fence(new_pair: NewPair, tmp_pat
     trio.primary.kill()
     ran = slotfailover("failover", "--config", config, "--yes")
     assert ran.code == 0, ran.err
+
+
+def test_a_role_that_is_read_only_by_itself_makes_no_fence_of_a_mark(new_pair: NewPair) -> None:
+    """What an un-fencing by hand leaves, or one that was killed half-way."""
+    trio = new_pair()
+    tell(
+        trio.primary,
+        "CREATE ROLE reporting",
+        "ALTER ROLE reporting SET default_transaction_read_only = on",
+        "ALTER SYSTEM SET slotfailover.fenced = 'timeline 1 by x@y since then'",
+        "SELECT pg_reload_conf()",
+    )
+
+    def mark() -> str:
+        with connect(trio.primary) as connection:
+            return read_fence(connection)[0]
+
+    loaded = "SELECT current_setting('slotfailover.fenced', true) LIKE 'timeline%'"
+    eventually(lambda: ask(trio.primary, loaded), what="the settings are read")
+    assert mark() == ""
+    tell(
+        trio.primary,
+        "SET default_transaction_read_only = off",
+        "ALTER SYSTEM SET default_transaction_read_only = on",
+        "SELECT pg_reload_conf()",
+    )
+    eventually(lambda: mark().startswith("timeline 1 "), what="the fence counts")
 
 
 def test_fencing_a_primary_that_answers_drains_it_or_names_what_is_lost(

@@ -52,7 +52,7 @@ def fence(old: Node, new: Node) -> Step:
         lambda view: with_state(view, old.name, lambda state: _fenced(state, MINE)),
         lambda view: view.node(old.name).fenced and early_sessions(view, old) == 0,
         (*statements.fenced("timeline … by … since …"), ENDED),
-        statements.FENCED,
+        statements.fenced("timeline … by … since …"),
     )
 
 

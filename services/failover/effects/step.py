@@ -52,6 +52,8 @@ NO_WAY_BACK = frozenset({Action.PROMOTE})
 """What can't be taken back once it was ordered, whether or not it was seen to be done."""
 SEEN_TO_THE_END = NO_WAY_BACK | {Action.STOP, Action.SHOOT, Action.START}
 """What is not broken off by a signal once it was ordered: half done, nothing true could be said."""
+GIVES_WRITES = frozenset({Action.UNFENCE, Action.START})
+"""What lets an old primary take writes: never beside a standby that was told to promote itself."""
 OF_SUBSCRIBERS = frozenset({Action.DISABLE, Action.REPOINT, Action.ENABLE})
 AFTERWARDS = frozenset(
     {Action.LABEL, Action.FLOW, Action.SEND, Action.BRIDGE, Action.SLOT, Action.FOLLOW}

@@ -40,6 +40,7 @@ from services.failover.plan.rules import (
     require_privileges,
     require_readable_history,
     require_ready,
+    require_same_timeline,
     require_tight,
 )
 from services.failover.plan.wish import OPERATION, Draft, Plan, Wish
@@ -224,7 +225,7 @@ def _require_powers(draft: Draft, chosen: Node, old: Node | None) -> None:
     if old is not None and not drained(old, draft.wish):
         require_changeable(old)
         require_privileges(old, resets=False, promotion=False, fence=True)
-        require_tight(old)
+        require_tight(old, ("stop", "fence"))
 
 
 def _drain(draft: Draft, old: Node, chosen: Node) -> list[str]:
@@ -232,6 +233,7 @@ def _drain(draft: Draft, old: Node, chosen: Node) -> list[str]:
 
     Returns what is lost with the operator's consent; raises OperatorNeeded (NOT_READY) for more.
     """
+    require_same_timeline(draft.view, old, chosen)
     streams = chosen.state is not None and chosen.state.replication.receiver_streaming
     streams = streams and follows(chosen, old)
     if not drained(old, draft.wish):

@@ -80,6 +80,76 @@ def outdated(view: View, node: Node) -> str:
     return ""
 
 
+def require_unpromoted(view: View, wish: Wish, old: Node) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) where the old primary must not be let write again.
+
+    An order to promote that a killed run gave can't be seen on a node that does not answer, nor one
+    that was carried out: every other node must answer as a standby, on no newer timeline. Of what
+    this run itself found writable and fenced, it knows that it has given no such order.
+    """
+    if old.name in wish.found_writable:
+        return
+    ours = old.state.server.timeline if old.state is not None else wish.begun_on
+    for node in view.nodes:
+        if node.name == old.name:
+            continue
+        if not node.standby:
+            what = f"{node.name} does not answer as a standby ({node.detail or node.reach})"
+        elif node.state is not None and ours and node.state.server.timeline > ours:
+            what = f"{node.name} is on timeline {node.state.server.timeline}, {old.name} on {ours}"
+        else:
+            continue
+        raise OperatorNeeded(
+            f"{what}: it may have been told to promote itself by the run that was broken off, so "
+            f"{old.name} is not let write again",
+            operation="roll back",
+            subject=node.name,
+            hint=f"let {node.name} answer, then slotfailover resume --rollback, or slotfailover "
+            f"resume if it is the primary by now; or make sure that {node.name} never runs again, "
+            "take it out of failover.nodes, and run this again",
+            exit_code=ExitCode.SPLIT_BRAIN,
+        )
+
+
+def require_same_timeline(view: View, old: Node, new: Node) -> None:
+    """Raise OperatorNeeded (TIMELINE) unless bytes tell what `new` lacks of the old primary's WAL.
+
+    They do on one timeline only: what a standby has of another one is other WAL.
+    """
+    if old.state is None or new.state is None:
+        return
+    theirs, own = old.state.server.timeline, new.state.server.timeline
+    what = ""
+    if own != theirs:
+        what = f"{new.name} is on timeline {own}, and the primary {old.name} on {theirs}"
+    else:
+        starts = {_start(old), _start(new)} - {None}
+        streams = new.state.replication.receiver_streaming
+        more = new.received - (old.state.replication.written_lsn or 0)
+        if len(starts) > 1:
+            what = f"timeline {own} of {new.name} began elsewhere than that of {old.name}"
+        elif more > 0 and not streams:
+            what = f"{new.name} has {more} bytes of WAL that {old.name} never wrote"
+    if what:
+        others = ", ".join(n.name for n in view.standbys if n is not new) or "none"
+        raise OperatorNeeded(
+            f"{what}: what would be lost can't be told",
+            operation=OPERATION,
+            subject=new.name,
+            lsn=old.received,
+            hint=f"let {new.name} stream from {old.name} (read the log of {new.name}), or make it "
+            f"a standby of it again: slotfailover rejoin {new.name}; or choose another with --to; "
+            f"other standbys now: {others}",
+            exit_code=ExitCode.TIMELINE,
+        )
+
+
+def _start(node: Node) -> int | None:
+    """Where the timeline of a node that answers began; None where that is not known, or first."""
+    met = node.milestone("")
+    return met.began if met is not None else None
+
+
 def check_invariants(plan: Plan, view: View, wish: Wish) -> None:
     """Walk the plan in thought; raise SlotbridgeError (BUG) if a step would be dangerous there."""
     for step in plan.steps:
@@ -158,10 +228,13 @@ def require_ready(verdicts: tuple[Readiness, ...], wish: Wish) -> None:
         )
 
 
-def require_tight(node: Node) -> None:
-    """Raise OperatorNeeded (NOT_READY) if a fence would not hold and the node can't be stopped."""
+def require_tight(node: Node, ends: tuple[str, ...]) -> None:
+    """Raise OperatorNeeded (NOT_READY) if a fence would not hold and no command ends the node.
+
+    `ends` are the commands that the plan would use for it.
+    """
     machine = node.machine
-    if machine is not None and (machine.has("stop") or machine.has("fence")):
+    if machine is not None and any(machine.has(command) for command in ends):
         return
     if leaks := _leaks(node):
         raise OperatorNeeded(

@@ -37,7 +37,9 @@ from services.failover.plan.rules import (
     require_one_system,
     require_privileges,
     require_ready,
+    require_same_timeline,
     require_tight,
+    require_unpromoted,
 )
 from services.failover.plan.wish import Draft, Plan, Wish
 from services.failover.readiness import candidate, judge_all
@@ -88,6 +90,8 @@ def plan_rollback(view: View, wish: Wish) -> Plan:
     require_one_primary(view, "roll back")
     draft = Draft(view, wish)
     old = view.primary or _stopped(view, wish)
+    if old is not None and not old.writable:
+        require_unpromoted(view, wish, old)
     if old is not None and not old.leading:
         draft.add(fencing.start(old))
         return Plan(old.name, f"{old.name} is started again", tuple(draft.steps), ())
@@ -131,6 +135,7 @@ def _whole(view: View, wish: Wish, old: Node) -> Plan:
         draft.add(fencing.mark(old, new))
     final = draft.wish.final_lsn
     assert final is not None
+    _require_drainable(wish, old, new, final)
     waits = wish.final_lsn is None or bool(fencing.behind(view, old, new, slots, final))
     if waits:
         draft.add(fencing.drain(old, new, slots, final))
@@ -172,7 +177,8 @@ def _require_fit(view: View, wish: Wish, old: Node, new: Node) -> None:
         raise missing_privilege(old, "connect as a superuser, who may end sessions and fence")
     for node in (old, new):
         require_changeable(node)
-    require_tight(old)
+    require_tight(old, ("stop",))
+    require_same_timeline(view, old, new)
     problems = []
     if not new.state.replication.receiver_streaming:
         problems.append((f"{new.name} does not stream", f"read the log of {new.name}"))
@@ -196,6 +202,28 @@ def _require_fit(view: View, wish: Wish, old: Node, new: Node) -> None:
             hint=problems[0][1],
             exit_code=ExitCode.NOT_READY,
         )
+
+
+def _require_drainable(wish: Wish, old: Node, new: Node, final: int) -> None:
+    """Raise OperatorNeeded (NOT_READY) where a run begins with a fenced primary whose last WAL does
+    not come: it would only be waited for in vain.
+    """
+    assert new.state is not None
+    lacking = final - new.received
+    if wish.final_lsn is not None or old.writable or lacking <= (wish.accept_data_loss or 0):
+        return
+    if new.state.replication.receiver_streaming and topology.follows(new, old):
+        return
+    raise OperatorNeeded(
+        f"{new.name} lacks {lacking} bytes of WAL that {old.name} has, which is fenced; {new.name} "
+        "does not stream from it",
+        operation=OPERATION,
+        subject=new.name,
+        lsn=final,
+        hint=f"let {new.name} stream from {old.name} (read the log of {new.name}), then "
+        f"slotfailover resume; or let {old.name} take writes again: slotfailover resume --rollback",
+        exit_code=ExitCode.NOT_READY,
+    )
 
 
 def _connected(old: Node, *, stops: bool) -> tuple[str, ...]:

@@ -45,6 +45,8 @@ class Wish:
     """A subscription that can't be changed is left, instead of ending the run."""
     revive: bool = True
     """To take it back, a primary that does not run is started; else only one we have stopped."""
+    found_writable: frozenset[str] = frozenset()
+    """The nodes that took writes when this run began, if it takes back what it did itself."""
     stopped: frozenset[str] = frozenset()
     """The nodes that this run has stopped."""
     lag_bytes_max: int = 16 * 2**20

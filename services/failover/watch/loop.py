@@ -24,7 +24,7 @@ from services.failover.cluster import Cluster
 from services.failover.history import read_history
 from services.failover.journal import Journal, remembered
 from services.failover.links import Unreachable
-from services.failover.lock import locked
+from services.failover.lock import Lock, locked
 from services.failover.plan.rejoin import plan_repoint
 from services.failover.plan.rules import moves
 from services.failover.plan.wish import Wish
@@ -263,14 +263,14 @@ class Watch:
         counts = self.snapshot.counts
         self._acting = True
         try:
-            with locked(self._cluster, view, database, path):
+            with locked(self._cluster, view, database, path) as lock:
                 self._recall()
                 view = self._cluster.observe()
                 if sight_of(view, self._wish) != self._memory.sight or self._is_paused():
                     self._tell("not done: it changed meanwhile")
                     return
                 journal = Journal(path, self._cluster, database, "watch")
-                done = self._repoint(view, journal)
+                done = self._repoint(view, journal, lock)
         except SlotbridgeError as error:
             self._tell(f"repoint failed: {error}")
             well = error.exit_code is ExitCode.LOCKED  # a command is at work: it was no attempt
@@ -287,7 +287,7 @@ class Watch:
         self._memory = acted(self._memory, now, self._rules, well=well)
         self._publish(replace(self.snapshot, counts=counts))
 
-    def _repoint(self, view: View, journal: Journal) -> Result:
+    def _repoint(self, view: View, journal: Journal, lock: Lock) -> Result:
         def narrate(done: Performed) -> None:
             self._tell(f"{done.seconds:.1f} s {done.step.text}: {done.detail}")
             self._beat = time.monotonic()
@@ -300,6 +300,7 @@ class Watch:
             narrate=narrate,
             tell=lambda text: logger.info("waiting", progress=text),
             started=time.monotonic(),
+            hold=lock.hold,
         )
         return run.carry_out(view, self._wish, plan_repoint)
 

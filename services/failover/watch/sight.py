@@ -25,7 +25,7 @@ from services.failover.view import Reach
 
 if TYPE_CHECKING:
     from services.failover.plan.wish import Plan, Wish
-    from services.failover.view import Node, View
+    from services.failover.view import Node, Subscription, View
 
 _SIGNS = (Reach.ANSWERS, Reach.REFUSED, Reach.CLOSED, Reach.BARRED)
 """Something is there, or nothing listens there: either is known. Silence is not."""
@@ -75,7 +75,7 @@ def sight_of(view: View, wish: Wish) -> Sight:
         forbidden=_newer_elsewhere(view, node) or _fed_elsewhere(view, node),
         silent=silent,
         pending=moving(plan),
-        remembered=any(met.timeline for _, met in view.met()),
+        remembered=_remembered(view),
         complete=all(found.state is not None for found in view.nodes),
     )
 
@@ -83,6 +83,20 @@ def sight_of(view: View, wish: Wish) -> Sight:
 def moving(plan: Plan) -> tuple[str, ...]:
     """The texts of the steps that change subscriptions; waiting for consumers is none."""
     return tuple(step.text for step in plan.steps if step.action in OF_SUBSCRIBERS)
+
+
+def _remembered(view: View) -> bool:
+    """Whether somebody tells of the newest timeline: not a subscription that was led elsewhere
+    since it noted one, as that note is of an older time.
+    """
+    noted = [found.milestone for _, found in view.ours() if _is_current(found)]
+    told = [met for _, met in view.milestones]
+    return any(met and met.timeline and met.system == view.system for met in (*noted, *told))
+
+
+def _is_current(subscription: Subscription) -> bool:
+    met = subscription.milestone
+    return met is not None and met.address == str(subscription.conninfo.address)
 
 
 def _partial(view: View) -> str:

@@ -1,0 +1,301 @@
+"""What lets an old primary write again, and what a fence may be relied on for, without servers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
+from schemas.settings import MachineSettings
+from services.failover import promoting, statements, steps
+from services.failover.address import Address, Conninfo
+from services.failover.cluster import Cluster
+from services.failover.effects.step import Action, Step
+from services.failover.journal import Journal
+from services.failover.lock import Lock
+from services.failover.machine import machine_of
+from services.failover.plan.failover import plan_failover
+from services.failover.plan.resume import Intent, choose
+from services.failover.plan.switchover import plan_rollback, plan_switchover
+from services.failover.plan.wish import Wish
+from services.failover.rejoin_preflight import Source
+from services.failover.rejoining import _Rebuild
+from services.failover.runner import Run
+from services.failover.timelines import Milestone, Provenance
+from services.failover.view import Node, Reach, View
+from services.failover.watch import loop
+from services.failover.watch.sight import sight_of
+from tests.failover.test_plan_switchover import actions, pair
+from tests.failover.views import RECEIVED, node, slot, state, subscriber, subscription
+
+LEAK = "the prepared transaction x in bank"
+
+
+def unanswered(view: View, name: str, reach: Reach) -> View:
+    """The view in which that node does not answer so."""
+    return replace(
+        view,
+        nodes=tuple(
+            replace(n, state=None, reach=reach, detail="no answer") if n.name == name else n
+            for n in view.nodes
+        ),
+    )
+
+
+def with_machine(view: View, name: str, hands: MachineSettings) -> View:
+    """The view with these commands for that node."""
+    machine = machine_of(name, hands, Address("db", "", "1"))
+    return replace(
+        view,
+        nodes=tuple(replace(n, machine=machine) if n.name == name else n for n in view.nodes),
+    )
+
+
+@pytest.mark.parametrize("reach", [Reach.SILENT, Reach.CLOSED, Reach.BARRED, Reach.REFUSED])
+def test_a_fence_stays_while_a_standby_that_may_have_been_promoted_is_not_seen(
+    reach: Reach,
+) -> None:
+    view = unanswered(pair(fenced=True), "b", reach)
+    with pytest.raises(OperatorNeeded, match="b does not answer as a standby") as caught:
+        plan_rollback(view, Wish())
+    assert caught.value.exit_code is ExitCode.SPLIT_BRAIN
+    assert "slotfailover resume --rollback" in caught.value.hint
+    itself = Wish(found_writable=frozenset("a"))
+    assert actions(plan_rollback(view, itself))[0] == "unfence"
+
+
+def test_a_fence_stays_while_a_standby_is_on_a_newer_timeline() -> None:
+    view = pair(fenced=True, standby={"timeline": 2})
+    with pytest.raises(OperatorNeeded, match="b is on timeline 2, a on 1"):
+        plan_rollback(view, Wish())
+    assert "unfence" in actions(plan_rollback(pair(fenced=True), Wish()))
+
+
+class Fake:
+    """A cluster whose steps have their effect at once."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.nodes = {each.name: each.name for each in view.nodes}
+
+    def observe(self) -> View:
+        """What is so."""
+        return self.view
+
+
+def run_of(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, hold: Callable[[View], None], fails: str = ""
+) -> Run:
+    """A run on it, in which the step that begins with `fails` does not succeed."""
+
+    def perform(step: Step, *_: Any, **__: Any) -> View:
+        if fails and step.action == fails:
+            raise Retryable("it failed", operation="test", hint="try again")
+        fake.view = step.effect(fake.view)
+        return fake.view
+
+    monkeypatch.setattr(steps, "perform", perform)
+    cluster = cast("Cluster", fake)
+    journal = Journal(None, cluster, "postgres", "switchover")
+    monkeypatch.setattr(journal, "_to_table", lambda _primary: None)
+    return Run(cluster, journal, 1.0, lambda _d: None, lambda _t: None, 0.0, hold=hold)
+
+
+@pytest.mark.parametrize("command", [plan_switchover, plan_failover])
+def test_a_lock_that_another_command_has_got_leaves_everything_as_it_is(
+    command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(pair())
+    held: list[View] = []
+
+    def hold(view: View) -> None:
+        held.append(view)
+        if len(held) > 2:
+            raise Retryable(
+                "another slotfailover command is at work (on a: x)",
+                operation="take the lock",
+                hint="wait for it",
+                exit_code=ExitCode.LOCKED,
+            )
+
+    run = run_of(fake, monkeypatch, hold)
+    wish = Wish(target="b", fence=command is plan_failover, subscribers_may_stay=True)
+    with pytest.raises(Retryable, match="nothing was taken back") as caught:
+        run.carry_out(fake.view, wish, command, undo=True)
+    assert caught.value.exit_code is ExitCode.LOCKED
+    assert "(on a: x)" in caught.value.message
+    assert "Now a is the primary, fenced" in caught.value.hint
+    assert "slotfailover resume" in caught.value.hint
+    assert fake.view.node("a").fenced
+    assert [step.action for step in run.begun] == [Action.FENCE, Action.MARK]
+
+
+@pytest.mark.parametrize(
+    ("ordered", "goes_on"), [(True, False), (False, True), (None, True)], ids=str
+)
+def test_what_is_taken_back_asks_every_standby_whether_it_is_to_be_a_primary(
+    ordered: bool | None, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promoting, "promotion_ordered", lambda _link: ordered)
+    fake = Fake(pair(hands=False))
+    run = run_of(fake, monkeypatch, lambda _view: None, fails="disable")
+    with pytest.raises(SlotbridgeError) as caught:
+        run.carry_out(fake.view, Wish(target="b"), plan_switchover, undo=True)
+    assert ("b has been told to promote itself" in caught.value.message) is not goes_on
+    assert fake.view.node("a").fenced is not goes_on
+
+
+def test_an_older_timeline_is_not_compared_in_bytes() -> None:
+    behind = {"timeline": 1, "received": RECEIVED, "streams": False}
+    alive = pair(hands=False, timeline=2, received=900, standby=behind)
+    fenced = pair(hands=False, timeline=2, received=900, standby=behind, fenced=True)
+    for planner, view, wish in (
+        (plan_failover, alive, Wish(fence=True)),
+        (plan_failover, fenced, Wish(fence=True)),
+        (plan_switchover, alive, Wish()),
+        (plan_switchover, fenced, Wish()),
+    ):
+        with pytest.raises(OperatorNeeded, match="b is on timeline 1, and the primary a on 2"):
+            planner(view, wish)
+
+
+def test_wal_that_the_primary_never_wrote_is_not_compared_in_bytes() -> None:
+    more = pair(hands=False, received=900, standby={"streams": False})
+    with pytest.raises(OperatorNeeded, match="b has 100 bytes of WAL that a never wrote"):
+        plan_failover(more, Wish(fence=True))
+
+    def since(each: Node, lsn: int) -> Node:
+        assert each.state is not None
+        return replace(each, state=replace(each.state, provenance=Provenance(history=((1, lsn),))))
+
+    view = pair(hands=False, timeline=2, standby={"timeline": 2})
+    view = replace(view, nodes=(since(view.nodes[0], 300), since(view.nodes[1], 200)))
+    with pytest.raises(OperatorNeeded, match="timeline 2 of b began elsewhere"):
+        plan_failover(view, Wish(fence=True))
+
+
+def test_the_mark_never_stands_without_the_fence() -> None:
+    on, mark, reload = statements.fenced("timeline 1 by x")
+    assert "default_transaction_read_only = on" in on
+    assert "slotfailover.fenced" in mark
+    unmark, off, again = statements.UNFENCED
+    assert "slotfailover.fenced" in unmark
+    assert "default_transaction_read_only" in off
+    assert reload == again == statements.RELOAD
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_a_switchover_past_a_leak_asks_for_a_stop_command(fenced: bool) -> None:
+    view = pair(hands=False, leaks=(LEAK,), fenced=fenced)
+    armed = with_machine(view, "a", MachineSettings(fence="stonith {node}"))
+    with pytest.raises(OperatorNeeded, match="a could still be written") as caught:
+        plan_switchover(armed, Wish())
+    assert "`stop` command" in caught.value.hint
+    stops = with_machine(view, "a", MachineSettings(stop="stop {node}"))
+    assert "promote" in actions(plan_switchover(stops, Wish()))
+    assert "shoot" in actions(plan_failover(armed, Wish(fence=True)))
+
+
+def test_resume_does_not_wait_for_wal_that_does_not_come() -> None:
+    lacks = pair(
+        hands=False, fenced=True, consumer=500, standby={"streams": False, "received": 900}
+    )
+    planner, wish = choose(lacks, Wish(), Intent("failover", "b"))
+    with pytest.raises(OperatorNeeded, match="b lacks 100 bytes of WAL that a has") as caught:
+        planner(lacks, wish)
+    assert "slotfailover resume --rollback" in caught.value.hint
+    has = pair(hands=False, fenced=True, standby={"streams": False})
+    planner, wish = choose(has, Wish(), Intent("failover", "b"))
+    assert "promote" in actions(planner(has, wish))
+
+
+def test_a_note_of_a_subscription_that_was_led_elsewhere_since_is_not_the_newest() -> None:
+    def seen(address: str, *milestones: tuple[str, Milestone]) -> bool:
+        note = Milestone("7000", 1, None, address).note
+        there = subscriber("sub", subscription("s1", at="b", comment=note))
+        promoted = state(slot("s1"), standby=False, timeline=2)
+        promoted = replace(promoted, provenance=Provenance(history=((1, 900),)))
+        view = View((node("a", None), node("b", promoted)), (there,), milestones=milestones)
+        return sight_of(view, Wish()).remembered
+
+    leads_to = str(Conninfo((("host", "db"), ("port", "5002"))).address)
+    assert seen(leads_to)
+    assert not seen("db:5001")
+    assert seen("db:5001", ("Kafka", Milestone("7000", 2, None)))
+    assert not seen("db:5001", ("Kafka", Milestone("another", 2, None)))
+
+
+@pytest.mark.parametrize("marker", ["rewound", "copied"])
+def test_a_rejoin_believes_only_what_was_made_for_the_same_source(
+    marker: str, tmp_path: Path
+) -> None:
+    class Rebuild(_Rebuild):
+        def __init__(self, identity: str) -> None:
+            self._kept = self._data = tmp_path
+            self._source = Source(Conninfo(()), Conninfo(()), 0, identity)
+
+        done: list[str]
+
+        def _rewind(self, _environment: dict[str, str]) -> str:
+            self.done.append("rewound")
+            return ""
+
+        def _configure(self, _folder: Path, _upstream: Conninfo) -> None:
+            self.done.append("configured")
+
+    def does(identity: str) -> list[str]:
+        rebuild = Rebuild(identity)
+        rebuild.done = []
+        rebuild._rebuild({}, Conninfo(()))
+        return rebuild.done
+
+    (tmp_path / marker).touch()  # as an older version left it
+    assert does("7000 2 0/3000148") == ["rewound", "configured"]
+    (tmp_path / "rewound").unlink()
+    Rebuild("7000 2 0/3000148")._note_done(marker)
+    assert does("7000 2 0/3000148") == ["configured"]
+    assert does("7000 4 0/9000000") == ["rewound", "configured"]
+    Rebuild("")._note_done(marker)
+    (tmp_path / "rewound").unlink()
+    assert does("") == ["rewound", "configured"]
+
+
+def test_watch_sees_before_each_step_that_its_lock_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[str, Any] = {}
+
+    def run(*_: Any, **values: Any) -> Any:
+        given.update(values)
+        return SimpleNamespace(carry_out=lambda *_: None)
+
+    monkeypatch.setattr(loop, "Run", run)
+    held = SimpleNamespace(hold=lambda _view: None)
+    watch = SimpleNamespace(
+        _cluster=None, _settings=SimpleNamespace(step_deadline_ms=1000), _wish=Wish()
+    )
+    repoint: Any = loop.Watch._repoint
+    repoint(watch, View((), ()), None, cast("Lock", held))
+    assert given["hold"] is held.hold
+
+
+def test_a_primary_that_answers_and_was_fenced_by_this_run_goes_on_beside_a_dead_standby(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = Fake(pair(hands=False))
+    run = run_of(fake, monkeypatch, lambda _view: None)
+    perform = steps.perform
+
+    def dies(step: Step, *given: Any, **more: Any) -> View:
+        if step.action is Action.DISABLE:
+            fake.view = unanswered(fake.view, "b", Reach.REFUSED)
+            raise Retryable("b is gone", operation="test")
+        return perform(step, *given, **more)
+
+    monkeypatch.setattr(steps, "perform", dies)
+    with pytest.raises(Retryable, match="it was taken back, a goes on"):
+        run.carry_out(fake.view, Wish(target="b"), plan_switchover, undo=True)
+    assert fake.view.node("a").writable
