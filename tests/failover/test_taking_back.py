@@ -299,3 +299,9 @@ def test_a_primary_that_answers_and_was_fenced_by_this_run_goes_on_beside_a_dead
     with pytest.raises(Retryable, match="it was taken back, a goes on"):
         run.carry_out(fake.view, Wish(target="b"), plan_switchover, undo=True)
     assert fake.view.node("a").writable
+
+
+def test_a_subscription_that_was_given_up_is_not_disabled_again_and_again() -> None:
+    assert "disable" in actions(plan_switchover(pair(), Wish()))
+    before = actions(plan_switchover(pair(), Wish(given_up=frozenset({"sub/s1"}))))
+    assert "disable" not in before[: before.index("promote")]

@@ -140,7 +140,9 @@ def _whole(view: View, wish: Wish, old: Node) -> Plan:
     if waits:
         draft.add(fencing.drain(old, new, slots, final))
     for subscriber, subscription in view.ours():
-        if subscriber.usable and subscription.enabled and moves(subscription, new):
+        given_up = f"{subscriber.name}/{subscription.name}" in wish.given_up
+        moved = subscription.enabled and moves(subscription, new)
+        if subscriber.usable and moved and not given_up:
             draft.add(subscriptions.disable(subscriber, subscription, new))
     if stops:
         draft.add(fencing.stop(old, new))
