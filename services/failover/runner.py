@@ -279,7 +279,8 @@ class Run:
                 self._perform(plan.steps[0], view)
                 view = self.cluster.observe()
         except SlotbridgeError as error:
-            return f"; and it could not be taken back ({error.message}){stays}"
+            why = f"{error.message}; {error.hint}" if error.hint else error.message
+            return f"; and it could not be taken back ({why}){stays}"
         goes_on = f", {plan.new_primary} goes on" if plan.new_primary else ", no primary answers"
         return f"; it was taken back{goes_on}{stays}"
 
