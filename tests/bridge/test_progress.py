@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
-from schemas.events import ProgressRecord
+from schemas.events import DivergenceRecord, ProgressRecord
 from services.bridge.progress.agreement import (
     Ledger,
     Position,
@@ -20,6 +20,7 @@ from services.bridge.progress.evidence import (
     Selection,
     Witnesses,
     check_timeline,
+    is_lost,
     set_back,
     unjudged,
 )
@@ -202,6 +203,42 @@ def test_a_part_of_a_transaction_that_both_have_stays_where_kafka_is_set_back() 
     for switch, end_lsn in ((1200, 1000), (900, 900)):
         gone = set_back(part, switch)
         assert (gone.commit_lsn, gone.end_lsn, gone.seq, gone.counts) == (0, end_lsn, 0, {})
+
+
+def test_accepted_divergences_lose_what_is_between_their_two_ends_alone() -> None:
+    accepted = DivergenceRecord(
+        slot="s",
+        system_identifier="7000",
+        lost_timeline=2,
+        timeline=2,
+        switch_lsn=1000,
+        reached_lsn=1200,
+        count=1,
+        transactions=[],
+        ts_ms=0,
+    )
+    for timeline in (0, 2):
+        lost = [lsn for lsn in (999, 1000, 1199, 1200) if is_lost(timeline, lsn, SEEN, [accepted])]
+        assert lost == [1000, 1199]
+
+
+@pytest.mark.parametrize(
+    ("history", "points", "fork_lsn"),
+    [
+        ({1: 800}, {1: 700}, 700),
+        # Of the same ancestors up to 800, then of other numbers: the next end tells nothing.
+        ({1: 800, 2: 900}, {1: 800, 3: 950}, 800),
+        ({1: 800, 3: 850}, {1: 800, 2: 900}, 800),
+    ],
+)
+def test_histories_part_where_the_last_timeline_of_both_ends(
+    history: dict[int, int], points: dict[int, int], fork_lsn: int
+) -> None:
+    server = replace(SERVER, timeline=5)
+    seen = replace(SEEN, server=server, switch_points=points)
+    with pytest.raises(Diverged) as found:
+        check_timeline(record(timeline=4, history=history), seen, "s")
+    assert found.value.switch_lsn == fork_lsn
 
 
 timelines = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), max_size=4)
