@@ -17,8 +17,9 @@ of ours can be open, every partition that stays unstable gets one record that me
     abort    else: the slot sends again what it had
 
 of the producer that has written it (`turns`; of both where that is not known). Committed, that
-record is a tombstone of a key that no table has. What other producers have open is left alone, or
-none the worse for a marker of ours.
+record is a tombstone of a key that no table has. A partition is ours to end where the record at its
+last stable offset is: that one belongs to what is open. What other producers have open is left
+alone, or none the worse for a marker of ours.
 """
 
 import json
@@ -321,7 +322,7 @@ def _ours(
             if topic == progress:
                 records = reader.first_from(offset)
             else:
-                place = _first_place(topics, reader, offset)
+                place = _first_place(topics, reader, offset, alone=topic in own)
                 if topic in own or place is not None:
                     ours[topic, partition] = place
                 continue
@@ -332,10 +333,12 @@ def _ours(
     return ours, record
 
 
-def _first_place(topics: Topics, reader: TopicReader, offset: int) -> Place | None:
-    """The place of the first event of this bridge from `offset` on, where one is found soon.
+def _first_place(topics: Topics, reader: TopicReader, offset: int, *, alone: bool) -> Place | None:
+    """The place of the first event of this bridge from `offset` on, the last stable offset.
 
-    Of what is staged, the part that tells the LSN is the last one: the others are passed by.
+    What is there belongs to the transaction that is open. Where it has no place of ours, another
+    producer's is, whatever is behind it: that may be decided and told. Only in a topic that this
+    bridge writes `alone` one is looked for: of what is staged, the last part tells the LSN.
     """
     prepared = reader.topic == prepared_topic(topics.prefix)
     end = reader.bounds()[1]
@@ -343,9 +346,14 @@ def _first_place(topics: Topics, reader: TopicReader, offset: int) -> Place | No
     deadline = time.monotonic() + READ_DEADLINE_S
     for message in reader.messages(offset, stop, deadline):
         place = _place(topics, message)
-        if place is not None:
+        if place is not None or not (alone or _is_settling(message)):
             return place
     return None
+
+
+def _is_settling(message: Message) -> bool:
+    """Whether it only ends a transaction, as `_end` writes it: of any bridge."""
+    return message.value() is None and message.key() == SETTLED_KEY
 
 
 def _place(topics: Topics, message: Message) -> Place | None:

@@ -7,13 +7,17 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import Producer
 
+from schemas.events import SETTLED_KEY
 from services.local.kafka import KafkaBroker
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import await_session
 from tests.bridge.faults.test_hanging import forget_markers, is_any, tell
 from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
+from tests.providers.interface import Broker
+from tests.providers.waiting import eventually
 
 TABLES = """
     CREATE TABLE plain (id int PRIMARY KEY);
@@ -92,6 +96,42 @@ def test_topics_of_any_name_lose_and_repeat_nothing(
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     assert_all_once(bridge, topics, 70)
+
+
+def test_what_another_producer_has_open_in_a_shared_topic_is_not_ours(
+    conninfo: str, kafka: Broker, new_bridge: NewBridge, topic_prefix: str
+) -> None:
+    """It hides what the bridge has committed behind it: nothing hangs, and nothing is ended."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(TABLES)
+    kind = f"k{topic_prefix}"
+    topic = f"messages-{kind}"
+    outbox = {"table": "public.box", "topic": "messages-{type}"}
+    bridge = new_bridge(conninfo, shaping={"outbox": outbox}).start().streaming()
+    insert(conninfo, range(10), kind)
+    bridge.caught_up()
+    other = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": kind})
+    other.init_transactions(30)
+    other.begin_transaction()
+    for partition in range(len(other.list_topics(topic, timeout=30).topics[topic].partitions)):
+        other.produce(topic, b"of another", b"key", partition=partition)
+    assert other.flush(30) == 0
+    insert(conninfo, range(10, 20), kind)
+    bridge.caught_up()
+    insert(conninfo, range(20, 30), kind)
+    eventually(lambda: "another producer's open transaction" in bridge.output, what="it looks")
+    bridge.caught_up()
+    assert bridge.sessions == 1, bridge.output
+    assert bridge.stop() == 0, bridge.output
+    bridge.start()
+    await_session(bridge, 2)
+    assert "ending it" not in bridge.output
+    other.abort_transaction(30)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert_all_once(bridge, {topic}, 30)
+    found = read_committed(kafka.bootstrap_servers, [topic])
+    assert SETTLED_KEY not in {record.key for record in found}
 
 
 def assert_all_once(bridge: Bridge, topics: set[str], count: int) -> None:
