@@ -132,11 +132,7 @@ class Session:
             wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
             sql_deadline_ms=self._bridge.sql_deadline_ms,
         )
-        check = StartCheck(
-            *(primary, connection, topics, slot),
-            on_divergence=self._bridge.on_divergence,
-            accepted=self._bridge.accept_unsent_changes_of,
-        )
+        check = StartCheck(primary, connection, topics, slot, self._bridge)
         check.before_fencing()
         primary.establish()
         reach("shown")
@@ -301,14 +297,16 @@ class Session:
 
     def _enter(self, record: ProgressRecord, producer: TransactionalProducer) -> ProgressRecord:
         """Kafka knows of a new timeline before its first change, so that none goes back; and of
-        whatever else identifies the server, where the record lacks it.
+        whatever else identifies the server, where the record lacks it; and of ends of partitions
+        that hold instead of those which were noted.
 
         What is known of the origin was so on the record's timeline.
         """
         now = self._identity()
         if record.timeline == self._timeline:
             self._heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
-        if all(getattr(record, name) == value for name, value in now.items()):
+        known = all(getattr(record, name) == value for name, value in now.items())
+        if known and not producer.tails.renewed:
             return record
         moved = self._heartbeat.moved
         record = record.model_copy(

@@ -1,13 +1,21 @@
 """Partitions that are added to a topic while the bridge runs."""
 
 import json
+from typing import Any
 
 import psycopg
+import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
+from schemas.settings import BridgeSettings
+from services.bridge.events.event import Event
+from services.bridge.kafka import producer as module
+from services.bridge.kafka.offsets import count_partitions
+from services.bridge.kafka.producer import TransactionalProducer
 from tests.bridge.conftest import NewBridge
 from tests.bridge.reading import read_committed
+from tests.bridge.test_topics import prepared
 from tests.providers.interface import Broker, Provider
 from tests.providers.waiting import eventually
 
@@ -45,3 +53,29 @@ def test_a_truncate_reaches_them(
     found = read_committed(kafka.bootstrap_servers, [topic])
     truncates = [r.partition for r in found if r.value and json.loads(r.value)["op"] == "t"]
     assert sorted(truncates) == list(range(6))
+
+
+def test_truncates_one_after_another_ask_once_and_breathe(
+    kafka: Broker, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question blocks: a server that hears nothing meanwhile would end the connection."""
+    did: list[str] = []
+
+    def count(*arguments: Any) -> int:
+        did.append("ask")
+        return count_partitions(*arguments)
+
+    monkeypatch.setattr(module, "count_partitions", count)
+    settings, topics = prepared(kafka, topic_prefix)
+    producer = TransactionalProducer(
+        settings, BridgeSettings(), topics, "mine", while_waiting=lambda: did.append("breathe")
+    )
+    producer.begin_session()
+    names = [f"{topic_prefix}.{name}" for name in "ab"]
+    truncates = [Event(name, None, b"{}", broadcast=True) for name in names for _ in range(20)]
+    producer.send(truncates)
+    assert did == ["breathe", "ask"] * len(names)
+    did.clear()
+    producer.send([Event(names[0], b"key", b"{}"), *truncates[:2]])
+    assert did == ["breathe", "ask"], "a row may be in a partition that was added since"
+    producer.abandon()

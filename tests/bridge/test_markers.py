@@ -1,16 +1,17 @@
 """A producer does not go on before its last transaction is told everywhere. No broker."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from schemas.errors import ExitCode, Retryable
+from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from services.bridge.kafka import markers
 from services.bridge.kafka.markers import MarkerCheck
-from services.bridge.kafka.offsets import Asked, Partition
+from services.bridge.kafka.offsets import ASKED_AT_ONCE, Asked, Partition
+from services.bridge.kafka.tails import Tails
 
 
 class Cluster:
@@ -19,15 +20,18 @@ class Cluster:
     def __init__(self) -> None:
         self.ends: dict[Partition, int] = {}
         self.stable: dict[Partition, int] = {}
+        self.count = 2
+        self.asked_at_once = 0
 
     def partitions(self, _topic: str) -> int:
-        return 2
+        return self.count
 
     def learn_leaders(self) -> None:
         pass
 
     def ask_ends(self, places: Iterable[Partition], *, committed: bool) -> Asked:
-        found = self.stable if committed else self.ends
+        found, places = self.stable if committed else self.ends, [*places]
+        self.asked_at_once = max(self.asked_at_once, len(places))
         return {place: _done(found.get(place, 0)) for place in places}
 
 
@@ -43,13 +47,23 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(markers, "REQUEST_TIMEOUT_S", 0.05)
 
 
+def checked(
+    cluster: Cluster,
+    look: Callable[[], None] = lambda: None,
+    while_waiting: Callable[[], None] = lambda: None,
+    *,
+    go_on: bool = False,
+) -> MarkerCheck:
+    return MarkerCheck(cluster, look, while_waiting, Tails("s", go_on=go_on).judge)
+
+
 def hangs() -> None:
     raise Retryable("hangs", exit_code=ExitCode.KAFKA_UNREACHABLE)
 
 
 def test_the_last_but_one_is_looked_at_before_its_producer_goes_on() -> None:
     cluster = Cluster()
-    check = MarkerCheck(cluster, hangs, lambda: None)
+    check = checked(cluster, hangs)
     check.require_told()
     cluster.ends[("t", 1)] = 7
     cluster.stable[("t", 1)] = 3
@@ -67,7 +81,7 @@ def test_it_waits_for_a_marker_that_is_under_way() -> None:
     def arrive() -> None:
         cluster.stable[("t", 1)] = 8
 
-    check = MarkerCheck(cluster, hangs, arrive)
+    check = checked(cluster, hangs, arrive)
     cluster.ends[("t", 1)] = 7
     for topic in ("t", "u"):
         check.flushed({topic})
@@ -77,7 +91,7 @@ def test_it_waits_for_a_marker_that_is_under_way() -> None:
 
 def test_what_another_producer_has_open_is_looked_at_once() -> None:
     cluster, looks = Cluster(), []
-    check = MarkerCheck(cluster, lambda: looks.append(1), lambda: None)
+    check = checked(cluster, lambda: looks.append(1))
     cluster.ends[("t", 1)] = 7
     cluster.stable[("t", 1)] = 3
     for _ in range(5):
@@ -94,10 +108,43 @@ def test_what_another_producer_has_open_is_looked_at_once() -> None:
 
 def test_a_leader_that_does_not_answer_is_no_evidence() -> None:
     cluster = Cluster()
-    check = MarkerCheck(cluster, lambda: None, lambda: None)
+    check = checked(cluster)
     cluster.stable[("t", 0)] = cluster.ends[("t", 0)] = -1001
     for _ in range(2):
         check.flushed({"t"})
     with pytest.raises(Retryable, match="does not answer"):
         check.require_told()
+    check.close()
+
+
+@pytest.mark.parametrize("go_on", [False, True])
+def test_acknowledged_records_that_a_partition_lacks_now_are_lost(go_on: bool) -> None:
+    """As after an unclean election: nothing is open there, and nobody hides anything."""
+    cluster = Cluster()
+    check = checked(cluster, go_on=go_on)
+    cluster.ends[("t", 1)] = cluster.stable[("t", 1)] = 1000
+    check.flushed({"t"})
+    asked = check._asking
+    assert asked is not None
+    asked.result()
+    cluster.ends[("t", 1)] = cluster.stable[("t", 1)] = 998
+    check.flushed({"t"})
+    if go_on:
+        check.require_told()
+    else:
+        with pytest.raises(OperatorNeeded, match=r"t\[1\] ends at 998, not 1000"):
+            check.require_told()
+    check.close()
+
+
+def test_many_partitions_are_asked_some_at_a_time() -> None:
+    cluster = Cluster()
+    cluster.count = 2 * ASKED_AT_ONCE + 1
+    check = checked(cluster)
+    cluster.ends[("t", cluster.count - 1)] = cluster.stable[("t", cluster.count - 1)] = 5
+    for _ in range(2):
+        check.flushed({"t"})
+        check.require_told()
+    assert len(check.ends()) == cluster.count
+    assert cluster.asked_at_once == ASKED_AT_ONCE
     check.close()

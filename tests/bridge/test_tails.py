@@ -10,10 +10,10 @@ from services.bridge.kafka.tails import (
     PARTITIONS_MAX,
     Lost,
     Tails,
+    judge_lost,
     lost_tails,
     noted,
     read_noted,
-    refuse_lost,
 )
 from tests.bridge.test_topics import record
 
@@ -39,7 +39,7 @@ def test_only_what_ends_earlier_is_lost(
 
 
 def test_the_last_written_are_kept_and_told_once_a_second() -> None:
-    tails = Tails()
+    tails = Tails("s", go_on=False)
     for number in range(PARTITIONS_MAX + 10):
         tails.learn({("t", number): End(number, 0)})
     tails.learn({("t", 10): End(99, 1)})
@@ -47,10 +47,26 @@ def test_the_last_written_are_kept_and_told_once_a_second() -> None:
     assert len(told) == PARTITIONS_MAX
     assert told[0] == (11, 11, 0) and told[-1] == (10, 99, 1)
     assert tails.note() == {}
+    tails.hurry()
+    assert tails.note()["t"] == told
 
 
 def test_what_is_lost_is_named() -> None:
-    refuse_lost([], record(1))
+    judge_lost([], "s", 1, go_on=False)
     lost = [Lost(("t", number), 9, 5) for number in range(7)]
-    with pytest.raises(OperatorNeeded, match=r"t\[0\] ends at 5, not 9, .*and 2 more"):
-        refuse_lost(lost, record(1))
+    judge_lost(lost, "s", 1, go_on=True)
+    with pytest.raises(OperatorNeeded, match=r"t\[0\] ends at 5, not 9, .*and 2 more") as found:
+        judge_lost(lost, "s", 1, go_on=False)
+    assert found.value.hint is not None and "made again" in found.value.hint
+
+
+def test_an_end_that_was_learnt_is_not_forgotten_for_an_earlier_one() -> None:
+    tails = Tails("s", go_on=False)
+    tails.learn({("t", 0): End(1000, 1)})
+    with pytest.raises(OperatorNeeded, match=r"t\[0\] ends at 998, not 1000"):
+        tails.learn({("t", 0): End(998, 2)})
+    assert tails.note() == {"t": [(0, 1000, 1)]}
+    accepting = Tails("s", go_on=True)
+    accepting.learn({("t", 0): End(1000, 1)})
+    accepting.learn({("t", 0): End(998, 2)})
+    assert accepting.note() == {"t": [(0, 998, 2)]}

@@ -14,13 +14,26 @@ ends are also what a progress record notes (`tails`).
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, Protocol
 
+import structlog
+
 from schemas.errors import Retryable
-from services.bridge.kafka.offsets import Asked, End, Partition, answers, some_answers
+from services.bridge.kafka.offsets import (
+    Asked,
+    End,
+    Partition,
+    answers,
+    in_parts,
+    name_of,
+    some_answers,
+)
+from services.bridge.kafka.tails import Lost, lost_tails
 from services.kafka.records import REQUEST_TIMEOUT_S
+
+logger = structlog.get_logger(__name__)
 
 PATIENCE_S: Final = 1.5
 """Markers that are being written take some milliseconds."""
@@ -56,11 +69,15 @@ class MarkerCheck:
         topics: Topics,
         look: Callable[[], None],
         while_waiting: Callable[[], None],
+        judge: Callable[[Sequence[Lost]], None],
     ) -> None:
-        """`look` raises Retryable where what is open in partitions is this bridge's."""
+        """`look` raises Retryable where what is open in partitions is this bridge's; `judge`
+        OperatorNeeded where partitions have lost what they had acknowledged."""
         self._topics = topics
         self._look = look
         self._while_waiting = while_waiting
+        self._judge = judge
+        self._closed = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-ends")
         self._asking: Future[None] | None = None
         self._last: _Transaction | None = None
@@ -78,7 +95,8 @@ class MarkerCheck:
     def require_told(self) -> None:
         """Return where the last transaction but one is told everywhere: it is the next producer's.
 
-        Raises Retryable where it hangs, or where the leader of a partition does not answer.
+        Raises Retryable where it hangs, or where the leader of a partition does not answer;
+        OperatorNeeded where a partition ends before what it had acknowledged: no reader has it.
         """
         before = self._before
         if before is None:
@@ -89,17 +107,37 @@ class MarkerCheck:
         if self._asking is not None:
             self._await([self._asking])
             self._asking.result()
-        ends = self._answers(before, committed=False)
+        ends = self._answers(before.ends, committed=False)
         deadline = time.monotonic() + PATIENCE_S
-        while behind := self._behind(ends, self._answers(before, committed=True)):
+        while behind := self._behind(ends, self._answers(before.stable, committed=True)):
             if time.monotonic() > deadline:
+                self._require_kept({place: ends[place] for place in behind})
                 self._look()
-                self._others |= behind
+                self._leave(behind)
                 break
             self._while_waiting()
             time.sleep(_PAUSE_S)
-            before.stable = self._topics.ask_ends(behind, committed=True)
+            before.stable = self._ask_all(behind, self._await, committed=True)
         self._before = None
+
+    def _require_kept(self, ends: Ends) -> None:
+        """Asked twice: whoever answers first may have been the leader once."""
+        for _ in range(2):
+            asked = self._ask_all(ends, self._await, committed=False)
+            lost = lost_tails(ends, self._answers(asked, committed=False))
+            if not lost:
+                return
+            self._topics.learn_leaders()
+        self._judge(lost)
+
+    def _leave(self, behind: Mapping[Partition, int]) -> None:
+        """It is another producer's, who hides what we have written behind it."""
+        if new := sorted(behind.keys() - self._others.keys()):
+            logger.warning(
+                "not judged: another producer's open transaction hides what was written",
+                partitions=[name_of(place) for place in new],
+            )
+        self._others |= behind
 
     def ends(self) -> Ends:
         """Where the records of the last transaction end, as far as that is known by now."""
@@ -110,12 +148,29 @@ class MarkerCheck:
 
     def close(self) -> None:
         """End the thread."""
+        self._closed = True
         self._pool.shutdown(wait=True)
 
     def _ask(self, last: _Transaction, before: _Transaction | None) -> None:
-        last.ends = self._topics.ask_ends(last.places, committed=False)
+        last.ends = self._ask_all(last.places, wait, committed=False)
         if before is not None:
-            before.stable = self._topics.ask_ends(before.places, committed=True)
+            before.stable = self._ask_all(before.places, wait, committed=True)
+
+    def _ask_all(
+        self,
+        places: Iterable[Partition],
+        awaiting: Callable[[Iterable["Future[Any]"]], object],
+        *,
+        committed: bool,
+    ) -> Asked:
+        """Ask for some at a time; `awaiting` answers before the next ones, but not the last."""
+        asked: dict[Partition, Future[Any]] = {}
+        for some in in_parts([*places]):
+            awaiting([*asked.values()])
+            if self._closed:
+                break
+            asked |= self._topics.ask_ends(some, committed=committed)
+        return asked
 
     def _await(self, futures: Iterable["Future[Any]"]) -> None:
         """Kafka may take its time: the server hears from us meanwhile."""
@@ -131,9 +186,8 @@ class MarkerCheck:
             if end.offset < ends[place].offset and self._others.get(place) != end.offset
         }
 
-    def _answers(self, one: _Transaction, *, committed: bool) -> dict[Partition, End]:
+    def _answers(self, asked: Asked, *, committed: bool) -> dict[Partition, End]:
         """What was asked; asked again while a leader is being elected."""
-        asked = one.stable if committed else one.ends
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
         while True:
             self._await(asked.values())
@@ -145,4 +199,4 @@ class MarkerCheck:
             self._while_waiting()
             time.sleep(_PAUSE_S)
             self._topics.learn_leaders()  # the client asks by the leader epoch that it knows
-            asked = self._topics.ask_ends(asked.keys(), committed=committed)
+            asked = self._ask_all(asked, self._await, committed=committed)

@@ -31,9 +31,10 @@ from services.bridge.kafka.refused import (
     identity,
     letter,
     may_be_dead,
+    no_topic,
     refusal,
 )
-from services.bridge.kafka.tails import Tails, check_tails
+from services.bridge.kafka.tails import Tails
 from services.bridge.kafka.topics import Topics
 from services.bridge.kafka.turns import ID_SCHEME, INIT_TIMEOUT_S, Turns
 from services.kafka.client import (
@@ -51,11 +52,6 @@ _QUEUE_FULL_PAUSE_S: Final = 0.005
 ABORT_TIMEOUT_S: Final = 5.0
 REPORT_TIMEOUT_S: Final = 5.0
 NOWHERE: Final = Origin(0, 0, None)
-NO_TOPIC: Final = TopicRefused(
-    "the row names no topic",
-    hint="correct the outbox's aggregate type",
-    exit_code=ExitCode.RECORD_REFUSED,
-)
 
 
 class TransactionalProducer:
@@ -75,10 +71,10 @@ class TransactionalProducer:
     ) -> None:
         """`on_disturbance` raises Retryable where something of ours hangs: it is called where the
         partitions of a transaction do not tell in time that it has ended. `former_ids`: Turns."""
-        self._markers = MarkerCheck(topics, on_disturbance, while_waiting)
-        self._tails = Tails()
+        self.tails = Tails(slot, go_on=bridge.on_lost_records == "continue")
+        self._markers = MarkerCheck(topics, on_disturbance, while_waiting, self.tails.judge)
         self._touched: set[str] = set()
-        self._go_on_without_lost = bridge.on_lost_records == "continue"
+        self._counts: dict[str, int] = {}
         self._while_waiting = while_waiting
         self._cancelled = threading.Event()
         self._topics = topics
@@ -119,8 +115,7 @@ class TransactionalProducer:
         """
         self._turns.follow(record)
         if record is not None:
-            go_on = self._go_on_without_lost
-            self._tails.learn(check_tails(self._topics, record, go_on=go_on))
+            self.tails.start(self._topics, record)
 
     def settle(
         self, records: Mapping[tuple[str, int], Event], turns: Iterable[int], *, commit: bool
@@ -165,7 +160,9 @@ class TransactionalProducer:
         send = self._turns.send
         while index < end:
             if not (self._careful or self._refused.records):
-                index = send(events, index, end, self._ready, self._touched)
+                since, index = index, send(events, index, end, self._ready, self._touched)
+                if index > since:
+                    self._counts.clear()
             if index < end:
                 self._send_one(events[index], NOWHERE if origins is None else origins.of(index))
                 index += 1
@@ -184,11 +181,16 @@ class TransactionalProducer:
             for partition in range(self._partitions_of(event.topic)):
                 self._produce(event, partition, origin, self._while_waiting)
         else:
+            self._counts.clear()
             self._produce(event, -1, origin, self._while_waiting)
 
     def _partitions_of(self, topic: str) -> int:
-        """Also those that were added since: rows may be in them already."""
-        return max(self._topics.partitions(topic), count_partitions(self._producer, topic))
+        """Also those that were added since: with rows, once this producer has written the next."""
+        if topic not in self._counts:
+            self._while_waiting()
+            count = count_partitions(self._producer, topic)
+            self._counts[topic] = max(self._topics.partitions(topic), count)
+        return self._counts[topic]
 
     def commit(self, record: ProgressRecord) -> None:
         """Add the progress record and commit. Blocks; retries until the transaction's time-out.
@@ -196,10 +198,9 @@ class TransactionalProducer:
         May run in a thread of its own; `cancel` ends it early.
         """
         self.begin()
-        self._tails.learn(self._markers.ends())
-        own = {"producer": self._turns.turn, "id_scheme": ID_SCHEME, "ends": self._tails.note()}
-        record = record.model_copy(update=own)
-        value = record.model_dump_json().encode()
+        self.tails.learn(self._markers.ends())
+        own = {"producer": self._turns.turn, "id_scheme": ID_SCHEME, "ends": self.tails.note()}
+        value = record.model_copy(update=own).model_dump_json().encode()
         self._produce(Event(self._progress_topic, self._slot.encode(), value), 0, NOWHERE, None)
         self._commit_open(time.monotonic() + self._deadline_s)
         self._tell_dead_letters()
@@ -246,14 +247,14 @@ class TransactionalProducer:
         if not self.open:
             self._turns.hear()
             self._markers.require_told()
-            self._touched = set()
+            self._touched, self._counts = set(), {}
             self._turns.begin()
             self.open = True
 
     def _prepare(self, topic: str) -> TopicRefused | None:
         """Make `topic` if it is missing; why it takes no records, if it does not."""
         if not topic:
-            return NO_TOPIC
+            return no_topic()
         if topic in self._denied:
             return self._denied[topic]
         try:

@@ -142,7 +142,9 @@ class Publishing:
             self._await_commit()
 
     def note(self) -> None:
-        """Commit the record once more: what it tells of the server is new. Nothing else is open."""
+        """Commit the record once more: what it tells of the server and of the ends of partitions is
+        new. Nothing else is open."""
+        self._producer.tails.hurry()
         self._begin_commit()
         self._await_commit()
 

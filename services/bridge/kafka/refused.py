@@ -19,6 +19,7 @@ from schemas.events import Content, DeadLetter, message_topic, own_topics
 from schemas.lsn import format_lsn
 from services.bridge.events.event import Event
 from services.bridge.transactions.assembler import Portion
+from services.kafka.client import TopicRefused
 
 Identity = tuple[str, int, int, bool]
 """(topic, commit_lsn, seq, whether it is a tombstone): a schema event has the seq of a row's."""
@@ -98,6 +99,15 @@ def record_bytes(event: Event) -> int:
     """Bytes of key, value and headers."""
     size = len(event.key or b"") + len(event.value or b"")
     return size + sum(len(name) + len(value or b"") for name, value in event.headers or ())
+
+
+def no_topic() -> TopicRefused:
+    """Of a row of an outbox."""
+    return TopicRefused(
+        "the row names no topic",
+        hint="correct the outbox's aggregate type",
+        exit_code=ExitCode.RECORD_REFUSED,
+    )
 
 
 def refusal(

@@ -7,7 +7,7 @@ second before a crash is not judged.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -26,20 +26,47 @@ _NAMED_MAX: Final = 5
 Noted = dict[str, list[tuple[int, int, int]]]
 
 
+class Lost(NamedTuple):
+    """A partition that ends before the noted offset."""
+
+    place: Partition
+    noted: int
+    offset: int
+
+
 class Tails:
     """What is known of the ends, for the next progress record. One session's."""
 
-    def __init__(self) -> None:
+    def __init__(self, slot: str, *, go_on: bool) -> None:
+        """`go_on`: an operator accepts for this start that records are lost."""
+        self._slot = slot
+        self._go_on = go_on
         self._ends: dict[Partition, End] = {}
         self._due = 0.0
+        self.renewed = False
+        """Whether the last record in Kafka notes ends that are known to hold no longer."""
+
+    def start(self, topics: Topics, record: ProgressRecord) -> None:
+        """Begin with what `record` and those before it have noted, as `check_tails` judges it."""
+        self._ends, self.renewed = check_tails(topics, record, go_on=self._go_on)
+
+    def judge(self, lost: Sequence[Lost]) -> None:
+        """Raise OperatorNeeded where something is `lost`, or tell it where that is accepted."""
+        judge_lost(lost, self._slot, None, go_on=self._go_on)
 
     def learn(self, ends: Mapping[Partition, End]) -> None:
-        """Each is where a partition ends now; the last learnt are kept."""
+        """Each is where a partition ends now; the last learnt are kept. As `judge` for an end that
+        is before the one that was learnt: what was acknowledged is gone."""
+        self.judge(lost_tails(self._ends, ends))
         for place, end in ends.items():
             self._ends.pop(place, None)
             self._ends[place] = end
         for place in list(self._ends)[: max(0, len(self._ends) - PARTITIONS_MAX)]:
             del self._ends[place]
+
+    def hurry(self) -> None:
+        """The next record notes what is known."""
+        self._due = 0.0
 
     def note(self) -> Noted:
         """`ProgressRecord.ends` for a record that is written now: about once a second."""
@@ -48,14 +75,6 @@ class Tails:
             return {}
         self._due = now + NOTED_EVERY_S
         return noted(self._ends)
-
-
-class Lost(NamedTuple):
-    """A partition that ends before the noted offset."""
-
-    place: Partition
-    noted: int
-    offset: int
 
 
 def noted(ends: Mapping[Partition, End]) -> Noted:
@@ -84,15 +103,19 @@ def lost_tails(then: Mapping[Partition, End], now: Mapping[Partition, End]) -> l
     ]
 
 
-def check_tails(topics: Topics, record: ProgressRecord, *, go_on: bool) -> dict[Partition, End]:
-    """Where the noted partitions end now. Raises OperatorNeeded where one ends earlier.
+def check_tails(
+    topics: Topics, record: ProgressRecord, *, go_on: bool
+) -> tuple[dict[Partition, End], bool]:
+    """Where the noted partitions end now, and whether what is noted holds no longer: a topic is
+    gone, or what is lost is accepted. Raises OperatorNeeded where one ends earlier.
 
-    `go_on`: an operator accepts that for this start. What can't be judged is told.
+    `record`: any that is visible, as an end is a lower bound for ever. `go_on`: an operator accepts
+    a loss for this start. What can't be judged is told.
     """
     noting = record if record.ends else topics.last_noting_ends(record.slot)
     if noting is None:
         logger.info("not judged: no progress record tells where partitions ended")
-        return {}
+        return {}, False
     then = read_noted(noting)
     gone = sorted({topic for topic, _ in then if not topics.has(topic)})
     if gone:
@@ -105,28 +128,29 @@ def check_tails(topics: Topics, record: ProgressRecord, *, go_on: bool) -> dict[
     if silent:
         logger.warning("not judged: partitions whose leader does not answer", partitions=silent)
     lost = lost_tails(then, now)
-    if lost and go_on:
-        logger.warning("going on without records that Kafka has lost", lost=[*map(_told, lost)])
-    else:
-        refuse_lost(lost, record)
-    return {place: now.get(place, then[place]) for place in there}
+    judge_lost(lost, record.slot, record.end_lsn, go_on=go_on)
+    return {place: now.get(place, then[place]) for place in there}, bool(gone or lost)
 
 
 def _told(lost: Lost) -> str:
     return f"{name_of(lost.place)} ends at {lost.offset}, not {lost.noted}"
 
 
-def refuse_lost(lost: list[Lost], record: ProgressRecord) -> None:
-    """Raise OperatorNeeded that names what is lost, if anything is."""
+def judge_lost(lost: Sequence[Lost], slot: str, lsn: int | None, *, go_on: bool) -> None:
+    """Raise OperatorNeeded that names what is lost, if anything is; `go_on`: only tell it."""
     if not lost:
+        return
+    if go_on:
+        logger.warning("going on without records that Kafka has lost", lost=[*map(_told, lost)])
         return
     told = ", ".join(map(_told, lost[:_NAMED_MAX]))
     more = len(lost) - _NAMED_MAX
     raise OperatorNeeded(
         f"Kafka lost committed records: {told}" + (f", and {more} more" if more > 0 else ""),
         operation="compare the ends of partitions",
-        subject=f"slot {record.slot}",
-        lsn=record.end_lsn,
+        subject=f"slot {slot}",
+        lsn=lsn,
         hint="restore the topics, or start over with a new slot and topic prefix; to go on without "
-        "the lost records: bridge.on_lost_records: continue, for one start",
+        "the lost records, or where somebody has deleted the topic and it was made again: "
+        "bridge.on_lost_records: continue, for one start",
     )

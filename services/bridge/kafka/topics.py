@@ -174,13 +174,16 @@ class Topics:
 
     def last_noting_ends(self, slot: str) -> ProgressRecord | None:
         """The last progress record of `slot` that tells where partitions ended, if there is one
-        among the last; a record does about once a second."""
+        among the last; a record does about once a second. Waits for nothing that is hidden."""
+        with self.reader(progress_topic(self.prefix)) as reader:
+            visible = min(reader.stable_end(), reader.bounds()[1])
         return last_progress(
             self._settings,
             slot,
             deadline_s=READ_DEADLINE_S,
             having=b'"ends":{"',
             records_max=_NOTING_RECORDS_MAX,
+            until=visible,
         )
 
     def has(self, topic: str) -> bool:
@@ -195,6 +198,7 @@ class Topics:
         found: dict[Partition, int] = {}
         for some in in_parts(self.written()):
             found |= self.unstable_of(some)
+            self._while_waiting()
         return found
 
     def unstable_of(self, places: Sequence[Partition]) -> dict[Partition, int]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final
 
 import structlog
 
@@ -14,6 +14,8 @@ from schemas.events import (
     schema_topic,
     transaction_topic,
 )
+from schemas.settings import BridgeSettings
+from services.bridge.kafka.tails import check_tails
 from services.bridge.kafka.topics import Topics
 from services.bridge.kafka.turns import ID_SCHEME
 from services.bridge.postgres.connection import ReplicationConnection
@@ -49,16 +51,15 @@ class StartCheck:
         connection: ReplicationConnection,
         topics: Topics,
         slot: str,
-        *,
-        on_divergence: Literal["stop", "continue"],
-        accepted: str,
+        bridge: BridgeSettings,
     ) -> None:
         self._primary = primary
         self._connection = connection
         self._topics = topics
         self._slot = slot
-        self._on_divergence = on_divergence
-        self._accepted = accepted
+        self._on_divergence = bridge.on_divergence
+        self._accepted = bridge.accept_unsent_changes_of
+        self._go_on_without_lost = bridge.on_lost_records == "continue"
         self.former_ids = False
         """Whether a bridge with the former transactional ids may be alive (kafka.turns)."""
 
@@ -84,6 +85,8 @@ class StartCheck:
             self._check_beginning(seen)
         for hidden in visible.hidden:
             self._may_be(check_timeline, hidden, seen)
+        if visible.record is not None:  # before markers of ours lengthen what has lost its end
+            check_tails(self._topics, visible.record, go_on=self._go_on_without_lost)
 
     def may_decide(self, record: ProgressRecord | None) -> None:
         """Raise where this server may not decide what hangs in Kafka after or with `record`."""

@@ -3,7 +3,9 @@
 import struct
 from pathlib import Path
 
+import psycopg
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import ExitCode
 from services.local.kafka import KafkaBroker
@@ -56,7 +58,8 @@ def test_the_end_of_a_tables_topic_is_gone(
     own_kafka.kill()
     partition, end = cut_tail(own_kafka, topic, 4)
     own_kafka.start()
-    assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+    bridge.start(SLOTBRIDGE_FAILPOINT="shown:1")  # where it would begin to change something
+    assert bridge.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     line = last_line(bridge.output)
     assert f"{topic}[{partition}] ends at {end}, not " in line
     assert "at LSN " in line and "restore the topics, or start over" in line
@@ -83,13 +86,14 @@ def noted(bridge: Bridge) -> None:
 def test_a_topic_that_is_gone_is_not_judged(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
-    """An operator may have deleted it; it is made again when it is written to."""
+    """An operator may have deleted it; it is made again when it is written to, or before."""
     bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
     load.more(10)
     load.stop()
     bridge.caught_up()
     noted(bridge)
     assert bridge.stop() == 0, bridge.output
+    assert f"{bridge.prefix}.public.t" in bridge.progress()[-1].ends, "a clean stop notes them"
     admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap_servers})
     name = f"{bridge.prefix}.public.t"
     admin.delete_topics([name])[name].result(20)
@@ -97,4 +101,12 @@ def test_a_topic_that_is_gone_is_not_judged(
     bridge.start()
     await_session(bridge, 2)
     assert "not judged: topics that the slot has written are gone" in bridge.output
+    bridge.kill()
+    admin.create_topics([NewTopic(name, num_partitions=3)])[name].result(20)
+    eventually(lambda: name in bridge.topics(), what="the topic is there again")
+    bridge.start()
+    await_session(bridge, 3)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("INSERT INTO t VALUES (100000, 'again')")
+    bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
