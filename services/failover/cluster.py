@@ -113,6 +113,7 @@ class Cluster:
         self.milestones: tuple[tuple[str, Milestone], ...] = ()
         self.published: Published | None = None
         self.known_slots: frozenset[str] = frozenset()
+        self.promotions: tuple[tuple[str, str], ...] = ()
         self.known_slots_at = ""
         """What the journal and Kafka remember, for every view (services.failover.recollection)."""
 
@@ -157,6 +158,7 @@ class Cluster:
             published=self.published,
             known_slots=self.known_slots,
             known_slots_at=self.known_slots_at,
+            promotions=self.promotions,
             managed_by=self._managed_by,
         )
         require_distinct(view)
@@ -258,7 +260,7 @@ class Cluster:
         settings = slots.read_settings(connection, [*SETTINGS, "primary_conninfo"])
         upstream = settings.pop("primary_conninfo", None)
         led = _without_secrets(upstream.value, name) if upstream else None
-        mark, next_xid = read_fence(connection)
+        mark, read_only, next_xid = read_fence(connection)
         return NodeState(
             server=server,
             replication=replication,
@@ -270,6 +272,7 @@ class Cluster:
             early_sessions=sessions_before_reload(connection, self._bridge_slot),
             provenance=replace(provenance, history=history, may_read_history=may),
             fence_mark=mark,
+            read_only=read_only,
             leaks=() if server.in_recovery else read_leaks(connection),
             next_xid=next_xid,
             cut=led is not None and is_cut(led),

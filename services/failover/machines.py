@@ -18,6 +18,7 @@ from services.failover.machine import Command
 
 _LAST_BYTES = 4000
 _OUTPUT_BYTES = 100_000
+GO_ON = "mend it, then go on: slotfailover resume"
 INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
     *("LD_LIBRARY_PATH", "SSH_AUTH_SOCK"),
@@ -39,6 +40,7 @@ def run_command(
     passed: Iterable[str] = (),
     ends_with_us: bool = False,
     inherited: tuple[int, ...] = (),
+    remedy: str = GO_ON,
 ) -> str:
     """Run it to its end; return what it printed (the last 100 KB of it).
 
@@ -91,12 +93,8 @@ def run_command(
                 process.wait()
             raise
         if status != 0:
-            raise SetupError(
-                f"{command[0]} ended with {status}: {_last_words(output.fileno())}",
-                operation=operation,
-                subject=subject,
-                hint="mend it, then go on: slotfailover resume",
-            )
+            said = f"{command[0]} ended with {status}: {_last_words(output.fileno())}"
+            raise SetupError(said, operation=operation, subject=subject, hint=remedy)
         return _printed(output.fileno(), _OUTPUT_BYTES)
 
 

@@ -19,9 +19,7 @@ _SETTLED_S = 0.3
 """A walreceiver that still holds its connection, yet got nothing for so long, gets no more."""
 
 
-def promote(
-    step: Step, cluster: Cluster, deadline: float, ordered: Callable[[], None], view: View
-) -> None:
+def promote(step: Step, cluster: Cluster, deadline: float, ordered: Callable[[], None]) -> None:
     """Let the standby take in what its dead primary had sent; ask all once more; then promote it.
 
     The promotion replays everything received. It does not read what is still in the walreceiver's
@@ -36,10 +34,9 @@ def promote(
         drain_until = min(deadline, time.monotonic() + _DRAIN_S)
         while time.monotonic() < drain_until and not drained():
             time.sleep(POLL_S)
-        for each in (*cluster.nodes.values(), *cluster.subscribers.values()):
-            each.ask_anew()
-        view = cluster.observe()
-    step.guard(view)
+    for each in (*cluster.nodes.values(), *cluster.subscribers.values()):
+        each.ask_anew()
+    step.guard(cluster.observe())
     ordered()
     if link.ask(in_recovery):
         link.order(lambda connection: _order(connection, step))

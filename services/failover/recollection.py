@@ -1,6 +1,7 @@
 """What is remembered outside of the servers' present state: by the journals and by Kafka.
 
 Kafka's progress record   how far Kafka is, on which timeline of which cluster
+the journal's promotions  the nodes that were ordered to promote themselves, and when
 the journal's ends        the timeline that a run left behind, and the failover slots there were
 
 Subscriptions remember for themselves (services.failover.timelines). What can't be read is said.
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 from services.failover.bridging import Bridge
 from services.failover.cluster import Cluster
+from services.failover.effects.promotion import PROMOTES
 from services.failover.journal import Entry
 from services.failover.published import read_published
 from services.failover.timelines import Milestone, milestone_in
@@ -50,7 +52,10 @@ def recall(cluster: Cluster, entries: Iterable[Entry], published: Published | No
     """Have every view of the cluster remember this too; return what can't be judged, as notes."""
     found: list[tuple[str, Milestone]] = []
     known = KnownSlots()
+    promotions: list[tuple[str, str]] = []
     for entry in entries:
+        if entry.step.startswith(PROMOTES) and entry.server:
+            promotions.append((entry.server, entry.at))
         met = _milestone(entry.intent.get("met"))
         if met is not None:
             found.append((f"the journal ({entry.command} of {entry.at})", met))
@@ -62,6 +67,7 @@ def recall(cluster: Cluster, entries: Iterable[Entry], published: Published | No
         found.append(("Kafka", Milestone(cluster_, timeline, published.began)))
     cluster.milestones = tuple(found)
     cluster.published = published
+    cluster.promotions = tuple(promotions)
     cluster.known_slots = known.names
     cluster.known_slots_at = known.at
     if published is not None and published.problem:

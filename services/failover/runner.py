@@ -185,7 +185,7 @@ class Run:
             deadline_s = min(deadline_s, DISABLE_S)
         try:
             seen = steps.perform(
-                step, self.cluster, deadline_s, self.tell, view=view, interruption=self.interruption
+                step, self.cluster, deadline_s, self.tell, interruption=self.interruption
             )
         except SlotbridgeError as error:
             self._note(step, self._look(), started, str(error))

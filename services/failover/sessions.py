@@ -62,6 +62,9 @@ _FENCE: LiteralString = """
                         SELECT FROM pg_db_role_setting, unnest(setconfig) item
                          WHERE lower(split_part(item, '=', 1)) = %(mark)s)
                 THEN coalesce(current_setting(%(mark)s, true), '') ELSE '' END,
+           reset_val = 'on' AND NOT EXISTS (
+                        SELECT FROM pg_db_role_setting, unnest(setconfig) item
+                         WHERE lower(split_part(item, '=', 1)) = %(fence)s),
            CASE WHEN NOT pg_is_in_recovery()
                 THEN pg_snapshot_xmax(pg_current_snapshot())::text::bigint END
       FROM pg_settings WHERE name = %(fence)s
@@ -89,15 +92,16 @@ def read_leaks(connection: Connection) -> tuple[str, ...]:
     return tuple(sorted(row[0] for row in rows))
 
 
-def read_fence(connection: Connection) -> tuple[str, int | None]:
-    """The mark of our fence, "" without; and the next transaction number of a primary.
+def read_fence(connection: Connection) -> tuple[str, bool, int | None]:
+    """The mark of our fence, "" without; whether the server's own configuration makes transactions
+    read-only, by whomever; and the next transaction number of a primary.
 
     The mark counts only while the setting beside it is in effect, and where no role or database has
     a mark of its own. Our own sessions override the setting, so that its reset_val tells: unless
     our own role or database sets it. What other roles have says nothing of the server.
     """
     row = connection.execute(_FENCE, {"mark": FENCE_MARK, "fence": FENCE}).fetchone()
-    return (row[0], row[1]) if row is not None else ("", None)
+    return (row[0], row[1], row[2]) if row is not None else ("", False, None)
 
 
 def _given(slot: str | None) -> dict[str, object]:

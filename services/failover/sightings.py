@@ -1,7 +1,7 @@
 """What this machine remembers of the last primary: beside the journal, in `<journal>.seen`.
 
 {"system": "7…", "node": "a", "timeline": 2, "lsn": "0/3000148", "at": "…Z", "synchronous": "…",
- "before": "…"}
+ "before": "…", "standbys": {"b": "…Z"}}
 
 Every command and `watch` write it when they see a primary that takes writes, at most once a second,
 so that a failover knows how far the primary was when it was last seen. It is only a lower bound: it
@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from schemas.lsn import format_lsn, parse_lsn
@@ -23,6 +23,8 @@ from services.failover.sighting import LossLimit, Sighting
 from services.failover.view import View
 
 _EVERY_S = 1.0
+_CLOCKS_DIFFER = timedelta(seconds=60)
+"""An order to promote that another machine's journal has counts as later, by so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class _Note:
     sighting: Sighting
     before: str
     """synchronous_standby_names of the primary before it, until it has one itself."""
+    standbys: dict[str, datetime]
+    """When each other node last answered, of those that answered as a standby then."""
 
 
 class Sightings:
@@ -54,7 +58,37 @@ class Sightings:
         """The view with what is remembered of the last primary, and of the one before."""
         seen = self._remember(view)
         before = self._last.before if self._last is not None and seen is None else ""
-        return replace(view, sighting=seen, synchronous_before=before, loss_limit=self._limit)
+        return replace(
+            view,
+            sighting=seen,
+            synchronous_before=before,
+            loss_limit=self._limit,
+            seen_writable=self._last.sighting.node if self._last is not None else "",
+            known_standbys=self._known_standbys(view),
+        )
+
+    def _known_standbys(self, view: View) -> frozenset[str]:
+        """The nodes that were standbys when last seen, but for those promoted, or so ordered."""
+        note = self._newest(view)
+        if note is None:
+            return frozenset()
+        return frozenset(
+            node.name
+            for node in view.nodes
+            if (at := note.standbys.get(node.name)) is not None
+            and not node.leading
+            and not any(
+                name == node.name and _instant(begun) > at - _CLOCKS_DIFFER
+                for name, begun in view.promotions
+            )
+        )
+
+    def _newest(self, view: View) -> _Note | None:
+        """The newest note of the view's cluster."""
+        systems = {n.state.server.system_identifier for n in view.nodes if n.state is not None}
+        kept = [note for note in (self._last, self._read()) if note is not None]
+        fitting = [note for note in kept if note.system in systems]
+        return max(fitting, key=lambda note: note.at, default=None)
 
     def _remember(self, view: View) -> Sighting | None:
         """Note the primary of the view, if it has one; else return what was noted of the last."""
@@ -62,9 +96,7 @@ class Sightings:
         if len(view.writable) == 1:
             self._note(view, *systems)
             return None
-        kept = [note for note in (self._last, self._read()) if note is not None]
-        fitting = [note for note in kept if note.system in systems]
-        newest = max(fitting, key=lambda note: note.at, default=None)
+        newest = self._newest(view)
         if newest is None or newest.sighting.node not in {node.name for node in view.nodes}:
             return None
         age_s = max(0.0, (datetime.now(UTC) - newest.at).total_seconds())
@@ -91,7 +123,14 @@ class Sightings:
         if last is not None and last.system == systems[0] and not seen.synchronous:
             same = last.sighting.node == primary.name
             before = last.before if same else last.sighting.synchronous or last.before
-        self._last = _Note(systems[0], datetime.now(UTC), seen, before)
+        now = datetime.now(UTC)
+        standbys = dict(last.standbys) if last is not None and known else {}
+        for node in view.nodes:
+            if node.standby:
+                standbys[node.name] = now
+            elif node.leading:
+                standbys.pop(node.name, None)
+        self._last = _Note(systems[0], now, seen, before, standbys)
         if time.monotonic() - self._written_s > _EVERY_S:
             self._written_s = time.monotonic()
             self._write(self._last)
@@ -108,6 +147,7 @@ class Sightings:
             "at": note.at.isoformat(),
             "synchronous": note.sighting.synchronous,
             "before": note.before,
+            "standbys": {name: at.isoformat() for name, at in note.standbys.items()},
         }
         with contextlib.suppress(OSError):
             handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
@@ -129,6 +169,19 @@ class Sightings:
                 str(found["synchronous"]),
             )
             at, before = datetime.fromisoformat(found["at"]), str(found["before"])
-            return _Note(str(found["system"]), at, seen, before)
-        except (OSError, ValueError, KeyError, TypeError):
+            standbys = {
+                str(name): datetime.fromisoformat(when)
+                for name, when in found.get("standbys", {}).items()
+            }
+            return _Note(str(found["system"]), at, seen, before, standbys)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
+
+
+def _instant(text: str) -> datetime:
+    """The time that a journal tells; one that can't be read is later than all others."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.max.replace(tzinfo=UTC)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -27,6 +27,11 @@ from services.slots import Connection, read_server, read_slots, setting
 
 POLL_S = 0.02
 TELL_S = 1.0
+_OFF = (
+    "mend it, then run this again. If {0} has no power or is destroyed, so that the command can't "
+    "reach it, make sure of that and say so, without --fence: slotfailover failover "
+    "--old-primary-is-off. It counts as off then: were it alive, there would be two primaries"
+)
 ASK_S = 3.0
 """What lives takes a connection in this time."""
 
@@ -37,13 +42,12 @@ def perform(
     deadline_s: float,
     tell: Callable[[str], None] = lambda _text: None,
     *,
-    view: View | None = None,
     interruption: Interruption | None = None,
 ) -> View:
     """Do it, and return the view in which its postcondition holds; `tell` gets its progress.
 
-    `view` is the observation by which it was planned. Raises Retryable (SERVER_UNREACHABLE,
-    DEADLINE), SetupError (PRIVILEGE_MISSING), what its guard raises, and Interrupted.
+    Raises Retryable (SERVER_UNREACHABLE, DEADLINE), SetupError (PRIVILEGE_MISSING), what its guard
+    raises, and Interrupted.
     """
     interruption = interruption or Interruption()
     if step.action is Action.REJOIN:
@@ -53,7 +57,7 @@ def perform(
     try:
         if step.action is Action.BRIDGE:
             before = cluster.nodes[step.server].ask(read_replication).written_lsn or 0
-        lsn = _order(step, cluster, deadline, tell, interruption, view)
+        lsn = _order(step, cluster, deadline, tell, interruption)
     except Unreachable as error:
         raise Retryable(
             f"{step.server} stopped answering: {error.detail}",
@@ -88,7 +92,6 @@ def _order(
     deadline: float,
     tell: Callable[[str], None],
     interruption: Interruption,
-    view: View | None,
 ) -> int:
     """Order it done; returns the position of the marker message of a step that writes one."""
     left_s = max(1.0, deadline - time.monotonic())
@@ -107,9 +110,10 @@ def _order(
                 deadline_s=left_s,
                 os_user=cluster.machines[step.server].os_user,
                 passed=cluster.machines[step.server].environment,
+                remedy=_OFF.format(step.server) if step.action is Action.SHOOT else machines.GO_ON,
             )
         case Action.PROMOTE:
-            _promote(step, cluster, deadline, interruption, view)
+            _promote(step, cluster, deadline, interruption)
         case Action.ASK:
             _ask_upstream(step, cluster, interruption)
         case Action.CUT | Action.RECONNECT:
@@ -252,7 +256,6 @@ def _promote(
     cluster: Cluster,
     deadline: float,
     interruption: Interruption,
-    view: View | None,
 ) -> None:
     """From the order until it is no standby any more, no signal is heeded."""
 
@@ -261,7 +264,7 @@ def _promote(
         interruption.no_way_back = True
 
     link = cluster.nodes[step.server]
-    promote(step, cluster, deadline, ordered, view or cluster.observe())
+    promote(step, cluster, deadline, ordered)
     while link.ask(in_recovery):
         if time.monotonic() > deadline:
             raise _late(step, deadline - time.monotonic(), "")

@@ -69,6 +69,8 @@ class NodeState:
     """Primary: what a fence does not keep from writing, as long as the server runs."""
     next_xid: int | None = None
     """Primary: the next transaction number; it moves only when something is written."""
+    read_only: bool = False
+    """FENCE is on in its own configuration, for every role: by us or by somebody else."""
     cut: bool = False
     """Standby: its receiver is kept from every primary, by a primary_conninfo that leads nowhere.
     `upstream` is what it was, and will be again."""
@@ -245,6 +247,13 @@ class View:
     """(who says so, timeline) of what the journal and Kafka remember; see `met`."""
     sighting: Sighting | None = None
     """While no node takes writes: the last that did, where that is remembered."""
+    known_standbys: frozenset[str] = frozenset()
+    """The nodes that were standbys when this machine last had an answer of them, and that no
+    journal has begun to promote since: where one gives no answer now, it is no primary."""
+    seen_writable: str = ""
+    """The primary that this very process has last seen taking writes; "": none."""
+    promotions: tuple[tuple[str, str], ...] = ()
+    """(node, UTC time in ISO 8601) of each order to promote that the journals have, in order."""
     synchronous_before: str = ""
     """synchronous_standby_names of the primary before this one, while this one has none."""
     loss_limit: LossLimit = LossLimit()  # noqa: RUF009 - it is frozen

@@ -116,6 +116,35 @@ def test_too_few_synchronous_standbys_answer(synchronous: str, refused: bool) ->
     assert "loss accepted" in planned(seen, accept_data_loss=0)
 
 
+def test_who_was_a_standby_is_remembered_until_it_is_promoted(tmp_path: Path) -> None:
+    a, b, c = node("a", state(standby=False)), standby("b", 1000), standby("c", 1000)
+    settings = FailoverSettings(
+        nodes={name: SecretStr("") for name in "abc"}, journal=tmp_path / "journal"
+    )
+    memory = Sightings(settings)
+    assert not Sightings(settings).complete(View((node("a", None), b, c), ())).known_standbys
+    memory.complete(View((a, b, c), ()))
+    away = memory.complete(View((a, b, node("c", None)), ()))  # it was down before the primary was
+    assert away.seen_writable == "a"
+    dead = View((node("a", None), b, node("c", None)), ())
+    for each in (memory, Sightings(settings)):
+        assert each.complete(dead).known_standbys == {"b", "c"}
+    assert Sightings(settings).complete(dead).seen_writable == ""  # that was another process
+    for at, known in (
+        ("2020-01-01T00:00:00+00:00", {"b", "c"}),
+        ("2999-01-01", {"b"}),
+        ("?", {"b"}),
+    ):
+        begun = replace(dead, promotions=(("c", at),))
+        assert Sightings(settings).complete(begun).known_standbys == known
+    leads = node("c", state(standby=False, timeline=2))
+    assert "c" not in memory.complete(View((node("a", None), b, leads), ())).known_standbys
+    assert "c" not in memory.complete(dead).known_standbys
+    seen = tmp_path / "journal.seen"
+    seen.write_text(seen.read_text().replace('"standbys": {', '"standbys": 7, "x": {'))
+    assert Sightings(settings).complete(dead).sighting is None
+
+
 def test_a_standby_of_priority_0_is_only_promoted_by_name() -> None:
     far = replace(standby("c", 1000), priority=0)
     chosen = candidate(view(standby("b", 1000), far))

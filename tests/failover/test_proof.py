@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.failover.sessions import read_fence
+from services.failover.statements import fenced
 from services.local.bed import Bed
 from services.local.ports import free_port
 from tests.conftest import NewPair
@@ -115,6 +116,7 @@ def test_a_primary_that_can_not_be_reached_needs_a_word_or_a_fence(
     assert (refused.code, ON_WORD in refused.err) == (35, True), refused.err
     failed = slotfailover("failover", "--config", settings(fails), "--yes", "--fence")
     assert (failed.code, "ended with 3" in failed.err) == (25, True), failed.err
+    assert f"slotfailover failover {ON_WORD}" in failed.err
     assert ask(trio.standby, "SELECT pg_is_in_recovery()")
     works = f"touch {shlex.quote(str(tmp_path / 'shot'))}"
     ran = slotfailover("failover", "--config", settings(works), "--yes", "--fence")
@@ -135,6 +137,23 @@ def test_fence_runs_the_command_also_where_nothing_seems_to_listen(
     trio.primary.kill()
     assert slotfailover("failover", "--config", config, "--yes", "--fence").code == 0
     assert shot.exists()
+
+
+def test_a_standby_copied_from_a_fenced_primary_can_be_written_once_promoted(
+    new_pair: NewPair, tmp_path: Path
+) -> None:
+    trio = new_pair()
+    subscribe(trio, "s1")
+    config = configuration(tmp_path, trio)
+    tell(trio.standby, *fenced("timeline 1 by somebody@elsewhere since 2026-01-01T00:00:00Z"))
+    mark = "SELECT current_setting('slotfailover.fenced', true) LIKE 'timeline 1 %'"
+    eventually(lambda: ask(trio.standby, mark), what="the standby has read it")
+    trio.primary.kill()
+    ran = slotfailover("failover", "--config", config, "--yes")
+    assert ran.code == 0, ran.err
+    assert "take away the fence" in ran.err
+    write(trio.standby, trio.dbname, 1)
+    await_equal(trio, trio.standby)
 
 
 def test_somebody_elses_read_only_setting_is_no_fence(new_pair: NewPair, tmp_path: Path) -> None:

@@ -218,7 +218,8 @@ def gone(view: View, old: Node) -> View:
         return replace(node, state=replace(node.state, replication=replication))
 
     def unfed(subscription: Subscription) -> Subscription:
-        fed = subscription.fed and not subscription.conninfo.names(old.endpoints)
+        led = [n for n in view.nodes if subscription.conninfo.names(n.endpoints)]
+        fed = subscription.fed and bool(led) and old.name not in {n.name for n in led}
         return replace(subscription, fed=fed)
 
     return replace(

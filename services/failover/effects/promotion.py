@@ -10,11 +10,15 @@ from services.failover import statements
 from services.failover.address import at_any
 from services.failover.effects.step import Action, Step, active, with_state
 from services.failover.standby_lists import listed
+from services.failover.view import FENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from services.failover.view import Node, NodeState, View
+
+PROMOTES = "promote "
+"""So begins the text of a step that promotes, in every journal."""
 
 
 def reset(node: Node, setting: str, items: tuple[str, ...]) -> Step:
@@ -35,6 +39,25 @@ def reset(node: Node, setting: str, items: tuple[str, ...]) -> Step:
     )
 
 
+def lift(node: Node) -> Step:
+    """Take a fence away that a standby has from the primary of which it is a copy."""
+    return Step(
+        Action.RESET,
+        node.name,
+        FENCE,
+        node.name,
+        f"take away the fence that {node.name} was copied with",
+        "its files are a copy of a primary that was fenced then",
+        f"{FENCE} is as it was before that fence",
+        lambda view: with_state(
+            view, node.name, lambda s: replace(s, fence_mark="", read_only=False)
+        ),
+        lambda view: (state := view.node(node.name).state) is not None and not state.fence_mark,
+        statements.UNFENCED,
+        statements.UNFENCED,
+    )
+
+
 def promote(
     node: Node, lsn: int | None = None, guard: Callable[[View], None] = lambda _view: None
 ) -> Step:
@@ -47,7 +70,7 @@ def promote(
         node.name,
         "",
         node.name,
-        f"promote {node.name}",
+        f"{PROMOTES}{node.name}",
         "no other primary lives, by what all who answer say now",
         "it is writable",
         lambda view: with_state(view, node.name, _promoted),

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 from schemas.errors import ExitCode
 from services.failover.effects import promotion, receivers, subscriptions
 from services.failover.effects.step import active
-from services.failover.plan.rules import moves, require_privileges
+from services.failover.plan.rules import (
+    has_stray_fence,
+    moves,
+    require_privileges,
+    require_unfencing,
+)
 from services.failover.plan.topology import attach_standbys
 from services.failover.plan.wish import Draft, Plan
 from services.failover.readiness import judge_promoted
@@ -27,6 +32,7 @@ from services.failover.standby_lists import (
     slots_that_exist,
 )
 from services.failover.verdicts import Left, fault_of, lost_copies, unidentified, unreachable
+from services.failover.view import FENCE
 
 if TYPE_CHECKING:
     from services.failover.effects.step import Step
@@ -42,9 +48,12 @@ def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
     assert node.state is not None
     stale = resets(node) if standbys else ()
     require_privileges(node, resets=bool(stale), promotion=False)
+    if standbys:
+        require_unfencing(node)
     draft.add(*stale)
     _label(draft, name, name)
     left = [*unreachable(draft.view), *unidentified(draft.view), *_settings_out_of_reach(node)]
+    left += _read_only(node) if draft.wish.promoted == name else []
     notes = _subscriptions(draft, name, left)
     if not standbys:
         notes += [f"{setting} of {name} names standbys not there" for setting, _ in _stale(node)]
@@ -210,12 +219,24 @@ def _moves_of(
 
 
 def resets(node: Node) -> tuple[Step, ...]:
-    """The settings that would make commits or decoding wait for standbys that are not there."""
-    return tuple(
+    """The settings that would make commits or decoding wait for standbys that are not there; and a
+    fence that it has from a primary of which it is a copy.
+    """
+    stale = tuple(
         promotion.reset(node, setting, items)
         for setting, items in _stale(node)
         if not _on_command_line(node, setting)
     )
+    return (*stale, *([promotion.lift(node)] if has_stray_fence(node) else []))
+
+
+def _read_only(node: Node) -> list[Left]:
+    """Somebody else's setting, that would keep everybody from writing."""
+    if node.state is None or not node.state.read_only or node.state.fence_mark:
+        return []
+    sql = f"ALTER SYSTEM RESET {FENCE}; SELECT pg_reload_conf()"
+    why = f"{FENCE} is on there, and not by slotfailover: every write fails"
+    return [Left(node.name, why, f"unless somebody wants it so: {sql}")]
 
 
 def _settings_out_of_reach(node: Node) -> list[Left]:

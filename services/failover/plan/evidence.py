@@ -3,13 +3,15 @@
 seen                                                  then
 a node answers as a primary                           refused, unless this run drained and fenced it
 a node listens and does not let us in, or is frozen   refused
-a standby still receives, from no other standby       refused
+a standby still receives, not from another standby    refused
 a subscription is still fed by another server         refused
 a node does not answer at all (time-out, no route)    refused without a `fence` command that ended
                                                       with 0, a `stop` command after the drain, or
                                                       --old-primary-is-off
+another node that does so, or does not let us in,     it can't tell: noted, and not counted
+and was a standby when it was last seen
 a node refuses connections, and none of the above     it is gone
-a standby or subscriber does not answer               it can't tell: noted, and not counted
+a subscriber does not answer                          it can't tell: noted, and not counted
 
 A refused connection alone is no proof: it may come from a proxy or a firewall. That no standby
 receives and no subscription is fed any more is what others have seen. A machine that lost its power
@@ -22,13 +24,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded
-from services.failover.effects.topology import follows
+from services.failover.address import DEFAULT_PORT
+from services.failover.effects.topology import feeds, follows
 from services.failover.plan.wish import OPERATION
 from services.failover.view import Reach
 
 if TYPE_CHECKING:
     from services.failover.plan.wish import Wish
-    from services.failover.view import Node, View
+    from services.failover.view import Node, Subscriber, Subscription, View
 
 QUIET_S = 3.0
 """An open connection on which nothing has come for so long is dead, if somebody vouches for it."""
@@ -45,7 +48,7 @@ def require_proof(view: View, wish: Wish, new: Node) -> None:
     """
     for node in view.nodes:
         if node.name != new.name:
-            _require_gone(node, wish, suspect=_may_lead(node, new, view))
+            _require_gone(node, wish, suspect=not _no_primary(node, wish, new, view))
     heard = (*_receiving(view, wish, new), *_fed(view, wish, new))
     if heard:
         raise StillHeard(
@@ -54,7 +57,8 @@ def require_proof(view: View, wish: Wish, new: Node) -> None:
             subject=new.name,
             hint="find it, and stop or fence it; slotfailover switchover replaces one that lives; "
             "the connections of a machine without power end after wal_receiver_timeout, or are "
-            "counted as dead with --old-primary-is-off",
+            "counted as dead with --old-primary-is-off; a subscription of another cluster is told "
+            "apart by failover.others",
             exit_code=ExitCode.SPLIT_BRAIN,
         )
 
@@ -64,7 +68,9 @@ def cant_tell(view: View, wish: Wish, new: Node) -> list[str]:
     notes = [
         f"not judged: {node.name} does not answer ({node.detail}), and what it sees is not known"
         for node in view.nodes
-        if node.state is None and node.name != new.name and not _may_lead(node, new, view)
+        if node.state is None
+        and node.name != new.name
+        and (_no_primary(node, wish, new, view) or not _may_lead(node, new, view))
     ]
     notes += [
         f"not judged: whether {where.name} is still fed by the old primary; it does not answer"
@@ -96,6 +102,8 @@ def _require_gone(node: Node, wish: Wish, *, suspect: bool) -> None:
             f"{node.name} first" + (", resume goes on, resume --rollback ends it" * node.fenced),
             exit_code=ExitCode.SPLIT_BRAIN,
         )
+    if not suspect:
+        return
     if node.reach is not Reach.SILENT:
         shot = "; its `fence` command had ended with 0" if node.name in wish.shot else ""
         raise OperatorNeeded(
@@ -107,7 +115,7 @@ def _require_gone(node: Node, wish: Wish, *, suspect: bool) -> None:
             "to failover.machines, and pass --fence",
             exit_code=ExitCode.SPLIT_BRAIN,
         )
-    if suspect and not _vouched([node], wish):
+    if not _vouched([node], wish):
         raise OperatorNeeded(
             f"{node.name} does not answer, it may be cut off from here and writing: {node.detail}",
             operation=OPERATION,
@@ -120,12 +128,35 @@ def _require_gone(node: Node, wish: Wish, *, suspect: bool) -> None:
 
 def _may_lead(node: Node, new: Node, view: View) -> bool:
     """Whether it may be what the standbys followed: all may, where that is not known."""
-    led = [
-        other
-        for other in view.nodes
-        if other.name != new.name and new.state is not None and _leads(new, other)
-    ]
+    led = _led_by(new, view)
     return not led or node in led
+
+
+def _led_by(new: Node, view: View) -> list[Node]:
+    """The nodes that the candidate's primary_conninfo names."""
+    return [other for other in view.nodes if other.name != new.name and _leads(new, other)]
+
+
+def _no_primary(node: Node, wish: Wish, new: Node, view: View) -> bool:
+    """Whether a node without an answer is known to be none: it was a standby when it was last seen,
+    or this process saw the primary that it has drained take writes until then.
+    """
+    ended = [n.name for n in view.nodes if drained(n, wish)] + [*(wish.shot | wish.stopped)]
+    handed_over = wish.final_lsn is not None and view.seen_writable in ended
+    latest = view.promotions[-1][0] if view.promotions else ""
+    silent = node.reach is Reach.SILENT and node.name != latest
+    return _was_standby(node, new, view) or (silent and handed_over)
+
+
+def _was_standby(node: Node, new: Node, view: View) -> bool:
+    """Whether a node without an answer was a standby when last seen, and none promoted it since.
+
+    Not the one that the candidate alone follows; nor by a sight of an older timeline than its own.
+    """
+    seen, mine = view.sighting, new.state.server.timeline if new.state is not None else 0
+    if _led_by(new, view) == [node] or (seen is not None and seen.timeline < mine):
+        return False
+    return node.state is None and node.name in view.known_standbys
 
 
 def _leads(standby: Node, other: Node) -> bool:
@@ -144,8 +175,8 @@ def to_ask(view: View, wish: Wish, new: Node) -> list[Node]:
 
 def _receiving(view: View, wish: Wish, new: Node) -> list[str]:
     found = []
-    for standby, above in _streaming(view, wish, new):
-        known = [other for other in above if _leads(standby, other)]
+    for standby, _ in _streaming(view, wish, new):
+        known = _sources(standby, view)
         source = " or ".join(other.name for other in known) or "a server that is no node"
         age_s = standby.state.replication.heard_age_s if standby.state is not None else None
         found.append(f"{standby.name} receives from {source}{_since(age_s)}")
@@ -158,18 +189,36 @@ def _streaming(view: View, wish: Wish, new: Node) -> list[tuple[Node, list[Node]
     for standby in view.standbys:
         if standby.state is None or not standby.state.replication.receiver_streaming:
             continue
-        above = [other for other in view.nodes if other is not standby and _leads(standby, other)]
-        if not any(other.standby or drained(other, wish) for other in above):
+        above = _sources(standby, view)
+        if not above or not all(other.standby or drained(other, wish) for other in above):
             found.append((standby, above or [n for n in view.nodes if n.name != new.name]))
     return found
 
 
+def _sources(standby: Node, view: View) -> list[Node]:
+    """The nodes that may feed a standby's receiver.
+
+    Of several hosts in its primary_conninfo the one counts that it is connected to; where that is
+    not known, all of them.
+    """
+    state = standby.state
+    others = [other for other in view.nodes if other.name != standby.name]
+    led = [other for other in others if _leads(standby, other)]
+    if state is None or state.upstream is None or len(state.upstream.endpoints) == 1:
+        return led
+    fed = state.provenance.fed
+    if fed is None or not fed.host:
+        return led
+    place = (fed.host, fed.port or DEFAULT_PORT)
+    return [n for n in others if place in n.endpoints] or [n for n in others if feeds(n, standby)]
+
+
 def _fed(view: View, wish: Wish, new: Node) -> list[str]:
     found = []
-    for where, subscription in view.ours():
+    for where, subscription in (*view.ours(), *_perhaps_ours(view, wish, new)):
         if not (subscription.fed and subscription.enabled):
             continue
-        if subscription.conninfo.leads_to(new.endpoints):
+        if _fed_by_itself(subscription, new):
             continue
         above = [n for n in view.nodes if n is not new and subscription.conninfo.names(n.endpoints)]
         if any(drained(other, wish) for other in above):
@@ -181,6 +230,31 @@ def _fed(view: View, wish: Wish, new: Node) -> list[str]:
         name = f"{where.name}/{subscription.name}"
         found.append(f"{name} is fed by {source}{_since(age_s)}")
     return found
+
+
+def _perhaps_ours(view: View, wish: Wish, new: Node) -> list[tuple[Subscriber, Subscription]]:
+    """The subscriptions by an address that nobody knows, whose slot the candidate has.
+
+    Not once the primary was drained: it is what feeds them.
+    """
+    if wish.final_lsn is not None or not new.standby or new.state is None:
+        return []
+    names = {slot.slot_name for slot in new.state.slots if slot.slot_type == "logical"}
+    return [(where, found) for where, found in view.unidentified() if found.slot_name in names]
+
+
+def _fed_by_itself(subscription: Subscription, new: Node) -> bool:
+    """Whether it is the new primary that feeds a subscription, and no other of its hosts.
+
+    A standby's copy of a slot feeds nobody, though slot synchronization makes it look active.
+    """
+    if not subscription.conninfo.leads_to(new.endpoints):
+        return False
+    if len(subscription.conninfo.endpoints) == 1 or not new.standby:
+        return True
+    state, name = new.state, subscription.slot_name or ""
+    slot = state.slot(name) if state is not None else None
+    return slot is not None and slot.active_pid is not None and not slot.synced
 
 
 def _vouched(nodes: list[Node], wish: Wish) -> bool:

@@ -42,6 +42,7 @@ from services.failover.plan.rules import (
     require_ready,
     require_same_timeline,
     require_tight,
+    require_unfencing,
 )
 from services.failover.plan.wish import OPERATION, Draft, Plan, Wish
 from services.failover.readiness import candidate, judge_all
@@ -215,11 +216,12 @@ def _answering(view: View, wish: Wish, chosen: Node) -> Node | None:
 def _require_powers(draft: Draft, chosen: Node, old: Node | None) -> None:
     """Raise SetupError if anything of it is not allowed there, while nothing is changed yet."""
     require_privileges(chosen, resets=bool(resets(chosen)), promotion=True)
+    require_unfencing(chosen)
     if resets(chosen):
         require_changeable(chosen)
     if old is None and draft.wish.final_lsn is None:
         for standby in draft.view.standbys:
-            if _to_be_cut(standby):
+            if _to_be_cut(standby) and (standby.name == chosen.name or _receives(standby)):
                 require_changeable(standby)
                 require_privileges(standby, resets=False, promotion=False, cut=True)
     if old is not None and not drained(old, draft.wish):
@@ -281,13 +283,25 @@ def _at_least(draft: Draft, chosen: Node) -> int | None:
 
 def _cut_off(draft: Draft, chosen: Node) -> None:
     for standby in draft.view.standbys:
-        if _to_be_cut(standby):
+        needed = standby.name == chosen.name or _receives(standby)
+        if _to_be_cut(standby) and (needed or _may_be_cut(standby)):
             draft.add(receivers.cut(standby, chosen))
 
 
 def _to_be_cut(standby: Node) -> bool:
     state = standby.state
     return state is not None and state.upstream is not None and not receivers.is_cut(standby)
+
+
+def _may_be_cut(standby: Node) -> bool:
+    """Whether our role and the server let its receiver be cut off."""
+    state = standby.state
+    changeable = state is not None and state.setting("allow_alter_system") != "off"
+    return state is not None and changeable and state.replication.may_cut
+
+
+def _receives(standby: Node) -> bool:
+    return standby.state is not None and standby.state.replication.receiver_streaming
 
 
 def _chosen(view: View, wish: Wish) -> Node:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, SetupError, SlotbridgeError
+from services.failover import statements
 from services.failover.effects.step import Action
 from services.failover.plan.evidence import require_proof
 from services.failover.plan.wish import OPERATION, Plan, Wish, learned
@@ -284,6 +285,17 @@ def require_privileges(
             "GRANT ALTER SYSTEM ON PARAMETER synchronized_standby_slots, synchronous_standby_names "
             "TO …; GRANT EXECUTE ON FUNCTION pg_reload_conf() TO …",
         )
+
+
+def has_stray_fence(node: Node) -> bool:
+    """Whether a standby, or a promoted one, has the fence of a primary of which it is a copy."""
+    return node.state is not None and bool(node.state.fence_mark) and not node.fenced
+
+
+def require_unfencing(node: Node) -> None:
+    """Raise SetupError (PRIVILEGE_MISSING) if it has such a fence that our role can't lift."""
+    if has_stray_fence(node) and node.state is not None and not node.state.replication.may_fence:
+        raise missing_privilege(node, f"run as one there: {'; '.join(statements.UNFENCED)}")
 
 
 def require_readable_history(node: Node) -> None:

@@ -147,6 +147,7 @@ def _whole(view: View, wish: Wish, old: Node) -> Plan:
     if stops:
         draft.add(fencing.stop(old, new))
     told = draft.wish
+    require_proof(draft.view, told, draft.view.node(new.name))
     draft.add(
         promotion.promote(new, final, lambda seen: require_proof(seen, told, seen.node(new.name)))
     )
