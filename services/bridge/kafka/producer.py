@@ -210,10 +210,10 @@ class TransactionalProducer:
     def _commit_open(self, deadline: float) -> None:
         asked = False
         while True:
-            if not asked and self._producer.flush(COMMIT_ATTEMPT_S) == 0:
-                self._markers.flushed(self._touched)
-                asked = True
             try:
+                if not asked and self._producer.flush(COMMIT_ATTEMPT_S) == 0:
+                    self._markers.flushed(self._touched)
+                    asked = True
                 self._producer.commit_transaction(COMMIT_ATTEMPT_S)
             except KafkaException as error:
                 cause = error.args[0]

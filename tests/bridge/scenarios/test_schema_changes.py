@@ -1,6 +1,7 @@
 """DDL while rows flow: later events have the new shape, earlier ones keep theirs, told once."""
 
 import random
+import re
 import signal
 
 import pytest
@@ -270,7 +271,11 @@ def test_a_dropped_publication_stops_the_bridge(scene: Scene) -> None:
     assert scene.bridge.exit_code() == ExitCode.SERVER_SETTING
     assert scene.bridge.output.count("the publication is gone") == 2
     scene.publish("FOR ALL TABLES")
-    scene.start()
+    scene.bridge.start()
+    assert scene.bridge.exit_code() == ExitCode.WITNESSES_DISAGREE
+    accepted = re.search(r"ACCEPT_UNSENT_CHANGES_OF=([^\s;,]+)", scene.bridge.output)
+    assert accepted is not None, scene.bridge.output
+    scene.start(SLOTBRIDGE_BRIDGE__ACCEPT_UNSENT_CHANGES_OF=accepted[1])
     scene.run("INSERT INTO t VALUES (2)")
     scene.finish()
 
