@@ -124,7 +124,7 @@ class Topics:
     def there(self, topic: str) -> bool:
         """Whether the broker has it; it is not made."""
         self.refresh()
-        return topic in self._partitions
+        return self.has(topic)
 
     def partitions(self, topic: str) -> int:
         """The number of partitions of `topic`, which is made when missing."""

@@ -37,6 +37,19 @@ QUIET_S = 3.0
 """An open connection on which nothing has come for so long is dead, if somebody vouches for it."""
 
 
+def not_let_in(node: Node, also: str = "") -> OperatorNeeded:
+    """Return the error (SPLIT_BRAIN) of a node that listens and can't be asked; `also` ends it."""
+    return OperatorNeeded(
+        f"{node.name} listens on its port but does not let us in, so it may be writing: "
+        f"{node.detail}{also}",
+        operation=OPERATION,
+        subject=node.name,
+        hint="stop it, or correct its conninfo in failover.nodes; or add a `fence` command "
+        "to failover.machines, and pass --fence",
+        exit_code=ExitCode.SPLIT_BRAIN,
+    )
+
+
 class StillHeard(OperatorNeeded):
     """Somebody still hears a primary: connections of one that has just died end in a moment."""
 
@@ -106,15 +119,7 @@ def _require_gone(node: Node, wish: Wish, *, suspect: bool) -> None:
         return
     if node.reach is not Reach.SILENT:
         shot = "; its `fence` command had ended with 0" if node.name in wish.shot else ""
-        raise OperatorNeeded(
-            f"{node.name} listens on its port but does not let us in, so it may be writing: "
-            f"{node.detail}{shot}",
-            operation=OPERATION,
-            subject=node.name,
-            hint="stop it, or correct its conninfo in failover.nodes; or add a `fence` command "
-            "to failover.machines, and pass --fence",
-            exit_code=ExitCode.SPLIT_BRAIN,
-        )
+        raise not_let_in(node, shot)
     if not _vouched([node], wish):
         raise OperatorNeeded(
             f"{node.name} does not answer, it may be cut off from here and writing: {node.detail}",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from schemas.errors import ExitCode, OperatorNeeded, SetupError, SlotbridgeError
 from services.failover import statements
 from services.failover.effects.step import Action
-from services.failover.plan.evidence import require_proof
+from services.failover.plan.evidence import not_let_in, require_proof
 from services.failover.plan.wish import OPERATION, Plan, Wish, learned
 from services.failover.readiness import Readiness, judge_all
 from services.failover.timelines import contradiction
@@ -204,15 +204,7 @@ def require_nobody_hidden(view: View) -> None:
     """Raise OperatorNeeded (SPLIT_BRAIN) if a node is up and does not let us in."""
     for node in view.nodes:
         if node.reach in (Reach.CLOSED, Reach.BARRED):
-            raise OperatorNeeded(
-                f"{node.name} listens on its port but does not let us in, so it may be writing: "
-                f"{node.detail}",
-                operation=OPERATION,
-                subject=node.name,
-                hint="stop it, or correct its conninfo in failover.nodes; or add a `fence` command "
-                "to failover.machines, and pass --fence",
-                exit_code=ExitCode.SPLIT_BRAIN,
-            )
+            raise not_let_in(node)
 
 
 def require_ready(verdicts: tuple[Readiness, ...], wish: Wish) -> None:
