@@ -28,6 +28,7 @@ import pytest
 from hypothesis import settings
 
 from schemas.errors import SetupError
+from tests.progress import Progress
 from tests.providers import databases
 from tests.providers.interface import Broker, Provider, Server, Trio
 from tests.providers.memory import roomy_memory
@@ -46,7 +47,9 @@ settings.load_profile("slotbridge")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With CONTAINERS=1 and no engine: one clear error instead of many."""
+    """Tell how a long run goes. With CONTAINERS=1 and no engine: one clear error, not many."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(config))
     if _from_containers():
         from tests.providers.engine import require_engine
 

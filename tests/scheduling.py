@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 _SPARK: Final = "tests/spark_consumers/"
 _LONGEST_FIRST: Final = (
@@ -24,7 +25,41 @@ _OWN_SPARK: Final = (f"{_SPARK}test_drill.py", f"{_SPARK}test_cluster.py")
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives a worker file after file."""
+    """Give a worker file after file, and go on after a worker has crashed."""
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Take a worker out; return the test that it crashed in, if it crashed.
+
+        The others get what it had left, without the test that it crashed in. xdist 3.8 runs that
+        test again, so that one which always crashes never ends, and hands work to workers that
+        have not collected the tests yet, which ends the session with a KeyError.
+        """
+        files: dict[str, dict[str, bool]] = self.assigned_work.pop(node)
+        left = [test for tests in files.values() for test, done in tests.items() if not done]
+        if not left:
+            return None
+        for file, tests in files.items():
+            again = {test: False for test, done in tests.items() if not done and test != left[0]}
+            if again:
+                self.workqueue[file] = again
+                self.workqueue.move_to_end(file, last=False)
+        self.schedule()
+        return left[0]
+
+    def schedule(self) -> None:
+        """Give work to the workers that know the tests."""
+        if self.collection is None:
+            super().schedule()
+            return
+        for node in self.nodes:
+            if node in self.registered_collections:
+                self._reschedule(node)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Give a file; a worker waits for a further test or for the end before it runs its last."""
+        super()._assign_work_unit(node)
+        if not self.workqueue:
+            node.shutdown()
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

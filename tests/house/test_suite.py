@@ -39,3 +39,31 @@ def test_each_version_of_python_is_tried_once_and_a_broken_one_is_named(tmp_path
     usable, silent = interpreters(places[:2])
     assert usable == {sys.version_info[:3]: usual / "python3"}
     assert silent == [broken / "python3.12"]
+
+
+def test_the_suite_goes_on_after_a_worker_has_crashed(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").touch()
+    (tmp_path / "conftest.py").write_text(
+        "from tests.scheduling import ByFile\n"
+        "def pytest_xdist_make_scheduler(config, log):\n"
+        "    return ByFile(config, log)\n"
+    )
+    for name in ("first", "second"):
+        (tmp_path / f"test_{name}.py").write_text(
+            "import os, pytest\n"
+            "@pytest.mark.parametrize('number', range(4))\n"
+            "def test_it(number):\n"
+            f"    if number == 2 and {name == 'first'}:\n"
+            "        os._exit(1)\n"
+        )
+    command = "-m pytest -p no:randomly -p no:cacheprovider -n 2 --dist loadscope -q"
+    ended = subprocess.run(
+        [sys.executable, *command.split(), tmp_path],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "crashed while running 'test_first.py::test_it[2]'" in ended.stdout, ended.stdout
+    assert "1 failed, 7 passed" in ended.stdout
