@@ -1,6 +1,7 @@
 """The version of the installed package, the only place where the code has one."""
 
 import functools
+import sys
 from importlib import metadata
 
 UNKNOWN = "unknown"
@@ -16,3 +17,10 @@ def version() -> str:
         return metadata.version("slotbridge")
     except metadata.PackageNotFoundError:
         return UNKNOWN
+
+
+def print_version(asked: bool) -> None:
+    """Print the version and end the command, as the callback of the option `--version`."""
+    if asked:
+        sys.stdout.write(f"slotbridge {version()}\n")
+        raise SystemExit(0)

@@ -16,7 +16,6 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, SlotbridgeError
-from schemas.version import version
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -62,13 +61,6 @@ def stop_on_signals() -> Stop:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
     return stop
-
-
-def print_version(asked: bool) -> None:
-    """Print the version and end the command, as the callback of the option `--version`."""
-    if asked:
-        sys.stdout.write(f"slotbridge {version()}\n")
-        raise SystemExit(0)
 
 
 @contextlib.contextmanager
@@ -191,6 +183,5 @@ __all__ = [
     "Stop",
     "configure_logging",
     "exit_codes",
-    "print_version",
     "stop_on_signals",
 ]

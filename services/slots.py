@@ -17,7 +17,7 @@ from schemas.lsn import parse_lsn
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """A server as seen through one connection. `version` as in server_version_num (180006)."""
 
@@ -44,7 +44,7 @@ class PrimaryKey:
     next_xid: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     """A row of pg_replication_slots; positions in bytes, None where the server has none."""
 
@@ -88,30 +88,34 @@ _SLOTS: LiteralString = """
 """
 
 
+_SERVER: LiteralString = """
+    SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,
+           CASE WHEN pg_is_in_recovery()
+                THEN (SELECT greatest(timeline_id, received_tli) FROM pg_control_checkpoint()
+                      LEFT JOIN pg_stat_wal_receiver ON true)
+                ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))
+                     ::bit(32)::int
+           END AS timeline,
+           current_setting('server_version_num')::int AS version,
+           current_database()::text AS database,
+           pg_is_in_recovery() AS in_recovery,
+           current_setting('wal_level') AS wal_level,
+           coalesce(current_setting('synchronized_standby_slots', true), '')
+           AS synchronized_standby_slots,
+           (SELECT setting::int FROM pg_settings WHERE name = 'wal_sender_timeout')
+           AS wal_sender_timeout_ms
+"""
+
+
 def read_server(connection: Connection) -> Server:
     """Identity, timeline and the settings that replication depends on, from any server >= 9.6.
 
     The timeline is that of the WAL being written (primary) or received (standby).
     """
-    row = connection.execute(
-        """
-        SELECT (SELECT system_identifier::text FROM pg_control_system()),
-               CASE WHEN pg_is_in_recovery()
-                    THEN (SELECT greatest(timeline_id, received_tli) FROM pg_control_checkpoint()
-                          LEFT JOIN pg_stat_wal_receiver ON true)
-                    ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))
-                         ::bit(32)::int
-               END,
-               current_setting('server_version_num')::int,
-               current_database()::text,
-               pg_is_in_recovery(),
-               current_setting('wal_level'),
-               coalesce(current_setting('synchronized_standby_slots', true), ''),
-               (SELECT setting::int FROM pg_settings WHERE name = 'wal_sender_timeout')
-        """
-    ).fetchone()
-    assert row is not None
-    return Server(*row)
+    with connection.cursor(row_factory=class_row(Server)) as cursor:
+        server = cursor.execute(_SERVER).fetchone()
+    assert server is not None
+    return server
 
 
 def read_slots(connection: Connection) -> list[Slot]:

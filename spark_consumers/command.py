@@ -17,7 +17,7 @@ import typer
 from schemas.errors import ExitCode, SettingsError, SlotbridgeError
 from schemas.lsn import parse_lsn
 from schemas.settings import load_settings, require
-from schemas.version import version as installed_version
+from schemas.version import print_version
 from spark_consumers.epochs.report import EpochReport
 
 if TYPE_CHECKING:
@@ -33,19 +33,11 @@ Config = Annotated[Path, typer.Option("--config", help="The YAML file of all ser
 Json = Annotated[bool, typer.Option("--json", help="JSON lines on stdout, for machines.")]
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
-        _write(f"slotbridge {installed_version()}")
-        raise SystemExit(0)
-
-
 @app.callback()
 def _options(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
+        typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Options before the subcommand."""

@@ -10,6 +10,7 @@ import typer
 
 from schemas.errors import ExitCode, SettingsError
 from schemas.settings import load_settings, require
+from schemas.version import print_version
 from services.access import read_token
 from services.bridge import failpoints
 from services.bridge.runner import Runner
@@ -18,7 +19,6 @@ from services.process import (
     Probes,
     configure_logging,
     exit_codes,
-    print_version,
     stop_on_signals,
 )
 

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
+from schemas.version import print_version
 from services.failover import checking, orders, standing
 from services.failover.drill.command import drill
 from services.failover.watch.command import watch
-from services.process import print_version
 
 app = typer.Typer(
     help="Fails a PostgreSQL pair over with its logical slots and subscriptions.",

@@ -1,4 +1,4 @@
-"""What Prometheus can ask of `slottables run`."""
+"""The Prometheus metrics of `slottables run`."""
 
 import time
 
@@ -14,27 +14,34 @@ _SECONDS = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Counts epochs; lag is measured when it is asked for."""
+    """The metrics of one run; the lag in seconds is computed at each scrape."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._epoch = self._gauge("epoch", "number of the last epoch")
-        self._lsn = self._gauge("commit_lsn", "commit LSN that all tables are at")
+        self._epoch = self._gauge("epoch", "Number of the last committed epoch.")
+        self._lsn = self._gauge("commit_lsn", "Commit LSN that all tables have reached.")
         self._bytes = self._gauge(
-            "lag_bytes", "bytes of WAL from there to the last transaction that Kafka has"
+            "lag_bytes", "Bytes of WAL between the tables' commit LSN and Kafka's last transaction."
         )
-        lag = self._gauge("lag_seconds", "age of the oldest transaction that is not in the tables")
+        lag = self._gauge("lag_seconds", "Age of the oldest transaction that the tables lack.")
         lag.set_function(self._lag_seconds)
         self._seconds = Histogram(
             "slottables_epoch_seconds",
-            "how long an epoch took",
+            "Seconds that an epoch took.",
             buckets=_SECONDS,
             registry=self.registry,
         )
-        names = ("rows", "events", "transactions", "duplicates", "quarantined", "dead_letters")
+        counters = {
+            "rows": "Rows written to the tables.",
+            "events": "Events read from Kafka and applied to the tables.",
+            "transactions": "Source transactions applied to the tables.",
+            "duplicates": "Events skipped because the tables already had them.",
+            "quarantined": "Events put into the quarantine instead of a table.",
+            "dead_letters": "Events that Kafka refused and that the tables therefore lack.",
+        }
         self._counters = {
-            name: Counter(f"slottables_{name}", f"{name} so far", registry=self.registry)
-            for name in names
+            name: Counter(f"slottables_{name}", text, registry=self.registry)
+            for name, text in counters.items()
         }
         self._waiting_since_ms = 0
 
@@ -57,7 +64,7 @@ class Metrics:
         log.info("metrics", host=tables.http_host, port=server.server_port)
 
     def done(self, report: EpochReport) -> None:
-        """Take in an epoch."""
+        """Record the report of a committed epoch."""
         document = report.document()
         for name, counter in self._counters.items():
             counter.inc(float(str(document[name])))
@@ -66,7 +73,7 @@ class Metrics:
         self._seconds.observe(report.seconds)
 
     def waiting(self, since_ms: int, lag_bytes: int) -> None:
-        """The oldest transaction that waits committed at `since_ms`, 0 when none waits."""
+        """Record the lag: the oldest waiting transaction's commit time (0: none) and the bytes."""
         self._waiting_since_ms = since_ms
         self._bytes.set(lag_bytes)
 

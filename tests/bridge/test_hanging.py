@@ -124,7 +124,16 @@ def test_a_hidden_record_tells_whose_it_is() -> None:
 
 def test_events_of_a_lost_timeline_tell_nothing_of_what_was_decided_since() -> None:
     """After an accepted divergence they stay in the topics, beyond the record: xid 1 and 2."""
-    server = Server("1", 2, 180006, "d", False, "logical", "", 60_000)
+    server = Server(
+        system_identifier="1",
+        timeline=2,
+        version=180006,
+        database="d",
+        in_recovery=False,
+        wal_level="logical",
+        synchronized_standby_slots="",
+        wal_sender_timeout_ms=60_000,
+    )
     seen = Witnesses(None, None, server, {1: 105}, 200, Selection("p", 1, "any"))
     accepted = DivergenceRecord(
         slot="s",
@@ -156,7 +165,16 @@ def test_events_of_a_lost_timeline_tell_nothing_of_what_was_decided_since() -> N
 
 
 def test_of_one_timeline_that_was_set_back_what_may_be_lost_is_no_witness() -> None:
-    server = Server("1", 1, 180006, "d", False, "logical", "", 60_000)
+    server = Server(
+        system_identifier="1",
+        timeline=1,
+        version=180006,
+        database="d",
+        in_recovery=False,
+        wal_level="logical",
+        synchronized_standby_slots="",
+        wal_sender_timeout_ms=60_000,
+    )
     seen = Witnesses(None, None, server, {}, 200, Selection("p", 1, "any"))
     accepted = DivergenceRecord(
         slot="s",

@@ -26,9 +26,30 @@ from services.bridge.progress.evidence import (
 )
 from services.slots import Server, Slot
 
-SERVER = Server("7000", 2, 180006, "bank", False, "logical", "standby_1", 60_000)
+SERVER = Server(
+    system_identifier="7000",
+    timeline=2,
+    version=180006,
+    database="bank",
+    in_recovery=False,
+    wal_level="logical",
+    synchronized_standby_slots="standby_1",
+    wal_sender_timeout_ms=60_000,
+)
 SLOT = Slot(
-    "s", "pgoutput", "logical", "bank", False, None, 900, 1000, "reserved", False, True, False, None
+    slot_name="s",
+    plugin="pgoutput",
+    slot_type="logical",
+    database="bank",
+    temporary=False,
+    active_pid=None,
+    restart_lsn=900,
+    confirmed_flush_lsn=1000,
+    wal_status="reserved",
+    two_phase=False,
+    failover=True,
+    synced=False,
+    invalidation_reason=None,
 )
 HISTORY = {1: 800}
 NOW = Selection("p", 16400, "any")

@@ -157,7 +157,16 @@ def test_missing_privileges(
 
 
 def test_wal_level_and_version() -> None:
-    good = Server("1", 1, 170005, "d", False, "logical", "", 60_000)
+    good = Server(
+        system_identifier="1",
+        timeline=1,
+        version=170005,
+        database="d",
+        in_recovery=False,
+        wal_level="logical",
+        synchronized_standby_slots="",
+        wal_sender_timeout_ms=60_000,
+    )
     check_server(good)
     for version, name in ((170004, "17.4"), (170000, "17.0"), (160010, "16.10")):
         with pytest.raises(SetupError, match=f"PostgreSQL {re.escape(name)} is too old") as old:

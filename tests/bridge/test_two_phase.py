@@ -289,7 +289,16 @@ def test_a_transfer_between_two_banks(
 
 
 def test_refused_before_18() -> None:
-    server = slots.Server("1", 1, 170005, "db", False, "logical", "standby", 60_000)
+    server = slots.Server(
+        system_identifier="1",
+        timeline=1,
+        version=170005,
+        database="db",
+        in_recovery=False,
+        wal_level="logical",
+        synchronized_standby_slots="standby",
+        wal_sender_timeout_ms=60_000,
+    )
     check_server(server)
     with pytest.raises(SetupError, match="two_phase_at") as refused:
         check_server(server, two_phase=True)

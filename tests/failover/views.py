@@ -66,7 +66,14 @@ def state(
     """What a node says; a standby unless told otherwise."""
     return NodeState(
         server=Server(
-            system, timeline, 180006, "postgres", standby, "logical", synchronized, 60000
+            system_identifier=system,
+            timeline=timeline,
+            version=180006,
+            database="postgres",
+            in_recovery=standby,
+            wal_level="logical",
+            synchronized_standby_slots=synchronized,
+            wal_sender_timeout_ms=60000,
         ),
         replication=Replication(
             received_lsn=received if standby else None,

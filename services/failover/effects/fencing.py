@@ -25,15 +25,16 @@ ENDED = (
 def settle(old: Node, new: Node, slots: tuple[str, ...], bytes_max: int) -> Step:
     """Wait, while writes go on, until standby and consumers are near."""
     return Step(
-        Action.SETTLE,
-        old.name,
-        ",".join(slots),
-        new.name,
-        f"wait until {', '.join((new.name, *slots))} are within {bytes_max >> 10} kB of {old.name}",
-        f"{old.name} is writable",
-        f"what is left to send to each is less than {bytes_max} bytes",
-        lambda view: caught_up(view, old, new, slots, written(view, old)),
-        lambda view: behind(view, old, new, slots, written(view, old) - bytes_max) == (),
+        action=Action.SETTLE,
+        server=old.name,
+        subject=",".join(slots),
+        node=new.name,
+        text=f"wait until {', '.join((new.name, *slots))}"
+        f" are within {bytes_max >> 10} kB of {old.name}",
+        before=f"{old.name} is writable",
+        after=f"what is left to send to each is less than {bytes_max} bytes",
+        effect=lambda view: caught_up(view, old, new, slots, written(view, old)),
+        holds=lambda view: behind(view, old, new, slots, written(view, old) - bytes_max) == (),
         slots=slots,
         progress=lambda view: _told(behind(view, old, new, slots, written(view, old))),
     )
@@ -42,17 +43,17 @@ def settle(old: Node, new: Node, slots: tuple[str, ...], bytes_max: int) -> Step
 def fence(old: Node, new: Node) -> Step:
     """Let no transaction write on the old primary any more."""
     return Step(
-        Action.FENCE,
-        old.name,
-        "",
-        new.name,
-        f"fence writes on {old.name}",
-        "it is the primary; every slot is ready on the standby",
-        f"{FENCE} is on, set by this command, and sessions from before are ended",
-        lambda view: with_state(view, old.name, lambda state: _fenced(state, MINE)),
-        lambda view: view.node(old.name).fenced and early_sessions(view, old) == 0,
-        (*statements.fenced("timeline … by … since …"), ENDED),
-        statements.fenced("timeline … by … since …"),
+        action=Action.FENCE,
+        server=old.name,
+        subject="",
+        node=new.name,
+        text=f"fence writes on {old.name}",
+        before="it is the primary; every slot is ready on the standby",
+        after=f"{FENCE} is on, set by this command, and sessions from before are ended",
+        effect=lambda view: with_state(view, old.name, lambda state: _fenced(state, MINE)),
+        holds=lambda view: view.node(old.name).fenced and early_sessions(view, old) == 0,
+        shown=(*statements.fenced("timeline … by … since …"), ENDED),
+        sql=statements.fenced("timeline … by … since …"),
     )
 
 
@@ -60,32 +61,32 @@ def mark(old: Node, new: Node) -> Step:
     """Write a last message, and note the position after it: the final LSN."""
     sql = statements.marker(f"the last of {old.name}")
     return Step(
-        Action.MARK,
-        old.name,
-        "",
-        new.name,
-        f"write a marker message on {old.name}, and note the final LSN",
-        "it is fenced",
-        "the final LSN is known",
-        lambda view: view,
-        lambda view: view.node(old.name).fenced and early_sessions(view, old) == 0,
-        sql,
-        sql,
+        action=Action.MARK,
+        server=old.name,
+        subject="",
+        node=new.name,
+        text=f"write a marker message on {old.name}, and note the final LSN",
+        before="it is fenced",
+        after="the final LSN is known",
+        effect=lambda view: view,
+        holds=lambda view: view.node(old.name).fenced and early_sessions(view, old) == 0,
+        shown=sql,
+        sql=sql,
     )
 
 
 def drain(old: Node, new: Node, slots: tuple[str, ...], lsn: int) -> Step:
     """Wait until the standby and every connected consumer have the final LSN."""
     return Step(
-        Action.DRAIN,
-        old.name,
-        ",".join(slots),
-        new.name,
-        f"wait until {', '.join((new.name, *slots))} have the final LSN",
-        f"{old.name} is fenced",
-        "the standby has received it, and each slot is confirmed past it",
-        lambda view: caught_up(view, old, new, slots, lsn),
-        lambda view: behind(view, old, new, slots, lsn) == (),
+        action=Action.DRAIN,
+        server=old.name,
+        subject=",".join(slots),
+        node=new.name,
+        text=f"wait until {', '.join((new.name, *slots))} have the final LSN",
+        before=f"{old.name} is fenced",
+        after="the standby has received it, and each slot is confirmed past it",
+        effect=lambda view: caught_up(view, old, new, slots, lsn),
+        holds=lambda view: behind(view, old, new, slots, lsn) == (),
         lsn=lsn,
         slots=slots,
         progress=lambda view: _told(behind(view, old, new, slots, lsn)),
@@ -120,16 +121,16 @@ def start(old: Node) -> Step:
     assert old.machine is not None
     command = old.machine.command("start", role="primary", **names_of(old))
     return Step(
-        Action.START,
-        old.name,
-        "",
-        old.name,
-        f"start {old.name}",
-        "no node is writable, and nothing was promoted",
-        "it answers as a primary",
-        lambda view: view,
-        lambda view: view.node(old.name).leading,
-        (shlex.join(command),),
+        action=Action.START,
+        server=old.name,
+        subject="",
+        node=old.name,
+        text=f"start {old.name}",
+        before="no node is writable, and nothing was promoted",
+        after="it answers as a primary",
+        effect=lambda view: view,
+        holds=lambda view: view.node(old.name).leading,
+        shown=(shlex.join(command),),
         command=command,
     )
 
@@ -137,17 +138,17 @@ def start(old: Node) -> Step:
 def unfence(old: Node) -> Step:
     """Let transactions write again."""
     return Step(
-        Action.UNFENCE,
-        old.name,
-        "",
-        old.name,
-        f"let {old.name} take writes again",
-        "it is fenced, and no other node is a primary",
-        f"{FENCE} is as it was before",
-        lambda view: with_state(view, old.name, lambda state: _fenced(state, "")),
-        lambda view: view.node(old.name).writable,
-        statements.UNFENCED,
-        statements.UNFENCED,
+        action=Action.UNFENCE,
+        server=old.name,
+        subject="",
+        node=old.name,
+        text=f"let {old.name} take writes again",
+        before="it is fenced, and no other node is a primary",
+        after=f"{FENCE} is as it was before",
+        effect=lambda view: with_state(view, old.name, lambda state: _fenced(state, "")),
+        holds=lambda view: view.node(old.name).writable,
+        shown=statements.UNFENCED,
+        sql=statements.UNFENCED,
     )
 
 
@@ -236,15 +237,15 @@ def _on_machine(
     action: Action, old: Node, new: Node, command: tuple[str, ...], text: str, before: str
 ) -> Step:
     return Step(
-        action,
-        old.name,
-        "",
-        new.name,
-        text,
-        before,
-        "nothing listens there",
-        lambda view: gone(view, old),
-        lambda view: view.node(old.name).reach in (Reach.REFUSED, Reach.SILENT),
-        (shlex.join(command),),
+        action=action,
+        server=old.name,
+        subject="",
+        node=new.name,
+        text=text,
+        before=before,
+        after="nothing listens there",
+        effect=lambda view: gone(view, old),
+        holds=lambda view: view.node(old.name).reach in (Reach.REFUSED, Reach.SILENT),
+        shown=(shlex.join(command),),
         command=command,
     )

@@ -25,36 +25,38 @@ def reset(node: Node, setting: str, items: tuple[str, ...]) -> Step:
     """Take the names of what is not there out of a setting, so that nothing waits for it."""
     sql = statements.alter_system(setting, items)
     return Step(
-        Action.RESET,
-        node.name,
-        setting,
-        node.name,
-        f"set {setting} to '{', '.join(items)}' on {node.name}",
-        "it names standbys that are not there",
-        "commits and decoding wait only for standbys that are there",
-        lambda view: with_state(view, node.name, lambda s: with_setting(s, setting, items)),
-        lambda view: listed(_setting(view, node, setting)) == items,
-        sql,
-        sql,
+        action=Action.RESET,
+        server=node.name,
+        subject=setting,
+        node=node.name,
+        text=f"set {setting} to '{', '.join(items)}' on {node.name}",
+        before="it names standbys that are not there",
+        after="commits and decoding wait only for standbys that are there",
+        effect=lambda view: with_state(view, node.name, lambda s: with_setting(s, setting, items)),
+        holds=lambda view: listed(_setting(view, node, setting)) == items,
+        shown=sql,
+        sql=sql,
     )
 
 
 def lift(node: Node) -> Step:
     """Take a fence away that a standby has from the primary of which it is a copy."""
     return Step(
-        Action.RESET,
-        node.name,
-        FENCE,
-        node.name,
-        f"take away the fence that {node.name} was copied with",
-        "its files are a copy of a primary that was fenced then",
-        f"{FENCE} is as it was before that fence",
-        lambda view: with_state(
+        action=Action.RESET,
+        server=node.name,
+        subject=FENCE,
+        node=node.name,
+        text=f"take away the fence that {node.name} was copied with",
+        before="its files are a copy of a primary that was fenced then",
+        after=f"{FENCE} is as it was before that fence",
+        effect=lambda view: with_state(
             view, node.name, lambda s: replace(s, fence_mark="", read_only=False)
         ),
-        lambda view: (state := view.node(node.name).state) is not None and not state.fence_mark,
-        statements.UNFENCED,
-        statements.UNFENCED,
+        holds=lambda view: (
+            (state := view.node(node.name).state) is not None and not state.fence_mark
+        ),
+        shown=statements.UNFENCED,
+        sql=statements.UNFENCED,
     )
 
 
@@ -66,17 +68,17 @@ def promote(
     `guard` is asked of a fresh observation right before the order.
     """
     return Step(
-        Action.PROMOTE,
-        node.name,
-        "",
-        node.name,
-        f"{PROMOTES}{node.name}",
-        "no other primary lives, by what all who answer say now",
-        "it is writable",
-        lambda view: with_state(view, node.name, _promoted),
-        lambda view: view.node(node.name).writable,
-        (statements.PROMOTE,),
-        (statements.PROMOTE,),
+        action=Action.PROMOTE,
+        server=node.name,
+        subject="",
+        node=node.name,
+        text=f"{PROMOTES}{node.name}",
+        before="no other primary lives, by what all who answer say now",
+        after="it is writable",
+        effect=lambda view: with_state(view, node.name, _promoted),
+        holds=lambda view: view.node(node.name).writable,
+        shown=(statements.PROMOTE,),
+        sql=(statements.PROMOTE,),
         lsn=lsn,
         guard=guard,
     )
@@ -88,16 +90,16 @@ def label(node: Node, primary: Node) -> Step:
     role = "primary" if node is primary else "standby"
     command = node.machine.command("label", role=role, **names_of(primary))
     return Step(
-        Action.LABEL,
-        node.name,
-        role,
-        primary.name,
-        f"label {node.name} as {role}",
-        f"it is the {role}",
-        "the command ended with 0",
-        lambda view: view,
-        lambda view: True,
-        (shlex.join(command),),
+        action=Action.LABEL,
+        server=node.name,
+        subject=role,
+        node=primary.name,
+        text=f"label {node.name} as {role}",
+        before=f"it is the {role}",
+        after="the command ended with 0",
+        effect=lambda view: view,
+        holds=lambda view: True,
+        shown=(shlex.join(command),),
         command=command,
     )
 
@@ -107,34 +109,35 @@ def send(view: View, node: Node, slot: str) -> Step:
     others = (other.address for other in view.nodes if other.name != node.name)
     conninfo = at_any((node.address, *others)).text
     return Step(
-        Action.SEND,
-        node.name,
-        slot,
-        node.name,
-        f"send the bridge to {node.address}",
-        f"{node.name} is writable, and the bridge is not there",
-        "it has taken the order",
-        lambda view: view,
-        lambda view: True,
-        (f"POST {view.bridge_url}/v1/source {conninfo}",),
-        (conninfo,),
+        action=Action.SEND,
+        server=node.name,
+        subject=slot,
+        node=node.name,
+        text=f"send the bridge to {node.address}",
+        before=f"{node.name} is writable, and the bridge is not there",
+        after="it has taken the order",
+        effect=lambda view: view,
+        holds=lambda view: True,
+        shown=(f"POST {view.bridge_url}/v1/source {conninfo}",),
+        sql=(conninfo,),
     )
 
 
 def bridge(node: Node, slot: str) -> Step:
     """Wait until the bridge has come to the new primary."""
     return Step(
-        Action.BRIDGE,
-        node.name,
-        slot,
-        node.name,
-        f"wait for the bridge at {node.name}: slot {slot}",
-        f"{node.name} is writable",
-        "a marker message written there is in Kafka: its slot is active and confirmed past it",
-        lambda view: with_state(view, node.name, lambda state: _flowing(state, (slot,))),
-        lambda view: active(view.node(node.name), slot),
-        statements.marker(node.name),
-        statements.marker(node.name),
+        action=Action.BRIDGE,
+        server=node.name,
+        subject=slot,
+        node=node.name,
+        text=f"wait for the bridge at {node.name}: slot {slot}",
+        before=f"{node.name} is writable",
+        after=f"a marker message written on {node.name} is in Kafka:"
+        f" slot {slot} is active and confirmed past it",
+        effect=lambda view: with_state(view, node.name, lambda state: _flowing(state, (slot,))),
+        holds=lambda view: active(view.node(node.name), slot),
+        shown=statements.marker(node.name),
+        sql=statements.marker(node.name),
         slots=(slot,),
         progress=lambda view: _missing(view.node(node.name), (slot,)),
     )
@@ -143,17 +146,17 @@ def bridge(node: Node, slot: str) -> Step:
 def flow(node: Node, slots: tuple[str, ...]) -> Step:
     """Wait until every subscription's worker is connected to the new primary."""
     return Step(
-        Action.FLOW,
-        node.name,
-        "",
-        node.name,
-        f"wait for the subscriptions' workers at {node.name}: {', '.join(slots)}",
-        "they are enabled",
-        "each slot has its walsender, and is confirmed past a marker message written there",
-        lambda view: with_state(view, node.name, lambda state: _flowing(state, slots)),
-        lambda view: all(active(view.node(node.name), slot) for slot in slots),
-        statements.marker(node.name),
-        statements.marker(node.name),
+        action=Action.FLOW,
+        server=node.name,
+        subject="",
+        node=node.name,
+        text=f"wait for the subscriptions' workers at {node.name}: {', '.join(slots)}",
+        before="they are enabled",
+        after="each slot has its walsender, and is confirmed past a marker message written there",
+        effect=lambda view: with_state(view, node.name, lambda state: _flowing(state, slots)),
+        holds=lambda view: all(active(view.node(node.name), slot) for slot in slots),
+        shown=statements.marker(node.name),
+        sql=statements.marker(node.name),
         slots=slots,
         progress=lambda view: _missing(view.node(node.name), slots),
     )

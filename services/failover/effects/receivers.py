@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 def ask(standby: Node, new: Node) -> Step:
     """Let the standby connect anew to what feeds it: what lives, answers."""
     return Step(
-        Action.ASK,
-        standby.name,
-        "",
-        new.name,
-        f"let {standby.name} connect anew to what it receives from",
-        "its connection is open, though somebody vouches that its primary is off",
-        "no primary has answered it",
-        lambda view: with_state(view, standby.name, _deaf),
-        lambda view: not _receives(view.node(standby.name)),
-        (
+        action=Action.ASK,
+        server=standby.name,
+        subject="",
+        node=new.name,
+        text=f"let {standby.name} connect anew to what it receives from",
+        before="its connection is open, though somebody vouches that its primary is off",
+        after="no primary has answered it",
+        effect=lambda view: with_state(view, standby.name, _deaf),
+        holds=lambda view: not _receives(view.node(standby.name)),
+        shown=(
             *statements.primary_conninfo("host=/slotfailover-cut/… (the rest as it is)"),
             *statements.primary_conninfo("(as it was)"),
         ),
@@ -34,32 +34,32 @@ def ask(standby: Node, new: Node) -> Step:
 def cut(standby: Node, new: Node) -> Step:
     """Let the standby receive nothing more, and see that it does not."""
     return Step(
-        Action.CUT,
-        standby.name,
-        "",
-        new.name,
-        f"cut off the receiver of {standby.name}",
-        "what it still gets does not count: nobody else has seen a primary",
-        "it has no receiver, and can't start one",
-        lambda view: with_state(view, standby.name, _cut),
-        lambda view: is_cut(view.node(standby.name)),
-        statements.primary_conninfo("host=/slotfailover-cut/… (the rest as it is)"),
+        action=Action.CUT,
+        server=standby.name,
+        subject="",
+        node=new.name,
+        text=f"cut off the receiver of {standby.name}",
+        before="what it still gets does not count: nobody else has seen a primary",
+        after="it has no receiver, and can't start one",
+        effect=lambda view: with_state(view, standby.name, _cut),
+        holds=lambda view: is_cut(view.node(standby.name)),
+        shown=statements.primary_conninfo("host=/slotfailover-cut/… (the rest as it is)"),
     )
 
 
 def reconnect(standby: Node, primary: str) -> Step:
     """Give a standby, or a promoted one, the primary_conninfo that it had before it was cut off."""
     return Step(
-        Action.RECONNECT,
-        standby.name,
-        "",
-        primary,
-        f"give {standby.name} its primary_conninfo again",
-        "its receiver was cut off for the promotion",
-        "it leads where it led before",
-        lambda view: with_state(view, standby.name, lambda state: replace(state, cut=False)),
-        lambda view: (state := view.node(standby.name).state) is not None and not state.cut,
-        statements.primary_conninfo("(as it was)"),
+        action=Action.RECONNECT,
+        server=standby.name,
+        subject="",
+        node=primary,
+        text=f"give {standby.name} its primary_conninfo again",
+        before="its receiver was cut off for the promotion",
+        after="it leads where it led before",
+        effect=lambda view: with_state(view, standby.name, lambda state: replace(state, cut=False)),
+        holds=lambda view: (state := view.node(standby.name).state) is not None and not state.cut,
+        shown=statements.primary_conninfo("(as it was)"),
     )
 
 

@@ -62,7 +62,7 @@ AFTERWARDS = frozenset(
 """Writes are taken again before these, so that what fails of them is left, and the rest goes on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One change of one server, or one thing to wait for."""
 

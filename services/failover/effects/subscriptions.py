@@ -24,17 +24,19 @@ def disable(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
     comment = statements.marked(noted)
     sql = statements.disable(subscription.name, comment)
     return Step(
-        Action.DISABLE,
-        subscriber.name,
-        subscription.name,
-        node.name,
-        f"disable subscription {subscription.name} at {subscriber.name}",
-        "it is enabled",
-        "it is disabled, and marked so in its comment",
-        _changing(subscriber, subscription, lambda s: replace(s, enabled=False, comment=comment)),
-        _asking(subscriber, subscription, lambda s: not s.enabled),
-        sql,
-        sql,
+        action=Action.DISABLE,
+        server=subscriber.name,
+        subject=subscription.name,
+        node=node.name,
+        text=f"disable subscription {subscription.name} at {subscriber.name}",
+        before="it is enabled",
+        after="it is disabled, and marked so in its comment",
+        effect=_changing(
+            subscriber, subscription, lambda s: replace(s, enabled=False, comment=comment)
+        ),
+        holds=_asking(subscriber, subscription, lambda s: not s.enabled),
+        shown=sql,
+        sql=sql,
     )
 
 
@@ -45,19 +47,19 @@ def repoint(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
         subscription.comment, _cluster_of(node, subscription, str(node.address))
     )
     return Step(
-        Action.REPOINT,
-        subscriber.name,
-        subscription.name,
-        node.name,
-        f"point subscription {subscription.name} at {subscriber.name} to {node.address}",
-        f"it is disabled, and {node.name} is writable",
-        f"its connection string leads to {node.name}",
-        _changing(
+        action=Action.REPOINT,
+        server=subscriber.name,
+        subject=subscription.name,
+        node=node.name,
+        text=f"point subscription {subscription.name} at {subscriber.name} to {node.address}",
+        before=f"it is disabled, and {node.name} is writable",
+        after=f"its connection string leads to {node.name}",
+        effect=_changing(
             subscriber, subscription, lambda s: replace(s, conninfo=conninfo, comment=comment)
         ),
-        _asking(subscriber, subscription, lambda s: s.conninfo.leads_to(node.endpoints)),
-        statements.connection(subscription.name, conninfo, comment, masked=True),
-        statements.connection(subscription.name, conninfo, comment, masked=False),
+        holds=_asking(subscriber, subscription, lambda s: s.conninfo.leads_to(node.endpoints)),
+        shown=statements.connection(subscription.name, conninfo, comment, masked=True),
+        sql=statements.connection(subscription.name, conninfo, comment, masked=False),
     )
 
 
@@ -67,17 +69,19 @@ def enable(subscriber: Subscriber, subscription: Subscription, node: Node) -> St
     comment = statements.unmarked(statements.noted(subscription.comment, milestone))
     sql = statements.enable(subscription.name, comment)
     return Step(
-        Action.ENABLE,
-        subscriber.name,
-        subscription.name,
-        node.name,
-        f"enable subscription {subscription.name} at {subscriber.name}",
-        f"it leads to {node.name}, whose slot is valid and at or before its position",
-        "it is enabled, and the mark is gone",
-        _changing(subscriber, subscription, lambda s: replace(s, enabled=True, comment=comment)),
-        _asking(subscriber, subscription, lambda s: s.enabled),
-        sql,
-        sql,
+        action=Action.ENABLE,
+        server=subscriber.name,
+        subject=subscription.name,
+        node=node.name,
+        text=f"enable subscription {subscription.name} at {subscriber.name}",
+        before=f"it leads to {node.name}, whose slot is valid and at or before its position",
+        after="it is enabled, and the mark is gone",
+        effect=_changing(
+            subscriber, subscription, lambda s: replace(s, enabled=True, comment=comment)
+        ),
+        holds=_asking(subscriber, subscription, lambda s: s.enabled),
+        shown=sql,
+        sql=sql,
     )
 
 

@@ -42,17 +42,17 @@ def slot(primary: Node, name: str) -> Step:
     """Make the physical slot of a standby, so that its WAL is kept."""
     sql = statements.create_physical_slot(name)
     return Step(
-        Action.SLOT,
-        primary.name,
-        name,
-        primary.name,
-        f"create the physical slot {name} on {primary.name}",
-        "it is the primary, and has no such slot",
-        "it is there, and keeps WAL",
-        lambda view: with_state(view, primary.name, lambda s: _with_physical(s, name)),
-        lambda view: has_slot(view.node(primary.name), name),
-        sql,
-        sql,
+        action=Action.SLOT,
+        server=primary.name,
+        subject=name,
+        node=primary.name,
+        text=f"create the physical slot {name} on {primary.name}",
+        before="it is the primary, and has no such slot",
+        after="it is there, and keeps WAL",
+        effect=lambda view: with_state(view, primary.name, lambda s: _with_physical(s, name)),
+        holds=lambda view: has_slot(view.node(primary.name), name),
+        shown=sql,
+        sql=sql,
     )
 
 
@@ -62,16 +62,16 @@ def follow(standby: Node, primary: Node) -> Step:
     given = standby.state.upstream if standby.state is not None else None
     conninfo = upstream_of(primary.address, given, name)
     return Step(
-        Action.FOLLOW,
-        standby.name,
-        name,
-        primary.name,
-        f"let {standby.name} stream from {primary.name}",
-        f"it is a standby, and has no WAL that {primary.name} never had",
-        f"it streams from {primary.name}",
-        lambda view: _attached(view, standby, primary, name),
-        lambda view: streams_from(view.node(standby.name), primary),
-        statements.primary_conninfo(conninfo.masked),
+        action=Action.FOLLOW,
+        server=standby.name,
+        subject=name,
+        node=primary.name,
+        text=f"let {standby.name} stream from {primary.name}",
+        before=f"it is a standby, and has no WAL that {primary.name} never had",
+        after=f"it streams from {primary.name}",
+        effect=lambda view: _attached(view, standby, primary, name),
+        holds=lambda view: streams_from(view.node(standby.name), primary),
+        shown=statements.primary_conninfo(conninfo.masked),
     )
 
 
@@ -89,16 +89,16 @@ def rejoin(old: Node, primary: Node, *, copies: bool) -> Step:
         words = names_of(primary)
         command = old.machine.command("rejoin", role="standby", slot=name, copy=copy, **words)
     return Step(
-        Action.REJOIN,
-        old.name,
-        name,
-        primary.name,
-        f"make {old.name} a standby of {primary.name}",
-        "it is down or fenced; its slot is there",
-        f"it streams from {primary.name}",
-        lambda view: _attached(view, old, primary, name),
-        lambda view: streams_from(view.node(old.name), primary),
-        (shlex.join(command),) if command else _by_hand(old, primary, name, copies=copies),
+        action=Action.REJOIN,
+        server=old.name,
+        subject=name,
+        node=primary.name,
+        text=f"make {old.name} a standby of {primary.name}",
+        before="it is down or fenced; its slot is there",
+        after=f"it streams from {primary.name}",
+        effect=lambda view: _attached(view, old, primary, name),
+        holds=lambda view: streams_from(view.node(old.name), primary),
+        shown=(shlex.join(command),) if command else _by_hand(old, primary, name, copies=copies),
         command=command,
         copies=copies,
     )
@@ -117,17 +117,17 @@ def clean(standby: Node, primary: Node, names: tuple[str, ...]) -> Step:
         return state is not None and all(found.synced for found in left)
 
     return Step(
-        Action.CLEAN,
-        standby.name,
-        ",".join(names),
-        primary.name,
-        f"drop the leftover slots of {standby.name}: {', '.join(names)}",
-        "it is a standby; the slots are its own, from when it was the primary",
-        "they are gone, or come from synchronization",
-        lambda view: with_state(view, standby.name, dropped),
-        gone,
-        sql,
-        sql,
+        action=Action.CLEAN,
+        server=standby.name,
+        subject=",".join(names),
+        node=primary.name,
+        text=f"drop the leftover slots of {standby.name}: {', '.join(names)}",
+        before="it is a standby; the slots are its own, from when it was the primary",
+        after="they are gone, or come from synchronization",
+        effect=lambda view: with_state(view, standby.name, dropped),
+        holds=gone,
+        shown=sql,
+        sql=sql,
     )
 
 
@@ -145,16 +145,18 @@ def await_commits(primary: Node, value: str) -> Step:
 def ready(standby: Node, primary: Node) -> Step:
     """Wait until every failover slot of the new primary is usable on the standby."""
     return Step(
-        Action.READY,
-        standby.name,
-        "",
-        primary.name,
-        f"wait until every slot is ready on {standby.name}",
-        f"it streams from {primary.name}, and has no slots in the way",
-        f"{standby.name} could take over",
-        lambda view: with_state(view, standby.name, lambda s: _synchronized(s, view, primary)),
-        lambda view: not _missing(view, standby, primary),
-        (f"{statements.SNAPSHOT} -- on {primary.name}", statements.RELOAD),
+        action=Action.READY,
+        server=standby.name,
+        subject="",
+        node=primary.name,
+        text=f"wait until every slot is ready on {standby.name}",
+        before=f"it streams from {primary.name}, and has no slots in the way",
+        after=f"{standby.name} could take over",
+        effect=lambda view: with_state(
+            view, standby.name, lambda s: _synchronized(s, view, primary)
+        ),
+        holds=lambda view: not _missing(view, standby, primary),
+        shown=(f"{statements.SNAPSHOT} -- on {primary.name}", statements.RELOAD),
         progress=lambda view: "not ready: " + ", ".join(_missing(view, standby, primary)),
     )
 
@@ -237,17 +239,19 @@ def _set(primary: Node, setting: str, value: str, items: tuple[str, ...], after:
         return state is not None and state.setting(setting) == value
 
     return Step(
-        Action.RESET,
-        primary.name,
-        setting,
-        primary.name,
-        f"set {setting} to '{value}' on {primary.name}",
-        "the standbys it names stream",
-        after,
-        lambda view: with_state(view, primary.name, lambda s: with_setting(s, setting, items)),
-        holds,
-        sql,
-        sql,
+        action=Action.RESET,
+        server=primary.name,
+        subject=setting,
+        node=primary.name,
+        text=f"set {setting} to '{value}' on {primary.name}",
+        before="the standbys it names stream",
+        after=after,
+        effect=lambda view: with_state(
+            view, primary.name, lambda s: with_setting(s, setting, items)
+        ),
+        holds=holds,
+        shown=sql,
+        sql=sql,
     )
 
 
@@ -284,7 +288,19 @@ def _without_name(given: Conninfo) -> Conninfo:
 
 def _with_physical(state: NodeState, name: str) -> NodeState:
     added = Slot(
-        name, None, "physical", None, False, None, None, None, "reserved", False, False, False, None
+        slot_name=name,
+        plugin=None,
+        slot_type="physical",
+        database=None,
+        temporary=False,
+        active_pid=None,
+        restart_lsn=None,
+        confirmed_flush_lsn=None,
+        wal_status="reserved",
+        two_phase=False,
+        failover=False,
+        synced=False,
+        invalidation_reason=None,
     )
     others = tuple(found for found in state.slots if found.slot_name != name)
     return replace(state, slots=(*others, added))

@@ -1,6 +1,6 @@
-"""The metrics of `watch`, made from its snapshot whenever they are asked for.
+"""The Prometheus metrics of `watch`, computed from its snapshot at each scrape.
 
-Labels are names of the settings and of slots, so a slot that is gone leaves no series behind.
+Labels are names from the settings and names of slots, so a dropped slot leaves no series behind.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,13 +19,13 @@ Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class SnapshotCollector(Collector):
-    """Asks for the snapshot at each scrape."""
+    """Collect all families from the snapshot that is current at the scrape."""
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Family]:
-        """All families."""
+        """Yield every metric family that the snapshot can fill."""
         snapshot = self._snapshot()
         yield from _of_watch(snapshot)
         if snapshot.view is not None:
@@ -33,12 +33,12 @@ class SnapshotCollector(Collector):
             yield from _of_slots(snapshot)
 
     def describe(self) -> Iterator[Family]:
-        """Nothing is known before the first scrape."""
+        """Return no families: their labels are known only at a scrape."""
         return iter(())
 
 
 def registry_of(snapshot: Callable[[], Snapshot]) -> CollectorRegistry:
-    """A registry with these metrics alone."""
+    """Return a registry that holds only the metrics of `watch`."""
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(snapshot))
     return registry
@@ -47,36 +47,54 @@ def registry_of(snapshot: Callable[[], Snapshot]) -> CollectorRegistry:
 def _of_watch(snapshot: Snapshot) -> Iterator[Family]:
     counts = snapshot.counts
     for name, text, number in (
-        ("observations", "Observations made.", counts.observations),
-        ("promotions", "Promotions seen.", counts.promotions),
-        ("repoints", "Repoints that this process has carried out.", counts.repoints),
-        ("repoint_failures", "Repoints that failed.", counts.failures),
+        ("observations", "Observations of all servers since watch started.", counts.observations),
+        ("promotions", "Promotions that watch has seen since it started.", counts.promotions),
+        ("repoints", "Repoints that this watch process has completed.", counts.repoints),
+        ("repoint_failures", "Repoints by this watch process that failed.", counts.failures),
     ):
         yield CounterMetricFamily(f"slotfailover_{name}", text, value=number)
     for name, text, value in (
-        ("last_observation_timestamp_seconds", "When it last looked.", snapshot.at_s),
-        ("observation_seconds", "How long the last look took.", snapshot.took_s),
-        ("judged", "1 where the last look could be judged.", not snapshot.problem),
-        ("leader", "1 where this replica may act.", snapshot.leading),
-        ("automatic", "1 where failover.watch.repoint is on.", snapshot.automatic),
-        ("paused", "1 while acting is paused.", snapshot.pause.paused),
-        ("pending_steps", "Steps that a repoint has to do.", len(snapshot.memory.sight.pending)),
-        ("agreeing_observations", "In a row.", snapshot.memory.agreeing),
+        ("last_observation_timestamp_seconds", "Unix time of the last observation.", snapshot.at_s),
+        ("observation_seconds", "Seconds that the last observation took.", snapshot.took_s),
+        ("judged", "1 if the last observation could be judged, else 0.", not snapshot.problem),
+        ("leader", "1 if this replica of watch may act, else 0.", snapshot.leading),
+        ("automatic", "1 if failover.watch.repoint is on, else 0.", snapshot.automatic),
+        ("paused", "1 while automatic repoints are paused, else 0.", snapshot.pause.paused),
+        (
+            "pending_steps",
+            "Steps that a repoint would run now.",
+            len(snapshot.memory.sight.pending),
+        ),
+        (
+            "agreeing_observations",
+            "Consecutive observations that agree.",
+            snapshot.memory.agreeing,
+        ),
     ):
         yield GaugeMetricFamily(f"slotfailover_{name}", text, value=float(value))
     if snapshot.drilled is not None:
         age = "slotfailover_last_drill_age_seconds"
-        yield GaugeMetricFamily(age, "Since the last drill.", value=snapshot.drilled.age_s)
+        yield GaugeMetricFamily(age, "Seconds since the last drill.", value=snapshot.drilled.age_s)
         well = float(snapshot.drilled.well)
-        yield GaugeMetricFamily("slotfailover_last_drill_success", "1: all usable.", value=well)
+        yield GaugeMetricFamily(
+            "slotfailover_last_drill_success",
+            "1 if the last drill could use every slot, else 0.",
+            value=well,
+        )
 
 
 def _of_servers(view: View) -> Iterator[Family]:
-    up = GaugeMetricFamily("slotfailover_up", "1 where it answers.", labels=["server"])
-    primary = GaugeMetricFamily("slotfailover_primary", "1: takes writes.", labels=["server"])
-    timeline = GaugeMetricFamily("slotfailover_timeline", "Its timeline.", labels=["server"])
+    up = GaugeMetricFamily("slotfailover_up", "1 if the server answers, else 0.", labels=["server"])
+    primary = GaugeMetricFamily(
+        "slotfailover_primary", "1 if the node accepts writes, else 0.", labels=["server"]
+    )
+    timeline = GaugeMetricFamily(
+        "slotfailover_timeline", "Timeline of the node.", labels=["server"]
+    )
     position = GaugeMetricFamily(
-        "slotfailover_wal_position_bytes", "WAL written or received.", labels=["server"]
+        "slotfailover_wal_position_bytes",
+        "WAL position that the node has written (primary) or received (standby).",
+        labels=["server"],
     )
     for node in view.nodes:
         up.add_metric([node.name], float(node.state is not None))
@@ -86,7 +104,11 @@ def _of_servers(view: View) -> Iterator[Family]:
             position.add_metric([node.name], node.received)
     for subscriber in view.subscribers:
         up.add_metric([subscriber.name], float(subscriber.usable))
-    lag = GaugeMetricFamily("slotfailover_lag_bytes", "WAL it lacks.", labels=["consumer"])
+    lag = GaugeMetricFamily(
+        "slotfailover_lag_bytes",
+        "Bytes of WAL that the standby or consumer lacks.",
+        labels=["consumer"],
+    )
     for name, lacking in lags_of(view).items():
         lag.add_metric([name], lacking)
     yield from (up, primary, timeline, position, lag)
@@ -97,15 +119,19 @@ def _of_slots(snapshot: Snapshot) -> Iterator[Family]:
         return
     slots = snapshot.checkup.slots
     ready = GaugeMetricFamily(
-        "slotfailover_slot_ready", "1: it would survive.", labels=["slot", "standby"]
+        "slotfailover_slot_ready",
+        "1 if the slot would survive a promotion of the standby, else 0.",
+        labels=["slot", "standby"],
     )
     ahead = GaugeMetricFamily(
         "slotfailover_consumer_ahead_bytes",
-        "WAL that a consumer has and the standby has not.",
+        "Bytes of WAL that the consumer has and the standby lacks.",
         labels=["slot", "consumer"],
     )
     age = GaugeMetricFamily(
-        "slotfailover_slot_sync_age_seconds", "Since it was synchronized.", labels=["slot"]
+        "slotfailover_slot_sync_age_seconds",
+        "Seconds since the standby's copy of the slot was synchronized.",
+        labels=["slot"],
     )
     copies = {node.name: node.state for node in snapshot.view.nodes}
     for slot in slots:
@@ -118,7 +144,7 @@ def _of_slots(snapshot: Snapshot) -> Iterator[Family]:
             synced = datetime.fromisoformat(copy.inactive_since).astimezone(UTC).timestamp()
             age.add_metric([slot.slot], max(0.0, snapshot.at_s - synced))
     problems = GaugeMetricFamily(
-        "slotfailover_problems", "What a check finds wrong.", labels=["check", "severity"]
+        "slotfailover_problems", "Findings of the check, by severity.", labels=["check", "severity"]
     )
     for check in CHECKS:
         found = [f for f in snapshot.checkup.problems if f.check == check.name]
