@@ -9,9 +9,16 @@ SPARK  ?= 1
 
 BENCH := $(or $(OUT),bench-results)
 
-.PHONY: demo test quick pythons torture bench check lint types lock dist generate test-image test-kube clean
+.PHONY: help demo test quick coverage pythons torture bench check lint types fix hooks lock dist generate \
+  test-image test-kube clean
+.DEFAULT_GOAL := help
 
-demo: $(READY)
+help: ## list the targets
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
+	  | while IFS='|' read -r target text; do printf '  make %-11s %s\n' "$$target" "$$text"; done
+	@echo 'Needs python3 (3.11 to 3.13); the first target that runs installs the pinned packages into $(VENV).'
+
+demo: $(READY) ## the whole product under load: kill the primary, fail over, compare the four copies
 	@$(BIN)/slotbridge demo $(DEMO_OPTIONS)
 
 # WORKERS processes with servers of their own; a file's tests stay together and share what they make.
@@ -19,20 +26,25 @@ demo: $(READY)
 # Then the tests without servers on every other Python 3.11 to 3.13 that is found: PYTHONS= leaves them out.
 PYTHONS ?= 1
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
-test: $(READY)
+test: $(READY) ## all tests on real PostgreSQL, Kafka and Spark, then `make pythons`
 	@CONTAINERS=$(CONTAINERS) SLOTBRIDGE_POSTGRES=$(POSTGRES) $(PYTEST) $(PYTEST_OPTIONS)
 	@$(if $(PYTHONS),$(MAKE) --no-print-directory pythons)
 
 # The tests that need no server, and neither build nor type-check everything: PYTHON=/usr/bin/python3.12 VENV=folder
-quick: $(READY)
+quick: $(READY) ## the tests that need no server: under a minute
 	@$(PYTEST) -m "not servers and not slow" $(if $(SPARK),,--ignore tests/spark_consumers) $(PYTEST_OPTIONS)
 
-pythons: $(READY)
+# What the tests without servers cover, in their own processes. COVER=all: with those that need servers.
+coverage: $(READY) ## print what the quick tests cover, module by module (COVER=all: all tests)
+	@$(PYTEST) $(if $(filter all,$(COVER)),,-m "not servers and not slow") \
+	  --cov schemas --cov services --cov spark_consumers --cov-report term:skip-covered $(PYTEST_OPTIONS)
+
+pythons: $(READY) ## the tests without servers on every other supported Python of this machine
 	@MAKE=$(MAKE) $(BIN)/python -m tests.interpreters
 
 # Faults from seeds, every transaction accounted for (tests/torture): SEED=1 MINUTES=3, or SEEDS=1-40;
 # POSTGRES=17.5: on that one, without two-phase decoding. SABOTAGE=all: is a bridge with a deliberate mistake found?
-torture: $(READY)
+torture: $(READY) ## faults from a seed, every transaction accounted for (SEED=1 MINUTES=3)
 ifdef SABOTAGE
 	@$(BIN)/python -m tests.torture.mutation $(SABOTAGE) $(TORTURE_OPTIONS)
 else
@@ -42,17 +54,24 @@ endif
 
 # make bench [QUICK=1] [WORKLOADS=a,c]: contenders in turn over the same WAL (benchmarks/race)
 # make bench LATENCY=1: latency over offered load; GROWTH=1: over relations, sizes, backlog; SOAK=1
-bench: $(READY)
+bench: $(READY) ## measurements beside Debezium over the same WAL (QUICK=1: a short one)
 	@$(BIN)/python -m benchmarks.$(or $(if $(LATENCY),race.latency),$(if $(GROWTH),growth),$(if $(SOAK),soak),race) $(if $(QUICK),--quick) $(if $(WORKLOADS),--workloads $(WORKLOADS)) \
 	  --out $(BENCH) $(BENCH_OPTIONS)
 
-check: $(READY) lint types
+check: $(READY) lint types ## ruff and mypy
 
-lint: $(READY)
+lint: $(READY) ## ruff alone
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-types: $(READY)
+types: $(READY) ## mypy alone
 	@$(BIN)/mypy
+
+fix: $(READY) ## format the code and mend what ruff can mend
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+# The hooks of .pre-commit-config.yaml run from $(VENV); pre-commit itself comes from PATH.
+hooks: $(READY) ## run the pre-commit checks at every commit (needs pre-commit)
+	@pre-commit install
 
 # The environment: made when the locks or the project change, else reused. Builds (pyspark is a source
 # package, and our own compiled part) use what requirements/build.txt locks, not what is fetched for the
@@ -81,18 +100,18 @@ $(READY): requirements/build.txt requirements/lock.txt pyproject.toml setup.py $
 
 # Images for a container engine, built and run (tests/image; docs/OPERATIONS.md). Without an engine, root on
 # Debian gets one: apt-get install docker.io debootstrap.
-test-image: $(READY)
+test-image: $(READY) ## build the container images and run them
 	@IMAGE=1 $(BIN)/python -m pytest -p no:randomly -n 0 tests/image $(PYTEST_OPTIONS)
 
 # The chart on a real Kubernetes node, which is built from Go modules at the first run (root, Go; tests/kube).
-test-kube: $(READY)
+test-kube: $(READY) ## install the chart on a real Kubernetes node
 	@KUBE=1 $(BIN)/python -m pytest -p no:randomly -n 0 -s tests/kube $(PYTEST_OPTIONS)
 
 # sdist and wheel in dist/. The wheel is built from the sdist, so that the sdist is proven whole, and
 # auditwheel gives it the oldest manylinux tag that its compiled part allows (one Python version:
 # that of .venv). Without a compiler the wheel is of this machine alone, and the command fails.
 DIST := .cache/dist
-dist: $(READY) $(DIST)/.ready
+dist: $(READY) $(DIST)/.ready ## sdist and wheel in dist/
 	@rm -rf dist $(DIST)/out && mkdir -p dist $(DIST)/out
 	@$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("$(DIST)/out")' > $(DIST)/sdist.log
 	@$(PIP_WHEEL) --wheel-dir $(DIST)/out $(DIST)/out/slotbridge-*.tar.gz
@@ -109,18 +128,18 @@ $(DIST)/.ready: requirements/dist.txt
 	@touch $@
 
 # What is made from the settings' classes and the chart's values: needed after a change of either.
-generate: $(READY)
+generate: $(READY) ## what is made from the settings' classes: docs, examples, JSON Schema, chart
 	@$(BIN)/python -m tests.chart.generate
 
 # Pin anew after a change of pyproject.toml (needs uv).
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-emit-index-url --no-annotate
-lock:
+lock: ## pin the dependencies anew (needs uv)
 	$(COMPILE) requirements/build.in -o requirements/build.txt
 	$(COMPILE) requirements/dist.in -o requirements/dist.txt
 	$(COMPILE) --all-extras pyproject.toml -o requirements/lock.txt
 	$(COMPILE) -c requirements/lock.txt pyproject.toml -o requirements/run.txt
 	$(COMPILE) -c requirements/lock.txt --extra local pyproject.toml -o requirements/local.txt
 
-clean:
+clean: ## remove environment, caches and builds
 	rm -rf $(VENV) .cache build services/bridge/compiled/*.so

@@ -137,13 +137,19 @@ def _keys_beside(keys: list[str], settings: type[BaseModel]) -> list[str]:
     for key in keys[:-1]:
         field = model.model_fields.get(key) if model is not None else None
         if field is not None:
-            model = next(_models(field.annotation), None)
+            model = next(models_in(field.annotation), None)
     return list(model.model_fields) if model is not None else []
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def nested_models(model: type[BaseModel]) -> list[type[BaseModel]]:
+    """Return the models that the fields of `model` hold, in the order of its fields."""
+    fields = model.model_fields.values()
+    return [nested for field in fields for nested in models_in(field.annotation)]
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     """Yield the models in a type: of `dict[str, Node]` or `Node | None` that is Node."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in typing.get_args(annotation):
-        yield from _models(part)
+        yield from models_in(part)

@@ -14,7 +14,7 @@ from schemas.version import print_version
 from services.access import read_token
 from services.bridge import failpoints
 from services.bridge.runner import Runner
-from services.bridge.setup_commands import check_config, docs, init, sql
+from services.bridge.setup_commands import check_config, docs, init, schema, sql
 from services.process import (
     Probes,
     configure_logging,
@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
 JsonLogs = Annotated[bool, typer.Option("--json", help="Log JSON lines.")]
-for command in (init, check_config, sql, docs):
+for command in (init, check_config, schema, sql, docs):
     app.command()(command)
 
 

@@ -1,4 +1,4 @@
-"""Commands for the first hour: `init`, `check-config`, `sql`, `docs`. None of them connects."""
+"""The commands that connect to nothing: `init`, `check-config`, `schema`, `sql`, `docs`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -107,6 +107,13 @@ def docs(
 ) -> None:
     """Print a page of the documentation, as Markdown."""
     _print_shipped("docs", name)
+
+
+def schema() -> None:
+    """Print the JSON Schema of the configuration file, for an editor to check and complete it."""
+    from schemas.json_schema import schema_text
+
+    typer.echo(schema_text(), nl=False)
 
 
 def _print_shipped(kind: Kind, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 
 from schemas.example import SECTIONS, example_file
-from schemas.problems import _models
+from schemas.json_schema import all_models, schema_text
 from schemas.reference import field_meanings, page
 from schemas.settings import Settings
 
@@ -58,7 +58,7 @@ def schema() -> dict[str, Any]:
     """Return values.schema.json: the chart's own values by their defaults, `config` by Settings."""
     sections = Settings.model_json_schema()
     definitions = sections["$defs"]
-    for model in _all_models():
+    for model in all_models():
         _adapt(definitions[model.__name__], model.__name__, field_meanings(model))
     properties = {
         name: _own(value, name) for name, value in values().items() if name not in ("config",)
@@ -85,21 +85,6 @@ def values() -> dict[str, Any]:
     loaded = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     assert isinstance(loaded, dict)
     return loaded
-
-
-def _all_models() -> list[type]:
-    found: list[type] = []
-    waiting = [model for field in Settings.model_fields.values() for model in _of(field)]
-    while waiting:
-        model = waiting.pop()
-        if model not in found:
-            found.append(model)
-            waiting += [part for field in model.model_fields.values() for part in _of(field)]
-    return found
-
-
-def _of(field: Any) -> list[Any]:
-    return list(_models(field.annotation))
 
 
 def _adapt(definition: dict[str, Any], name: str, meanings: dict[str, str]) -> None:
@@ -220,6 +205,7 @@ def generated() -> dict[Path, str]:
         CHART / "values.schema.json": json.dumps(schema(), indent=1, sort_keys=True) + "\n",
         CHART / "README.md": readme(),
         ROOT / "docs" / "CONFIGURATION.md": page(),
+        ROOT / "docs" / "configuration.schema.json": schema_text(),
         ROOT / "examples" / "bridge.yaml": example_file(),
         ROOT / "examples" / "failover.yaml": example_file(["failover"]),
         ROOT / "examples" / "all.yaml": example_file(SECTIONS),

@@ -1,13 +1,17 @@
 """What a newcomer writes a configuration with: `init`, `check-config`, examples/, the reference."""
 
+import json
+import tempfile
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from schemas.errors import ExitCode
 from schemas.example import SECTIONS
+from schemas.json_schema import all_models, settings_schema
 from schemas.reference import keys
 from schemas.settings import load_settings
 from services.bridge.command import app
@@ -68,6 +72,39 @@ def test_every_example_is_accepted(example: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SLOTBRIDGE_SHAPING__SALT", "a secret of at least sixteen characters")
     code, told = slotbridge("check-config", "--config", example)
     assert code == ExitCode.OK, told
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_the_json_schema_accepts_every_example(example: Path) -> None:
+    document = yaml.safe_load(example.read_text(encoding="utf-8"))
+    jsonschema.validate(document, settings_schema())
+
+
+@pytest.mark.parametrize(
+    "document", [{"sauce": {}}, {"source": {"slots": "s"}}, {"kafka": {"partitions": "three"}}]
+)
+def test_the_json_schema_refuses_what_check_config_refuses(
+    document: dict[str, object], tmp_path: Path
+) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, settings_schema())
+    file = tmp_path / "c.yaml"
+    file.write_text(yaml.safe_dump(document))
+    assert slotbridge("check-config", "--config", file)[0] == ExitCode.SETTINGS
+
+
+def test_the_json_schema_is_of_no_machine_and_knows_every_key() -> None:
+    schema = settings_schema()
+    assert slotbridge("schema")[1] == json.dumps(schema, indent=1) + "\n"
+    assert tempfile.gettempdir() not in json.dumps(schema)
+    described = {
+        f"{name}.{key}"
+        for name, definition in schema["$defs"].items()
+        for key, value in definition["properties"].items()
+        if value["description"]
+    }
+    known = {f"{m.__name__}.{key}" for m in all_models() for key in m.model_fields}
+    assert known == described
 
 
 def test_check_config_refuses_and_advises(tmp_path: Path) -> None:

@@ -25,7 +25,10 @@ from tests.providers.waiting import eventually
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SOURCES = ("schemas", "services", "spark_consumers", "sql", "docs", "examples", "requirements")
-FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "Makefile")
+FILES = (
+    *("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "Makefile"),
+    *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +70,13 @@ def test_the_sdist_and_the_wheel_have_what_they_need(sdist: Path, wheel: Path) -
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "sql/roles.sql", "docs/OPERATIONS.md", "examples/bridge.yaml"} <= inside
-    assert "services/bridge/compiled/rows.pyx" in inside
+    assert {"services/bridge/compiled/rows.pyx", "docs/configuration.schema.json"} <= inside
+    assert {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"} <= inside
     names = zipfile.ZipFile(wheel).namelist()
     assert "services/shipped/sql/roles.sql" in names
     assert "services/shipped/docs/OPERATIONS.md" in names
+    typed = {f"{name}/py.typed" for name in ("schemas", "services", "spark_consumers")}
+    assert typed <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from schemas.errors import SettingsError
-from schemas.problems import _WORDS_FOR_PATTERN, _models
+from schemas.problems import _WORDS_FOR_PATTERN, models_in
 from schemas.settings import Settings, load_settings
 
 SOURCE = "source: {conninfo: host=a"
@@ -66,7 +66,7 @@ def test_every_pattern_of_the_settings_has_words() -> None:
     waiting: list[type[BaseModel]] = [Settings]
     while waiting:
         for field in waiting.pop().model_fields.values():
-            waiting.extend(_models(field.annotation))
+            waiting.extend(models_in(field.annotation))
             patterns |= {m.pattern for m in field.metadata if getattr(m, "pattern", None)}
     assert patterns <= set(_WORDS_FOR_PATTERN)
     for pattern in _WORDS_FOR_PATTERN:
