@@ -232,6 +232,7 @@ def database(server: Server, standby: Server | None = None) -> Iterator[str]:
     """An empty database; dropped with all that hangs on it."""
     name = f"t{uuid.uuid4().hex[:12]}"
     known = databases.origins(server)
+    databases.drop_removed(server, standby)
     databases.create(server, name)
     if standby is not None:
         databases.await_copy(standby, name)
