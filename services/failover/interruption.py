@@ -96,6 +96,30 @@ class Interruption:
             raise KeyboardInterrupt
 
 
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Run the handlers of SIGNALS that arrive inside only after the block.
+
+    For a block that must not be broken off half-way, such as starting a program: a handler that
+    raises between the program's start and the return of its handle leaves it running for ever.
+    Outside the main thread, where no handler runs, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    handlers = {each: handler for each in SIGNALS if callable(handler := signal.getsignal(each))}
+    for each in handlers:
+        signal.signal(each, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+        for number in came:
+            signal.raise_signal(number)
+
+
 class sigterm_interrupts:
     """SIGTERM is taken as Ctrl-C, for what removes its own traces when it is broken off."""
 

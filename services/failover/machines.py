@@ -14,6 +14,7 @@ from pathlib import Path
 
 from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
 from services.failover.address import Conninfo
+from services.failover.interruption import deferred_signals
 from services.failover.machine import Command
 
 _LAST_BYTES = 4000
@@ -50,21 +51,24 @@ def run_command(
     Raises SetupError if it fails, Retryable (DEADLINE) if it does not end.
     """
     entry = account(os_user)
+    process: subprocess.Popen[bytes] | None = None
     with tempfile.TemporaryFile() as output:
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**_own_environment(passed, entry), **(environment or {})},
-                cwd="/",
-                start_new_session=True,
-                pass_fds=inherited,
-                user=entry.pw_uid if entry is not None else None,
-                group=entry.pw_gid if entry is not None else None,
-                extra_groups=[] if entry is not None else None,
-            )
+            with deferred_signals():
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**_own_environment(passed, entry), **(environment or {})},
+                    cwd="/",
+                    start_new_session=True,
+                    pass_fds=inherited,
+                    user=entry.pw_uid if entry is not None else None,
+                    group=entry.pw_gid if entry is not None else None,
+                    extra_groups=[] if entry is not None else None,
+                )
+            status = process.wait(deadline_s)
         except OSError as error:
             raise SetupError(
                 f"can't run {command[0]}: {error.strerror}",
@@ -73,12 +77,8 @@ def run_command(
                 hint=f"correct failover.machines.{subject}",
                 exit_code=ExitCode.PROGRAM_MISSING,
             ) from error
-        try:
-            status = process.wait(deadline_s)
         except subprocess.TimeoutExpired as error:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _kill(process)
             raise Retryable(
                 f"{command[0]} did not end within {deadline_s:.0f} s",
                 operation=operation,
@@ -88,14 +88,20 @@ def run_command(
             ) from error
         except BaseException:
             if ends_with_us:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                _kill(process)
             raise
         if status != 0:
             said = f"{command[0]} ended with {status}: {_last_words(output.fileno())}"
             raise SetupError(said, operation=operation, subject=subject, hint=remedy)
         return _printed(output.fileno(), _OUTPUT_BYTES)
+
+
+def _kill(process: subprocess.Popen[bytes] | None) -> None:
+    """Kill a program with all that it has started in its session."""
+    if process is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import pytest
 
 from services.local.bed import Bed
 from services.local.postgres import PostgresServer
+from services.local.procfs import identify
 from tests.failover.conftest import NewTrio, end, machines
 from tests.failover.servers import COMMAND, ask, configuration, slotfailover, subscribe, tell, write
 from tests.providers.interface import Trio
@@ -130,7 +131,7 @@ def test_a_copy_is_swapped_in_at_its_end_and_an_interrupted_one_ends_with_us(old
         finally:
             running.kill()
     assert running.returncode not in (0, 70), err
-    assert not Path(f"/proc/{child}").exists()
+    eventually(lambda: identify(child) is None, what="the copy has ended with its command")
     assert old.a.data.stat().st_ino == inode
     assert not any(".before-" in name for name in old.beside)
 
