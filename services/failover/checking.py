@@ -1,6 +1,7 @@
 """The command `check`: it looks and judges; with --fix it repairs what a program may repair."""
 
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -10,7 +11,8 @@ from services.failover import report
 from services.failover.checks.model import Order
 from services.failover.checkup import Checkup, check_up
 from services.failover.cluster import Cluster
-from services.failover.fixing import await_effect, fixes_of, perform
+from services.failover.fixing import Fixes, fixes_of, repair
+from services.failover.journal import FIX
 from services.failover.managers import require_unmanaged
 from services.failover.options import Config, Json, settings_of
 from services.failover.published import with_published
@@ -48,7 +50,7 @@ def check(
         if kafka is not None:
             configure_logging(json_lines=as_json)  # Kafka's client speaks, and stdout is taken
         if fix:
-            require_unmanaged(settings.managed_by, "check --fix")
+            require_unmanaged(settings.managed_by, FIX)
         with Cluster(settings, bridge, admin=fix) as cluster:
 
             def look() -> Checkup:
@@ -57,15 +59,10 @@ def check(
 
             checkup = look()
             done: list[Order] = []
-            while fix and (fixes := fixes_of(checkup, done)).of:
-                narration = report.on_stderr()
-                report.print_fixes(narration, fixes)
-                if not fixes.orders:
-                    break
-                _confirm_fixes(yes=yes)
-                perform(cluster, fixes.orders)
-                done += fixes.orders
-                checkup = await_effect(cluster, look, fixes, settings.step_deadline_ms / 1000)
+            if fix and fixes_of(checkup).of:
+                agree = partial(_agrees, yes=yes)
+                checkup, done, problems_of_journal = repair(cluster, settings, look, agree)
+                report.print_notes(report.on_stderr(), problems_of_journal)
         if nagios:
             report.print_nagios(checkup)
         elif as_json:
@@ -75,14 +72,17 @@ def check(
         raise SystemExit(int(checkup.strict_exit_code if strict else checkup.exit_code))
 
 
-def _confirm_fixes(*, yes: bool) -> None:
-    if yes:
-        return
+def _agrees(fixes: Fixes, *, yes: bool) -> bool:
+    """Show what would be done, and ask; false where nothing can be done."""
+    report.print_fixes(report.on_stderr(), fixes)
+    if yes or not fixes.orders:
+        return bool(fixes.orders)
     if not sys.stdin.isatty():
         raise SettingsError(
             "the changes must be confirmed, and there is no terminal to ask on",
-            operation="check --fix",
+            operation=FIX,
             hint="pass --yes to perform what is listed as TO DO",
         )
     if not typer.confirm("Do it?", err=True):
         raise SystemExit(int(ExitCode.ANSWER_IS_NO))
+    return True

@@ -73,7 +73,7 @@ class Cluster:
             settings,
         )
         self._standbys = settings.standbys
-        self._sightings = Sightings(settings)
+        self.sightings = Sightings(settings)
         self._timeout_s = settings.connect_timeout_s
         self._deadline_s = settings.step_deadline_ms / 1000
         self.rejoin_deadline_s = settings.rejoin_deadline_ms / 1000
@@ -164,7 +164,7 @@ class Cluster:
         require_distinct(view)
         view = self._publishers.identify(view)
         view = replace(view, nodes=tuple(self._pool.map(self._with_received, view.nodes)))
-        return self._sightings.complete(view), problems
+        return self.sightings.complete(view), problems
 
     @contextlib.contextmanager
     def in_database(self, name: str, dbname: str) -> Iterator[Link]:
@@ -261,12 +261,13 @@ class Cluster:
         upstream = settings.pop("primary_conninfo", None)
         led = _without_secrets(upstream.value, name) if upstream else None
         mark, read_only, next_xid = read_fence(connection)
+        origins = _origins(connection) if self._bridge_slot else {}
         return NodeState(
             server=server,
             replication=replication,
             settings=settings,
             slots=tuple(slots.read_slots(connection)),
-            origins=_origins(connection) if self._bridge_slot else {},
+            origins=origins or {},
             upstream=reconnected(led) if led else None,
             switch_lsn=history[-1][1] if history and not server.in_recovery else None,
             early_sessions=sessions_before_reload(connection, self._bridge_slot),
@@ -276,6 +277,7 @@ class Cluster:
             leaks=() if server.in_recovery else read_leaks(connection),
             next_xid=next_xid,
             cut=led is not None and is_cut(led),
+            may_see_origins=origins is not None,
         )
 
     def _history(
@@ -371,11 +373,11 @@ def _subscription(
     )
 
 
-def _origins(connection: Connection) -> dict[str, int]:
+def _origins(connection: Connection) -> dict[str, int] | None:
     try:
         return slots.read_origins(connection)
     except psycopg.errors.InsufficientPrivilege:
-        return {}  # a witness more, not one that is needed
+        return None  # a witness more, not one that is needed: it is said that it was not asked
 
 
 def _without_secrets(text: str, name: str) -> Conninfo:

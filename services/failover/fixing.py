@@ -1,14 +1,21 @@
-"""`check --fix`: the remedies that a program may perform, performed and checked again."""
+"""`check --fix`: the remedies that a program may perform, performed and checked again.
+
+All of it holds the commands' lock, which is looked at again before each order: what is right of a
+pair at rest may be wrong while a switchover, a failover or a `watch` changes it.
+"""
 
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from schemas.errors import Retryable
+from schemas.errors import Retryable, SlotbridgeError
+from schemas.settings import FailoverSettings
 from services.failover.checks.model import Finding, Order
 from services.failover.checkup import Checkup
 from services.failover.cluster import Cluster
+from services.failover.journal import DONE, FIX, STARTED, Journal
 from services.failover.links import Unreachable
+from services.failover.lock import Lock, locked
 from services.slots import Connection
 
 _POLL_S = 0.25
@@ -37,24 +44,70 @@ def fixes_of(checkup: Checkup, done: Iterable[Order] = ()) -> Fixes:
     )
 
 
-def perform(cluster: Cluster, orders: Iterable[Order]) -> None:
-    """Run them, one by one. Raises Retryable (SERVER_UNREACHABLE), and what Link.order raises."""
-    for order in orders:
-        link = cluster.nodes.get(order.server) or cluster.subscribers[order.server]
+def repair(
+    cluster: Cluster,
+    settings: FailoverSettings,
+    look: Callable[[], Checkup],
+    agree: Callable[[Fixes], bool],
+) -> tuple[Checkup, list[Order], list[str]]:
+    """Perform what `agree` says yes to, until nothing is left that a program may repair.
 
-        def run(connection: Connection, order: Order = order) -> None:
-            for statement in order.sql:
-                connection.execute(statement.encode())
+    Returns the last checkup, what was done, and why the journal could not be written. Raises
+    Retryable (LOCKED) where another command is at work, and what `perform` raises.
+    """
+    database, path = settings.journal_database, settings.journal
+    view = cluster.observe()
+    with locked(cluster, view, database, path) as lock:
+        journal = Journal(path, cluster, database, FIX)
+        checkup = look()  # anew: another command may have changed things until it had ended
+        done: list[Order] = []
+        while (fixes := fixes_of(checkup, done)).of and agree(fixes):
+            perform(cluster, fixes.orders, lock, journal)
+            done += fixes.orders
+            checkup = await_effect(cluster, look, fixes, settings.step_deadline_ms / 1000)
+    return checkup, done, journal.problems
 
-        try:
-            link.order(run)
-        except Unreachable as error:
-            raise Retryable(
-                f"{order.server} stopped answering: {error.detail}",
-                operation="fix",
-                subject=order.server,
-                hint="run slotfailover check again to see what was done",
-            ) from error
+
+def perform(cluster: Cluster, orders: Iterable[Order], lock: Lock, journal: Journal) -> None:
+    """Run them, one by one, each recorded before and after, and only while the lock is ours.
+
+    Raises Retryable (LOCKED, SERVER_UNREACHABLE), and what Link.order raises.
+    """
+    begun = time.monotonic()
+    view = cluster.observe()
+    journal.begin(view, {})
+    outcome = "it was broken off"
+    try:
+        for order in orders:
+            view = cluster.observe()
+            lock.hold(view)
+            journal.fixing(view, order.server, order.shown, STARTED)
+            _run(cluster, order)
+            journal.fixing(view, order.server, order.shown, DONE)
+        outcome = DONE
+    except SlotbridgeError as error:
+        outcome = str(error)
+        raise
+    finally:
+        journal.end(view, outcome, time.monotonic() - begun)
+
+
+def _run(cluster: Cluster, order: Order) -> None:
+    link = cluster.nodes.get(order.server) or cluster.subscribers[order.server]
+
+    def run(connection: Connection) -> None:
+        for statement in order.sql:
+            connection.execute(statement.encode())
+
+    try:
+        link.order(run)
+    except Unreachable as error:
+        raise Retryable(
+            f"{order.server} stopped answering: {error.detail}",
+            operation="fix",
+            subject=order.server,
+            hint="run slotfailover check again to see what was done",
+        ) from error
 
 
 def await_effect(

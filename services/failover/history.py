@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from schemas.errors import SlotbridgeError
 from services.failover.cluster import Cluster
-from services.failover.journal import BEGIN, DONE, DRILL, END, SEEN, Entry
+from services.failover.journal import BEGIN, DONE, DRILL, END, FIX, SEEN, Entry
 from services.failover.links import Unreachable
 from services.failover.own_tables import reading
 from services.failover.view import View
@@ -18,15 +18,23 @@ _KEYS = frozenset(each.name for each in fields(Entry))
 _MINIMUM: dict[str, Any] = {"at": "", "by": "", "command": "", "step": ""}
 
 
-def read_history(cluster: Cluster, view: View, path: Path | None, database: str) -> list[Entry]:
-    """All entries that can be read, oldest first, each once."""
+def read_history(
+    cluster: Cluster,
+    view: View,
+    path: Path | None,
+    database: str,
+    unread: list[str] | None = None,
+) -> list[Entry]:
+    """All entries that can be read, oldest first, each once; `unread` gets whose could not be."""
+    problems: list[str] = [] if unread is None else unread
     found: dict[tuple[str, int], Entry] = {}
     for node in view.nodes:
         if node.state is not None:
             found |= {
-                (entry.run, entry.number): entry for entry in _table(cluster, node.name, database)
+                (entry.run, entry.number): entry
+                for entry in _table(cluster, node.name, database, problems)
             }
-    found |= {(entry.run, entry.number): entry for entry in _file(path)}
+    found |= {(entry.run, entry.number): entry for entry in _file(path, problems)}
     begun: dict[str, str] = {}
     for entry in sorted(found.values(), key=lambda e: e.at):
         begun.setdefault(entry.run, entry.at)
@@ -64,9 +72,10 @@ def read_last_drill(connection: Connection) -> LastDrill | None:
 def unfinished(entries: list[Entry]) -> Entry | None:
     """The `begin` of the last run, if that run did not come to its end with nothing left.
 
-    A drill is no run that could go on.
+    A drill is no run that could go on, nor is what was repaired since.
     """
-    entries = [entry for entry in entries if entry.command != DRILL and entry.step != SEEN]
+    no_run = (DRILL, FIX)
+    entries = [entry for entry in entries if entry.command not in no_run and entry.step != SEEN]
     if not entries:
         return None
     run = [entry for entry in entries if entry.run == entries[-1].run]
@@ -74,12 +83,14 @@ def unfinished(entries: list[Entry]) -> Entry | None:
     return run[0] if run[0].step == BEGIN and not ended else None
 
 
-def _table(cluster: Cluster, node: str, database: str) -> list[Entry]:
+def _table(cluster: Cluster, node: str, database: str, problems: list[str]) -> list[Entry]:
     try:
         with cluster.in_database(node, database) as link:
             return link.ask(lambda c: read_entries(c, _ENTRIES_MAX))
-    except (Unreachable, SlotbridgeError):
-        return []  # another node or the file may have it
+    except (Unreachable, SlotbridgeError) as error:  # another node or the file may have it
+        why = error.detail if isinstance(error, Unreachable) else error.message
+        problems.append(f"the journal of {node} in {database} can't be read: {why}")
+        return []
 
 
 def read_entries(connection: Connection, entries_max: int) -> list[Entry]:
@@ -96,11 +107,16 @@ def read_entries(connection: Connection, entries_max: int) -> list[Entry]:
     return [_entry(document) for (document,) in reversed(rows)]
 
 
-def _file(path: Path | None) -> list[Entry]:
+def _file(path: Path | None, problems: list[str]) -> list[Entry]:
     if path is None or not path.exists():
         return []
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        problems.append(f"the journal {path} can't be read: {error.strerror}")
+        return []
     entries = []
-    for line in path.read_text(encoding="utf-8").splitlines()[-_ENTRIES_MAX:]:
+    for line in lines[-_ENTRIES_MAX:]:
         try:
             entries.append(_entry(json.loads(line)))
         except (ValueError, TypeError):

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import uuid
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +35,8 @@ STARTED = "started"
 """The outcome of a step that is about to be performed; its other entry follows."""
 DRILL = "drill"
 """The command of a rehearsal."""
+FIX = "check --fix"
+"""The command that repairs what a check has found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +98,21 @@ class Journal:
         rounded = round(seconds, 3)
         self._add(view, step=step, server=server, outcome=outcome, seconds=rounded)
 
+    def fixing(self, view: View, server: str, sql: Iterable[str], outcome: str) -> None:
+        """Record a remedy that is about to be performed, and what came of it."""
+        statements = list(sql)
+        step = f"fix: {'; '.join(statements)}"  # several on one server are told apart by it
+        self._add(view, step=step, server=server, sql=statements, outcome=outcome)
+
     def end(self, view: View, outcome: str, seconds: float) -> None:
         """Record how it ended; DONE where nothing is left."""
         self._add(
-            view, step=END, outcome=outcome, seconds=round(seconds, 3), intent=remembered(view)
+            view, step=END, outcome=outcome, seconds=round(seconds, 3), intent=remembered_at(view)
         )
 
     def remember(self, view: View) -> None:
         """Record what only the primary knows, for when it is gone."""
-        self._add(view, step=SEEN, outcome=DONE, intent=remembered(view))
+        self._add(view, step=SEEN, outcome=DONE, intent=remembered_at(view))
 
     def _add(self, view: View, **values: Any) -> None:
         self._number += 1
@@ -173,7 +182,9 @@ def _insert(connection: Connection, entries: list[Entry]) -> None:
 
 
 def remembered(view: View) -> dict[str, Any]:
-    """The primary's timeline and its failover slots; {} where no primary tells."""
+    """The primary's timeline, its failover slots, and for whom its commits wait; {} where no
+    primary tells.
+    """
     primary = view.primary
     met = primary.milestone("") if primary is not None else None
     if primary is None or primary.state is None or met is None:
@@ -185,7 +196,16 @@ def remembered(view: View) -> dict[str, Any]:
             for slot in primary.state.slots
             if slot.failover and not slot.temporary and slot.slot_type == "logical"
         ),
+        "primary": primary.name,
+        "synchronous": primary.state.setting("synchronous_standby_names"),
     }
+
+
+def remembered_at(view: View) -> dict[str, Any]:
+    """The same, and how far the primary was."""
+    found, primary = remembered(view), view.primary
+    written = primary.state.replication.written_lsn if primary and primary.state else None
+    return {**found, "lsn": format_lsn(written)} if found and written is not None else found
 
 
 def _seen(view: View) -> dict[str, str]:

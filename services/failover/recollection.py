@@ -2,7 +2,8 @@
 
 Kafka's progress record   how far Kafka is, on which timeline of which cluster
 the journal's promotions  the nodes that were ordered to promote themselves, and when
-the journal's ends        the timeline that a run left behind, and the failover slots there were
+the journal's ends        the timeline that a run left behind, the failover slots there were, and
+                          for which standbys commits waited
 
 Subscriptions remember for themselves (services.failover.timelines). What can't be read is said.
 """
@@ -10,12 +11,16 @@ Subscriptions remember for themselves (services.failover.timelines). What can't 
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
+from schemas.lsn import parse_lsn
 from services.failover.bridging import Bridge
 from services.failover.cluster import Cluster
 from services.failover.effects.promotion import PROMOTES
 from services.failover.journal import Entry
 from services.failover.published import read_published
+from services.failover.sighting import Sighting
+from services.failover.sightings import Told
 from services.failover.timelines import Milestone, milestone_in
 from services.failover.view import Published
 
@@ -48,10 +53,19 @@ class Asked:
             self._pool.shutdown(wait=False)
 
 
-def recall(cluster: Cluster, entries: Iterable[Entry], published: Published | None) -> list[str]:
-    """Have every view of the cluster remember this too; return what can't be judged, as notes."""
+def recall(
+    cluster: Cluster,
+    entries: Iterable[Entry],
+    published: Published | None,
+    unread: Iterable[str] = (),
+) -> list[str]:
+    """Have every view of the cluster remember this too; return what can't be judged, as notes.
+
+    `unread`: the journals that could not be read, and why.
+    """
     found: list[tuple[str, Milestone]] = []
     known = KnownSlots()
+    told: Told | None = None
     promotions: list[tuple[str, str]] = []
     for entry in entries:
         if entry.step.startswith(PROMOTES) and entry.server:
@@ -59,6 +73,7 @@ def recall(cluster: Cluster, entries: Iterable[Entry], published: Published | No
         met = _milestone(entry.intent.get("met"))
         if met is not None:
             found.append((f"the journal ({entry.command} of {entry.at})", met))
+            told = _later(told, _told(entry, met))
         slots = entry.intent.get("failover_slots")
         if isinstance(slots, list):
             known = KnownSlots(frozenset(map(str, slots)), entry.at)
@@ -68,11 +83,32 @@ def recall(cluster: Cluster, entries: Iterable[Entry], published: Published | No
     cluster.milestones = tuple(found)
     cluster.published = published
     cluster.promotions = tuple(promotions)
+    cluster.sightings.told = told
     cluster.known_slots = known.names
     cluster.known_slots_at = known.at
+    notes = [f"not judged: which timelines and orders to promote it has; {why}" for why in unread]
     if published is not None and published.problem:
-        return [f"not judged: how far Kafka is, as its record can't be read ({published.problem})"]
-    return []
+        why = published.problem
+        notes.append(f"not judged: how far Kafka is, as its record can't be read ({why})")
+    return notes
+
+
+def _told(entry: Entry, met: Milestone) -> Told | None:
+    """The last primary as an entry of the journal has it; None where it does not tell."""
+    node, names, lsn = (entry.intent.get(key) for key in ("primary", "synchronous", "lsn"))
+    if not (isinstance(node, str) and isinstance(names, str) and isinstance(lsn, str)):
+        return None
+    try:
+        at = datetime.fromisoformat(entry.at)
+        seen = Sighting(node, met.timeline, parse_lsn(lsn), 0.0, names, by="by the journal")
+    except ValueError:
+        return None
+    return Told(met.system, at if at.tzinfo is not None else at.replace(tzinfo=UTC), seen)
+
+
+def _later(one: Told | None, other: Told | None) -> Told | None:
+    kept = [told for told in (one, other) if told is not None]
+    return max(kept, key=lambda told: told.sighting.position, default=None)
 
 
 def _milestone(text: object) -> Milestone | None:

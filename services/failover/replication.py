@@ -46,6 +46,9 @@ class Replication:
     """Standby: the end of WAL of the server that feeds it, as that server last said."""
     may_cut: bool = True
     """Our role may ALTER SYSTEM primary_conninfo, and so cut the receiver off."""
+    received_all: bool = True
+    """Standby: received_lsn is the end of its WAL. One that was started anew may have more, and
+    tells only how far it has read, until it waits for what comes."""
 
 
 def read_replication(connection: Connection) -> Replication:
@@ -95,7 +98,10 @@ def read_replication(connection: Connection) -> Replication:
                   FROM pg_stat_wal_receiver),
                (SELECT (latest_end_lsn - '0/0')::bigint FROM pg_stat_wal_receiver),
                has_function_privilege('pg_reload_conf()', 'EXECUTE')
-               AND has_parameter_privilege('primary_conninfo', 'ALTER SYSTEM')
+               AND has_parameter_privilege('primary_conninfo', 'ALTER SYSTEM'),
+               NOT pg_is_in_recovery() OR pg_last_wal_receive_lsn() IS NOT NULL
+               OR EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'startup' AND
+                          wait_event IN ('RecoveryWalStream', 'RecoveryRetrieveRetryInterval'))
         """
     ).fetchone()
     assert row is not None

@@ -23,6 +23,13 @@ class Sighting:
     age_s: float
     synchronous: str
     """Its synchronous_standby_names."""
+    by: str = ""
+    """Where it is remembered, if that is not beside our own journal's file."""
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Its timeline and WAL position: of two sightings the later has more, by any clock."""
+        return self.timeline, self.lsn
 
     def aged(self, age_s: float) -> Sighting:
         """The same, as so old."""

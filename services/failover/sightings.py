@@ -3,9 +3,11 @@
 {"system": "7…", "node": "a", "timeline": 2, "lsn": "0/3000148", "at": "…Z", "synchronous": "…",
  "before": "…", "standbys": {"b": "…Z"}}
 
-Every command and `watch` write it when they see a primary that takes writes, at most once a second,
-so that a failover knows how far the primary was when it was last seen. It is only a lower bound: it
-is believed for what it says that was there, never for what was not.
+Every command and `watch` write it when they see a primary that takes writes: at once where more
+than its position has changed, else at most once a second. So a failover knows how far the primary
+was when it was last seen, and for whom its commits waited. The journal's table, which travels to
+the standbys, tells the same to whoever has no such file (`told`), but only as of the last run or
+change. It is only a lower bound: believed for what it says that was there, never for what was not.
 """
 
 import contextlib
@@ -25,6 +27,15 @@ from services.failover.view import View
 _EVERY_S = 1.0
 _CLOCKS_DIFFER = timedelta(seconds=60)
 """An order to promote that another machine's journal has counts as later, by so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The last primary as a journal has it."""
+
+    system: str
+    at: datetime
+    sighting: Sighting
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +63,10 @@ class Sightings:
         )
         self._path = journal.with_name(journal.name + ".seen") if journal is not None else None
         self._last: _Note | None = None
+        self._written: _Note | None = None
         self._written_s = 0.0
+        self.told: Told | None = None
+        """What the journals tell of the last primary (services.failover.recollection)."""
 
     def complete(self, view: View) -> View:
         """The view with what is remembered of the last primary, and of the one before."""
@@ -69,9 +83,9 @@ class Sightings:
 
     def _known_standbys(self, view: View) -> frozenset[str]:
         """The nodes that were standbys when last seen, but for those promoted, or so ordered."""
-        note = self._newest(view)
-        if note is None:
-            return frozenset()
+        note, told = self._newest(view), self._told(view)
+        if note is None or (told is not None and told.sighting.position > note.sighting.position):
+            return frozenset()  # there was a primary since: who stood by then is not known
         return frozenset(
             node.name
             for node in view.nodes
@@ -96,11 +110,21 @@ class Sightings:
         if len(view.writable) == 1:
             self._note(view, *systems)
             return None
-        newest = self._newest(view)
-        if newest is None or newest.sighting.node not in {node.name for node in view.nodes}:
+        names = {node.name for node in view.nodes}
+        kept = [
+            (found.sighting, found.at)
+            for found in (self._newest(view), self._told(view))
+            if found is not None and found.sighting.node in names
+        ]
+        if not kept:
             return None
-        age_s = max(0.0, (datetime.now(UTC) - newest.at).total_seconds())
-        return newest.sighting.aged(age_s)
+        seen, at = max(kept, key=lambda pair: (pair[0].position, pair[1]))
+        return seen.aged(max(0.0, (datetime.now(UTC) - at).total_seconds()))
+
+    def _told(self, view: View) -> Told | None:
+        """What the journals tell, if it is of the view's cluster."""
+        systems = {n.state.server.system_identifier for n in view.nodes if n.state is not None}
+        return self.told if self.told is not None and self.told.system in systems else None
 
     def _note(self, view: View, *systems: str) -> None:
         (primary,) = view.writable
@@ -131,8 +155,9 @@ class Sightings:
             elif node.leading:
                 standbys.pop(node.name, None)
         self._last = _Note(systems[0], now, seen, before, standbys)
-        if time.monotonic() - self._written_s > _EVERY_S:
-            self._written_s = time.monotonic()
+        moved_only = self._written is not None and _but_for_time(self._written, self._last)
+        if not moved_only or time.monotonic() - self._written_s > _EVERY_S:
+            self._written, self._written_s = self._last, time.monotonic()
             self._write(self._last)
 
     def _write(self, note: _Note) -> None:
@@ -176,6 +201,15 @@ class Sightings:
             return _Note(str(found["system"]), at, seen, before, standbys)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
+
+
+def _but_for_time(one: _Note, other: _Note) -> bool:
+    """Whether only positions and times differ."""
+    mine, theirs = (replace(note.sighting, lsn=0) for note in (one, other))
+    same = (one.system, one.before, set(one.standbys)) == (
+        (other.system, other.before, set(other.standbys))
+    )
+    return same and mine == theirs
 
 
 def _instant(text: str) -> datetime:

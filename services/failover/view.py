@@ -53,7 +53,7 @@ class NodeState:
     """Absent: unknown to the server or hidden from our role."""
     slots: tuple[Slot, ...]
     origins: dict[str, int]
-    """Replication origin -> position; empty where our role may not see them."""
+    """Replication origin -> position; empty where our role may not see them, or no bridge is."""
     upstream: Conninfo | None
     """primary_conninfo without its secrets; None where hidden from our role or unset."""
     switch_lsn: int | None
@@ -74,6 +74,9 @@ class NodeState:
     cut: bool = False
     """Standby: its receiver is kept from every primary, by a primary_conninfo that leads nowhere.
     `upstream` is what it was, and will be again."""
+
+    may_see_origins: bool = True
+    """Our role may see replication origins; also true where nobody asked, as no bridge is named."""
 
     @property
     def fenced(self) -> bool:

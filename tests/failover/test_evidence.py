@@ -107,6 +107,20 @@ def test_a_subscription_by_an_unknown_address_counts_where_the_standby_has_its_s
     promotes(dead, "b", OFF)
 
 
+def test_a_drained_primary_that_feeds_by_an_unknown_address_is_known_by_its_slot() -> None:
+    """A subscriber that is a standby: its subscription can't be disabled, and goes on."""
+    found = subscription("s1", at="6432", fed=True, heard_age_s=0.1, identified=True)
+    where = replace(subscriber("sub", found), in_recovery=True)
+    b = node("b", state(slot("s1"), streams=True))
+    wish = Wish(fence=True, target="b")
+    for pid in (7, None):
+        a = node("a", state(slot("s1", synced=False, active_pid=pid), standby=False))
+        if pid is None:
+            assert "sub/s1 is fed by" in refusal(View((a, b), (where,)), wish).message
+        else:
+            promotes(View((a, b), (where,)), "b", wish)
+
+
 def test_a_silent_node_may_have_been_promoted() -> None:
     c = node("c", state(received=900))
     assert "b does not answer" in refusal(trio(node("a", None), silent("b"), c)).message

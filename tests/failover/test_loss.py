@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from pydantic import SecretStr
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.settings import FailoverSettings
 from services.failover.address import Conninfo
+from services.failover.journal import SEEN, Entry, remembered_at
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.loss import lacking, last_contact, losses
 from services.failover.plan.wish import Wish
 from services.failover.readiness import candidate
+from services.failover.recollection import recall
 from services.failover.sighting import LossLimit, Sighting
 from services.failover.sightings import Sightings
 from services.failover.view import Node, View
@@ -114,6 +117,70 @@ def test_too_few_synchronous_standbys_answer(synchronous: str, refused: bool) ->
         return
     assert "the silent ones may have commits" in refusal(seen).message
     assert "loss accepted" in planned(seen, accept_data_loss=0)
+
+
+def test_a_standby_that_still_reads_its_own_wal_is_no_voice_of_the_quorum() -> None:
+    """It has more than it tells; the candidate has at least what it tells."""
+    b, c = standby("b", 1000), standby("c", 900)
+    assert c.state is not None
+    reading = replace(c, state=replace(c.state, replication=replace(
+        c.state.replication, received_all=False)))  # fmt: skip
+    planned(view(b, c, lsn=1000, synchronous="ANY 1 (b, c)"))
+    refused = refusal(view(b, reading, lsn=1000, synchronous="ANY 1 (b, c)"))
+    assert "1 of them tell how far they are" in refused.message
+    assert "not judged: how much WAL c has" in planned(view(b, reading, lsn=1000))
+    older = view(standby("b", 1000, timeline=2), node("c", None), lsn=900, synchronous="c")
+    assert "not judged: for which standbys commits waited on timeline 2" in planned(older)
+
+
+def test_the_journal_tells_for_whom_commits_waited_where_no_file_does(tmp_path: Path) -> None:
+    """Of two memories the later position counts, whatever the clocks of their machines say."""
+    nodes = {name: SecretStr("") for name in "abc"}
+    a = node("a", state(standby=False, synchronous="ANY 1 (b, c)"))
+    living = View((a, standby("b", 1000), standby("c", 1000)), ())
+    dead = View((node("a", None), standby("b", 1000), node("c", None)), ())
+
+    def told(said: View, at: str = "2026-01-01T00:00:00+00:00") -> Sightings:
+        entry = Entry("r", 1, at, "", "watch", SEEN, intent=remembered_at(said))
+        memory = Sightings(FailoverSettings(nodes=nodes))
+        cluster: Any = SimpleNamespace(sightings=memory)
+        recall(cluster, [entry, replace(entry, intent={"met": "?", "lsn": 7})], None)
+        return memory
+
+    found = told(living).complete(dead).sighting
+    assert found is not None
+    assert (found.node, found.synchronous, found.lsn) == ("a", "ANY 1 (b, c)", 1000)
+    lost = replace(dead, sighting=found, loss_limit=LossLimit(100))
+    assert "the silent ones may have commits" in refusal(lost).message
+    assert "(by the journal)" in last_contact(lost, lost.node("b"))
+    for strange in (told(living, "?"), Sightings(FailoverSettings(nodes=nodes))):
+        assert strange.complete(dead).sighting is None
+    foreign = View((node("a", None), node("b", state(system="9")), node("c", None)), ())
+    assert told(living).complete(foreign).sighting is None
+
+    settings = FailoverSettings(nodes=nodes, journal=tmp_path / "journal")
+    Sightings(settings).complete(living)
+    memory = Sightings(settings)
+    for received, timeline, by, known in ((999, 1, "", "bc"), (1001, 1, "by the journal", "")):
+        said = state(standby=False, received=received, timeline=timeline)
+        memory.told = told(View((node("a", said), *living.nodes[1:]), ())).told
+        seen = memory.complete(dead)
+        assert (seen.sighting and seen.sighting.by, seen.known_standbys) == (by, frozenset(known))
+
+
+def test_what_commits_wait_for_is_noted_at_once(tmp_path: Path) -> None:
+    """The next process must not take the standbys of a moment before for those that count."""
+    settings = FailoverSettings(
+        nodes={name: SecretStr("") for name in "ab"}, journal=tmp_path / "journal"
+    )
+    memory = Sightings(settings)
+    dead = View((node("a", None), standby("b", 1000)), ())
+    for synchronous in ("", "ANY 1 (b, c)"):
+        a = node("a", state(standby=False, synchronous=synchronous))
+        memory.complete(View((a, standby("b", 1000)), ()))
+        found = Sightings(settings).complete(dead).sighting
+        assert found is not None
+        assert found.synchronous == synchronous
 
 
 def test_who_was_a_standby_is_remembered_until_it_is_promoted(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from services.failover.statements import literal
 from services.local.bed import Bed
 from services.local.pair import clone
 from services.local.postgres import PostgresServer
+from tests.failover.check.examining import set_on
 from tests.failover.conftest import NewTrio, end, machines
 from tests.failover.servers import (
     ask,
@@ -95,6 +96,25 @@ def test_three_nodes_the_others_follow_and_the_best_is_chosen(
         named = ask(trio.standby, "SHOW synchronized_standby_slots")
         assert set(named.replace('"', "").split(", ")) == {"slotfailover_a", "standby_2"}
         assert slotfailover("check", "--config", config).code == 0
+
+        # Another machine learns from the journal, on c, for whom commits on b waited.
+        wanted = "ANY 1 (slotfailover_a, standby_2)"
+        set_on(trio.standby, synchronous_standby_names=f"'{wanted}'")
+        assert slotfailover("repoint", "--config", config, "--yes").code == 0
+        (folder := tmp_path / "elsewhere").mkdir()
+        elsewhere = configuration(folder, trio, nodes=nodes)
+        noted = (
+            f"SELECT count(*) FROM slotfailover.journal WHERE intent->>'synchronous' = '{wanted}'"
+        )
+        eventually(lambda: ask(third, noted), what="c has the journal")
+        end(trio.primary)  # type: ignore[arg-type]
+        trio.standby.stop("immediate")
+        refused = slotfailover("failover", "--config", elsewhere, "--dry-run")
+        assert (refused.code, "the silent ones may have commits" in refused.err) == (34, True)
+        for server in (trio.standby, trio.primary):
+            server.start()
+        eventually(lambda: slotfailover("check", "--config", config).code == 0, what="all is well")
+        set_on(trio.standby, synchronous_standby_names="")
 
         # c gets no more WAL; b dies: a has more, and its slots are ready.
         nowhere = "user=postgres port=1"  # its user stays: the default is the system's user

@@ -31,6 +31,7 @@ CHECKS: tuple[Check, ...] = (
     standby.wal_level,
     upstream.primary_slot_name,
     upstream.primary_slot,
+    upstream.standby_cut_off,
     upstream.standby_streams,
     lag.standby_lag,
     standby.hot_standby_feedback,

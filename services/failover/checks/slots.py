@@ -215,7 +215,10 @@ def slot_invalidated(facts: Facts) -> Iterator[Seen]:
     wants=True,
 )
 def consumer_ahead(facts: Facts) -> Iterator[Seen]:
-    for standby, _ in facts.below:
+    for standby, state in facts.below:
+        if facts.view.bridge_slot is not None and not state.may_see_origins:
+            why = f"how far the bridge is: our role may not see the origins of {standby.name}"
+            yield Seen(facts.view.bridge_slot, "", unknown=why)
         for required in facts.required:
             for name, position in positions(facts, required):
                 if position > standby.received:

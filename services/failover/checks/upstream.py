@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.failover.checks import hba, remedies
-from services.failover.checks.model import Needs, Seen, check
+from services.failover.checks.model import Needs, Seen, Severity, check
 from services.failover.checks.standby import GROUP, NO_NEW_COPIES
+from services.failover.effects.topology import follows
+from services.failover.receiver import reconnected
 from services.failover.statements import RELOAD
 
 if TYPE_CHECKING:
@@ -104,6 +106,48 @@ def standby_streams(facts: Facts) -> Iterator[Seen]:
 
 
 @check(
+    "standby-cut-off",
+    group=GROUP,
+    title="no node that answers is cut off from every primary",
+    consequence="it receives nothing: what is committed meanwhile is not on it, and its copies of "
+    "slots grow old",
+)
+def standby_cut_off(facts: Facts) -> Iterator[Seen]:
+    """A failover cuts off every receiver, and a run that was killed may not have restored one."""
+    for node in facts.view.nodes:
+        state = node.state
+        if state is None or not state.cut:
+            continue
+        led = f"{state.upstream.address}" if state.upstream else "an unknown place"
+        yield Seen(
+            node.name,
+            f"primary_conninfo has the host /slotfailover-cut/…; it led to {led}",
+            f"a failover has cut {node.name} off from every primary, and did not restore it",
+            _reconnect(facts, node),
+            severity=Severity.WARNING if node.leading else None,
+        )
+
+
+def _reconnect(facts: Facts, node: Node) -> Remedy:
+    """Where it led before, unless another node is the primary by now, or none is."""
+    around = node.state.surroundings if node.state is not None else None
+    primary = facts.view.primary
+    if not node.leading and (primary is None or not primary.writable or not follows(node, primary)):
+        return remedies.manual(
+            f"go on with the command that was broken off: slotfailover resume, which leads "
+            f"{node.name} to the primary; or, where nothing was promoted, slotfailover resume "
+            "--rollback",
+            because="the primary that fed it before may not be the right one now",
+        )
+    if around is None or around.upstream is None:
+        return remedies.manual(
+            f"set primary_conninfo of {node.name} as it was: slotfailover resume does it",
+            because="primary_conninfo was not read",
+        )
+    return remedies.alter_system_conninfo(node, "primary_conninfo", reconnected(around.upstream))
+
+
+@check(
     "primary-conninfo-dbname",
     group=GROUP,
     title="primary_conninfo names a database for the slotsync worker",
@@ -133,6 +177,8 @@ def _with_dbname(facts: Facts, standby: Node) -> Remedy:
     """The same connection string with a database that the primary has: postgres, if it has it."""
     there = _databases(facts)
     around = standby.state.surroundings if standby.state is not None else None
+    if standby.state is not None and standby.state.cut:
+        return remedies.follow("repair standby-cut-off first")
     if around is None or around.upstream is None or not there:
         return remedies.manual(
             f"set primary_conninfo with dbname=… on {standby.name}",

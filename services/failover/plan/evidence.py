@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded
 from services.failover.address import DEFAULT_PORT
+from services.failover.effects.step import active
 from services.failover.effects.topology import feeds, follows
 from services.failover.plan.wish import OPERATION
 from services.failover.view import Reach
@@ -90,6 +91,12 @@ def cant_tell(view: View, wish: Wish, new: Node) -> list[str]:
         for where in view.subscribers
         if where.reach is not Reach.ANSWERS
     ]
+    said = new.state
+    if view.bridge_slot is not None and said is not None and not said.may_see_origins:
+        notes.append(
+            f"not judged: how far the bridge is; our role may not see the replication origins of "
+            f"{new.name} (sql/roles.sql lets it)"
+        )
     notes += [
         f"taken on your word: {node.name} does not answer ({node.detail}), and is off"
         for node in view.nodes
@@ -226,7 +233,7 @@ def _fed(view: View, wish: Wish, new: Node) -> list[str]:
         if _fed_by_itself(subscription, new):
             continue
         above = [n for n in view.nodes if n is not new and subscription.conninfo.names(n.endpoints)]
-        if any(drained(other, wish) for other in above):
+        if any(drained(other, wish) for other in above or _holding(subscription, view)):
             continue
         age_s = subscription.heard_age_s
         if _vouched(above or [n for n in view.nodes if n.name != new.name], wish) and _quiet(age_s):
@@ -235,6 +242,12 @@ def _fed(view: View, wish: Wish, new: Node) -> list[str]:
         name = f"{where.name}/{subscription.name}"
         found.append(f"{name} is fed by {source}{_since(age_s)}")
     return found
+
+
+def _holding(subscription: Subscription, view: View) -> list[Node]:
+    """The primaries whose slot of a subscription is in use: who feeds one by an unknown address."""
+    name = subscription.slot_name or ""
+    return [node for node in view.nodes if node.leading and active(node, name)]
 
 
 def _perhaps_ours(view: View, wish: Wish, new: Node) -> list[tuple[Subscriber, Subscription]]:

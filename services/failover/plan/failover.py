@@ -190,6 +190,8 @@ def _promotion(draft: Draft, before: View) -> Plan:
         _cut_off(draft, chosen)
     final = _at_least(draft, chosen)
     told = draft.wish
+    if old is not None:  # by what can be seen of it, it may still feed somebody
+        require_proof(draft.view, told, draft.view.node(chosen.name))
     draft.add(
         promotion.promote(
             chosen, final, lambda seen: require_proof(seen, told, seen.node(chosen.name))

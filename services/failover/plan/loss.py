@@ -50,6 +50,7 @@ def require_no_loss(view: View, wish: Wish, chosen: Node, operation: str) -> lis
                 exit_code=ExitCode.NOT_READY,
             )
     notes = [f"loss accepted: {loss.reason}" for loss in found] or [last_contact(view, chosen)]
+    notes += _not_judged(view, chosen)
     seen = view.sighting
     if seen is not None and seen.synchronous:
         notes.append(
@@ -72,6 +73,29 @@ def lacking(view: View, chosen: Node) -> int | None:
     return max(0, *(lsn - chosen.received for lsn in known)) if known else None
 
 
+def _not_judged(view: View, chosen: Node) -> list[str]:
+    """What might be lost, and nobody who answers can tell."""
+    assert chosen.state is not None
+    seen, mine = view.sighting, chosen.state.server.timeline
+    notes = [
+        f"not judged: how much WAL {node.name} has; it was started anew, and has read it up to "
+        f"{format_lsn(node.received)}"
+        for node in view.standbys
+        if node.name != chosen.name and not _told_all(node)
+    ]
+    if seen is not None and seen.timeline < mine:
+        notes.append(
+            f"not judged: for which standbys commits waited on timeline {mine}, as {seen.node} was "
+            f"last seen as the primary on timeline {seen.timeline}"
+        )
+    return notes
+
+
+def _told_all(node: Node) -> bool:
+    said = node.state.replication if node.state is not None else None
+    return said is not None and said.received_all and said.received_lsn is not None
+
+
 def last_contact(view: View, chosen: Node) -> str:
     """Which commits may be lost, in one line: of every plan of a failover."""
     seen = view.sighting
@@ -82,12 +106,13 @@ def last_contact(view: View, chosen: Node) -> str:
     if behind is None:
         return (
             f"commits that may be lost: not judged, as nobody has noted how far the primary was "
-            f"(failover.journal, and watch or check, do); {chosen.name} has WAL up to "
-            f"{format_lsn(chosen.received)}{newest}"
+            f"(failover.journal, and watch or check, do), nor for which standbys commits waited; "
+            f"{chosen.name} has WAL up to {format_lsn(chosen.received)}{newest}"
         )
     contact = ""
     if seen is not None:
-        contact = f"; last contact with {seen.node} {seen.age_s:.0f} s ago, at {_at(seen)}"
+        by = f" ({seen.by})" if seen.by else ""
+        contact = f"; last contact with {seen.node} {seen.age_s:.0f} s ago{by}, at {_at(seen)}"
     return (
         f"commits that may be lost: {behind} bytes of WAL, and what came after the last contact"
         f"{contact}{newest}"
@@ -184,12 +209,15 @@ def _against_sighting(view: View, chosen: Node) -> list[Loss]:
     age_s = chosen.state.replication.replayed_age_s
     seconds = (age_s or 0.0) - (seen.age_s if seen is not None else 0.0)
     limit_s = view.loss_limit.seconds_max
-    if behind and seen is not None and limit_s and seconds > limit_s:
+    if behind and seen is not None and limit_s and (age_s is None or seconds > limit_s):
+        how_old = f"{seconds:.0f} s older than the last sight of {seen.node}, more than"
+        if age_s is None:
+            how_old = "of an age that it can't tell, as it has replayed none since it was started:"
         return [
             Loss(
                 behind,
-                f"the newest commit of {chosen.name} is {seconds:.0f} s older than the last sight "
-                f"of {seen.node}, more than lag_seconds_max_on_failover ({limit_s})",
+                f"the newest commit of {chosen.name} is {how_old} "
+                f"lag_seconds_max_on_failover ({limit_s})",
                 "start a standby that has more, or the old primary",
             )
         ]
@@ -199,24 +227,25 @@ def _against_sighting(view: View, chosen: Node) -> list[Loss]:
 def _quorum(view: View, chosen: Node) -> Loss | None:
     """Too few of the synchronous standbys answer to know that one of them has all."""
     seen = view.sighting
+    assert chosen.state is not None
     wanted = quorum(seen.synchronous) if seen is not None else None
-    if seen is None or wanted is None:
+    if seen is None or wanted is None or seen.timeline < chosen.state.server.timeline:
         return None
     count, names = wanted
     everybody = {node.name for node in view.nodes} - {seen.node}
-    answering = {node.name for node in view.standbys if node.state is not None}
+    answering = [n for n in view.standbys if _told_all(n) or n.name == chosen.name]
     if "*" in names:
         members, heard = len(everybody), len(answering)
     else:
         members = len(names)
-        heard = sum(not _names_of(node).isdisjoint(names) for node in view.standbys)
+        heard = sum(not _names_of(node).isdisjoint(names) for node in answering)
     if heard + count > members:
         return None
     return Loss(
         lacking(view, chosen) or 0,
         f"commits waited for {count} of the {members} standbys in synchronous_standby_names of "
-        f"{seen.node} ('{seen.synchronous}'), and {heard} of them answer: the silent ones may have "
-        f"commits that {chosen.name} never had",
+        f"{seen.node} ('{seen.synchronous}'), and {heard} of them tell how far they are: the "
+        f"silent ones may have commits that {chosen.name} never had",
         f"start {members - count + 1 - heard} more of them",
     )
 

@@ -200,8 +200,10 @@ class Watch:
         settings = self._settings
         asked = Asked(self._cluster.bridge)
         view, _problems = self._cluster.observe_all()
-        entries = read_history(self._cluster, view, settings.journal, settings.journal_database)
-        for note in recall(self._cluster, entries, asked.answer()):
+        unread: list[str] = []
+        database = settings.journal_database
+        entries = read_history(self._cluster, view, settings.journal, database, unread)
+        for note in recall(self._cluster, entries, asked.answer(), unread):
             self._tell(note)
 
     def _note(self, view: View, sight: Sight) -> None:

@@ -2,6 +2,22 @@
 
 from pathlib import Path
 
+import pytest
+
+from schemas.errors import ExitCode, Retryable
+from schemas.lsn import parse_lsn
+from services.failover.checks.remedies import order
+from services.failover.checkup import check_up
+from services.failover.cluster import Cluster
+from services.failover.fixing import fixes_of, perform
+from services.failover.history import unfinished
+from services.failover.journal import BEGIN, DONE, END, FIX, Entry, Journal
+from services.failover.links import parse_conninfo
+from services.failover.lock import locked
+from services.failover.options import settings_of
+from services.failover.receiver import cut_off
+from services.failover.replication import Replication
+from services.failover.sessions import COMMAND_LOCK
 from tests.failover.check.examining import (
     Examiner,
     Finding,
@@ -11,11 +27,18 @@ from tests.failover.check.examining import (
     reset_on,
     set_on,
 )
-from tests.failover.servers import ask, tell, write
+from tests.failover.servers import ask, slotfailover, tell, write
+from tests.providers.databases import connect
 from tests.providers.slots import advance_until_ready
 from tests.providers.waiting import eventually
 
+CUT = ("standby-cut-off", "standby-streams", "slotsync-worker", "listed-slot-inactive")
+FENCED = "'timeline 1 by x@y since then'"
 LIST = "SHOW synchronized_standby_slots"
+HELD = (
+    "locktype = 'advisory' AND granted"
+    f" AND (classid::bigint << 32) + objid::bigint = {COMMAND_LOCK}"
+)
 
 
 def test_sync_replication_slots_off(sound: Examiner) -> None:
@@ -121,6 +144,35 @@ def test_primary_conninfo_without_a_database(sound: Examiner) -> None:
         assert part in after
 
 
+def test_a_standby_that_was_left_cut_off(sound: Examiner, tmp_path: Path) -> None:
+    """As a failover leaves it that is killed between cutting receivers off and its end."""
+    standby, primary = sound.trio.standby, sound.trio.primary
+    before = primary.conninfo(application_name="standby_1", password="hush")
+    nowhere = cut_off(parse_conninfo(before, subject="b")).text
+    set_on(standby, primary_conninfo=quoted(nowhere))
+    found = sound.expect(*CUT)
+    (finding,) = found["standby-cut-off"]
+    assert (finding["subject"], finding["severity"]) == ("b", "critical")
+    assert "has cut b off from every primary" in finding["what"]
+    assert f"it led to 127.0.0.1:{primary.port}" in finding["evidence"]
+    assert "hush" not in str(found)
+    set_on(primary, default_transaction_read_only="on", **{"slotfailover.fenced": FENCED})
+    fenced = sound.expect(*CUT, "primary-fenced")["standby-cut-off"][0]["remedy"]
+    assert (fenced["sql"], "slotfailover resume" in fenced["text"]) == ([], True)
+    reset_on(primary, "default_transaction_read_only", "slotfailover.fenced")
+    sound.expect(*CUT)
+    settings, _ = settings_of(sound.config)
+    with Cluster(settings, admin=True) as cluster:
+        view = cluster.survey()
+        orders = [o for o in fixes_of(check_up(view)).orders if "primary_conninfo" in str(o)]
+        with locked(cluster, view, "postgres", None) as lock:
+            perform(cluster, orders, lock, Journal(None, cluster, "postgres", FIX))
+    after = ask(standby, "SHOW primary_conninfo")
+    assert "password='hush'" in after
+    assert "slotfailover-cut" not in after
+    sound.hasten()
+
+
 def test_replay_paused_and_the_database_missing(bare: Examiner) -> None:
     """Breaker 24: a slot in a database that the standby has not replayed yet."""
     tell(bare.trio.standby, "SELECT pg_wal_replay_pause()")
@@ -143,6 +195,32 @@ def test_replay_delayed(sound: Examiner) -> None:
     assert found["replay"][0]["severity"] == "warning"
     assert sound.run().code == 0
     reset_on(sound.trio.standby, "recovery_min_apply_delay")
+
+
+def test_a_standby_that_was_started_anew_has_more_wal_than_it_tells(sound: Examiner) -> None:
+    """Until it has read what it has: then it waits for more, or streams."""
+    trio = sound.trio
+    written = ask(trio.standby, "SELECT count(*) FROM t", trio.dbname)
+    set_on(trio.standby, recovery_min_apply_delay="'1h'")
+    write(trio.primary, trio.dbname, 3001)
+    target = ask(trio.primary, "SELECT pg_current_wal_flush_lsn()::text")
+    received = f"SELECT pg_last_wal_receive_lsn() >= '{target}'"
+    eventually(lambda: ask(trio.standby, received), what="b has received it")
+    trio.standby.restart()
+    settings, _ = settings_of(sound.config)
+    with Cluster(settings) as cluster:
+
+        def told() -> Replication:
+            said = cluster.observe().node("b").state
+            assert said is not None
+            return said.replication
+
+        assert ask(trio.standby, "SELECT count(*) FROM t", trio.dbname) == written
+        assert not told().received_all
+        assert (told().received_lsn or 0) < parse_lsn(target)
+        reset_on(trio.standby, "recovery_min_apply_delay")
+        eventually(lambda: told().received_all, what="it has read all that it has")
+        assert (told().received_lsn or 0) >= parse_lsn(target)
 
 
 def test_stale_lists_on_the_standby(sound: Examiner) -> None:
@@ -190,3 +268,36 @@ def test_the_standby_is_paused_and_lags(fresh: Examiner, tmp_path: Path) -> None
     assert "b lacks " in finding["what"]
     assert "to replay" in finding["evidence"]
     assert not fresh.problems().get("standby-lag")
+
+
+def test_fix_changes_nothing_while_another_command_is_at_work(
+    sound: Examiner, tmp_path: Path
+) -> None:
+    """Its lock is seen to be ours before each order; what it does is in the journal, as no run."""
+    standby, primary = sound.trio.standby, sound.trio.primary
+    set_on(standby, hot_standby_feedback="off")
+    sound.expect("hot-standby-feedback", "slotsync-worker")
+    with connect(standby) as rival:
+        rival.execute("SELECT pg_advisory_lock(%s)", [COMMAND_LOCK])
+        refused = sound.run("--fix", "--yes", "--json")
+        assert (refused.code, "another slotfailover command" in refused.out) == (15, True)
+    settings, _ = settings_of(sound.config)
+    with Cluster(settings, admin=True) as cluster:
+        journal = Journal(tmp_path / "journal", cluster, "postgres", FIX)
+        orders = (order("b", "SELECT 1"), order("b", "ALTER SYSTEM RESET hot_standby_feedback"))
+        with locked(cluster, cluster.observe(), "postgres", None) as lock:
+            tell(primary, "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE " + HELD)
+            perform(cluster, orders[:1], lock, journal)  # one that was lost is taken again
+            tell(standby, "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE " + HELD)
+            with connect(standby) as rival, pytest.raises(Retryable) as refusal:
+                rival.execute("SELECT pg_advisory_lock(%s)", [COMMAND_LOCK])
+                perform(cluster, orders, lock, journal)
+            assert refusal.value.exit_code is ExitCode.LOCKED
+        assert ask(standby, "SHOW hot_standby_feedback") == "off"
+    assert sound.fix().code == 0
+    entries = slotfailover("history", "--config", sound.config, "--json").json["entries"]
+    done = [e for e in entries if e["step"].startswith('fix: ALTER SYSTEM SET "hot_standby')]
+    assert [e["outcome"] for e in done[-2:]] == ["started", "done"]
+    killed = [Entry("r", 1, "", "", "switchover", BEGIN), Entry("r", 2, "", "", "switchover", "")]
+    fixed = [Entry("f", n, "", "", FIX, step, outcome=DONE) for n, step in ((1, BEGIN), (2, END))]
+    assert unfinished([*killed, *fixed]) == killed[0], "a repair hides no run that was broken off"
