@@ -54,6 +54,14 @@ IsOff = Annotated[
         "here, there will be two primaries.",
     ),
 ]
+RequireSubscribers = Annotated[
+    bool,
+    typer.Option(
+        "--require-subscribers",
+        help="Refuse while a subscription would be left behind, as its subscriber gives no answer, "
+        "say. Without it, a later run moves it.",
+    ),
+]
 AcceptLoss = Annotated[
     int | None,
     typer.Option(
@@ -81,6 +89,7 @@ def failover(
         bool, typer.Option("--fence", help="Fence a primary that is or may be alive, first.")
     ] = False,
     old_primary_is_off: IsOff = False,
+    require_subscribers: RequireSubscribers = False,
 ) -> None:
     """The primary is dead: promote its standby and let the subscriptions go on from there."""
 
@@ -92,6 +101,7 @@ def failover(
             target=to,
             fence=fence,
             old_primary_is_off=old_primary_is_off,
+            require_subscribers=require_subscribers,
             labels=True,
             subscribers_may_stay=True,
             revive=False,
@@ -110,6 +120,7 @@ def switchover(
     no_rejoin: Annotated[
         bool, typer.Option("--no-rejoin", help="Leave the old primary as it is at the end.")
     ] = False,
+    require_subscribers: RequireSubscribers = False,
 ) -> None:
     """The primary is alive: hand over to the standby --to NODE without losing anything."""
 
@@ -128,6 +139,7 @@ def switchover(
             accept_loss_of=_known(view, accept_loss_of),
             target=to,
             rejoin=frozenset(old - {to}),
+            require_subscribers=require_subscribers,
             labels=True,
         )
 
@@ -325,8 +337,10 @@ class _Order:
     def _recall(self, cluster: Cluster, view: View, asked: Asked) -> None:
         """Have the cluster's views remember what the journals and Kafka tell."""
         settings = self.settings
-        entries = read_history(cluster, view, settings.journal, settings.journal_database)
-        self._notes = recall(cluster, entries, asked.answer())
+        unread: list[str] = []
+        database = settings.journal_database
+        entries = read_history(cluster, view, settings.journal, database, unread)
+        self._notes = recall(cluster, entries, asked.answer(), unread)
 
     def _noted(self, view: View, plan: Plan) -> Plan:
         """The plan with what could not be judged, and who else may be at work."""

@@ -222,7 +222,8 @@ class Run:
     def _gives_up(self, step: Step, error: SlotbridgeError) -> bool:
         """A subscriber does not keep a failover from its promotion, whatever is wrong with it."""
         lost = error.exit_code is ExitCode.SERVER_UNREACHABLE
-        return self._wish.subscribers_may_stay and step.action in OF_SUBSCRIBERS and not lost
+        may = self._wish.subscribers_may_stay and not self._wish.require_subscribers
+        return may and step.action in OF_SUBSCRIBERS and not lost
 
     def _may_lose(self, step: Step, error: SlotbridgeError) -> bool:
         """The standby did not get all, and the operator has accepted that some may be lost."""

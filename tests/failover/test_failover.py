@@ -139,7 +139,14 @@ def test_an_unreachable_subscriber_is_completed_by_another_run(
     config = configuration(tmp_path, trio)
     write(trio.primary, trio.dbname, 1)
     trio.subscriber.stop("immediate")
-    trio.primary.kill()
+    for command in (("switchover", "--to", "b"), ("failover",)):
+        refused = slotfailover(*command, "--config", config, "--yes", "--require-subscribers")
+        assert (refused.code, "subscriptions would be left behind: sub" in refused.err) == (
+            34,
+            True,
+        ), refused.err
+        assert ask(trio.standby, "SELECT pg_is_in_recovery()")
+        trio.primary.kill()
     ran = slotfailover("failover", "--config", config, "--yes", "--json")
     assert ran.code == 1
     assert [left["subject"] for left in ran.json["left"]] == ["sub"]

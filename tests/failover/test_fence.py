@@ -111,6 +111,17 @@ def test_no_subscriber_keeps_a_failover_from_its_promotion(
     config = configuration(tmp_path, trio, subscribers=subscribers)
     trio.primary.kill()
     with connect(trio.subscriber, trio.dbname) as locker, locker.transaction():
+        locker.execute("ALTER SUBSCRIPTION s2 SET (streaming = on)")
+        hasty = configuration(tmp_path, trio, step_deadline_ms=1000)
+        all_or_none = slotfailover(
+            "failover", "--config", hasty, "--yes", "--require-subscribers", "--json"
+        )
+        assert (all_or_none.code, "it was taken back" in all_or_none.out) == (13, True)
+        assert ask(trio.standby, "SELECT pg_is_in_recovery()")
+        enabled = "SELECT bool_and(subenabled) FROM pg_subscription"
+        assert ask(trio.subscriber, enabled, trio.dbname), "s1 had been disabled"
+    config = configuration(tmp_path, trio, subscribers=subscribers)
+    with connect(trio.subscriber, trio.dbname) as locker, locker.transaction():
         locker.execute("ALTER SUBSCRIPTION s1 SET (streaming = on)")
         ran = slotfailover("failover", "--config", config, "--yes", "--json")
     assert ran.code == 1, ran.err

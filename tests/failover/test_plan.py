@@ -24,7 +24,11 @@ from tests.failover.views import (
     views,
 )
 
-wishes = st.builds(Wish, st.sets(st.sampled_from((*SLOT_NAMES, "gone"))).map(frozenset))
+wishes = st.builds(
+    Wish,
+    st.sets(st.sampled_from((*SLOT_NAMES, "gone"))).map(frozenset),
+    require_subscribers=st.booleans(),
+)
 
 
 def planned(view: View, wish: Wish) -> Plan | None:
@@ -242,6 +246,31 @@ def test_an_unreachable_subscriber_is_left_for_another_run() -> None:
     plan = plan_failover(view, Wish())
     assert [left.subject for left in plan.left] == ["far"]
     assert "promote" in actions(plan)
+
+
+def test_subscriptions_that_would_be_left_behind_refuse_where_none_may_be() -> None:
+    """One that gives no answer, one that nobody knows, one that is given no address."""
+    everybody = Wish(require_subscribers=True)
+    far = subscriber("far", reach=Reach.SILENT)
+    unknown = subscriber("near", subscription("s1", at="6432"))
+    behind = {
+        "far": dead_primary(subscriber("near", subscription("s1")), far, slots=(slot("s1"),)),
+        "near/s1": dead_primary(unknown, slots=(slot("s1"),)),
+    }
+    a, b = dead_primary(slots=(slot("s1"),)).nodes
+    private = View((a, replace(b, private=True)), (subscriber("near", subscription("s1")),))
+    for subject, view in {**behind, "near/s1 ": private}.items():
+        assert "promote" in actions(plan_failover(view, Wish()))
+        refused = refusal(view, everybody)
+        assert (refused.exit_code, refused.subject) == (ExitCode.NOT_READY, subject.strip())
+        assert "promote without --require-subscribers" in refused.hint
+    whole = dead_primary(subscriber("near", subscription("s1")), slots=(slot("s1"),))
+    steps = plan_failover(whole, everybody).steps
+    assert "promote" in [step.action for step in steps]
+    promoted = replace(
+        behind["far"], nodes=(a, node("b", state(slot("s1"), standby=False, timeline=2)))
+    )
+    assert [left.subject for left in plan_failover(promoted, everybody).left] == ["far"]
 
 
 def test_missing_privileges_are_found_before_anything_is_changed() -> None:

@@ -186,6 +186,19 @@ def test_what_refuses_it_while_nothing_is_changed(view: View, code: ExitCode, sa
     assert says in str(caught.value)
 
 
+def test_a_switchover_leaves_no_subscription_behind_where_none_may_be() -> None:
+    view = pair()
+    away = replace(view, subscribers=(*view.subscribers, subscriber("far", reach=Reach.SILENT)))
+    everybody = Wish(target="b", require_subscribers=True)
+    assert "promote" in actions(plan_switchover(view, everybody))
+    assert "promote" in actions(plan_switchover(away, Wish(target="b")))
+    with pytest.raises(OperatorNeeded) as refused:
+        plan_switchover(away, everybody)
+    assert (refused.value.exit_code, refused.value.subject) == (ExitCode.NOT_READY, "far")
+    begun = Intent.of("switchover", {"target": "b", "system": "7000", "require_subscribers": True})
+    assert choose(away, Wish(), begun)[1].require_subscribers
+
+
 def test_targets_that_are_none() -> None:
     with pytest.raises(SettingsError, match="x is no node"):
         plan_switchover(pair(), Wish(target="x"))

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,14 +15,26 @@ from services.failover.plan.resume import Intent, choose
 from services.failover.plan.wish import Plan, Wish
 from services.failover.view import Node, NodeState, Reach, Subscription, View
 from tests.failover.views import views
+from tests.failover.weakenings import WEAKENINGS, missing, weaker, well_known
 
 wishes = st.builds(
     Wish,
     st.sets(st.sampled_from(("s1", "s2", "s3", "s4", "gone"))).map(frozenset),
     old_primary_is_off=st.booleans(),
     fence=st.booleans(),
+    require_subscribers=st.booleans(),
     accept_data_loss=st.sampled_from([None, 0, 10**9]),
 )
+
+
+willing = st.builds(
+    replace,
+    wishes,
+    accept_loss_of=st.sampled_from(
+        [frozenset(("s1", "s2", "s3", "s4", "kept", "gone"))] * 3 + [frozenset()]
+    ),
+)
+"""Who accepts that slots are lost: so that many of these views are promoted in."""
 
 
 def _unanswered(node: Node, reach: Reach) -> Node:
@@ -82,6 +95,24 @@ def test_a_weakened_node_never_enables_a_promotion(
         assert wish.old_primary_is_off or wish.fence
     elif name != plan.new_primary and how != "hides its slots":
         assert before is not None
+
+
+def test_every_field_of_what_is_observed_has_been_thought_about() -> None:
+    """Whoever adds a field to the model says what it has where nobody knows it."""
+    assert missing() == set()
+
+
+@given(well_known(), willing, st.sampled_from(WEAKENINGS), st.sampled_from("abc"))
+def test_a_field_that_is_not_known_never_enables_a_promotion_in_silence(
+    view: View, wish: Wish, weakening: tuple[type, str, Any, bool], name: str
+) -> None:
+    owner, field, value, said = weakening
+    plan = promotes(weaker(view, owner, field, value, name), wish)
+    if plan is None or promotes(view, replace(wish, target=plan.new_primary)) is not None:
+        return
+    assert said, f"without {owner.__name__}.{field} it is promoted"
+    notes = "; ".join(plan.notes)
+    assert "not judged" in notes or "what came after the last contact" in notes
 
 
 @given(views(), wishes)

@@ -11,6 +11,7 @@ from services.failover.address import at_any
 from services.failover.effects.step import Action, Step, active, with_state
 from services.failover.standby_lists import listed
 from services.failover.view import FENCE
+from services.slots import SettingValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,7 +185,8 @@ def _missing(node: Node, slots: tuple[str, ...]) -> str:
 
 def with_setting(state: NodeState, setting: str, items: tuple[str, ...]) -> NodeState:
     """The state with another value of a list setting."""
-    value = replace(state.settings[setting], value=", ".join(items))
+    known = state.settings.get(setting, SettingValue("", ""))
+    value = replace(known, value=", ".join(items))
     return replace(state, settings={**state.settings, setting: value})
 
 

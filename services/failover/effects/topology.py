@@ -12,7 +12,7 @@ from services.failover.address import Conninfo
 from services.failover.effects.promotion import names_of, with_setting
 from services.failover.effects.step import Action, Step, with_node, with_state
 from services.failover.view import Reach
-from services.slots import Slot
+from services.slots import SettingValue, Slot
 
 if TYPE_CHECKING:
     from services.failover.address import Address
@@ -319,7 +319,7 @@ def _attached(view: View, node: Node, primary: Node, name: str) -> View:
     reached = max(here.replication.received_lsn or 0, above.replication.written_lsn or 0)
     settings = {
         **here.settings,
-        "primary_slot_name": replace(here.settings["primary_slot_name"], value=name),
+        "primary_slot_name": SettingValue(name, "configuration file"),
     }
     standby = replace(
         here,

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode
 from services.failover.effects import promotion, receivers, subscriptions
-from services.failover.effects.step import active
+from services.failover.effects.step import Action, active
 from services.failover.plan.rules import (
     has_stray_fence,
     moves,
+    require_nobody_left,
     require_privileges,
     require_unfencing,
 )
@@ -52,9 +53,12 @@ def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
         require_unfencing(node)
     draft.add(*stale)
     _label(draft, name, name)
-    left = [*unreachable(draft.view), *unidentified(draft.view), *_settings_out_of_reach(node)]
-    left += _read_only(node) if draft.wish.promoted == name else []
+    left = [*unreachable(draft.view), *unidentified(draft.view)]
     notes = _subscriptions(draft, name, left)
+    if any(step.action is Action.PROMOTE for step in draft.steps):
+        require_nobody_left(left, draft.wish)
+    left += _settings_out_of_reach(node)
+    left += _read_only(node) if draft.wish.promoted == name else []
     if not standbys:
         notes += [f"{setting} of {name} names standbys not there" for setting, _ in _stale(node)]
         return _drawn(draft, name, left, notes)
@@ -273,4 +277,5 @@ def _stale(node: Node) -> list[tuple[str, tuple[str, ...]]]:
 
 def _on_command_line(node: Node, setting: str) -> bool:
     assert node.state is not None
-    return node.state.settings[setting].source == "command line"
+    known = node.state.settings.get(setting)
+    return known is not None and known.source == "command line"

@@ -45,6 +45,8 @@ class Intent:
     timeline: int = 0
     """That of the primary when it began; 0 where none answered: a standby may tell an older one."""
     age_s: float = 0.0
+    require_subscribers: bool = False
+    """It asks for more, and consents to nothing: so it is taken up."""
 
     @classmethod
     def of(cls, command: str, document: dict[str, Any], age_s: float = 0.0) -> Intent:
@@ -57,6 +59,7 @@ class Intent:
             str(document.get("system", "")),
             timeline if isinstance(timeline, int) else 0,
             age_s,
+            document.get("require_subscribers") is True,
         )
 
     def stale(self, view: View) -> str:
@@ -81,6 +84,7 @@ def intent_of(wish: Wish, view: View) -> dict[str, Any]:
         "accept_loss_of": sorted(wish.accept_loss_of),
         "accept_data_loss": wish.accept_data_loss,
         "old_primary_is_off": wish.old_primary_is_off,
+        "require_subscribers": wish.require_subscribers,
         "system": states[0].server.system_identifier if states else "",
         "timeline": max(
             (node.state.server.timeline for node in view.nodes if node.leading and node.state),
@@ -102,6 +106,7 @@ def choose(view: View, wish: Wish, intent: Intent | None) -> tuple[Planner, Wish
             target=wish.target or (intent.target if intent.target in known else ""),
             rejoin=wish.rejoin | (intent.rejoin & known),
             begun_on=intent.timeline,
+            require_subscribers=wish.require_subscribers or intent.require_subscribers,
         )
     marked = any(found.marked for _, found in view.ours())
     if view.writable:

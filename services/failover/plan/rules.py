@@ -14,7 +14,10 @@ from services.failover.timelines import contradiction
 from services.failover.view import Reach
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from services.failover.effects.step import Step
+    from services.failover.verdicts import Left
     from services.failover.view import Node, Subscription, View
 
 
@@ -217,6 +220,23 @@ def require_ready(verdicts: tuple[Readiness, ...], wish: Wish) -> None:
             operation=OPERATION,
             subject=lost[0].standby,
             hint=f"repair it ({lost[0].reasons[0].remedy}), or accept the loss: {accept}",
+            exit_code=ExitCode.NOT_READY,
+        )
+
+
+def require_nobody_left(left: Iterable[Left], wish: Wish) -> None:
+    """Raise OperatorNeeded (NOT_READY) for a subscriber or subscription that would be left behind,
+    where the operator wants none to be.
+    """
+    behind = list(left) if wish.require_subscribers else []
+    if behind:
+        raise OperatorNeeded(
+            "subscriptions would be left behind: "
+            + "; ".join(f"{item.subject}: {item.reason}" for item in behind),
+            operation=OPERATION,
+            subject=behind[0].subject,
+            hint=f"{behind[0].hint}; or promote without --require-subscribers, and move them "
+            "later: slotfailover repoint",
             exit_code=ExitCode.NOT_READY,
         )
 

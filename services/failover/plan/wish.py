@@ -41,6 +41,8 @@ class Wish:
     """The timeline on which the command that is gone on with began; 0: it is not known."""
     labels: bool = False
     """The new primary's `label` command is run."""
+    require_subscribers: bool = False
+    """Nothing is promoted while a subscription would be left behind."""
     subscribers_may_stay: bool = False
     """A subscription that can't be changed is left, instead of ending the run."""
     revive: bool = True
