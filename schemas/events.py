@@ -339,7 +339,7 @@ def divergence_topic(prefix: str) -> str:
 
 
 def own_topics(prefix: str) -> frozenset[str]:
-    """The topics of a prefix that are no table's."""
+    """Return the bridge's own topics under the prefix, without those of tables."""
     makers = (
         *(progress_topic, prepared_topic, message_topic),
         *(transaction_topic, schema_topic, dead_topic, divergence_topic),

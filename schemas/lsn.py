@@ -15,7 +15,7 @@ def format_lsn(lsn: int) -> str:
     Raises ValueError outside 0..2**64-1.
     """
     if not 0 <= lsn <= LSN_MAX:
-        raise ValueError(f"{lsn} is no LSN: it does not fit 64 bits")
+        raise ValueError(f"{lsn} is not an LSN: it does not fit 64 bits")
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
@@ -23,5 +23,5 @@ def parse_lsn(text: str) -> int:
     """Return the byte position of ``X/X``. Raises ValueError for anything else."""
     match = _PATTERN.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no LSN: expected two hexadecimal halves as in 0/16B3748")
+        raise ValueError(f"{text!r} is not an LSN: expected two hexadecimal halves as in 0/16B3748")
     return (int(match[1], 16) << 32) | int(match[2], 16)

@@ -132,7 +132,7 @@ def _default_text(field: FieldInfo) -> str:
 
 
 def page() -> str:
-    """Return docs/CONFIGURATION.md."""
+    """Return the text of docs/CONFIGURATION.md."""
     lines = [
         "# Configuration",
         "",

@@ -260,19 +260,21 @@ class FailoverSettings(_Section):
     """A failover is refused where the new primary would lack more than this of the last known WAL
     of the old one; `check` calls that lag critical."""
     lag_seconds_max_on_failover: int = Field(0, ge=0)
-    """… or where its newest commit is so much older than the last sight of the old one; 0: any."""
+    """A failover is refused where the newest commit of the new primary is older than the last
+    observation of the old one by more than this; 0: never."""
     step_deadline_ms: Milliseconds = 60_000
     """How long one step of a failover may take."""
     rejoin_deadline_ms: Milliseconds = 6 * 3600 * 1000
     """How long a rejoin may take: pg_rewind or a base backup, and the standby's catching up."""
     replication: SecretStr | None = None
-    """As which role standbys stream (`user=… passfile=…`), where no primary_conninfo tells it."""
+    """The role that standbys stream as (`user=… passfile=…`), where no primary_conninfo has
+    one."""
     connect_timeout_s: int = Field(3, ge=2, le=60)
     """How long to wait for a node to answer."""
     journal: Path | None = None
     """A JSON-lines file of the steps performed."""
     journal_database: str = Field("postgres", min_length=1, max_length=63)
-    """The database on the primary that has the same as a table; also where the lock is."""
+    """The database on the primary that holds the journal as a table, and the commands' lock."""
     watch: WatchSettings = WatchSettings()
     drill: DrillSettings = DrillSettings()
 

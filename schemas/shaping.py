@@ -31,7 +31,7 @@ def template_fields(template: str) -> set[str]:
         if not _LITERAL.fullmatch(literal):
             raise ValueError(f"{template!r}: a topic has only letters, digits, `.`, `_` and `-`")
         if specification or conversion or field == "":
-            raise ValueError(f"{template!r}: write {{name}}, without more")
+            raise ValueError(f"{template!r}: write a field as {{name}}, without a format")
         if field is not None:
             fields.add(field)
     return fields
@@ -58,16 +58,16 @@ class MaskSettings(_Part):
     """What takes a column's place; NULL stays NULL. The published type becomes text."""
 
     text: str | None = Field(None, max_length=1000)
-    """This text."""
+    """Text that replaces every value of the column."""
     hash: Literal["sha256"] | None = None
     """HMAC-SHA256 of the value's text form, keyed with `shaping.salt`, in hexadecimal."""
     truncate: int | None = Field(None, ge=0, le=2**20)
-    """The first so many characters of the value's text form."""
+    """How many leading characters of the value's text form are published."""
 
     @model_validator(mode="after")
     def _one(self) -> "MaskSettings":
         if sum(x is not None for x in (self.text, self.hash, self.truncate)) != 1:
-            raise ValueError("give one of text, hash, truncate")
+            raise ValueError("a mask needs exactly one of text, hash, truncate")
         return self
 
 
@@ -88,7 +88,7 @@ class RouteSettings(_Part):
         try:
             groups = set(re.compile(self.tables).groupindex)
         except re.error as error:
-            raise ValueError(f"{self.tables!r} is no regular expression: {error}") from None
+            raise ValueError(f"{self.tables!r} is not a regular expression: {error}") from None
         unknown = template_fields(self.topic) - {"prefix", "schema", "table"} - groups
         if unknown:
             raise ValueError(f"{self.topic!r}: {{{min(unknown)}}} is neither a field nor a group")

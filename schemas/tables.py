@@ -31,10 +31,12 @@ def transform(text: str) -> Transform:
     """Read `column`, `day(column)` or `bucket(16, column)`. Raises ValueError for anything else."""
     match = _TRANSFORM.fullmatch(text.strip())
     if match is None or (match[1] is None) != (not text.strip().endswith(")")):
-        raise ValueError(f"{text!r} is no partition field, as `day(at)` or `bucket(16, id)` are")
+        raise ValueError(
+            f"{text!r} is not a partition field; write it as `day(at)` or `bucket(16, id)`"
+        )
     name, number, column = (match[1] or "").lower(), int(match[2] or 0), match[3].strip()
     if name and name not in (*_NUMBERED, *_TIMED):
-        raise ValueError(f"{text!r}: there is no transform {name}")
+        raise ValueError(f"{text!r}: {name} is not a partition transform")
     if (name in _NUMBERED) != (number > 0):
         raise ValueError(f"{text!r}: bucket and truncate take a number, the others none")
     return Transform(name, number, column)
@@ -44,7 +46,9 @@ def sort_field(text: str) -> tuple[str, str]:
     """Read `column`, `column asc` or `column desc`: (column, ASC or DESC)."""
     match = _SORT.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no sort field")
+        raise ValueError(
+            f"{text!r} is not a sort field; write it as `column`, `column asc` or `column desc`"
+        )
     return match[1], (match[2] or "asc").upper()
 
 
@@ -131,13 +135,13 @@ class TablesSettings(_Part):
     trigger_interval_ms: Milliseconds = 2_000
     """The least time from the beginning of an epoch to that of the next."""
     offsets_per_trigger_max: int = Field(200_000, ge=1)
-    """Events of an epoch; one transaction is never parted, so that a larger one is an epoch."""
+    """Events of an epoch. A transaction is never split, so a larger one is an epoch of its own."""
     epochs_kept: int = Field(300, ge=2, le=100_000)
-    """So many epochs can be read by their tag; older ones leave, and with them their snapshots."""
+    """How many epochs can be read by their tag; tags and snapshots of older ones are removed."""
     maintenance_interval_ms: int = Field(600_000, ge=0, le=7 * 24 * 3600 * 1000)
     """How often `run` compacts tables and expires snapshots; 0: never."""
     compact_files_min: int = Field(12, ge=2)
-    """A table (or partition) of so many files to put together is compacted."""
+    """A table (or partition) is compacted once at least this many files can be put together."""
     orphans_older_ms: int = Field(24 * 3600 * 1000, ge=0)
     """`maintain` removes files that no snapshot names once they are older than this."""
     http_host: str = "127.0.0.1"

@@ -15,28 +15,29 @@ class WatchSettings(BaseModel):
     repoint: bool = False
     """Move subscriptions and bridge by itself once somebody has promoted a standby."""
     interval_ms: Milliseconds = 2_000
-    """How often it looks at the cluster."""
+    """How often `watch` observes the cluster."""
     quorum: int = Field(3, ge=2, le=1000)
-    """It acts only on so many observations in a row that say the same."""
+    """How many consecutive observations must agree before `watch` acts."""
     settle_ms: Milliseconds = 5_000
-    """… and that have said so for at least this long."""
+    """How long observations must have agreed, at least, before `watch` acts."""
     silence_ms: Milliseconds = 30_000
-    """… or this long, where a node neither answers nor refuses: it may be cut off, not dead."""
+    """The same where a node neither answers nor refuses, as it may be cut off and alive."""
     first_ms: Milliseconds = 300_000
-    """So long it only looks where nothing remembers a timeline and not every node has answered."""
+    """How long `watch` only observes after its start, where nothing remembers a timeline and not
+    every node has answered."""
     cooldown_ms: Milliseconds = 30_000
-    """Between two acts; doubled with each act that failed, up to 64 times."""
+    """Pause between two repoints; doubled with each failed one, up to 64 times."""
     http_host: str = "127.0.0.1"
     """Address that the HTTP server listens on; 0.0.0.0 lets other machines reach it."""
     allowed_hosts: tuple[str, ...] = ()
     """Names by which the page and /v1/ may be asked (the header Host), beside IP addresses."""
     token_to_read: bool = False
-    """Whoever reads the page and /v1/ must show the token, too: as Bearer, or as the password."""
+    """Reading the page and /v1/ needs the token, too: as Bearer, or as the password of Basic."""
     http_port: int = Field(9188, ge=0, le=65535)
     """The page, /v1/…, /metrics and /healthz; 0: a free port, which the log names."""
     token: SecretStr | None = None
-    """Whoever pauses or resumes must show it (Authorization: Bearer …); without, nobody can."""
+    """Token for pausing and resuming (Authorization: Bearer …); unset, nobody can do either."""
     token_file: Path | None = None
-    """A file with the same."""
+    """A file that holds the token."""
     history_points_max: int = Field(720, ge=10, le=100_000)
     """How many observations the curves of lag are drawn from."""

@@ -53,7 +53,8 @@ def refusal(
     from starlette.responses import JSONResponse
 
     if not token:
-        text = f"nobody may do this: set {section}.token or {section}.token_file"
+        text = f"this request needs a token, and none is configured: set {section}.token or "
+        f"{section}.token_file"
         return JSONResponse({"error": text}, status_code=403)
     scheme, _, shown = request.headers.get("authorization", "").partition(" ")
     given = shown.strip().encode()

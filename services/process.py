@@ -87,7 +87,10 @@ def exit_codes(*, as_json: bool = False) -> Iterator[None]:
         if type(error).__module__.partition(".")[0] in ("click", "typer"):
             raise  # the command line's own way to end
         traceback.print_exc()
-        sys.stderr.write(f"error: {type(error).__name__} that nobody expected. Hint: report it\n")
+        sys.stderr.write(
+            f"internal error: {type(error).__name__}. This is a bug in slotbridge; please report it"
+            " with the traceback above\n"
+        )
         raise SystemExit(int(ExitCode.BUG)) from error
 
 
@@ -133,7 +136,7 @@ class Probes:
             self._socket = config.bind_socket()
         except SystemExit:
             raise SlotbridgeError(
-                f"{host}:{port} can't be bound: the port is in use or not ours to use",
+                f"{host}:{port} can't be bound: the port is in use, or this user may not use it",
                 operation="serve /metrics",
                 hint="another slotbridge may run here with the same file; give this one another "
                 "`http_port`, or 0 for a free one",

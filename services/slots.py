@@ -312,7 +312,7 @@ class SettingValue:
 
 
 def read_received(connection: Connection) -> int | None:
-    """The WAL that a standby has (bytes), None on a primary: the short way to what moves fast."""
+    """The WAL that a standby has (bytes), None on a primary: cheaper than read_slots."""
     row = connection.execute(
         "SELECT greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()) - '0/0'"
         " WHERE pg_is_in_recovery()"

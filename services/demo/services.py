@@ -70,11 +70,11 @@ class Services:
         self.config.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
 
     def start_bridge(self) -> None:
-        """Start `slotbridge run`."""
+        """Start `slotbridge run` as a process."""
         self._bridge = self._spawn("slotbridge", "run")
 
     def start_tables(self) -> None:
-        """Start `slottables run`."""
+        """Start `slottables run` as a process."""
         self._tables = self._spawn("slottables", "run", "--json")
 
     def stop_bridge(self) -> None:
@@ -127,7 +127,7 @@ class Services:
             self.require_running()
             if time.monotonic() > deadline:
                 raise Retryable(
-                    f"not so after {timeout_s:.0f} s",
+                    f"condition not met after {timeout_s:.0f} s",
                     operation=f"wait until {what}",
                     hint=f"the logs are in {self._bed.processes.logs}",
                     exit_code=ExitCode.DEADLINE,

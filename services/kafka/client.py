@@ -86,7 +86,7 @@ def make_client(kind: Callable[[dict[str, Any]], Client], options: dict[str, Any
     except KafkaException as error:
         cause = error.args[0]
         raise SettingsError(
-            f"Kafka's client refuses its options: {cause.str()}",
+            f"Kafka's client refuses the options: {cause.str()}",
             operation="read settings",
             hint="correct kafka.options or kafka.bootstrap_servers",
         ) from error
@@ -106,7 +106,7 @@ class Complaints:
         """Whether no broker could be connected to: a new client finds out sooner when one can."""
 
     def note(self, error: KafkaError) -> None:
-        """Remember it."""
+        """Remember an error that a client's thread reported; the callback `error_cb`."""
         _log_client_error(error)
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.down = True
@@ -164,7 +164,7 @@ def kafka_error(error: KafkaException, operation: str, subject: str) -> Slotbrid
             "still for longer than bridge.transaction_timeout_ms",
             operation=operation,
             subject=subject,
-            hint="restart it: it resumes, or waits as a hot stand-by",
+            hint="restart the bridge: it resumes, or waits as a hot standby",
             exit_code=ExitCode.FENCED,
         )
     if isinstance(cause, KafkaError) and _is_distrust(cause):
@@ -172,15 +172,16 @@ def kafka_error(error: KafkaException, operation: str, subject: str) -> Slotbrid
             text,
             operation=operation,
             subject=subject,
-            hint="kafka.bootstrap_servers must have the name in the broker's certificate, and "
-            "ssl.ca.location, ssl.certificate.location in kafka.options be of the same authority",
+            hint="name the broker in kafka.bootstrap_servers as its certificate does, and let "
+            "ssl.ca.location and ssl.certificate.location in kafka.options name files of the same "
+            "certificate authority",
         )
     if code in _DENIED:
         return SetupError(
             text,
             operation=operation,
             subject=subject,
-            hint="allow it in Kafka's ACLs, or correct kafka.options",
+            hint="grant the operation in Kafka's ACLs, or correct kafka.options",
             exit_code=ExitCode.PRIVILEGE_MISSING,
         )
     if code in RECORD_REFUSALS:
@@ -195,7 +196,7 @@ def kafka_error(error: KafkaException, operation: str, subject: str) -> Slotbrid
         text,
         operation=operation,
         subject=subject,
-        hint="check kafka.bootstrap_servers and security.protocol, and that the broker runs",
+        hint="check that the broker runs, and kafka.bootstrap_servers and security.protocol",
         exit_code=ExitCode.KAFKA_UNREACHABLE,
     )
 
@@ -211,7 +212,7 @@ def refused_topic(cause: KafkaError, operation: str, topic: str) -> TopicRefused
             "Topic authorization failed",
             operation=operation,
             subject=f"topic {topic}",
-            hint="allow it in Kafka's ACLs, or correct kafka.options",
+            hint="grant the operation in Kafka's ACLs, or correct kafka.options",
             exit_code=ExitCode.PRIVILEGE_MISSING,
         )
     return TopicRefused(

@@ -122,11 +122,12 @@ class TopicReader:
             elif not passing(failure):
                 raise kafka_error(KafkaException(failure), "read the topic", self.topic)
         raise Retryable(
-            "its end was not reached: a transaction of another producer is open",
+            "the end of the topic was not reached: another producer has an open transaction",
             operation="read the topic",
             subject=self.topic,
-            hint="it ends at that producer's time-out; if it does not, it hangs: a start of the "
-            "bridge whose it is ends it, others' kafka-transactions.sh find-hanging shows",
+            hint="the transaction ends at its producer's transaction timeout. If it does not, it "
+            "is hanging: restart the bridge that owns it, or find the owner with "
+            "kafka-transactions.sh find-hanging",
             exit_code=ExitCode.KAFKA_UNREACHABLE,
         )
 
@@ -198,7 +199,7 @@ def parse_record(kind: type[Contract], topic: str, offset: int, value: bytes | s
         return kind.model_validate_json(value)
     except ValidationError as error:
         raise OperatorNeeded(
-            f"this record is no {kind.__name__}: something else writes to this topic",
+            f"this record is not a {kind.__name__}: another program writes to this topic",
             operation="read the topic",
             subject=f"{topic}[0]@{offset}",
             hint="use another kafka.topic_prefix, or repair the topic",

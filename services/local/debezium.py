@@ -45,7 +45,7 @@ class Connector:
     options: Mapping[str, str | int] = field(default_factory=dict)
 
     def properties(self) -> dict[str, str | int]:
-        """Its properties file."""
+        """Write the properties file of one connector."""
         source = conninfo_to_dict(self.conninfo)
         return {
             "name": self.name,
@@ -106,7 +106,7 @@ class Debezium:
 
     @property
     def pid(self) -> int:
-        """Connect's process id."""
+        """Return the process id of Kafka Connect."""
         assert self._worker is not None, f"{self.name} does not run"
         return self._worker.pid
 

@@ -121,7 +121,7 @@ class LockedJar:
 
     @property
     def filename(self) -> str:
-        """`artifact-version[-classifier].jar`."""
+        """Return the file name: `artifact-version[-classifier].jar`."""
         return "-".join(self.coordinate.split(":")[1:]) + ".jar"
 
 

@@ -105,7 +105,7 @@ class KafkaBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """host:port for clients."""
+        """Return host:port for clients."""
         return f"{LOOPBACK}:{self.port}"
 
     @property
@@ -174,7 +174,7 @@ class KafkaBroker:
         self._broker.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT after `pause`."""
+        """Continue the broker with SIGCONT, after `pause`."""
         assert self._broker is not None, f"{self.name} does not run"
         self._broker.send_signal(signal.SIGCONT)
 

@@ -106,7 +106,7 @@ class KafkaCluster:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL all brokers."""
+        """Kill all brokers with SIGKILL."""
         for broker in self.brokers:
             broker.kill()
 
@@ -116,7 +116,7 @@ class KafkaCluster:
             broker.pause()
 
     def resume(self) -> None:
-        """SIGCONT after `pause`."""
+        """Continue the brokers with SIGCONT, after `pause`."""
         for broker in self.brokers:
             broker.resume()
 

@@ -80,7 +80,7 @@ def members_of_session(session: int) -> list[int]:
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal; a process that is gone already is no error."""
+    """Send a signal; a process that has already gone is ignored."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 

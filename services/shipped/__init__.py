@@ -29,7 +29,7 @@ def names(kind: Kind) -> list[str]:
 
 
 def text(kind: Kind, name: str) -> str:
-    """Return one file. A script's `\\ir` lines are replaced by the file that they name.
+    r"""Return one file. A script's `\ir` lines are replaced by the file that they name.
 
     Raises SettingsError when there is no such file.
     """
@@ -37,9 +37,9 @@ def text(kind: Kind, name: str) -> str:
     known = {known.lower(): known for known in names(kind)}
     if stem.lower() not in known:
         raise SettingsError(
-            f"there is no {name}",
+            f"there is no {kind} file {name}",
             operation=f"read {kind}",
-            hint=f"one of {', '.join(known.values())}",
+            hint=f"choose one of {', '.join(known.values())}",
         )
     found = (_folder(kind) / f"{known[stem.lower()]}{_ENDINGS[kind]}").read_text(encoding="utf-8")
     if kind == "sql":

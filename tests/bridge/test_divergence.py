@@ -78,5 +78,5 @@ def test_the_error_names_them() -> None:
 
 
 def test_a_record_that_is_none() -> None:
-    with pytest.raises(OperatorNeeded, match="no TransactionEvent"):
+    with pytest.raises(OperatorNeeded, match="not a TransactionEvent"):
         transactions_beyond(Stored([b"{}"]), 0)

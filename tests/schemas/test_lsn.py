@@ -18,11 +18,11 @@ def test_postgres_writes_it_so() -> None:
 
 @pytest.mark.parametrize("text", ["", "1", "0/", "/1", "0/123456789", "x/1", "0/1 ", "-1/1"])
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no LSN"):
+    with pytest.raises(ValueError, match="is not an LSN"):
         parse_lsn(text)
 
 
 @pytest.mark.parametrize("number", [-1, LSN_MAX + 1])
 def test_a_number_beyond_64_bits_is_refused(number: int) -> None:
-    with pytest.raises(ValueError, match="is no LSN"):
+    with pytest.raises(ValueError, match="is not an LSN"):
         format_lsn(number)
