@@ -42,14 +42,14 @@ coverage: $(READY) ## print what the quick tests cover, module by module (COVER=
 pythons: $(READY) ## the tests without servers on every other supported Python of this machine
 	@MAKE=$(MAKE) $(BIN)/python -m tests.interpreters
 
-# Faults from seeds, every transaction accounted for (tests/torture): SEED=1 MINUTES=3, or SEEDS=1-40;
+# Faults from seeds, every transaction accounted for (tests/torture): SEED=1 MINUTES=3, or SEEDS=1-40; BROKERS=3.
 # POSTGRES=17.5: on that one, without two-phase decoding. SABOTAGE=all: is a bridge with a deliberate mistake found?
 torture: $(READY) ## faults from a seed, every transaction accounted for (SEED=1 MINUTES=3)
 ifdef SABOTAGE
-	@$(BIN)/python -m tests.torture.mutation $(SABOTAGE) $(TORTURE_OPTIONS)
+	@$(BIN)/python -m tests.torture.mutation $(SABOTAGE) $(if $(BROKERS),--brokers $(BROKERS)) $(TORTURE_OPTIONS)
 else
 	@$(BIN)/python -m tests.torture --seed $(or $(SEED),1) --minutes $(or $(MINUTES),3) \
-	  $(if $(SEEDS),--seeds $(SEEDS)) $(if $(POSTGRES),--postgres $(POSTGRES)) $(TORTURE_OPTIONS)
+	  $(if $(SEEDS),--seeds $(SEEDS)) $(if $(POSTGRES),--postgres $(POSTGRES)) $(if $(BROKERS),--brokers $(BROKERS)) $(TORTURE_OPTIONS)
 endif
 
 # make bench [QUICK=1] [WORKLOADS=a,c]: contenders in turn over the same WAL (benchmarks/race)

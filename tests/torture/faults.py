@@ -26,10 +26,16 @@ _WEIGHTS: Final = {
     "standby killed": 4,
     "failover": 10,
 }
-FAULTS: Final = tuple(_WEIGHTS)
+_CLUSTER_WEIGHTS: Final = {
+    "leader killed": 8,
+    "leader killed inside": 8,
+    "brokers rolled": 4,
+    "disk lost": 6,
+}
+"""Only where there are several brokers. `inside`: the bridge has a Kafka transaction open."""
 _OFTEN: Final = {"kill": 2, "failpoint": 5, "crash loop": 3}
 OF_THE_BRIDGE: Final = frozenset({"kill", "failpoint", "crash loop", "sigterm", "freeze", "rival"})
-DATABASE_AND_BROKER: Final = frozenset(_WEIGHTS) - OF_THE_BRIDGE - {"failover"}
+DATABASE_AND_BROKER: Final = frozenset(_WEIGHTS | _CLUSTER_WEIGHTS) - OF_THE_BRIDGE - {"failover"}
 AT_FIRST_START: Final = ("slot created", "first record")
 AT_DIVERGENCE: Final = "divergence sent"
 """Not met here: synchronized_standby_slots is set. tests/bridge/faults/test_divergence.py."""
@@ -65,18 +71,24 @@ def first_failpoint(seed: int) -> str:
     return random.Random(f"first {seed}").choice(choices)
 
 
-def schedule(seed: int) -> Iterator[Fault]:
+def faults_with(brokers: int) -> tuple[str, ...]:
+    """Names of the faults that are drawn where there are so many brokers."""
+    return tuple(_weights(brokers))
+
+
+def schedule(seed: int, brokers: int = 1) -> Iterator[Fault]:
     """Faults without end, the same for the same seed."""
     moments = random.Random(f"faults {seed}")
+    weights = _weights(brokers)
     while True:
-        name = moments.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+        name = moments.choices(list(weights), list(weights.values()))[0]
         yield _drawn(name, moments)
 
 
-def deck(seed: int) -> Iterator[Fault]:
+def deck(seed: int, brokers: int = 1) -> Iterator[Fault]:
     """The same, but every fault comes before any has come much more often: for short runs."""
     moments = random.Random(f"deck {seed}")
-    names = [name for name in FAULTS for _ in range(_OFTEN.get(name, 1))]
+    names = [name for name in faults_with(brokers) for _ in range(_OFTEN.get(name, 1))]
     while True:
         moments.shuffle(names)
         for name in names:
@@ -87,9 +99,14 @@ def deck(seed: int) -> Iterator[Fault]:
 def only(faults: Iterator[Fault], names: str) -> Iterator[Fault]:
     """Those named in `names`, by commas; all where it is empty. Raises ValueError for another."""
     wanted = set(filter(None, names.split(",")))
-    if unknown := wanted - set(FAULTS):
-        raise ValueError(f"no fault {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+    known = tuple(_WEIGHTS | _CLUSTER_WEIGHTS)
+    if unknown := wanted - set(known):
+        raise ValueError(f"no fault {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     return (fault for fault in faults if not wanted or fault.name in wanted)
+
+
+def _weights(brokers: int) -> dict[str, int]:
+    return _WEIGHTS | (_CLUSTER_WEIGHTS if brokers > 1 else {})
 
 
 def _drawn(name: str, moments: random.Random) -> Fault:

@@ -16,7 +16,7 @@ from typing import Annotated, Final, NamedTuple
 import typer
 
 from services.local.bed import Bed
-from tests.providers.proxy import Proxy
+from tests.torture.brokers import Brokers
 from tests.torture.checker import Finding
 from tests.torture.faults import deck, only
 from tests.torture.report import Report
@@ -57,12 +57,12 @@ def _verdict(finding: Finding) -> str:
     return f"{finding.kind} ({code})" if code.startswith("exit code") else finding.kind
 
 
-def tried(bed: Bed, to_kafka: Proxy, folder: Path, name: str, faults: str) -> Outcome:
+def tried(bed: Bed, brokers: Brokers, folder: Path, name: str, faults: str) -> Outcome:
     """Run after run until something is found."""
     fire_s, sigkills = 0.0, 0
     for number, seconds in enumerate(ROUNDS_S, 1):
         kept_in = folder / f"{names().index(name)}-{number}"
-        report = _run(bed, to_kafka, kept_in, name, seconds, faults)
+        report = _run(bed, brokers, kept_in, name, seconds, faults)
         fire_s += report.fire_s
         sigkills += report.sigkills
         if report.findings:
@@ -70,13 +70,16 @@ def tried(bed: Bed, to_kafka: Proxy, folder: Path, name: str, faults: str) -> Ou
     return Outcome(name, number, fire_s, sigkills, report.findings)
 
 
-def _run(bed: Bed, to_kafka: Proxy, folder: Path, name: str, seconds: float, faults: str) -> Report:
+def _run(
+    bed: Bed, brokers: Brokers, folder: Path, name: str, seconds: float, faults: str
+) -> Report:
     seed = bed.pairs_made + 1
     folder.mkdir()
     try:
+        brokers.recover()
         with bed.new_pair() as (pair, _subscriber):
-            drawn = only(deck(seed), faults)
-            rig = Rig(bed, folder, seed, to_kafka=to_kafka, sabotage=name, faults=drawn)
+            drawn = only(deck(seed, brokers.count), faults)
+            rig = Rig(bed, folder, seed, brokers=brokers, sabotage=name, faults=drawn)
             return rig.run((pair.primary, pair.standby), seconds)
     except Exception:
         what = traceback.format_exc()
@@ -94,6 +97,7 @@ def main(
     sabotage: Annotated[str, typer.Argument(help="`all`, or numbers in the list: 3,5")] = "all",
     folder: Annotated[Path | None, typer.Option(help="Keeps the logs.")] = None,
     faults: Annotated[str, typer.Option(help="Only these, by commas: broker killed,kill")] = "",
+    brokers: Annotated[int, typer.Option(help="1, or 3 that replicate every topic.")] = 1,
 ) -> None:
     """Sabotage the bridge and see whether the rig finds out."""
     try:
@@ -105,9 +109,9 @@ def main(
     base.chmod(0o755)
     right = True
     sys.stdout.write("| mistake | found after | kills | by |\n|---|---|---|---|\n")
-    with servers(base / "servers") as (bed, to_kafka):
+    with servers(base / "servers", brokers=brokers) as (bed, kafka):
         for name in _chosen(sabotage):
-            outcome = tried(bed, to_kafka, base, name, faults)
+            outcome = tried(bed, kafka, base, name, faults)
             right = right and outcome.as_expected
             sys.stdout.write(outcome.row() + "\n")
             sys.stdout.flush()

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from services.bridge.failpoints import FAILPOINTS
 from tests.torture.checker import Finding
-from tests.torture.faults import AT_DIVERGENCE, DATABASE_AND_BROKER, FAULTS
+from tests.torture.faults import AT_DIVERGENCE, DATABASE_AND_BROKER, faults_with
 from tests.torture.nursery import STREAMS
 
 KINDS: Final = (
@@ -17,6 +17,8 @@ KINDS: Final = (
 )
 SEAMS: Final = (*(name for name in FAILPOINTS if name != AT_DIVERGENCE), *STREAMS)
 DECISIONS: Final = ("commit", "rollback", "in another session")
+FULL_RUN_SEEDS: Final = 30
+"""So many runs must have met everything; fewer only say what they have not met."""
 _SUMMED: Final = (
     *("seconds", "transactions", "events", "acknowledged", "sigkills", "failovers"),
     *("server_faults", "table_rows", "lost", "duplicated", "torn"),
@@ -31,6 +33,7 @@ class Report:
     """
 
     seed: int
+    brokers: int = 1
     seconds: float = 0.0
     fire_s: float = 0.0
     transactions: int = 0
@@ -75,11 +78,12 @@ class Report:
 
 def never(run: Mapping[str, Any]) -> list[str]:
     """Seams that were not passed, kinds of transactions, decisions and faults that were not."""
+    faults = faults_with(run.get("brokers", 1))
     return [
         *(f"failpoint {name!r} not passed" for name in SEAMS if not run["passages"].get(name)),
         *(f"no transaction of kind {name!r}" for name in KINDS if not run["kinds"].get(name)),
         *(f"nothing prepared: {name!r}" for name in DECISIONS if not run["decided"].get(name)),
-        *(f"fault {name!r} not drawn" for name in FAULTS if not run["faults"].get(name)),
+        *(f"fault {name!r} not drawn" for name in faults if not run["faults"].get(name)),
     ]
 
 
@@ -89,11 +93,16 @@ def sums(lines: Iterable[str]) -> dict[str, Any]:
     total: dict[str, Any] = {"seeds": len({run["seed"] for run in runs}), "runs": len(runs)}
     for name in _SUMMED:
         total[name] = sum(run.get(name, 0) for run in runs)
-    for name in ("hidden_s_max", "rss_mib_max"):
+    for name in ("brokers", "hidden_s_max", "rss_mib_max"):
         total[name] = max((run.get(name, 0) for run in runs), default=0)
     for name in ("failpoints", "passages", "faults", "kinds", "decided", "exit_codes"):
         total[name] = dict(sum((Counter(run[name]) for run in runs), Counter[str]()))
     return total
+
+
+def exit_code(total: Mapping[str, Any], *, wrong: bool) -> int:
+    """1 where anything was found, or enough runs have not met everything; fewer only say so."""
+    return int(wrong or (total["runs"] >= FULL_RUN_SEEDS and bool(never(total))))
 
 
 def table(total: Mapping[str, Any]) -> Iterator[str]:
@@ -101,7 +110,7 @@ def table(total: Mapping[str, Any]) -> Iterator[str]:
     yield "| | |\n|---|---|"
     for name in ("seeds", "runs", *_SUMMED):
         yield f"| {name.replace('_', ' ')} | {total[name]:,} |"
-    for name in ("hidden_s_max", "rss_mib_max"):
+    for name in ("brokers", "hidden_s_max", "rss_mib_max"):
         yield f"| {name.replace('_', ' ')} | {total[name]:,} |"
     for name in ("kinds", "decided", "faults", "exit_codes"):
         yield f"| {name.replace('_', ' ')} | {_listed(total[name])} |"

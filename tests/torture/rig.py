@@ -22,17 +22,17 @@ from schemas.shaping import ShapingSettings
 from services.local.bed import Bed
 from services.local.postgres import PostgresServer
 from tests.bridge.oracle import assert_rebuilt
-from tests.bridge.reading import Record, read_committed
+from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
 from tests.providers.databases import connect
-from tests.providers.proxy import Proxy
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 from tests.torture import bank
-from tests.torture.checker import Finding, KafkaTransactionOf, Truth, check
+from tests.torture.brokers import Brokers
+from tests.torture.checker import Finding, Truth, check
 from tests.torture.clients import Client, Outcomes, decide_leftovers, stop_all
 from tests.torture.faults import Fault, first_failpoint, schedule
-from tests.torture.kafka_log import KafkaTransaction, read_partitions
+from tests.torture.perform import perform
 from tests.torture.report import Report
 from tests.torture.stage import Stage
 from tests.torture.tables import RESTORABLE, compare_tables
@@ -57,20 +57,22 @@ class Rig:
         seed: int,
         *,
         pause_s: float = 0.18,
-        to_kafka: Proxy | None = None,
+        brokers: Brokers | None = None,
         sabotage: str = "",
         faults: Iterator[Fault] | None = None,
         commits_wait: bool = False,
         to_tables: bool = False,
     ) -> None:
-        """`to_tables`: what Kafka has at the end also goes into Iceberg tables, compared too."""
+        """`brokers`: by default the bed's, straight. `to_tables`: what Kafka has at the end also
+        goes into Iceberg tables, compared too.
+        """
         self._bed = bed
         self._folder = folder
         self._seed = seed
         self._pause_s = pause_s
-        self._to_kafka = to_kafka
+        self._brokers = brokers or Brokers(bed.kafka)
         self._sabotage = sabotage
-        self._faults = faults or schedule(seed)
+        self._faults = faults or schedule(seed, self._brokers.count)
         self._commits_wait = commits_wait
         self._to_tables = to_tables
         self._part_bytes = _PART_BYTES[seed % len(_PART_BYTES)]
@@ -82,7 +84,7 @@ class Rig:
             self._bed,
             pair_servers,
             self._folder,
-            to_kafka=self._to_kafka,
+            brokers=self._brokers,
             sabotage=self._sabotage,
             commits_wait=self._commits_wait,
         )
@@ -90,6 +92,8 @@ class Rig:
             report = self._tortured(seconds)
         finally:
             stage.close()
+        if not report.findings:
+            self._brokers.forget(self._is_ours)
         report.seconds = time.monotonic() - started
         return report
 
@@ -105,8 +109,7 @@ class Rig:
         with connect(stage.primary, self._bed.dbname) as connection:
             bank.open_accounts(connection)
         await_ready(stage.primary, stage.standby, self._bridge.slot)
-        kafka = self._bed.kafka.bootstrap_servers
-        watch = Watch(kafka, self._is_ours, lambda: stage.supervised.pid)
+        watch = Watch(self._brokers.bootstrap_servers, self._is_ours, lambda: stage.supervised.pid)
         watch.start()
         outcomes = Outcomes()
         clients = stage.clients = [
@@ -121,10 +124,10 @@ class Rig:
             time.sleep(fault.pause_s)
             if time.monotonic() > until or stage.supervised.operator_needed:
                 break
-            stage.perform(fault)
+            perform(stage, fault)
         fire_s = time.monotonic() - began
         ended = self._end(clients)
-        report = self._report(outcomes, ended + watch.end())
+        report = self._report(outcomes, ended + watch.end() + stage.findings)
         report.fire_s = fire_s
         report.hidden_s_max = round(watch.hidden.longest_s, 1)
         report.rss_mib_max = round(watch.rss_mib_max)
@@ -139,9 +142,9 @@ class Rig:
         return Bridge(
             self._folder,
             self._stage.proxied_conninfo,
-            self._bed.kafka,
+            self._brokers.kafka,
             f"torture{self._seed}",
-            bootstrap_servers=f"127.0.0.1:{self._to_kafka.port}" if self._to_kafka else "",
+            bootstrap_servers=self._brokers.proxied_servers,
             shaping=bank.SHAPING,
             two_phase=self._bed.major >= 18,
             transaction_bytes_max=self._part_bytes,
@@ -196,7 +199,8 @@ class Rig:
         undivided = self._part_bytes == max(_PART_BYTES)
         parted = _parted(servers, prefix)
         truth = Truth(ledger, outcomes.found, parted, _PARTITIONS, undivided)
-        kafka_transaction_of = _kafka_transactions(self._bed.kafka.folder / "data", records)
+        topics = {record.topic for record in records}
+        kafka_transaction_of = self._brokers.kafka_transactions(topics)
         found = check(records, boundaries, truth, kafka_transaction_of)
         if self._stage.supervised.operator_needed is not None:
             findings += [finding for finding in found if finding.kind != "lost"]  # it has stopped
@@ -213,6 +217,7 @@ class Rig:
             findings += found
         return Report(
             seed=self._seed,
+            brokers=self._brokers.count,
             transactions=len(ledger),
             events=len(records),
             acknowledged=outcomes.counts()["acknowledged"],
@@ -228,16 +233,6 @@ class Rig:
             table_rows=table_rows,
             findings=findings,
         )
-
-
-def _kafka_transactions(data_folder: Path, records: list[Record]) -> KafkaTransactionOf:
-    """Ask the broker's log, not the gaps between offsets."""
-    logs = read_partitions(data_folder, {record.topic for record in records})
-
-    def kafka_transaction_of(topic: str, partition: int, offset: int) -> KafkaTransaction:
-        return logs[topic, partition].transaction_at(offset)
-
-    return kafka_transaction_of
 
 
 def _event_topics(servers: str, prefix: str) -> list[str]:

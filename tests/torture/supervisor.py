@@ -67,6 +67,11 @@ class Supervised:
         self.kill()
 
     @property
+    def log(self) -> Path:
+        """What it writes."""
+        return self._log
+
+    @property
     def pid(self) -> int:
         """Of the present bridge; 0 while there is none."""
         return self._pid

@@ -3,15 +3,24 @@
 Longer ones: `make torture`; the totals so far are in docs/DELIVERY.md.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from services.local.bed import Bed
-from tests.torture.faults import FAULTS, Fault, deck, schedule
+from tests.torture.faults import Fault, deck, faults_with, schedule
 from tests.torture.nursery import STREAMS
-from tests.torture.report import KINDS, Report, never, sums, table
+from tests.torture.report import (
+    FULL_RUN_SEEDS,
+    KINDS,
+    Report,
+    exit_code,
+    never,
+    sums,
+    table,
+)
 from tests.torture.rig import Rig, kept
 from tests.torture.sabotage import CONTROL, names
 
@@ -55,16 +64,33 @@ def run(
     return report
 
 
+@pytest.mark.parametrize("brokers", [1, 3])
 @pytest.mark.parametrize("faults", [schedule, deck])
-def test_a_seed_is_a_schedule(faults: Callable[[int], Iterator[Fault]]) -> None:
-    first, again = faults(3), faults(3)
+def test_a_seed_is_a_schedule(faults: Callable[[int, int], Iterator[Fault]], brokers: int) -> None:
+    first, again = faults(3, brokers), faults(3, brokers)
     assert [next(first) for _ in range(50)] == [next(again) for _ in range(50)]
-    assert {next(first).name for _ in range(1000)} == set(FAULTS)
+    assert {next(first).name for _ in range(1000)} == set(faults_with(brokers))
 
 
-def test_a_deck_has_every_fault_soon() -> None:
-    cards = deck(1)
-    assert {next(cards).name for _ in range(2 * len(FAULTS))} == set(FAULTS)
+@pytest.mark.parametrize("brokers", [1, 3])
+def test_a_deck_has_every_fault_soon(brokers: int) -> None:
+    cards, names = deck(1, brokers), faults_with(brokers)
+    assert {next(cards).name for _ in range(2 * len(names))} == set(names)
+
+
+def test_faults_of_a_cluster_are_missed_only_where_there_is_one() -> None:
+    alone, cluster = (json.loads(Report(1, brokers=brokers).as_json()) for brokers in (1, 3))
+    assert "fault 'disk lost' not drawn" not in never(alone)
+    assert "fault 'disk lost' not drawn" in never(cluster)
+
+
+def test_a_short_run_that_has_not_met_everything_is_told_and_right() -> None:
+    short = sums([Report(seed).as_json() for seed in range(FULL_RUN_SEEDS - 1)])
+    full = sums([Report(seed).as_json() for seed in range(FULL_RUN_SEEDS)])
+    assert "NEVER: fault 'kill' not drawn" in "\n".join(table(short))
+    assert exit_code(short, wrong=False) == 0
+    assert exit_code(short, wrong=True) == 1
+    assert exit_code(full, wrong=False) == 1
 
 
 def test_what_was_never_met_is_told() -> None:

@@ -1,0 +1,144 @@
+"""What is done to the bridge's process, and other bridges beside it."""
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import yaml
+
+from tests.providers.waiting import eventually
+from tests.torture.faults import Fault
+from tests.torture.stage import Stage
+from tests.torture.supervisor import Supervised
+
+FAILPOINT_WAIT_S: Final = 8.0
+_STREAMING_S: Final = 1.5
+_LOOK_S: Final = 0.05
+_TAKE_OVER_S: Final = 60.0
+
+
+def kill(stage: Stage, _fault: Fault) -> None:
+    """SIGKILL at a random moment."""
+    stage.supervised.kill()
+
+
+def crash(stage: Stage, fault: Fault) -> None:
+    """Each bridge in turn runs into its failpoint, or is killed without having met it."""
+    _crash(stage, fault.points)
+
+
+def terminated(stage: Stage, fault: Fault) -> None:
+    """SIGTERM, and it runs into its failpoint while it stops."""
+    _crash(stage, fault.points, terminate=True)
+
+
+def freeze(stage: Stage, fault: Fault) -> None:
+    """SIGSTOP for a while."""
+    stage.supervised.freeze()
+    time.sleep(2 * fault.seconds)
+    stage.supervised.thaw()
+
+
+def disconnect(stage: Stage, _fault: Fault) -> None:
+    """The primary ends its connections."""
+    stage.terminate_bridge()
+
+
+def lose_leader_inside(stage: Stage, fault: Fault) -> None:
+    """A leader dies while a Kafka transaction is open, or being decided.
+
+    Then the bridge goes on with it, or it dies too.
+    """
+    moments = random.Random(f"{fault}")
+    _stop_inside(stage, moments.choice(["before kafka commit:2", "committing:2"]))
+    with stage.brokers.without_a_leader(fault, stage.bridge.prefix):
+        if moments.random() < 0.5:
+            stage.supervised.kill()
+        stage.supervised.thaw()
+        time.sleep(2 * fault.seconds)
+
+
+def rival(stage: Stage, fault: Fault) -> None:
+    """The bridge stops dead with a Kafka transaction open; another takes over; it goes on."""
+    _stop_inside(stage, "before kafka commit:2")
+    stage.terminate_bridge()
+    with another_bridge(stage, "rival", {}) as other:
+        log = other.log
+        seen = log.read_text(encoding="utf-8").count(" streaming ") if log.exists() else 0
+        other.start()
+        try:
+            eventually(
+                lambda: (
+                    other.operator_needed is not None
+                    or (log.exists() and log.read_text("utf-8").count(" streaming ") > seen)
+                ),
+                what="the rival streams",
+                timeout_s=_TAKE_OVER_S,
+            )
+            time.sleep(fault.seconds / 4)
+            stage.supervised.thaw()
+            time.sleep(fault.seconds)
+        finally:
+            stage.supervised.thaw()
+    stage.rival_kills += other.ends.sigkills
+    if other.operator_needed is not None:
+        stage.supervised.operator_needed = other.operator_needed
+
+
+@contextlib.contextmanager
+def another_bridge(
+    stage: Stage, name: str, source: dict[str, Any], **bridge: Any
+) -> Iterator[Supervised]:
+    """One that is configured like the bridge, but for some settings; not started, ended after."""
+    document = yaml.safe_load(stage.bridge.config.read_text(encoding="utf-8"))
+    folder = stage.folder / name
+    folder.mkdir(exist_ok=True)
+    document["source"] |= source
+    document["bridge"] |= {"spool_folder": str(folder), **bridge}
+    config = folder / f"{name}.yaml"
+    config.write_text(yaml.safe_dump(document), encoding="utf-8")
+    other = Supervised(config, folder / f"{name}.log", sabotage=stage.sabotage)
+    try:
+        yield other
+    finally:
+        other.end()
+
+
+def _stop_inside(stage: Stage, failpoint: str) -> None:
+    """Let the bridge stand still with a Kafka transaction open, if it comes to that."""
+    stage.supervised.arm(f"{failpoint}:stop")
+    with contextlib.suppress(AssertionError):
+        eventually(stage.supervised.stopped, what="it has stopped", timeout_s=FAILPOINT_WAIT_S)
+    stage.supervised.freeze()
+
+
+def _crash(stage: Stage, points: Sequence[str], *, terminate: bool = False) -> None:
+    kills = stage.supervised.ends.sigkills
+    stage.supervised.arm(*points)
+    stage.supervised.await_end(kills + 1, FAILPOINT_WAIT_S)
+    if terminate:
+        stage.bridge_streams()
+        stage.supervised.terminate()
+    for number, _ in enumerate(points, 2):
+        if not _ends(stage, kills + number):
+            stage.supervised.kill()
+
+
+def _ends(stage: Stage, kills: int) -> bool:
+    """Whether there were so many, before the bridge has streamed for long enough."""
+    sessions = _sessions(stage)
+    give_up = time.monotonic() + FAILPOINT_WAIT_S
+    while not stage.supervised.await_end(kills, _LOOK_S):
+        if _sessions(stage) != sessions:
+            sessions = _sessions(stage)
+            give_up = time.monotonic() + _STREAMING_S
+        if time.monotonic() > give_up:
+            return False
+    return True
+
+
+def _sessions(stage: Stage) -> int:
+    passages = stage.supervised.passages()
+    return passages["started"] + passages["resumed inside"]

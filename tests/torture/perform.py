@@ -1,0 +1,56 @@
+"""Which function does which fault, and whether the bridge may be killed meanwhile."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from tests.torture import bridge_faults, database_faults
+from tests.torture.faults import Fault
+from tests.torture.stage import Stage
+
+Do = Callable[[Stage, Fault], None]
+
+
+def _far_away(stage: Stage, fault: Fault) -> None:
+    """The bridge starts while Kafka is far away."""
+    with stage.brokers.far_away():
+        stage.supervised.kill()
+        time.sleep(2 * fault.seconds)
+
+
+_TO_THE_BRIDGE: Final[dict[str, Do]] = {
+    "kill": bridge_faults.kill,
+    "failpoint": bridge_faults.crash,
+    "crash loop": bridge_faults.crash,
+    "sigterm": bridge_faults.terminated,
+    "freeze": bridge_faults.freeze,
+    "rival": bridge_faults.rival,
+    "terminate": bridge_faults.disconnect,
+    "leader killed inside": bridge_faults.lose_leader_inside,
+}
+_TO_SERVERS: Final[dict[str, Do]] = {
+    "network cut": database_faults.cut_network,
+    "network stalled": database_faults.stall_network,
+    "broker far away": _far_away,
+    "publication altered": database_faults.alter_publication,
+    "tables locked": database_faults.lock_tables,
+    "primary restarted": database_faults.restart_primary,
+    "standby killed": database_faults.kill_standby,
+    "failover": database_faults.fail_over,
+}
+"""Those of brokers besides; the bridge may be harassed during all of them."""
+
+
+def perform(stage: Stage, fault: Fault) -> None:
+    """Do it, and undo what it does to servers and network."""
+    stage.faults[fault.name] += 1
+    stage.note(fault.name, *fault.points, "harassed" if fault.harassed else "")
+    if fault.name in _TO_THE_BRIDGE:
+        _TO_THE_BRIDGE[fault.name](stage, fault)
+    else:
+        if fault.name == "failover":
+            stage.await_ready()
+        with stage.harassed(fault):
+            if not stage.brokers.perform(fault, stage.bridge.prefix):
+                _TO_SERVERS[fault.name](stage, fault)
+    stage.note(fault.name, "done")
