@@ -17,6 +17,7 @@ import typer
 from services.local.bed import Bed
 from tests.torture.brokers import Brokers
 from tests.torture.checker import Finding
+from tests.torture.faults import only, schedule
 from tests.torture.report import Report, exit_code, sums, table
 from tests.torture.rig import Rig, kept
 from tests.torture.servers import servers
@@ -29,6 +30,7 @@ def one_run(
     seed: int,
     seconds: float,
     *,
+    faults: str,
     commits_wait: bool,
     to_tables: bool,
 ) -> Report:
@@ -36,14 +38,15 @@ def one_run(
     folder.mkdir(exist_ok=True)
     try:
         brokers.recover()
-        with bed.new_pair() as (pair, _subscriber):
+        with bed.new_pair() as (pair, subscriber):
             rig = Rig(
                 *(bed, folder, seed),
                 brokers=brokers,
+                faults=only(schedule(seed, brokers.count), faults),
                 commits_wait=commits_wait,
                 to_tables=to_tables,
             )
-            report = rig.run((pair.primary, pair.standby), seconds)
+            report = rig.run((pair.primary, pair.standby), seconds, subscriber)
     except Exception:
         what = traceback.format_exc()
         (folder / "traceback.txt").write_text(what, encoding="utf-8")
@@ -70,6 +73,7 @@ def main(
     brokers: Annotated[
         int, typer.Option(help="1, or 3 that replicate every topic: then their own faults, too.")
     ] = 1,
+    faults: Annotated[str, typer.Option(help="Only these, by commas: disk lost,kill")] = "",
     to_tables: Annotated[
         bool, typer.Option("--tables", help="Fill Iceberg tables at the end, compare them.")
     ] = False,
@@ -80,7 +84,10 @@ def main(
     base.chmod(0o755)
     first, _, last = (seeds or f"{seed}-").partition("-")
     wanted = itertools.count(int(first)) if not last else range(int(first), int(last) + 1)
-    options = {"commits_wait": commits_wait, "to_tables": to_tables}
+    try:
+        only(iter(()), faults)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     lines = []
     wrong = False
     with servers(base / "servers", postgres, brokers) as (bed, kafka):
@@ -89,7 +96,12 @@ def main(
             if not last and time.monotonic() > until:
                 break
             kept_in = base / f"seed-{number}"
-            report = one_run(bed, kafka, kept_in, number, run_seconds, **options)
+            report = one_run(
+                *(bed, kafka, kept_in, number, run_seconds),
+                faults=faults,
+                commits_wait=commits_wait,
+                to_tables=to_tables,
+            )
             lines.append(report.as_json())
             sys.stdout.write(lines[-1] + "\n")
             sys.stdout.flush()

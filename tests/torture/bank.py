@@ -20,6 +20,11 @@ NEVER: Final = "never"
 OWN_ROWS: Final = ("items", "toast", "key", "savepoints", "large", "table", "routed", "outbox")
 """Kinds that touch nothing of other clients: prepared, they may wait for long."""
 LARGE_ROWS: Final = (150, 300, 300, 600)
+DDL: Final = ("shape", "renamed")
+"""Kinds that lock a table which others need: never left prepared."""
+RENAMED: Final = "r"
+"""What the names of the column of `renamed` begin with; its value is the name that it had."""
+_RENAMED: Final = 4
 MADE: Final = "made_"
 """What the names of tables begin with that a transaction has made."""
 _MADE_ROWS: Final = 6
@@ -35,6 +40,7 @@ SCHEMA: Final = """
     ALTER TABLE whole REPLICA IDENTITY FULL;
     CREATE TABLE scratch (id bigint PRIMARY KEY, tid text);
     CREATE TABLE shape (id bigint PRIMARY KEY, tid text);
+    CREATE TABLE renamed (id bigint PRIMARY KEY, tid text, r0 text);
     CREATE TABLE routed (id bigint PRIMARY KEY, n int, tid text);
     CREATE TABLE outbox (id bigint PRIMARY KEY, aggregatetype text, aggregateid text, type text,
                          payload text);
@@ -80,6 +86,7 @@ class Work:
             "large": (3, self._large),
             "truncate": (4, self._truncate),
             "shape": (5, self._shape),
+            "renamed": (3, self._renamed),
             "table": (2, self._table),
             "routed": (6, self._routed),
             "outbox": (6, self._outbox),
@@ -209,6 +216,44 @@ class Work:
             "INSERT INTO shape (id, tid) VALUES (%s, %s)", [self._new_ids(1)[0], tid]
         )
         return Counter(shape=1)
+
+    def _renamed(self, connection: Connection, tid: str) -> Counter[str]:
+        """A column has another name from one block of a stream to the next, here or elsewhere.
+
+        Other sessions may rename it between the rows before and the rows after it.
+        """
+        count = self.random.choice(LARGE_ROWS)
+        added = self._insert_items(connection, tid, count)
+        rows = 0
+        if self.random.random() < 0.6:
+            self._insert_renamed(connection, tid)
+            rows += 1
+            if self.random.random() < 0.7:
+                old, new = self._column(connection), f"{RENAMED}{self.random.randrange(_RENAMED)}"
+                if old != new:
+                    rename = f"ALTER TABLE renamed RENAME COLUMN {old} TO {new}"
+                    connection.execute(rename.encode())
+            added += self._insert_items(connection, tid, count)
+        self._insert_renamed(connection, tid)
+        connection.execute("DELETE FROM item WHERE id = ANY(%s)", [added[:-20]])
+        self.mine |= set(added[-20:])
+        return Counter(item=2 * len(added) - 20, renamed=rows + 1)
+
+    def _insert_renamed(self, connection: Connection, tid: str) -> None:
+        connection.execute("LOCK TABLE renamed IN ROW EXCLUSIVE MODE")  # before its name is read
+        name = self._column(connection)
+        connection.execute(
+            f"INSERT INTO renamed (id, tid, {name}) VALUES (%s, %s, %s)".encode(),
+            [self._new_ids(1)[0], tid, name],
+        )
+
+    def _column(self, connection: Connection) -> str:
+        row = connection.execute(
+            "SELECT attname FROM pg_attribute"
+            " WHERE attrelid = 'renamed'::regclass AND attnum > 0 AND attname NOT IN ('id', 'tid')"
+        ).fetchone()
+        assert row is not None
+        return str(row[0])
 
     def _table(self, connection: Connection, tid: str) -> Counter[str]:
         """A table of its own: its topic is made when its first rows are on their way."""

@@ -8,7 +8,9 @@ from typing import Any, Final
 
 import yaml
 
+from schemas.errors import ExitCode
 from tests.providers.waiting import eventually
+from tests.torture.checker import Finding
 from tests.torture.faults import Fault
 from tests.torture.stage import Stage
 from tests.torture.supervisor import Supervised
@@ -17,6 +19,7 @@ FAILPOINT_WAIT_S: Final = 8.0
 _STREAMING_S: Final = 1.5
 _LOOK_S: Final = 0.05
 _TAKE_OVER_S: Final = 60.0
+_REFUSED_S: Final = 120.0
 
 
 def kill(stage: Stage, _fault: Fault) -> None:
@@ -65,15 +68,11 @@ def rival(stage: Stage, fault: Fault) -> None:
     _stop_inside(stage, "before kafka commit:2")
     stage.terminate_bridge()
     with another_bridge(stage, "rival", {}) as other:
-        log = other.log
-        seen = log.read_text(encoding="utf-8").count(" streaming ") if log.exists() else 0
+        seen = _sessions_of(other)
         other.start()
         try:
             eventually(
-                lambda: (
-                    other.operator_needed is not None
-                    or (log.exists() and log.read_text("utf-8").count(" streaming ") > seen)
-                ),
+                lambda: other.operator_needed is not None or _sessions_of(other) > seen,
                 what="the rival streams",
                 timeout_s=_TAKE_OVER_S,
             )
@@ -85,6 +84,51 @@ def rival(stage: Stage, fault: Fault) -> None:
     stage.rival_kills += other.ends.sigkills
     if other.operator_needed is not None:
         stage.supervised.operator_needed = other.operator_needed
+
+
+def stray(stage: Stage, fault: Fault) -> None:
+    """Another bridge that must be refused by name: a second slot, or with another database."""
+    moments = random.Random(f"{fault}")
+    if stage.foreign is None or moments.random() < 0.5:
+        slot = stage.bridge.slot
+        words = f"belong to slot {slot}"
+        other = {"slot": f"{slot}_2"}
+        refused(stage, "second-slot", other, ExitCode.WITNESSES_DISAGREE, words)
+    else:
+        other = {"conninfo": stage.foreign.conninfo(stage.dbname)}
+        refused(stage, "foreign", other, ExitCode.WRONG_DATABASE, "this database is")
+
+
+def refused(
+    stage: Stage, name: str, source: dict[str, Any], code: ExitCode, words: str, **bridge: Any
+) -> None:
+    """Start another bridge, configured so: it must end with `code` and `words` in its error.
+
+    Meanwhile it has not fenced the right one.
+    """
+    fenced = stage.supervised.ends.codes[ExitCode.FENCED]
+    with another_bridge(stage, name, source, **bridge) as other:
+        seen = _written(other).count(words)
+        other.start()
+        eventually(
+            lambda: other.operator_needed is not None or _sessions_of(other) > 0,
+            what=f"refused: {words}",
+            timeout_s=_REFUSED_S,
+        )
+    if other.operator_needed != code or _written(other).count(words) <= seen:
+        what = f"{name}: {other.operator_needed} instead of {code:d}, {words!r}"
+        stage.findings.append(Finding("accepted", what))
+    if stage.supervised.ends.codes[ExitCode.FENCED] > fenced:
+        stage.findings.append(Finding("accepted", f"{name}: it has fenced the right bridge"))
+
+
+def _sessions_of(bridge: Supervised) -> int:
+    """How many sessions have come to stream; "not streaming yet" is none."""
+    return _written(bridge).count("[info     ] streaming")
+
+
+def _written(bridge: Supervised) -> str:
+    return bridge.log.read_text(encoding="utf-8") if bridge.log.exists() else ""
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@
     duplicated    an event twice, or a ledger row in two transactions
     torn          a transaction without all of its events, or in two Kafka transactions
     disordered    events of a partition, or transactions, not in commit order
-    wrong         a balance that no transfer makes of the one before it
+    wrong         a balance that no transfer makes of the one before it; a column's old name
     missing       acknowledged to a client, not in the database
     resurrected   refused or rolled back for a client, and in the database
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tests.bridge.reading import Record
-from tests.torture.bank import MADE, NEVER
+from tests.torture.bank import MADE, NEVER, RENAMED
 
 KafkaTransactionOf = Callable[[str, int, int], Hashable]
 """(topic, partition, offset) -> what tells the record's Kafka transaction from others there."""
@@ -144,6 +144,10 @@ def _event(
     seen.add(number)
     if after.get("tid") == NEVER:
         findings.append(Finding("phantom", f"{where}: rolled back to a savepoint"))
+    if source["table"] == "renamed" and event["op"] == "c":
+        names = {name: value for name, value in after.items() if name.startswith(RENAMED)}
+        if list(names) != list(names.values()):
+            findings.append(Finding("wrong", f"{where}: a row of another column's time: {names}"))
     if event["op"] == "t":
         found.copies[source["seq"]] += 1
     if event["op"] != "t" or copy == 0:

@@ -16,7 +16,7 @@ from typing import Final
 
 import psycopg
 
-from tests.torture.bank import OWN_ROWS, Connection, Work
+from tests.torture.bank import DDL, OWN_ROWS, Connection, Work
 
 _PREPARED_SHARE: Final = 0.2
 _LATER_SHARE: Final = 0.3
@@ -143,7 +143,7 @@ class Client(threading.Thread):
             self._work.settle(connection)
             return
         chance = self._random.random()
-        if chance < _PREPARED_SHARE and kind != "shape":
+        if chance < _PREPARED_SHARE and kind not in DDL:
             self._prepare(connection, tid, kind)
         elif chance < _PREPARED_SHARE + _ROLLED_BACK_SHARE:
             connection.execute("ROLLBACK")

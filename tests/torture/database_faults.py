@@ -1,23 +1,32 @@
 """What is done to the PostgreSQL servers and the network to them. Every fault ends healed."""
 
 import json
+import random
+import subprocess
 import time
+from pathlib import Path
 from typing import Final
 
 from psycopg import sql
 from psycopg.errors import LockNotAvailable
 from typer.testing import CliRunner
 
+from schemas.errors import ExitCode
 from services.failover.command import app as slotfailover
 from services.local.pair import STANDBY_SLOT, alter_system, clone, execute
+from services.local.postgres import PostgresServer
+from services.local.shared_memory import release
+from tests.bridge.evidence.ground import promote, wal_lsn
 from tests.providers.databases import connect
 from tests.providers.waiting import eventually
-from tests.torture.bridge_faults import FAILPOINT_WAIT_S
+from tests.torture.bridge_faults import FAILPOINT_WAIT_S, refused
 from tests.torture.faults import Fault
 from tests.torture.stage import Stage
 
 _ALTERED_EVERY_S: Final = 0.05
 OLD_PRIMARY: Final = "it is an old primary"
+SAME_TIMELINE: Final = "another timeline of the same number"
+SET_BACK: Final = "set back to an earlier state"
 GHOST: Final = "ghost"
 """The tid of what only a revived old primary has: it must never be in Kafka."""
 
@@ -92,46 +101,130 @@ def fail_over(stage: Stage, fault: Fault) -> None:
     stage.failovers += 1
     stage.primary, stage.standby = stage.standby, stage.primary
     if fault.revived:
-        _revive_the_old_one(stage)
+        _revive_the_old_one(stage, fault)
     _rebuild_standby(stage)
 
 
-def _revive_the_old_one(stage: Stage) -> None:
-    """It comes back alone, as a primary, and commits what nobody must ever see.
+def _revive_the_old_one(stage: Stage, fault: Fault) -> None:
+    """It comes back as a primary, and commits what nobody must ever see; what then, is drawn.
 
     Clients wait meanwhile: what they wrote there would be lost, as an operator's mistake.
     """
     stage.faults["old primary revived"] += 1
     stage.bridge_streams()
+    beside, twice = random.Random(f"{fault}").choice([(True, False), (False, True), (False, False)])
     with stage.clients_held():
-        stage.note("revived")
+        stage.note("revived", "beside" if beside else "", "and promoted" if twice else "")
+        if beside:
+            stage.standby.start()
+            _haunt(stage.standby, stage.dbname)
+            _stale_bridge(stage)
+            stage.standby.kill()
+            return
         stage.primary.kill()
         stage.standby.start()
-        refused = stage.bridge.output.count(OLD_PRIMARY)
-        _haunt(stage)
+        seen = stage.bridge.output.count(OLD_PRIMARY)
+        _haunt(stage.standby, stage.dbname)
 
         def noticed() -> bool:
             taken = stage.given_up or stage.bridge_is_on(stage.standby)
-            return taken or stage.bridge.output.count(OLD_PRIMARY) > refused
+            return taken or stage.bridge.output.count(OLD_PRIMARY) > seen
 
-        eventually(noticed, what="the bridge has met the old primary", timeout_s=60)
+        eventually(noticed, what="the bridge has met the old primary", timeout_s=120)
         time.sleep(0.5)
         stage.standby.kill()
+        if twice:
+            _promote_the_old_one(stage)
+        else:
+            stage.primary.start()
+
+
+def _stale_bridge(stage: Stage) -> None:
+    """One that sees only the old primary, beside the right one, which goes on."""
+    stage.faults["stale bridge"] += 1
+    stale = {"conninfo": stage.standby.conninfo(stage.dbname)}
+    refused(stage, "stale", stale, ExitCode.TIMELINE, "old primary", connect_deadline_ms=3000)
+
+
+def _promote_the_old_one(stage: Stage) -> None:
+    """Both servers were promoted to one timeline number now; the bridge sees the wrong one."""
+    stage.faults["same timeline twice"] += 1
+    old = stage.standby
+    with stage.refusal(ExitCode.TIMELINE, SAME_TIMELINE) as await_refusal:
+        promote(old)
+        await_refusal(old)
+        old.kill()
         stage.primary.start()
 
 
-def _haunt(stage: Stage) -> None:
-    """The server that is not the primary commits ghosts, beyond whatever Kafka has."""
+def restore_volume(stage: Stage, fault: Fault) -> None:
+    """The primary is set back to an earlier state of its volume; later it is put right again."""
+    if stage.given_up:
+        return
+    primary = stage.primary
+    image, future = (primary.data.with_name(f"{primary.data.name}-{n}") for n in ("old", "new"))
+    stage.bridge_streams()
+    primary.kill()
+    _copy(primary.data, image)
+    primary.start()
+    stage.bridge_streams()
+    until = wal_lsn(primary)
+    time.sleep(fault.seconds)
+    eventually(
+        lambda: stage.given_up or stage.bridge.progress()[-1].origin_lsn > until,
+        what="the record notes an origin that the image does not have",
+        timeout_s=120,
+        interval_s=0.5,
+    )
+    with stage.clients_held():
+        stage.standby.kill()  # else it would stream what the server that was set back writes
+        primary.kill()
+        release(primary.data)
+        primary.data.rename(future)
+        image.rename(primary.data)
+        for proxy in stage.proxies:
+            proxy.cut()
+        with stage.refusal(ExitCode.TIMELINE, SET_BACK) as await_refusal:
+            primary.start()
+            _go_on(stage, fault)
+            for proxy in stage.proxies:
+                proxy.heal()
+            await_refusal(primary)
+            primary.kill()
+            primary.remove_data()
+            future.rename(primary.data)
+            primary.start()
+            stage.standby.start()
+
+
+def _go_on(stage: Stage, fault: Fault) -> None:
+    """Ghosts are committed: one, or so many that the server is beyond Kafka's record again."""
+    overtakes = random.Random(f"{fault}").random() < 0.5
+    _haunt(stage.primary, stage.dbname, segments=0)
+    if overtakes:
+        stage.faults["volume overtakes"] += 1
+        last = stage.bridge.progress()[-1]
+        while wal_lsn(stage.primary) <= max(last.end_lsn, last.wal_lsn):
+            _haunt(stage.primary, stage.dbname)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """As a snapshot of the volume of a server that has been killed."""
+    subprocess.run(["cp", "-a", source, target], check=True)
+    (target / "postmaster.pid").unlink(missing_ok=True)
+
+
+def _haunt(server: PostgresServer, dbname: str, *, segments: int = 2) -> None:
+    """A server that nobody must follow commits ghosts, each after the rest of a WAL segment."""
     for name in ("synchronized_standby_slots", "synchronous_standby_names"):
-        alter_system(stage.standby, name, "")
-    with connect(stage.standby, stage.dbname) as connection:
+        alter_system(server, name, "")
+    ghost = "INSERT INTO ledger VALUES (%s || gen_random_uuid()::text, 'ghost', '{}')"
+    with connect(server, dbname) as connection:
         connection.execute("SET synchronous_commit = local")
-        for _ in range(2):
+        connection.execute(ghost, [GHOST])
+        for _ in range(segments):
             connection.execute("SELECT pg_switch_wal()")
-            connection.execute(
-                "INSERT INTO ledger VALUES (%s || gen_random_uuid()::text, 'ghost', '{}')",
-                [GHOST],
-            )
+            connection.execute(ghost, [GHOST])
 
 
 def _rebuild_standby(stage: Stage) -> None:

@@ -77,10 +77,10 @@ def _run(
     folder.mkdir()
     try:
         brokers.recover()
-        with bed.new_pair() as (pair, _subscriber):
+        with bed.new_pair() as (pair, subscriber):
             drawn = only(deck(seed, brokers.count), faults)
             rig = Rig(bed, folder, seed, brokers=brokers, sabotage=name, faults=drawn)
-            return rig.run((pair.primary, pair.standby), seconds)
+            return rig.run((pair.primary, pair.standby), seconds, subscriber)
     except Exception:
         what = traceback.format_exc()
         (folder / "traceback.txt").write_text(what, encoding="utf-8")

@@ -37,6 +37,8 @@ _TO_SERVERS: Final[dict[str, Do]] = {
     "primary restarted": database_faults.restart_primary,
     "standby killed": database_faults.kill_standby,
     "failover": database_faults.fail_over,
+    "volume restored": database_faults.restore_volume,
+    "stray bridge": bridge_faults.stray,
 }
 """Those of brokers besides; the bridge may be harassed during all of them."""
 

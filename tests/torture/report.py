@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from services.bridge.failpoints import FAILPOINTS
 from tests.torture.checker import Finding
-from tests.torture.faults import AT_DIVERGENCE, DATABASE_AND_BROKER, faults_with
+from tests.torture.faults import AT_DIVERGENCE, DATABASE_AND_BROKER, VARIANTS, faults_with
 from tests.torture.nursery import STREAMS
 
 KINDS: Final = (
     *("transfer", "items", "toast", "key", "savepoints", "large", "truncate", "shape"),
-    *("table", "routed", "outbox", "message", "empty"),
+    *("renamed", "table", "routed", "outbox", "message", "empty"),
 )
 SEAMS: Final = (*(name for name in FAILPOINTS if name != AT_DIVERGENCE), *STREAMS)
 DECISIONS: Final = ("commit", "rollback", "in another session")
@@ -21,7 +21,7 @@ FULL_RUN_SEEDS: Final = 30
 """So many runs must have met everything; fewer only say what they have not met."""
 _SUMMED: Final = (
     *("seconds", "transactions", "events", "acknowledged", "sigkills", "failovers"),
-    *("server_faults", "table_rows", "lost", "duplicated", "torn"),
+    *("server_faults", "table_rows", "lost", "duplicated", "torn", "accepted"),
 )
 
 
@@ -67,6 +67,8 @@ class Report:
             "duplicated": found["duplicated"] + found["phantom"] + found["resurrected"],
             "torn": found["torn"] + found["disordered"] + found["wrong"],
             "hidden": found["hidden"] + found["memory"],
+            "accepted": found["accepted"],
+            "stalled": found["stalled"],
             "findings": len(self.findings),
         }
         return json.dumps(content)
@@ -78,7 +80,7 @@ class Report:
 
 def never(run: Mapping[str, Any]) -> list[str]:
     """Seams that were not passed, kinds of transactions, decisions and faults that were not."""
-    faults = faults_with(run.get("brokers", 1))
+    faults = (*faults_with(run.get("brokers", 1)), *VARIANTS)
     return [
         *(f"failpoint {name!r} not passed" for name in SEAMS if not run["passages"].get(name)),
         *(f"no transaction of kind {name!r}" for name in KINDS if not run["kinds"].get(name)),

@@ -17,6 +17,7 @@ from schemas.events import (
     table_topic,
     transaction_topic,
 )
+from schemas.lsn import format_lsn
 from schemas.naming import Naming
 from schemas.shaping import ShapingSettings
 from services.local.bed import Bed
@@ -26,7 +27,6 @@ from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
 from tests.providers.databases import connect
 from tests.providers.slots import await_ready
-from tests.providers.waiting import eventually
 from tests.torture import bank
 from tests.torture.brokers import Brokers
 from tests.torture.checker import Finding, Truth, check
@@ -44,6 +44,8 @@ several requests for one partition.
 """
 _CLIENTS: Final = 5
 _TOPICS_S: Final = 30.0
+_STALLED_S: Final = 120.0
+"""All servers are healthy by then."""
 _PARTITIONS: Final = 2
 
 
@@ -77,13 +79,22 @@ class Rig:
         self._to_tables = to_tables
         self._part_bytes = _PART_BYTES[seed % len(_PART_BYTES)]
 
-    def run(self, pair_servers: tuple[PostgresServer, PostgresServer], seconds: float) -> Report:
-        """Torture for about `seconds`; then everything recovers and is compared."""
+    def run(
+        self,
+        pair_servers: tuple[PostgresServer, PostgresServer],
+        seconds: float,
+        foreign: PostgresServer | None = None,
+    ) -> Report:
+        """Torture for about `seconds`; then everything recovers and is compared.
+
+        `foreign` is a server with another database, which a stray bridge sees.
+        """
         started = time.monotonic()
         stage = self._stage = Stage(
             self._bed,
             pair_servers,
             self._folder,
+            foreign=foreign,
             brokers=self._brokers,
             sabotage=self._sabotage,
             commits_wait=self._commits_wait,
@@ -169,25 +180,34 @@ class Rig:
         supervised.arm()
         with connect(stage.primary, self._bed.dbname) as connection:
             decide_leftovers(connection)
-            row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-            assert row is not None
-
-            def confirmed() -> bool:
-                if supervised.operator_needed is not None:
-                    return True
-                found = connection.execute(
-                    "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots"
-                    " WHERE slot_name = %s",
-                    [row[0], self._bridge.slot],
-                ).fetchone()
-                return found is not None and bool(found[0])
-
-            eventually(confirmed, what=f"caught up to {row[0]}", timeout_s=180, interval_s=0.1)
+            stalled = self._catch_up(connection)
         code = supervised.operator_needed
         if code is not None:
             return [Finding("wrong", f"exit code {code}: {self._bridge.output[-1500:]}")]
         code = supervised.stop()
-        return [Finding("wrong", f"SIGTERM ended in {code}")] if code else []
+        return stalled + ([Finding("wrong", f"SIGTERM ended in {code}")] if code else [])
+
+    def _catch_up(self, connection: bank.Connection) -> list[Finding]:
+        """Wait for it, as long as the slot moves: the machine may be busy, the backlog large."""
+        row = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
+        assert row is not None
+        reached, since = 0, time.monotonic()
+        while not self._stage.given_up:
+            found = connection.execute(
+                "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots"
+                " WHERE slot_name = %s",
+                [self._bridge.slot],
+            ).fetchone()
+            assert found is not None, f"slot {self._bridge.slot} is gone"
+            if found[0] >= row[0]:
+                break
+            if found[0] > reached:
+                reached, since = found[0], time.monotonic()
+            if time.monotonic() - since > _STALLED_S:
+                what = f"the slot has stood at {format_lsn(reached)} for {_STALLED_S:.0f} s"
+                return [Finding("stalled", f"{what}: {self._bridge.output[-1500:]}")]
+            time.sleep(0.1)
+        return []
 
     def _report(self, outcomes: Outcomes, findings: list[Finding]) -> Report:
         servers, prefix = self._bridge.kafka.bootstrap_servers, self._bridge.prefix

@@ -8,10 +8,11 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from schemas.errors import ExitCode
 from services.local.bed import Bed
 from services.local.pair import STANDBY_SLOT, alter_system
 from services.local.postgres import PostgresServer
@@ -32,7 +33,8 @@ _HARASSED_EVERY_S: Final = (0.5, 4.0)
 class Stage:
     """Of one run: `primary` and `standby` change places at a failover; `proxies` are before them.
 
-    `findings` are what faults have seen; `faults` counts those that were done.
+    `foreign` is a server with another database. `findings` are what faults have seen; `faults`
+    counts those that were done.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Stage:
         servers: tuple[PostgresServer, PostgresServer],
         folder: Path,
         *,
+        foreign: PostgresServer | None,
         brokers: Brokers,
         sabotage: str,
         commits_wait: bool,
@@ -51,6 +54,7 @@ class Stage:
         self.brokers = brokers
         self._commits_wait = commits_wait
         self.primary, self.standby = servers
+        self.foreign = foreign
         self.proxies = [Proxy(server.port) for server in servers]
         self.faults: Counter[str] = Counter()
         self.findings: list[Finding] = []
@@ -125,6 +129,35 @@ class Stage:
             timeout_s=180,
             interval_s=0.1,
         )
+
+    @contextlib.contextmanager
+    def refusal(self, code: ExitCode, words: str) -> Iterator[Callable[[PostgresServer], None]]:
+        """Inside, the bridge may end with `code`, again and again; it streams at the end.
+
+        What is given waits until it has, with `words` in its error, while it sees one server
+        alone; a bridge that streams from there instead is a finding.
+        """
+        before, seen = self.supervised.ends.codes[code], self.bridge.output.count(words)
+        self.supervised.expected = code
+
+        def refused() -> bool:
+            ended = self.supervised.ends.codes[code] > before
+            return ended and self.bridge.output.count(words) > seen
+
+        def await_refusal(server: PostgresServer) -> None:
+            eventually(
+                lambda: self.given_up or refused() or self.bridge_is_on(server),
+                what=f"refused: {words}",
+                timeout_s=120,
+                interval_s=0.1,
+            )
+            if not refused():
+                what = f"not refused: {words} (exit code {code:d})"
+                self.findings.append(Finding("accepted", what))
+
+        yield await_refusal
+        self.bridge_streams()
+        self.supervised.expected = None
 
     def await_ready(self) -> None:
         """Wait until the slot would survive a promotion: the bridge must advance it for that."""

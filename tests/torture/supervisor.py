@@ -44,6 +44,8 @@ class Supervised:
         self._ended = threading.Condition(self._lock)
         self.ends = Ends()
         self.operator_needed: int | None = None
+        self.expected: int | None = None
+        """An exit code that asks for an operator, after which it is started again all the same."""
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     def start(self, *failpoints: str) -> None:
@@ -149,5 +151,5 @@ class Supervised:
             self.ends.failpoints[failpoint.partition(":")[0]] += 1
         else:
             self.ends.codes[code] += 1
-            if code not in _RETRY and code not in (0, -signal.SIGTERM):
+            if code not in _RETRY and code not in (0, -signal.SIGTERM, self.expected):
                 self.operator_needed = code

@@ -206,6 +206,19 @@ def test_a_balance_that_no_transfer_makes() -> None:
         assert kinds([*right[:-4], *wrong], truth) == {"wrong"}
 
 
+@pytest.mark.parametrize(("column", "found"), [("r1", set()), ("r0", {"wrong"})])
+def test_a_row_under_the_name_that_its_column_had_before(column: str, found: set[str]) -> None:
+    source = {"commit_lsn": 10, "seq": 0, "table": "renamed"}
+    after = {"id": 1, "tid": "a", column: "r1"}
+    value = json.dumps({"op": "c", "after": after, "source": source}).encode()
+    records = [
+        *topic("renamed", (0, value)),
+        *topic("ledger", (0, event(10, 1, "ledger", "a"))),
+        *topic("transaction", (0, end(10, renamed=1, ledger=1))),
+    ]
+    assert kinds(records, Truth({"a": {"renamed": 1, "ledger": 1}}, {})) == found
+
+
 def test_what_was_rolled_back() -> None:
     records, truth = good()
     records[0] = records[0]._replace(value=event(10, 0, "item", "never"))

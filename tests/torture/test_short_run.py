@@ -51,12 +51,12 @@ def run(
 ) -> Report:
     """Find nothing, but meet much."""
     bed.start("kafka")
-    with bed.new_pair() as (pair, _subscriber):
+    with bed.new_pair() as (pair, subscriber):
         faults = deck(seed)
         rig = Rig(
             *(bed, folder, seed), faults=faults, commits_wait=commits_wait, to_tables=to_tables
         )
-        report = rig.run((pair.primary, pair.standby), SECONDS)
+        report = rig.run((pair.primary, pair.standby), SECONDS, subscriber)
     kept(folder, report)
     assert not report.findings, report.as_json()
     assert report.transactions > 20

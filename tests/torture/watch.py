@@ -64,6 +64,8 @@ class Watch(threading.Thread):
         self._is_ours = is_ours
         self._pid = pid
         self._ended = threading.Event()
+        self._looked = False
+        """Whether it came to its end, and not to one by an error of its own."""
         self.hidden = Hidden()
         self.rss_mib_max = 0.0
 
@@ -74,10 +76,11 @@ class Watch(threading.Thread):
             try:
                 stable = self._offsets(IsolationLevel.READ_COMMITTED)
                 ends = self._offsets(IsolationLevel.READ_UNCOMMITTED)
-            except KafkaException:
+            except (KafkaException, TimeoutError):
                 self.hidden.lose_sight()
             else:
                 self.hidden.see(time.monotonic(), stable, ends)
+        self._looked = True
 
     def end(self) -> list[Finding]:
         """Stop looking; what was wrong."""
@@ -86,6 +89,8 @@ class Watch(threading.Thread):
         return [*self._findings()]
 
     def _findings(self) -> Iterable[Finding]:
+        if not self._looked:
+            yield Finding("rig", "nobody watched what is hidden, and the memory")
         if self.hidden.longest_s > HIDDEN_S_MAX:
             what = f"{self.hidden.where} hid a record for {self.hidden.longest_s:.0f} s"
             yield Finding("hidden", what)
