@@ -1,4 +1,4 @@
-"""The command `slotbridge`."""
+"""The command `slotbridge`: run, status, demo, and the commands of setup_commands."""
 
 import contextlib
 import json as json_module
@@ -29,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
 )
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
-JsonLogs = Annotated[bool, typer.Option("--json", help="Log JSON lines.")]
+JsonLogs = Annotated[bool, typer.Option("--json", help="Write the log as JSON lines.")]
 for command in (init, check_config, schema, sql, docs):
     app.command()(command)
 
@@ -46,7 +46,7 @@ def _options(
 
 @app.command()
 def run(config: ConfigFile, json: JsonLogs = False) -> None:
-    """Stream changes until SIGTERM; restart it as often as you like.
+    """Stream changes into Kafka until SIGTERM. Restarting is always safe.
 
     Exit codes: 0 stopped cleanly; 2 settings; 10-19 try again; 20-29 a server, privilege or
     resource needs an operator; 30-39 positions disagree; 40-49 a message or record is refused.
@@ -80,11 +80,13 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
 @app.command()
 def status(
     config: ConfigFile,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Answer with one JSON document on stdout.")
+    ] = False,
 ) -> None:
-    """Show where the bridge, every host's slot and Kafka are, and what waits for COMMIT PREPARED.
+    """Show the positions of bridge, slots and Kafka, and undecided prepared transactions.
 
-    Exit codes: 0 a bridge streams; 1 none does, or Kafka does not answer; 2 settings.
+    Exit codes: 0 a bridge streams; 1 no bridge streams, or Kafka does not answer; 2 settings.
     """
     from rich.console import Console
 
@@ -106,11 +108,13 @@ def status(
 @app.command()
 def demo(
     folder: Annotated[
-        Path, typer.Option(help="Where its servers keep their data; wiped at every start.")
+        Path, typer.Option(help="Folder for the data of the demo's servers; wiped at every start.")
     ] = Path(".cache/demo"),
-    scale: Annotated[int, typer.Option(min=1, help="pgbench's scale: 100,000 accounts each.")] = 1,
-    clients: Annotated[int, typer.Option(min=1, help="pgbench's clients.")] = 4,
-    seconds: Annotated[int, typer.Option(min=2, help="Load before the kill; half after.")] = 20,
+    scale: Annotated[int, typer.Option(min=1, help="Scale of pgbench: 100,000 accounts each.")] = 1,
+    clients: Annotated[int, typer.Option(min=1, help="Number of pgbench clients.")] = 4,
+    seconds: Annotated[
+        int, typer.Option(min=2, help="Seconds of load before the kill; half as many after it.")
+    ] = 20,
     plant: Annotated[
         list[str] | None, typer.Option(hidden=True, help="loss, duplicate: damage Kafka's copy.")
     ] = None,

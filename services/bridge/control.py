@@ -1,8 +1,8 @@
-"""POST /v1/source: whoever shows the token sends the bridge to other hosts, as a failover manager.
+"""POST /v1/source: a failover manager with the token sends the bridge to other hosts.
 
     {"conninfo": "host=a,b port=5432,5433"}   hosts only: everything else is as configured
     200 {"hosts": […], "writable": 1}         this session ends in order, the next is opened there
-    400 401 403                               not so; no token shown; none configured
+    400 401 403                               wrong body; no token shown; none configured
     409                                       another database answers there, or an older timeline
 
 It holds until the bridge is started anew. The fences of every session hold there, too; the 409 only
@@ -46,7 +46,7 @@ class Control:
         self._token = token
 
     def routes(self) -> list[Route]:
-        """For services.process.Probes."""
+        """Return the route, for services.process.Probes."""
         return [Route("/v1/source", self._move, methods=["POST"])]
 
     async def _move(self, request: Request) -> Response:
@@ -76,16 +76,16 @@ def source_at(source: SourceSettings, body: bytes | None) -> SourceSettings:
         document = None
     given = document.get("conninfo") if isinstance(document, dict) else None
     if not isinstance(given, str) or set(document) != {"conninfo"}:
-        raise _bad("the body is no JSON document with conninfo alone")
+        raise _bad("the body is not a JSON document with the one key conninfo")
     try:
         places = {key: value for key, value in conninfo_to_dict(given).items() if value}
     except psycopg.ProgrammingError:
-        raise _bad("it is not a connection string") from None
+        raise _bad("conninfo is not a connection string") from None
     strangers = sorted(set(places) - set(_PLACES))
     if strangers:
         raise _bad(f"{strangers[0]} can't be changed here")
     if not places.get("host") and not places.get("hostaddr"):
-        raise _bad("it names no host")
+        raise _bad("conninfo does not name a host")
     kept = conninfo_to_dict(source.conninfo.get_secret_value())
     merged = {key: value for key, value in kept.items() if key not in _PLACES} | places
     moved = source.model_copy(update={"conninfo": SecretStr(make_conninfo("", **merged))})

@@ -17,7 +17,7 @@ def no_descriptors(operation: str) -> Retryable:
         os.strerror(errno.EMFILE),
         operation=operation,
         subject="file descriptors",
-        hint="raise LimitNOFILE (ulimit -n); 1024 are plenty for a bridge",
+        hint="raise LimitNOFILE (ulimit -n); 1024 are enough for a bridge",
         exit_code=ExitCode.NO_DESCRIPTORS,
     )
 

@@ -58,7 +58,7 @@ _armed = _Armed()
 
 
 def arm() -> None:
-    """Read the environment. Raises SettingsError for what is no failpoint."""
+    """Read the environment. Raises SettingsError for an unknown failpoint."""
     text = os.environ.get(VARIABLE, "")
     if not text:
         return
@@ -66,7 +66,7 @@ def arm() -> None:
     number, _, action = rest.partition(":")
     if name not in FAILPOINTS or not number.isdigit() or action not in ("", "stop"):
         raise SettingsError(
-            f"{VARIABLE}={text!r} is no failpoint",
+            f"{VARIABLE}={text!r} is not a failpoint",
             operation="read settings",
             hint=f"unset it; tests know {', '.join(FAILPOINTS)}",
         )
@@ -76,7 +76,7 @@ def arm() -> None:
 
 
 def reach(name: str) -> None:
-    """The process is at this place."""
+    """End or stop the process if `name` is the armed failpoint and its passages are used up."""
     if name != _armed.name:
         return
     _armed.passages_left -= 1

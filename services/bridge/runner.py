@@ -27,7 +27,7 @@ logger = structlog.get_logger(__name__)
 
 HEALTHY_WITHIN_S = 90.0
 GARBAGE_OBJECTS = 50_000
-"""Between two looks for unreachable cycles: held events are no reason to look more often."""
+"""New objects between two collections of garbage, so that held events do not cause more."""
 PAUSE_MIN_S = 0.2
 PAUSE_MAX_S = 10.0
 STANDBY_PAUSE_S = 0.5
@@ -85,7 +85,7 @@ class Runner:
         return time.monotonic() - last < HEALTHY_WITHIN_S + allowed
 
     def ready(self) -> bool:
-        """Whether changes flow."""
+        """Return whether changes flow now."""
         return self._session is not None
 
     def available(self) -> bool:
@@ -132,7 +132,7 @@ class Runner:
                     pause_s = backoff.pause_s(session.durable)
                     self._give_up(stagnation.ended(error, session.durable, time.monotonic()), error)
                 logger.warning(
-                    "session lost, starting anew", reason=str(error), pause_s=round(pause_s, 1)
+                    "session lost: starting a new one", reason=str(error), pause_s=round(pause_s, 1)
                 )
                 metrics.RECONNECTS.inc()
             finally:

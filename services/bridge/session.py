@@ -109,7 +109,7 @@ class Session:
 
     @property
     def durable(self) -> Position:
-        """What Kafka has."""
+        """The position up to which Kafka has all events."""
         return self._ledger.durable
 
     def open(self) -> None:

@@ -21,12 +21,14 @@ _COMMANDS = {
 
 
 def init(
-    file: Annotated[Path | None, typer.Argument(help="File to write; none: stdout.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="File to write; without it, stdout.")] = None,
     section: Annotated[
         list[str] | None,
-        typer.Option(help="source, kafka, bridge, shaping, failover, tables; several times."),
+        typer.Option(
+            help="Section to write: source, kafka, bridge, shaping, failover, tables. Repeatable."
+        ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All sections.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Write all sections.")] = False,
 ) -> None:
     """Write a commented configuration file with every key; an existing file stays as it is."""
     from schemas.example import SECTIONS, USUAL, example_file
@@ -38,7 +40,7 @@ def init(
             raise SettingsError(
                 f"there is no section {unknown[0]}",
                 operation="write a configuration file",
-                hint=f"one of {', '.join(SECTIONS)}",
+                hint=f"choose one of {', '.join(SECTIONS)}",
             )
         written = example_file(sections)
         if file is None:
@@ -60,7 +62,7 @@ def init(
 def check_config(
     config: Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")],
 ) -> None:
-    """Judge the configuration alone: keys, values, token files. Nothing is connected to.
+    """Check the configuration file: keys, values, token files. Connects to nothing.
 
     Exit codes: 0 every section that is there is right; 2 something is wrong.
     """
@@ -96,14 +98,21 @@ def _advice(settings: Settings) -> list[str]:
 
 
 def sql(
-    name: Annotated[str, typer.Argument(help="Script; none: list them.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="Name of a script; without it, all names are listed.")
+    ] = "",
 ) -> None:
-    """Print a script for psql: slotbridge sql roles | psql -d DATABASE -v bridge=slotbridge …"""
+    """Print a script for psql.
+
+    Example: slotbridge sql roles | psql -d DATABASE -v bridge=slotbridge …
+    """
     _print_shipped("sql", name)
 
 
 def docs(
-    name: Annotated[str, typer.Argument(help="Page; none: list them.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="Name of a page; without it, all names are listed.")
+    ] = "",
 ) -> None:
     """Print a page of the documentation, as Markdown."""
     _print_shipped("docs", name)

@@ -123,7 +123,7 @@ def test_records_too_large_for_a_topic(
         assert letter.value is not None and letter.value.text is not None
         assert not letter.value.truncated
         assert json.loads(letter.value.text)["after"]["id"] == letter.seq
-    assert "going on with full batches" in bridge.output
+    assert "full batches again" in bridge.output
 
 
 @pytest.fixture(scope="module")

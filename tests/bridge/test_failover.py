@@ -136,7 +136,7 @@ def test_divergence_stops_the_bridge_and_names_what_is_beyond(
     promote(trio)
     assert bridge.exit_code() == ExitCode.TIMELINE, bridge.output
     (error,) = [line for line in bridge.output.splitlines() if line.startswith("error: ")]
-    assert "never had the changes between" in error
+    assert "never had the changes in between" in error
     assert f"{BEYOND} transactions: xid " in error
     assert "and 5 more" in error
     listed = re.findall(r"xid (\d+) at [0-9A-F/]+ \(public\.t 2\)", error)

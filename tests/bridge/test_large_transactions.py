@@ -175,7 +175,7 @@ def test_past_its_bound_the_spool_gives_way_to_the_server(
             " FROM generate_series(1, 40000) g"
         )
         bridge.streaming().caught_up()
-        assert "goes on with streaming off" in bridge.output
+        assert "continues with streaming off" in bridge.output
         assert decoding(connection, bridge, "spill")[0] >= 1
         assert bridge.stop() == 0, bridge.output
     bridge.assert_kafka_equals(conninfo, "t")

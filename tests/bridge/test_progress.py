@@ -154,7 +154,7 @@ W, D, T = ExitCode.WITNESSES_DISAGREE, ExitCode.WRONG_DATABASE, ExitCode.TIMELIN
             replace(SEEN, server=replace(SERVER, timeline=1), switch_points={}),
             *(Retryable, T, "old primary"),
         ),
-        (earlier(end_lsn=801), AT_700, Diverged, T, "left it at 0/320: it never had"),
+        (earlier(end_lsn=801), AT_700, Diverged, T, "left it at 0/320, so it never had"),
         (earlier(end_lsn=700, commit_lsn=800, seq=3), AT_700, Diverged, T, "never had"),
         (record(history={1: 790}), SEEN, Diverged, T, "same number: they part at 0/316"),
         (record(timeline=1, history={1: 790}, end_lsn=801), AT_700, Diverged, T, "left it"),

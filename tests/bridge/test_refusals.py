@@ -61,17 +61,17 @@ def run(config: str, folder: Path, **environment: str) -> tuple[int, str]:
         ("[not a mapping", "is not YAML"),
         (
             "source: {conninfo: 'nonsense=1'}\nkafka: {bootstrap_servers: b, topic_prefix: p}",
-            "source.conninfo is no connection string",
+            "source.conninfo is not a connection string",
         ),
         (
             "source: {conninfo: 'host=h password=a s3cret'}\n"
             "kafka: {bootstrap_servers: b, topic_prefix: p}",
-            "source.conninfo is no connection string",
+            "source.conninfo is not a connection string",
         ),
         (
             "source: {conninfo: 'postgresql://u:s3cret'}\n"
             "kafka: {bootstrap_servers: b, topic_prefix: p}",
-            "source.conninfo is no connection string",
+            "source.conninfo is not a connection string",
         ),
     ],
 )

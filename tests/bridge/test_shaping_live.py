@@ -77,7 +77,7 @@ def test_everything_at_once(pair: Provider, fresh_database: str, new_bridge: New
         connection.execute("TRUNCATE person, visit")
         bridge.caught_up()
         assert bridge.stop() == 0, bridge.output
-    assert "matches nothing" in bridge.output
+    assert "matches no published table" in bridge.output
     assert "exclude: nothing.*" in bridge.output
     own = own_topics(bridge.prefix)
     topics = {t for t in bridge.topics() if t.startswith(bridge.prefix) and t not in own}

@@ -339,7 +339,7 @@ def test_a_full_spool_says_so_and_a_new_one_starts_empty(folder: Path) -> None:
     with pytest.raises(SpoolFull, match="spool_bytes_max"):
         for number in range(1000):
             spool.append(1, Frame(1, number, number.to_bytes(30)))
-    with pytest.raises(Retryable, match="another bridge spools here"):
+    with pytest.raises(Retryable, match="another bridge uses this spool folder"):
         Spool(folder, memory_bytes_max=100, bytes_max=1000)
     spool.close()
     fresh = Spool(folder, memory_bytes_max=100, bytes_max=1000)

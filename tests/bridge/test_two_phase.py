@@ -211,7 +211,7 @@ def test_a_slot_becomes_two_phase_while_a_transaction_is_prepared(
     later.caught_up()
     assert later.stop() == 0, later.output
     assert values(later) == [2, 1, 3]
-    # From here on the slot is two-phase, whatever the setting says.
+    # From here on the slot decodes two-phase, whatever the setting says.
     without = new_bridge(conninfo, slot=bridge.slot).start().streaming()
     with prepared(conninfo, "again") as three:
         three.execute("INSERT INTO t VALUES (4, 'n')")
@@ -220,7 +220,7 @@ def test_a_slot_becomes_two_phase_while_a_transaction_is_prepared(
     connection.execute("COMMIT PREPARED 'again'")
     without.caught_up()
     assert without.stop() == 0, without.output
-    assert "the slot is two-phase" in without.output
+    assert "the slot decodes two-phase" in without.output
     assert values(without) == [2, 1, 3, 4]
 
 

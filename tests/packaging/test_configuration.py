@@ -120,7 +120,7 @@ def test_check_config_refuses_and_advises(tmp_path: Path) -> None:
     file.write_text("source: {conninfo: nonsense}")
     code, told = slotbridge("check-config", "--config", file)
     assert code == ExitCode.SETTINGS
-    assert "source.conninfo is no connection string" in told
+    assert "source.conninfo is not a connection string" in told
 
 
 def test_every_key_has_a_meaning() -> None:

@@ -4,11 +4,11 @@ from schemas.errors import BadInput, ExitCode
 
 
 class DecodeError(BadInput):
-    """Bytes that are no pgoutput message, or one that does not fit what came before."""
+    """Bytes are not a pgoutput message, or the message does not fit the one before."""
 
     exit_code = ExitCode.UNDECODABLE
 
 
 def misplaced(what: str, lsn: int) -> DecodeError:
-    """`what` was understood, but does not fit what came before."""
+    """Return the error of a message that is valid alone but does not fit the one before."""
     return DecodeError(f"{what} is out of place", operation="assemble transactions", lsn=lsn)

@@ -78,7 +78,7 @@ class Type(NamedTuple):
 
 
 class Insert(NamedTuple):
-    """A new row."""
+    """An INSERT of one row."""
 
     relation: Relation
     new: Row

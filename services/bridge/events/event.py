@@ -1,4 +1,4 @@
-"""What is passed on for a change: a record for Kafka, and whose it is. Pure."""
+"""The Kafka record produced for a change, with its source table and position. Pure."""
 
 from typing import Final, NamedTuple
 
@@ -11,7 +11,7 @@ EVENT_OVERHEAD_BYTES: Final = 200
 class Event(NamedTuple):
     """One record for Kafka. `value` None is a tombstone; `broadcast`: to every partition.
 
-    `table` (`schema.table`, empty for what is of no table), `seq` and `lsn` say whose it is.
+    `table` (`schema.table`, empty for a record without a table), `seq` and `lsn` name the change.
     """
 
     topic: str

@@ -85,8 +85,8 @@ class Relations:
                 operation="describe a table",
                 subject=f"topic {topic}",
                 lsn=stamp.commit_lsn,
-                hint="characters that Kafka forbids become _: rename one of the tables, leave it "
-                "out, or give both one route (shaping.routes)",
+                hint="characters that Kafka forbids in topic names become _: rename one of the "
+                "tables, leave it out, or give both one route (shaping.routes)",
                 exit_code=ExitCode.RECORD_REFUSED,
             )
 
@@ -106,7 +106,7 @@ class Relations:
             if oid in unknown - self._text_types and not self._encoders.understood(oid):
                 self._text_types.add(oid)
                 logger.warning(
-                    "values of a type without a form of its own are sent as PostgreSQL's text",
+                    "types without an encoder: their values are sent as PostgreSQL's text",
                     type=column.type_name,
                     oid=oid,
                 )
@@ -132,4 +132,4 @@ def warn_of_unmatched(shaping: Shaping, primary: Primary) -> None:
     if shaping.shapes_nothing:
         return
     for pattern in shaping.unmatched(primary.published()):
-        logger.warning("shaping matches nothing that is published", pattern=pattern)
+        logger.warning("a pattern of shaping matches no published table", pattern=pattern)

@@ -46,7 +46,7 @@ def check_clocks(clocks: Clocks, topics: Iterable[Topic], servers: str) -> str:
     if abs(behind_ms) < REFUSE_MS or not stamped:
         return told
     raise SetupError(
-        f"{told}, and the records of {named(stamped)} are kept or refused by it",
+        f"{told}, and Kafka keeps or refuses the records of {named(stamped)} by that time",
         operation="compare clocks",
         subject=f"topic {stamped[0]}",
         hint="correct the clock (NTP), or let Kafka stamp the records of each of these topics: "

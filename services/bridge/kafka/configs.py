@@ -107,4 +107,6 @@ def _warn_once(what: str, **told: str) -> None:
     text = f"{what} {told}"
     if text not in _TOLD:
         _TOLD.add(text)
-        logger.warning("topics are not as the guarantee asks", lack=what, **told)
+        logger.warning(
+            "topics are configured differently from what the guarantee needs", lack=what, **told
+        )

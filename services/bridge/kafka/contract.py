@@ -1,6 +1,6 @@
 """What the guarantee asks of Kafka's topics: how ours are made, what existing ones lack. Pure.
 
-    topic                       asked                                  where it is not so
+    topic                       asked                                  where it differs
     progress, schema, prepared  cleanup.policy=compact, or no bound    refused: a bridge that was
                                 of age and size                        away loses its place
     transaction                 not compacted                          warning

@@ -55,7 +55,7 @@ from services.kafka.records import (
 logger = structlog.get_logger(__name__)
 
 PATIENCE_S: Final = 1.5
-"""A partition whose last stable offset stays the same for so long is taken for stuck."""
+"""How long a partition's last stable offset must stay the same to count as stuck."""
 _SOON_S: Final = 0.02
 _LOOK_S: Final = 0.25
 _TAIL_RECORDS: Final = 20
@@ -127,7 +127,7 @@ def settle(
         ending = how_to_end(ours, stuck, last, record, tried, commit=commit)
         tried |= {*ending.partitions}
         _end(topics, producer, ending)
-    logger.info("transactions of other producers are open", partitions=_names(stuck))
+    logger.info("other producers have open transactions in our topics", partitions=_names(stuck))
 
 
 def require_told(topics: Topics, slot: str, while_waiting: Callable[[], None]) -> None:
@@ -138,10 +138,10 @@ def require_told(topics: Topics, slot: str, while_waiting: Callable[[], None]) -
     stuck = _stuck(topics, while_waiting)
     if stuck and _ours(topics, slot, stuck)[0]:
         raise Retryable(
-            f"Kafka has decided a transaction without telling {_names(stuck)}",
+            f"Kafka has decided a transaction, but {_names(stuck)} did not get its marker",
             operation="begin a Kafka transaction",
             subject=f"slot {slot}",
-            hint="the next session ends it",
+            hint="the next session of the bridge ends the transaction",
             exit_code=ExitCode.KAFKA_UNREACHABLE,
         )
 
@@ -167,7 +167,7 @@ def _was_committed(
 
 def _end(topics: Topics, producer: TransactionalProducer, ending: Ending) -> None:
     logger.warning(
-        "Kafka has left a transaction open after deciding it: ending it",
+        "ending a transaction that Kafka has decided and left open",
         decision="commit" if ending.commit else "abort",
         partitions=_names(ending.partitions),
     )

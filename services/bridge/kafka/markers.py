@@ -131,7 +131,7 @@ class MarkerCheck:
         self._judge(lost)
 
     def _leave(self, behind: Mapping[Partition, int]) -> None:
-        """It is another producer's, who hides what we have written behind it."""
+        """Stop watching partitions where another producer's open transaction hides ours."""
         if new := sorted(behind.keys() - self._others.keys()):
             logger.warning(
                 "not judged: another producer's open transaction hides what was written",
@@ -147,7 +147,7 @@ class MarkerCheck:
         return some_answers({place: one for place, one in asked.items() if one.done()})
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread that asks for offsets."""
         self._closed = True
         self._pool.shutdown(wait=True)
 

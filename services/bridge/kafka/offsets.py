@@ -56,7 +56,7 @@ def answers(asked: Asked) -> dict[Partition, End]:
                 "the leader of the partition does not answer",
                 operation="ask where the partition ends",
                 subject=name_of(place),
-                hint="check the brokers",
+                hint="check that all brokers run",
                 exit_code=ExitCode.KAFKA_UNREACHABLE,
             )
         found[place] = End(told.offset, -1 if told.leader_epoch is None else told.leader_epoch)
@@ -81,7 +81,7 @@ def count_partitions(producer: Producer, topic: str) -> int:
 
 
 def name_of(place: Partition) -> str:
-    """`topic[partition]`."""
+    """Return `topic[partition]`, for messages."""
     return f"{place[0]}[{place[1]}]"
 
 

@@ -324,7 +324,7 @@ class TransactionalProducer:
         bytes_max = min(self._message_bytes_max, self._limits.get(topic, MESSAGE_BYTES_MAX))
         if not self._dead:
             logger.warning(
-                "Kafka refuses a record, it goes to the dead letters",
+                "Kafka refuses a record: writing it to the dead letters",
                 reason=reason,
                 topic=event.topic,
                 table=event.table,
@@ -365,7 +365,7 @@ class TransactionalProducer:
             what,
             operation=operation,
             subject=subject,
-            hint="the bridge sends the transaction again by itself, record by record",
+            hint="the bridge sends the transaction again, record by record",
             exit_code=ExitCode.KAFKA_UNREACHABLE,
         )
 
@@ -395,6 +395,6 @@ class TransactionalProducer:
             f"the broker has taken nothing for {self._deadline_s:.0f} s",
             operation="produce",
             subject=self._subject,
-            hint="check the broker",
+            hint="check that the broker runs and its disk is not full",
             exit_code=ExitCode.KAFKA_UNREACHABLE,
         )

@@ -35,9 +35,9 @@ from services.bridge.transactions.assembler import Portion
 SPACING_MIN_S: Final = 0.002
 """Between the beginnings of two commits there is this, or what the last one took."""
 COMPANY_S: Final = 0.000_1
-"""For each portion in it, a transaction stays open so much longer."""
+"""How much longer a transaction stays open for each portion in it."""
 QUIET_S: Final = 0.01
-"""A transaction to which nothing was added for so long does not wait for more."""
+"""A transaction is committed once nothing was added to it for this long."""
 WAITING_BYTES_MAX: Final = 8 * 2**20
 """What is encoded ahead while Kafka commits."""
 
@@ -256,7 +256,7 @@ class Publishing:
             reach("between parts")
         if self._producer.done:
             raise RefusalLearned(
-                "what Kafka refuses is dealt with; going on with full batches",
+                "refused records are known now: full batches again",
                 operation="stream",
                 subject=self._subject,
             )

@@ -102,10 +102,10 @@ def record_bytes(event: Event) -> int:
 
 
 def no_topic() -> TopicRefused:
-    """Of a row of an outbox."""
+    """Return the error of an outbox row from which no topic follows."""
     return TopicRefused(
-        "the row names no topic",
-        hint="correct the outbox's aggregate type",
+        "the outbox row does not name a topic",
+        hint="correct the aggregate type in the outbox row",
         exit_code=ExitCode.RECORD_REFUSED,
     )
 
@@ -132,7 +132,8 @@ def refusal(
         operation="produce",
         subject=", ".join(filter(None, what)),
         lsn=event.lsn or origin.commit_lsn,
-        hint=f"{hint}; bridge.on_refused: dead_letter goes on without such records",
+        hint=f"{hint}; or set bridge.on_refused: dead_letter, which puts such records into "
+        "<prefix>.dead",
         exit_code=cause.exit_code if cause is not None else ExitCode.RECORD_REFUSED,
     )
 

@@ -1,8 +1,8 @@
-"""Many records to librdkafka: straight, or through confluent-kafka where that is not possible.
+"""Send many records to librdkafka: by rd_kafka_produce, else through confluent-kafka.
 
-Straight (services.bridge.compiled.records) needs the compiled way, and a version of confluent-kafka
-of which it is known where it keeps librdkafka's producer. confluent-kafka's `produce` parses its
-arguments, and has librdkafka lock everything and look for the topic's name among all, each time.
+Calling rd_kafka_produce directly (services.bridge.compiled.records) requires the C extension and a
+confluent-kafka release whose Handle layout is verified (KNOWN_VERSIONS). confluent-kafka's own
+`produce` parses its arguments and has librdkafka look up the topic under a lock for each record.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ topic that is not in `ready`; or it was not taken.
 
 
 def sender(producer: Producer) -> Send:
-    """The best way into `producer`."""
+    """Return the fastest function that sends records into `producer`."""
     if compiled.hot is not None and (handle := _handle(producer)):
         straight: Send = compiled.hot.records.Records(producer, handle, *FUNCTIONS).send
         return straight

@@ -71,7 +71,7 @@ def _values(reader: Records, record: PreparedRecord, offsets: dict[int, int]) ->
 
 def _broken(topic: str, what: str) -> OperatorNeeded:
     return OperatorNeeded(
-        f"{what}: it can't be published at its COMMIT PREPARED",
+        f"{what}: the transaction can't be published at its COMMIT PREPARED",
         operation="read the staged transactions",
         subject=topic,
         hint="Kafka lost staged records: restore the topic, or start over with a new slot and "

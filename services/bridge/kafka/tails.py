@@ -150,7 +150,7 @@ def judge_lost(lost: Sequence[Lost], slot: str, lsn: int | None, *, go_on: bool)
         operation="compare the ends of partitions",
         subject=f"slot {slot}",
         lsn=lsn,
-        hint="restore the topics, or start over with a new slot and topic prefix; to go on without "
-        "the lost records, or where somebody has deleted the topic and it was made again: "
-        "bridge.on_lost_records: continue, for one start",
+        hint="restore the topics, or start over with a new slot and topic prefix. To go on without "
+        "the lost records, or if somebody deleted the topic on purpose, start once with "
+        "bridge.on_lost_records: continue",
     )

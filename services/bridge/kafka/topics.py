@@ -112,13 +112,13 @@ class Topics:
                     "this topic must have one partition: it is read in order",
                     operation="prepare topics",
                     subject=topic_of(prefix),
-                    hint="delete it before the first start, or use another kafka.topic_prefix",
+                    hint="delete the topic before the first start, or use another prefix",
                 )
         written = {name for name, _ in self.written()}
         self._configs.check((name, self._replicas.get(name, 0)) for name in sorted(written))
 
     def check_clocks(self, server_ms: int) -> None:
-        """As `Configs.check_clocks`."""
+        """Check the clocks as `Configs.check_clocks` does."""
         self._configs.check_clocks(server_ms)
 
     def there(self, topic: str) -> bool:
@@ -208,7 +208,7 @@ class Topics:
         return {at: end.offset for at, end in stable.items() if ends[at].offset > end.offset}
 
     def ask_ends(self, places: Iterable[Partition], *, committed: bool) -> Asked:
-        """As `offsets.ask_ends`."""
+        """Ask for ends of partitions as `offsets.ask_ends` does."""
         return ask_ends(self._admin, places, committed=committed)
 
     def written(self) -> list[Partition]:
@@ -340,7 +340,7 @@ class Topics:
                 raise _not_created(error, name) from error
             if time.monotonic() > until:
                 raise Retryable(
-                    f"{error.args[0].str()} Other topics have as many replicas",
+                    f"{error.args[0].str()} Other topics have that many replicas",
                     operation="create the topic",
                     subject=name,
                     hint="start the broker that is missing",
@@ -350,7 +350,7 @@ class Topics:
             time.sleep(_ATTEMPT_S)
         self._await_leader(name)
         reach("topic made")
-        logger.info("topic is there", topic=name, partitions=self._partitions[name])
+        logger.info("topic is ready", topic=name, partitions=self._partitions[name])
 
     def _create(self, topic: NewTopic) -> KafkaException | None:
         """Make a topic that another may have made meanwhile; return why it could not be made."""

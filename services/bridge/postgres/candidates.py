@@ -106,7 +106,7 @@ def _choose(results: list[Candidate | SlotbridgeError]) -> Candidate:
         if other is not chosen:
             other.connection.close()
             logger.warning(
-                "a second host accepts writes; the one on the newer timeline is used",
+                "two hosts accept writes: using the one on the newer timeline",
                 timeline=chosen.server.timeline,
                 other_timeline=other.server.timeline,
             )

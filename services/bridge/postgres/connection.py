@@ -40,7 +40,7 @@ _FAILED: Final = -2
 FEEDBACK_DEADLINE_S: Final = 10.0
 READS_MAX: Final = 16
 READ_BYTES: Final = 2**18
-"""So often is read, or about so much, until what came is dealt with."""
+"""Limits of one read: how many reads of the socket, and about how many bytes."""
 SESSION_OPTIONS: Final = (
     "-c datestyle=ISO -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=3"
     " -c bytea_output=hex -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
@@ -160,10 +160,10 @@ class ReplicationConnection:
         wait_readable([self._conn.socket, *others], timeout_s)
 
     def read(self) -> Iterator[Messages | Keepalive]:
-        """Yield what has arrived, not more than so much. Raises Retryable when the server has gone.
+        """Yield messages that have arrived, up to about READ_BYTES or READS_MAX reads.
 
-        Messages come in the same container again and again. libpq reads little at once: what is
-        there is asked for several times.
+        Raises Retryable when the server has gone. The container of the messages is reused by the
+        next call. libpq takes little from the socket at once, so it is asked several times.
         """
         messages = self._messages
         messages.clear()
@@ -259,7 +259,7 @@ class ReplicationConnection:
             f"the connection is lost: {' '.join(reason.split())}",
             operation="stream",
             subject=f"slot {self._slot}",
-            hint="the bridge reconnects by itself",
+            hint="nothing to do: the bridge reconnects",
         )
 
     def _error(self) -> str:

@@ -117,7 +117,7 @@ class Primary:
                 f"the slot {wrong}",
                 operation="check the slot",
                 subject=f"slot {self._settings.slot}",
-                hint="choose another source.slot; the bridge makes its own",
+                hint="choose another source.slot: the bridge creates its slot",
             )
         if not self._slot_read:
             self._slot_read = True
@@ -127,7 +127,7 @@ class Primary:
     def _warn_of_slot(self, found: Slot) -> None:
         if found.two_phase and not self._settings.two_phase:
             logger.warning(
-                "the slot is two-phase: set source.two_phase to true", slot=self._settings.slot
+                "the slot decodes two-phase: set source.two_phase to true", slot=self._settings.slot
             )
         if not found.failover:
             logger.warning(
@@ -273,9 +273,9 @@ def check_server(server: Server, *, two_phase: bool = False) -> None:
         raise SetupError(
             f"PostgreSQL {server.version // 10000}.{server.version % 10000} is too old",
             operation="check the server",
-            hint="update it to 17.5 or newer: failover slots came with 17, and an older 17 decodes "
-            "rows by a table's or publication's old state when that changes beside an open "
-            "transaction",
+            hint="update the server to 17.5 or newer: failover slots came with 17, and an older 17 "
+            "decodes rows by the old state of a table or publication that changes while a "
+            "transaction is open",
             exit_code=ExitCode.SERVER_VERSION,
         )
     if two_phase and server.version < TWO_PHASE_VERSION:

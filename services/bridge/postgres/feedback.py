@@ -63,7 +63,7 @@ class Feedback:
                 f"the server has been silent for {silence_s:.0f} s",
                 operation="stream",
                 subject=self._subject,
-                hint="the bridge reconnects by itself",
+                hint="nothing to do: the bridge reconnects",
             )
         self._told = self._ledger.report(follow=follow)
         # With synchronous_commit = remote_write a commit returns at the position written.

@@ -1,9 +1,10 @@
-"""Reading by the gulp where much comes, which makes the walsender cheap, and the bridge too.
+"""Batch socket reads under load: raise SO_RCVLOWAT so that the walsender's small sends coalesce.
 
 PostgreSQL sends each message by itself. While the receiver's window is open, each of these sends
 goes through all of TCP, up to the receiver's waking; while it is closed, they gather in the
-sender's socket and go many at once. So from a near server, of which much comes, the bridge reads
-when the window is as good as closed, and a small receive buffer has it close soon.
+sender's socket and go many at once. So the bridge reads from a near, busy server only when the
+window is almost closed, and makes the window close soon by a small receive buffer. This saves CPU
+on both sides.
 
     little comes        whatever arrives wakes the bridge at once
     BYTES_PER_S come    GULP_BYTES wake it, or GULP_S passed without
@@ -26,18 +27,18 @@ GULP_BYTES: Final = BUFFER_BYTES // 2
 GULP_S: Final = 0.008
 BYTES_PER_S: Final = GULP_BYTES / GULP_S
 RATE_S: Final = 0.02
-"""The rate is that of so long."""
+"""The interval over which the rate is measured."""
 BEHIND_MESSAGES: Final = 100
-"""As many at once say that the server has sent faster than we have read."""
+"""A read of this many messages means that the server sends faster than we read."""
 BEHIND_BYTES: Final = GULP_BYTES * 3 // 2
-"""The same by the gulp."""
+"""A read of this many bytes means the same while reads are batched."""
 RTT_US_MAX: Final = 500
 _MIN_RTT: Final = struct.Struct("148xI")
 """tcpi_min_rtt, in microseconds. Source: Linux, include/uapi/linux/tcp.h `tcp_info`."""
 
 
 class Pace:
-    """Whether to read by the gulp. Pure: each time (time.monotonic) is an argument."""
+    """Decides by the rate whether to batch reads. Pure: time (time.monotonic) is an argument."""
 
     def __init__(self, now: float) -> None:
         self._since = now
@@ -55,12 +56,12 @@ class Pace:
         return self.gulps != before
 
     def behind(self, messages: int, size: int) -> bool:
-        """Whether a read of so much says that there is more."""
+        """Return whether a read of this size means that more is waiting."""
         return size >= BEHIND_BYTES if self.gulps else messages >= BEHIND_MESSAGES
 
 
 class Gathering:
-    """One connection's, for as long as it streams. Where the kernel can't, all is as it arrives.
+    """Receive batching of one streaming connection. Where the kernel can't, reads are not batched.
 
     `now` is the time at which streaming starts, by the clock of `read` (time.monotonic).
     """
@@ -85,11 +86,11 @@ class Gathering:
             self._wake_at(GULP_BYTES if self._pace.gulps else 1)
 
     def behind(self, messages: int, size: int) -> bool:
-        """Whether a read of so much says that the server has more to send."""
+        """Return whether a read of this size means that the server has more to send."""
         return self._pace.behind(messages, size)
 
     def close(self) -> None:
-        """Whatever arrives is to be told again: libpq itself waits for what is left."""
+        """Let any byte wake the reader again, because libpq itself waits for the rest."""
         if self._pace.gulps:
             self._wake_at(1)
         self._socket.close()

@@ -63,12 +63,14 @@ class Heartbeat:
         self._received = received
         if withheld_by and withheld_by != self._withheld_by:
             logger.warning(
-                "the server sends no commits: it waits for synchronized_standby_slots",
+                "the server withholds commits: it waits for synchronized_standby_slots",
                 slot=self._slot,
                 standbys="; ".join(withheld_by),
-                hint="start the standby, or take its slot out of synchronized_standby_slots",
+                hint="start the standby, or remove its slot from synchronized_standby_slots",
             )
         elif self._withheld_by and not withheld_by:
-            logger.info("the standbys have confirmed, commits come again", slot=self._slot)
+            logger.info(
+                "the standbys have confirmed: the server sends commits again", slot=self._slot
+            )
         self._withheld_by = withheld_by
         metrics.STANDBYS_AWAITED.set(len(withheld_by))

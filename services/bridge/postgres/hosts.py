@@ -41,7 +41,7 @@ def single_hosts(settings: SourceSettings) -> list[str]:
 
 def _not_a_conninfo() -> SettingsError:
     return SettingsError(
-        "source.conninfo is no connection string",
+        "source.conninfo is not a connection string",
         operation="read settings",
         hint="write keyword=value pairs, values with blanks in single quotes, or a postgresql:// "
         "URI with special characters percent-encoded",

@@ -22,7 +22,7 @@ _BY_STATE: Final = (
         "55006",
         "",
         True,
-        "another process uses it; this one waits as a hot stand-by",
+        "another process uses the slot or origin; this one waits as a hot standby",
         ExitCode.SLOT_IN_USE,
     ),
     ("42501", "", False, _GRANT, ExitCode.PRIVILEGE_MISSING),
@@ -33,7 +33,7 @@ _BY_STATE: Final = (
         "ALTER SYSTEM SET wal_level = logical, then restart the server",
         ExitCode.WAL_LEVEL,
     ),
-    ("53100", "", False, "free disk on the server", ExitCode.DISK_FULL),
+    ("53100", "", False, "free disk space on the server", ExitCode.DISK_FULL),
     (
         "",
         "max_replication_slots",
@@ -49,7 +49,13 @@ _BY_STATE: Final = (
         ExitCode.SERVER_SETTING,
     ),
     *(
-        (prefix, "", True, "retried until bridge.connect_deadline_ms", ExitCode.SERVER_UNREACHABLE)
+        (
+            prefix,
+            "",
+            True,
+            "the bridge retries until bridge.connect_deadline_ms",
+            ExitCode.SERVER_UNREACHABLE,
+        )
         for prefix in ("08", "40", "53", "57", "25006", "25P03", "55P03", "XX000")
     ),
 )
@@ -66,17 +72,21 @@ _BY_TEXT: Final = (
     ("database ", "create the database, or correct source.conninfo", ExitCode.SERVER_SETTING),
     (
         "certificate verify failed",
-        "sslrootcert must be of the authority that signed the server's certificate",
+        "name the authority that signed the server's certificate in sslrootcert",
         ExitCode.SERVER_SETTING,
     ),
     (
         "does not match host name",
-        "source.conninfo must have the name in the server's certificate",
+        "name the host in source.conninfo as the server's certificate does",
         ExitCode.SERVER_SETTING,
     ),
-    ("server does not support SSL", "set ssl = on there", ExitCode.SERVER_SETTING),
+    ("server does not support SSL", "set ssl = on on the server", ExitCode.SERVER_SETTING),
     *(
-        (alert, "the server takes no such sslcert: correct it", ExitCode.PRIVILEGE_MISSING)
+        (
+            alert,
+            "the server refuses sslcert: correct sslcert in source.conninfo",
+            ExitCode.PRIVILEGE_MISSING,
+        )
         for alert in (
             *("alert unknown ca", "alert bad certificate", "alert certificate"),
             *("alert unsupported certificate", "alert handshake failure", "alert access denied"),

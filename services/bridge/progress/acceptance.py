@@ -44,7 +44,7 @@ def accept(
         raise error
     now_ms = time.time_ns() // 1_000_000
     logger.warning(
-        "divergence accepted: going on from the new timeline",
+        "divergence accepted: continuing on the new timeline",
         slot=error.slot,
         lost_timeline=error.timeline,
         timeline=error.server_timeline,

@@ -1,4 +1,4 @@
-"""What is raised where the witnesses at a start disagree. Pure."""
+"""Errors of a start whose witnesses disagree. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ def disagreement(message: str, slot: str, lsn: int | None, hint: str) -> Operato
 
 def publication_gone(publication: str, *, made_again: bool = False) -> SetupError:
     """The error of a publication that is not, or no longer, the one that events are of."""
-    what, hint = "is gone: what is committed without it", "make it again, and compare what its"
+    what, hint = "is gone: changes committed without it", "make it again, and compare what its"
     if made_again:
-        what = "was dropped and made again: what was committed in between"
+        what = "was dropped and made again: changes committed in between"
         hint = "start again: the error then names the setting that accepts it; compare what its"
     return SetupError(
-        f"the publication {what} is not sent",
+        f"the publication {what} are not sent",
         operation="check the publication",
         subject=f"publication {publication}",
         hint=f"{hint} tables got meanwhile",
@@ -71,15 +71,15 @@ class Diverged(OperatorNeeded):
         left = "never was on it" if switch_lsn is None else f"left it at {format_lsn(switch_lsn)}"
         super().__init__(
             f"Kafka has changes of timeline {timeline} up to {format_lsn(reached_lsn)}; this "
-            f"server (timeline {server_timeline}) {seen or left}: it never had the changes between"
-            + (f", {transactions}" if transactions else ""),
+            f"server (timeline {server_timeline}) {seen or left}, so it never had the changes "
+            "in between" + (f", {transactions}" if transactions else ""),
             operation=COMPARE,
             subject=f"slot {slot}",
             lsn=reached_lsn,
             hint="events after the switch point are in Kafka but not in the database: decide "
             "about them, then start over with a new slot and topic prefix, or accept them with "
-            "bridge.on_divergence: continue; set synchronized_standby_slots on the primary to "
-            "prevent it at a failover, and stop the bridge before a volume is restored",
+            "bridge.on_divergence: continue. To prevent it, set synchronized_standby_slots on the "
+            "primary, and stop the bridge before a volume is restored",
         )
 
     def naming(self, transactions: str, beyond: Beyond) -> "Diverged":

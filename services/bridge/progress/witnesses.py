@@ -173,13 +173,12 @@ class StartCheck:
             f"the topics of prefix {self._topics.prefix} belong to slot {', '.join(others)}",
             self._slot,
             None,
-            "a prefix is for one slot, whose order its topics have: choose another "
-            "kafka.topic_prefix for this slot; if that slot is gone for good, its prefix is too: "
-            f"{START_OVER}",
+            "one prefix is for one slot: choose another kafka.topic_prefix for this slot. If the "
+            f"other slot is gone for good, its prefix can't be used again either: {START_OVER}",
         )
 
     def _named(self, error: Diverged, *, visible: bool = False) -> Diverged:
-        """It, telling the transactions that are beyond; `visible`: without waiting for any."""
+        """Return `error` with the transactions beyond; `visible`: without waiting for open ones."""
         if error.switch_lsn is None:
             return error
         with self._topics.reader(transaction_topic(self._topics.prefix)) as reader:

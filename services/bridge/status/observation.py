@@ -86,7 +86,7 @@ class Status:
         return slot is not None and slot.active_pid is not None
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
+        """Return the whole status, for `--json`."""
         return {
             "slot": self.slot,
             "streaming": self.streaming,

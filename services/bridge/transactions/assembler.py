@@ -38,7 +38,7 @@ from services.bridge.progress.agreement import Position
 
 _ROWS = frozenset((b"I", b"U"))
 PORTION_BYTES = 2**18
-"""Small transactions come together in portions of about so much."""
+"""Small transactions are put together into portions of about this size."""
 
 
 class Portion(NamedTuple):
@@ -240,7 +240,7 @@ class Assembler:
         except ValueError as error:
             relation = change.relations[0] if isinstance(change, Truncate) else change.relation
             raise DecodeError(
-                f"a value is not of its type's text form ({type(error).__name__})",
+                f"a value does not have the text form of its type ({type(error).__name__})",
                 operation="encode an event",
                 subject=f"{relation.schema}.{relation.table}",
                 lsn=lsn,

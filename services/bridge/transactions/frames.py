@@ -9,7 +9,7 @@ HEAD = struct.Struct("!IQI")
 
 
 def pack_frame(frame: Frame) -> bytes:
-    """One frame."""
+    """Return the bytes of one frame."""
     return HEAD.pack(frame.subxid, frame.lsn, len(frame.payload)) + frame.payload
 
 

@@ -102,13 +102,13 @@ class Spool:
             self._path(xid).rename(self._path(new))
 
     def drop(self, xid: int) -> None:
-        """Forget a transaction."""
+        """Delete the frames of a transaction."""
         self._held_bytes -= len(self._held.pop(xid, b""))
         if self._on_disk.pop(xid, None) is not None:
             self._path(xid).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Delete everything."""
+        """Delete the whole spool and release its lock."""
         self._held.clear()
         self._on_disk.clear()
         self._held_bytes = 0
@@ -134,7 +134,7 @@ class Spool:
                 f"the spool holds more than {self._bytes_max} bytes",
                 operation="spool a transaction in progress",
                 subject=f"{len(self.xids)} transactions in {self._folder}",
-                hint="the bridge goes on with streaming off; raise bridge.spool_bytes_max",
+                hint="the bridge continues with streaming off; raise bridge.spool_bytes_max",
             )
 
     def _path(self, xid: int) -> Path:
@@ -153,7 +153,7 @@ def _locked(folder: Path) -> IO[bytes]:
     except OSError as error:
         lock.close()
         raise Retryable(
-            "another bridge spools here",
+            "another bridge uses this spool folder",
             operation="open the spool",
             subject=str(folder),
             hint="give each bridge its own bridge.spool_folder",

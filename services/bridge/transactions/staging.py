@@ -46,7 +46,7 @@ def staged_parts(
 
 
 def staged_header(topic: str, record: PreparedRecord) -> Event:
-    """Part 0."""
+    """Return part 0, the description of a staged transaction."""
     value = record.model_dump_json().encode()
     return Event(topic, part_key(record.slot, record.gid, 0), value)
 

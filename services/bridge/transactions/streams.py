@@ -86,7 +86,7 @@ class Streams:
 
     @property
     def open_xids(self) -> set[int]:
-        """Transactions in progress."""
+        """The xids of transactions in progress."""
         return set(self._aborted)
 
     def hold(self, payload: bytes, lsn: int) -> None:
@@ -143,11 +143,11 @@ class Streams:
             self._forget(xid)
         elif xid in self._with_messages:
             raise MessageUnclear(
-                "a logical message may be of a subtransaction that was rolled back",
+                "a logical message may belong to a subtransaction that was rolled back",
                 operation="assemble streams",
                 subject=f"xid {xid}",
                 lsn=lsn,
-                hint="the bridge goes on with streaming off",
+                hint="the bridge continues with streaming off",
             )
         elif xid in self._aborted:
             self._aborted[xid].add(subxid)

@@ -29,7 +29,7 @@ def test_a_lock_that_is_held(ground: Ground) -> None:
     with connect(server, DBNAME) as connection, connection.transaction():
         connection.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
         sessions_after(bridge, bridge.start)
-    assert "shaping matches nothing that is published" in bridge.output
+    assert "a pattern of shaping matches no published table" in bridge.output
     assert bridge.stop() == 0, bridge.output
 
 

@@ -125,7 +125,7 @@ def test_what_another_producer_has_open_in_a_shared_topic_is_not_ours(
     assert bridge.stop() == 0, bridge.output
     bridge.start()
     await_session(bridge, 2)
-    assert "ending it" not in bridge.output
+    assert "ending a transaction" not in bridge.output
     other.abort_transaction(30)
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output

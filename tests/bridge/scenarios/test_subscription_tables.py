@@ -214,7 +214,7 @@ def test_020_messages(scene: Scene) -> None:
         "DELETE FROM tab_test WHERE a > 4000",
     )
     scene.finish()
-    assert "goes on with streaming off" in scene.bridge.output
+    assert "continues with streaming off" in scene.bridge.output
     topic = message_topic(scene.bridge.prefix)
     records = read_committed(scene.bridge.kafka.bootstrap_servers, [topic])
     found = [json.loads(r.value)["message"]["content"] for r in records if r.value is not None]

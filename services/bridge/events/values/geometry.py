@@ -29,7 +29,7 @@ Point = tuple[bytes, bytes]
 
 
 def point(value: bytes) -> str:
-    """(x,y)."""
+    """Encode a point, `(x,y)`."""
     (only,) = _points(value, 1)
     return _point(only)
 
@@ -41,7 +41,7 @@ def line(value: bytes) -> str:
 
 
 def lseg(value: bytes) -> str:
-    """[(x1,y1),(x2,y2)]."""
+    """Encode an lseg, `[(x1,y1),(x2,y2)]`."""
     return _shape(_line_string(_points(value, 2)), '"type":"lseg"')
 
 
@@ -52,14 +52,14 @@ def path(value: bytes) -> str:
 
 
 def box(value: bytes) -> str:
-    """(x1,y1),(x2,y2)."""
+    """Encode a box, `(x1,y1),(x2,y2)`."""
     (x1, y1), (x2, y2) = _points(value, 2)
     ring = [(x1, y1), (x1, y2), (x2, y2), (x2, y1), (x1, y1)]
     return _shape(_polygon(ring), '"type":"box"')
 
 
 def polygon(value: bytes) -> str:
-    """((x1,y1),…)."""
+    """Encode a polygon, `((x1,y1),…)`."""
     ring = _points(value)
     if len(ring) > 1 and ring[0] != ring[-1]:
         ring.append(ring[0])
@@ -67,7 +67,7 @@ def polygon(value: bytes) -> str:
 
 
 def circle(value: bytes) -> str:
-    """<(x,y),r>."""
+    """Encode a circle, `<(x,y),r>`."""
     x, y, radius = _numbers(value)
     return f'{{"center":{_point((x, y))},"radius":{floating(radius)}}}'
 
@@ -133,5 +133,5 @@ def _points(value: bytes, count: int | None = None) -> list[Point]:
     numbers = _numbers(value)
     points = list(zip(numbers[::2], numbers[1::2], strict=True))
     if not points or (count is not None and len(points) != count):
-        raise ValueError("not so many points")
+        raise ValueError("wrong number of points")
     return points

@@ -28,7 +28,7 @@ def json_string(value: bytes) -> str:
 
 
 def mapping(value: bytes) -> str:
-    """The object."""
+    """Encode hstore text as a JSON object."""
     pairs = []
     position = 0
     while position < len(value):

@@ -49,12 +49,12 @@ _NANOSECONDS: Final = Unit(1000, 1, _LARGEST)
 
 
 def date(precision: str) -> Encode:
-    """The encoder of date."""
+    """Return the encoder of the type date."""
     return _iso_date if precision == "isostring" else date_days
 
 
 def time(precision: str, typmod: int) -> Encode:
-    """The encoder of time(p)."""
+    """Return the encoder of the type time; `typmod` is its precision."""
     if precision == "isostring":
         return _iso_time
     if precision == "microseconds":
@@ -64,7 +64,7 @@ def time(precision: str, typmod: int) -> Encode:
 
 
 def timestamp(precision: str, typmod: int) -> Encode:
-    """The encoder of timestamp(p)."""
+    """Return the encoder of the type timestamp; `typmod` is its precision."""
     if precision == "isostring":
         return _iso_timestamp
     if precision == "microseconds":
@@ -82,7 +82,7 @@ def timestamp(precision: str, typmod: int) -> Encode:
 
 
 def timestamptz(typmod: int) -> Encode:
-    """The encoder of timestamptz(p)."""
+    """Return the encoder of the type timestamptz; `typmod` is its precision."""
     digits = _FRACTION_DIGITS if typmod < 0 else typmod
     return instant if digits == _FRACTION_DIGITS else lambda value: _instant(value, digits)
 
@@ -129,6 +129,7 @@ def _unit(precision: str, typmod: int, *adaptive: str) -> Unit:
 
 
 def date_days(value: bytes) -> str:
+    """Encode a date as days since 1970."""
     if value in _INFINITIES:
         return str(DATE_INFINITY_DAYS if value == b"infinity" else DATE_NEGATIVE_INFINITY_DAYS)
     return str(_days(value))
@@ -139,6 +140,7 @@ def _time(value: bytes) -> str:
 
 
 def timestamp_us(value: bytes) -> str:
+    """Encode a timestamp as microseconds since 1970."""
     if value in _INFINITIES:
         return str(_LARGEST[_INFINITIES.index(value)])
     return str(_since_1970(value))
@@ -193,7 +195,7 @@ def _second(value: bytes) -> int:
 
 
 def _microseconds(time: bytes) -> int:
-    """`HH:MM:SS[.ffffff]` in microseconds."""
+    """Return `HH:MM:SS[.ffffff]` in microseconds."""
     whole = int(time[:2]) * 3600 + int(time[3:5]) * 60 + int(time[6:8])
     return whole * 1_000_000 + (int(time[9:].ljust(6, b"0")) if len(time) > 9 else 0)
 

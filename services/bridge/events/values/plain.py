@@ -16,7 +16,7 @@ from math import isfinite
 from typing import Final
 
 Encode = Callable[[bytes], str]
-"""A value's text form to its JSON text. Raises ValueError for what is no text form of the type."""
+"""A value's text form to its JSON text. Raises ValueError for other text."""
 
 SPECIAL_NUMBERS: Final = {b"NaN": '"NaN"', b"Infinity": '"Infinity"', b"-Infinity": '"-Infinity"'}
 _BOOLEANS: Final = {b"t": "true", b"f": "false"}
@@ -24,7 +24,7 @@ _BITS: Final = {b"1": "true", b"0": "false", b"": "null"}
 
 
 def string(value: bytes) -> str:
-    """Any text."""
+    """Encode any text as a JSON string."""
     return encode_basestring(value.decode("utf-8"))
 
 
@@ -36,7 +36,7 @@ def integer(value: bytes) -> str:
 
 
 def boolean(value: bytes) -> str:
-    """bool."""
+    """Encode a bool as true or false."""
     found = _BOOLEANS.get(value)
     if found is None:
         raise ValueError("no boolean")
@@ -54,7 +54,7 @@ def floating(value: bytes) -> str:
 
 
 def bit(value: bytes) -> str:
-    """bit(1), varbit(1): a varbit(1) may also be empty, which is null."""
+    """Encode bit(1) and varbit(1); a varbit(1) may also be empty, which is null."""
     found = _BITS.get(value)
     if found is None:
         raise ValueError("no bit")
@@ -62,23 +62,23 @@ def bit(value: bytes) -> str:
 
 
 def bits(value: bytes) -> str:
-    """bit(n), varbit."""
+    """Encode bit(n) and varbit as base64."""
     number = int(value or b"0", 2)
     return quoted_base64(number.to_bytes((number.bit_length() + 7) // 8, "little"))
 
 
 def bytea_base64(value: bytes) -> str:
-    """bytea in base64."""
+    """Encode bytea in base64."""
     return quoted_base64(bytea_bytes(value))
 
 
 def bytea_base64_url_safe(value: bytes) -> str:
-    """bytea in base64 with - and _."""
+    """Encode bytea in base64 with - and _."""
     return f'"{base64.urlsafe_b64encode(bytea_bytes(value)).decode("ascii")}"'
 
 
 def bytea_hex(value: bytes) -> str:
-    """bytea in hexadecimal."""
+    """Encode bytea in hexadecimal."""
     return f'"{bytea_bytes(value).hex()}"'
 
 
@@ -88,7 +88,7 @@ def quoted_base64(data: bytes) -> str:
 
 
 def bytea_bytes(value: bytes) -> bytes:
-    """bytea's text form to its bytes. Raises ValueError for another form than hexadecimal."""
+    """Return the bytes of bytea's text form. Raises ValueError unless hexadecimal."""
     if value[:2] != b"\\x":
         raise ValueError("no bytea in hexadecimal")
     return bytes.fromhex(value[2:].decode("ascii"))
