@@ -94,7 +94,7 @@ class Conninfo:
 
     @property
     def address(self) -> Address:
-        """Its first host as an address."""
+        """The address of the first host."""
         return Address(
             _nth(_listed(self.value("host")), 0),
             _nth(_listed(self.value("hostaddr")), 0),

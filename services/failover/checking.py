@@ -26,18 +26,25 @@ def check(
         bool, typer.Option("--nagios", help="Answer as a monitoring plugin: one line, exit 0 to 3.")
     ] = False,
     problems: Annotated[
-        bool, typer.Option("--problems", help="Print only what is wrong or was not judged.")
+        bool,
+        typer.Option("--problems", help="Print only findings that are wrong or were not judged."),
     ] = False,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Exit 1 for a warning, too, and for what was not judged."),
+        typer.Option(
+            "--strict", help="Exit with 1 also for warnings and for checks that were not judged."
+        ),
     ] = False,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Show the remedies, ask, perform those that are safe.")
+        bool, typer.Option("--fix", help="Show the remedies, ask, and perform those that are safe.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before --fix.")] = False,
     standby: Annotated[
-        str, typer.Option(metavar="NODE", help="Judge this standby, not the one to promote.")
+        str,
+        typer.Option(
+            metavar="NODE",
+            help="Judge this standby instead of the one that a failover would promote.",
+        ),
     ] = "",
 ) -> None:
     """Say of every slot whether it would survive the loss of the primary now, or why not."""

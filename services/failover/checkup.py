@@ -79,7 +79,7 @@ class Checkup:
 
     @property
     def severity(self) -> Severity:
-        """The gravest."""
+        """The gravest severity of all findings."""
         found = {finding.severity for finding in self.findings}
         return max(found, key=_GRAVITY.index, default=Severity.OK)
 
@@ -95,7 +95,7 @@ class Checkup:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The result in one line."""
         ready = sum(slot.ready for slot in self.slots)
         where = f" on {self.standby}" if self.standby else ""
         return (
@@ -147,8 +147,8 @@ class Checkup:
 def check_up(view: View, standby: str = "") -> Checkup:
     """Judge the view for the standby of that name, or for the one that a failover would promote.
 
-    Raises OperatorNeeded (WRONG_DATABASE, SPLIT_BRAIN); SettingsError for a name that is no node
-    or no standby.
+    Raises OperatorNeeded (WRONG_DATABASE, SPLIT_BRAIN); SettingsError for a name that is not a
+    standby.
     """
     require_one_system(view)
     require_single_primary(view)
@@ -193,18 +193,22 @@ def _named(view: View, name: str) -> Node:
     names = [node.name for node in view.nodes]
     if name not in names:
         raise SettingsError(
-            f"{name} is none of the nodes {', '.join(names)}",
+            f"{name} is not one of the nodes {', '.join(names)}",
             operation="check",
             hint="use a name of failover.nodes",
         )
     node = view.node(name)
     if node.state is not None and not node.standby:
         raise SettingsError(
-            f"{name} is the primary", operation="check", hint="name a standby, or none"
+            f"{name} is the primary",
+            operation="check",
+            hint="name a standby, or leave --standby out",
         )
     if node.state is None:
         raise SettingsError(
-            f"{name} does not answer ({node.detail})", operation="check", hint="start it"
+            f"{name} does not answer ({node.detail})",
+            operation="check",
+            hint="start the node, or name another standby",
         )
     return node
 

@@ -24,7 +24,7 @@ _SPARE = 1.1
 
 @dataclass(frozen=True, slots=True)
 class ControlData:
-    """What pg_controldata prints."""
+    """The fields that are read from pg_controldata's output."""
 
     system_identifier: str
     state: str
@@ -66,7 +66,7 @@ class DataFolder:
         return (self.path / "PG_VERSION").exists()
 
     def control(self) -> ControlData:
-        """What pg_controldata says."""
+        """Run pg_controldata and return what it says."""
         text = machines.run_command(
             (self._machine.program("pg_controldata"), "-D", str(self.path)),
             operation=self._operation,
@@ -137,6 +137,6 @@ class DataFolder:
                 f"{int(size_bytes * _SPARE) // 2**20} MB beside {self.path}",
                 operation=self._operation,
                 subject=self._machine.node,
-                hint="make room there, or rebuild it by hand",
+                hint="free space there, or rebuild the node by hand",
                 exit_code=ExitCode.DISK_FULL,
             )

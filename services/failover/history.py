@@ -70,9 +70,9 @@ def read_last_drill(connection: Connection) -> LastDrill | None:
 
 
 def unfinished(entries: list[Entry]) -> Entry | None:
-    """The `begin` of the last run, if that run did not come to its end with nothing left.
+    """Return the `begin` entry of the last run, if the run left something to do.
 
-    A drill is no run that could go on, nor is what was repaired since.
+    Drills and runs that were repaired since do not count.
     """
     no_run = (DRILL, FIX)
     entries = [entry for entry in entries if entry.command not in no_run and entry.step != SEEN]

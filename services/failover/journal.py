@@ -94,7 +94,7 @@ class Journal:
         )
 
     def note(self, view: View, step: str, server: str, seconds: float, outcome: str) -> None:
-        """Record what is no step of a plan."""
+        """Record an event that is not a step of a plan."""
         rounded = round(seconds, 3)
         self._add(view, step=step, server=server, outcome=outcome, seconds=rounded)
 
@@ -182,9 +182,7 @@ def _insert(connection: Connection, entries: list[Entry]) -> None:
 
 
 def remembered(view: View) -> dict[str, Any]:
-    """The primary's timeline, its failover slots, and for whom its commits wait; {} where no
-    primary tells.
-    """
+    """Return the primary's timeline, failover slots and synchronous standbys; {} without one."""
     primary = view.primary
     met = primary.milestone("") if primary is not None else None
     if primary is None or primary.state is None or met is None:

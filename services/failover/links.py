@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 _SILENT_S = 10.0
 _SOCKET_FOLDERS = ("/var/run/postgresql", "/tmp")  # noqa: S108 - where libpq looks by default
 _DOWN = (errno.ECONNREFUSED, errno.ENOENT)
-"""Nothing listens there. A reset is no such answer: something took the connection first."""
+"""Errors that mean nothing listens. A reset is not one: something took the connection first."""
 _KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 """A middlebox that forgets idle connections would end the session that holds the lock."""
 
@@ -130,12 +130,12 @@ class Link:
                 f"a statement did not end within {self._deadline_s:.0f} s",
                 operation=f"ask {self.name}",
                 subject=self.name,
-                hint="see pg_locks there, then run this command again",
+                hint="see pg_locks on that server, then run this command again",
                 exit_code=ExitCode.DEADLINE,
             ) from error
         except UnicodeDecodeError as error:
             raise SetupError(
-                "a name or text there is not in UTF-8",
+                "a name or text on the server is not in UTF-8",
                 operation=f"ask {self.name}",
                 subject=self.name,
                 hint="see the names of its databases, slots, roles and subscriptions",
@@ -249,7 +249,7 @@ def parse_conninfo(text: str, *, subject: str) -> Conninfo:
         return Conninfo.of(conninfo_to_dict(text))
     except psycopg.ProgrammingError:
         raise SettingsError(
-            "it is not a connection string",
+            "the value is not a connection string",
             operation="read a conninfo",
             subject=subject,
             hint="write it as in host=… port=… dbname=… user=…",

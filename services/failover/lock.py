@@ -44,7 +44,7 @@ class Lock:
                 if error.reach is not Reach.CLOSED:
                     continue  # it went away: what it is needed for will tell
                 raise SettingsError(
-                    f"the lock can't be had on {node.name}: {error.detail}",
+                    f"can't take the commands' lock on {node.name}: {error.detail}",
                     operation="take the lock",
                     subject=self._database,
                     hint="correct failover.journal_database",
@@ -122,6 +122,6 @@ def _taken(who: str) -> Retryable:
     return Retryable(
         f"another slotfailover command is at work ({who})",
         operation="take the lock",
-        hint="wait for it, or end it; its lock ends with it",
+        hint="wait until the other command ends, or end its process, which frees the lock",
         exit_code=ExitCode.LOCKED,
     )

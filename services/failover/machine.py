@@ -48,7 +48,7 @@ class Machine:
 
     @property
     def may_rejoin(self) -> bool:
-        """It can be made a standby from here."""
+        """Whether slotfailover can make the node a standby from this machine."""
         return self.has("rejoin") or self.data_folder is not None
 
     def command(self, name: str, **values: str) -> Command:

@@ -37,13 +37,15 @@ from services.failover.runner import Result, Run, plan_patiently
 from services.failover.view import View
 from services.process import exit_codes
 
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before beginning.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print each step and its exact SQL; change nothing.")
 ]
 Accept = Annotated[
     list[str] | None,
-    typer.Option(metavar="SLOT", help="Go on although this slot is not ready. Repeatable."),
+    typer.Option(
+        metavar="SLOT", help="Continue although this slot is not ready and is lost. Repeatable."
+    ),
 ]
 To = Annotated[str, typer.Option("--to", metavar="NODE", help="The standby to promote.")]
 IsOff = Annotated[
@@ -68,7 +70,7 @@ AcceptLoss = Annotated[
         "--accept-data-loss",
         metavar="BYTES",
         min=0,
-        help="Go on although up to so many bytes of the old primary's WAL are lost.",
+        help="Continue although up to this many bytes of the old primary's WAL are lost.",
     ),
 ]
 Chosen = tuple[Planner, Wish]
@@ -86,12 +88,12 @@ def failover(
     accept_data_loss: AcceptLoss = None,
     to: To = "",
     fence: Annotated[
-        bool, typer.Option("--fence", help="Fence a primary that is or may be alive, first.")
+        bool, typer.Option("--fence", help="First fence a primary that is or may be alive.")
     ] = False,
     old_primary_is_off: IsOff = False,
     require_subscribers: RequireSubscribers = False,
 ) -> None:
-    """The primary is dead: promote its standby and let the subscriptions go on from there."""
+    """Replace a dead primary: promote its standby and move subscriptions and bridge to it."""
 
     def choose_it(_cluster: Cluster, view: View, wish: Wish) -> Chosen:
         return plan_failover, replace(
@@ -118,7 +120,7 @@ def switchover(
     accept_loss_of: Accept = None,
     to: To = "",
     no_rejoin: Annotated[
-        bool, typer.Option("--no-rejoin", help="Leave the old primary as it is at the end.")
+        bool, typer.Option("--no-rejoin", help="Do not make the old primary a standby at the end.")
     ] = False,
     require_subscribers: RequireSubscribers = False,
 ) -> None:
@@ -128,7 +130,7 @@ def switchover(
         if not to:
             best = candidate(view)
             raise SettingsError(
-                "say which node is to be the primary",
+                "the new primary is not named",
                 operation="switch over",
                 hint=f"--to {best.name if best is not None else 'NODE'}; without it, running the "
                 "same command again would switch back",
@@ -155,7 +157,10 @@ def resume(
     accept_data_loss: AcceptLoss = None,
     old_primary_is_off: IsOff = False,
     rollback: Annotated[
-        bool, typer.Option("--rollback", help="Take it back, while nothing is promoted.")
+        bool,
+        typer.Option(
+            "--rollback", help="Take the interrupted run back, as long as nothing is promoted."
+        ),
     ] = False,
 ) -> None:
     """Go on with what was broken off, from what is observed and from the journal."""
@@ -211,12 +216,12 @@ def repoint(
 
 def rejoin(
     config: Config,
-    node: Annotated[str, typer.Argument(help="The node that is to be a standby again.")],
+    node: Annotated[str, typer.Argument(help="The node to make a standby again.")],
     yes: Yes = False,
     dry_run: DryRun = False,
     as_json: Json = False,
     copy: Annotated[
-        bool, typer.Option("--copy", help="Where pg_rewind can't do it, take a base backup.")
+        bool, typer.Option("--copy", help="Take a base backup where pg_rewind can't be used.")
     ] = False,
 ) -> None:
     """Make an old primary a standby of the new one: rewound or copied anew, its slots ready."""
@@ -235,7 +240,7 @@ def plan(
     accept_loss_of: Accept = None,
     to: To = "",
 ) -> None:
-    """Print what a switchover would do now, or a failover where no primary answers."""
+    """Print the plan of a switchover, or of a failover if no primary answers."""
 
     def choose_it(_cluster: Cluster, view: View, wish: Wish) -> Chosen:
         given = replace(wish, accept_loss_of=frozenset(accept_loss_of or ()), target=to)
@@ -252,9 +257,9 @@ def plan(
 def history(
     config: Config,
     as_json: Json = False,
-    count: Annotated[int, typer.Option("--last", help="How many runs.")] = 10,
+    count: Annotated[int, typer.Option("--last", help="How many runs to print.")] = 10,
 ) -> None:
-    """Print who did what and when, from the journals that can be read."""
+    """Print past runs from the journals: who did what, when, and how it ended."""
     with exit_codes(as_json=as_json):
         settings, _ = settings_of(config)
         with Cluster(settings) as cluster:

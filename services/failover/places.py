@@ -63,6 +63,7 @@ def require_own_addresses(places: dict[str, Place]) -> None:
 
 
 def require_names(key: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise SettingsError for a name of neither a node nor a subscriber."""
     unknown = sorted(set(names) - set(known))
     if unknown:
         raise SettingsError(
@@ -73,10 +74,11 @@ def require_names(key: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 
 def require_nodes(key: str, names: Iterable[str], settings: FailoverSettings) -> None:
+    """Raise SettingsError for a name that is not in failover.nodes."""
     unknown = set(names) - set(settings.nodes)
     if unknown:
         raise SettingsError(
-            f"failover.{key} names {', '.join(sorted(unknown))}, which is no node",
+            f"failover.{key} names {', '.join(sorted(unknown))}, which is not a node",
             operation="read settings",
             hint="use the names of failover.nodes",
         )

@@ -16,7 +16,7 @@ from services.slots import Connection, read_received
 POLL_S = 0.02
 _DRAIN_S = 5.0
 _SETTLED_S = 0.3
-"""A walreceiver that still holds its connection, yet got nothing for so long, gets no more."""
+"""A walreceiver that got nothing for this long gets no more, though its connection is open."""
 
 
 def promote(step: Step, cluster: Cluster, deadline: float, ordered: Callable[[], None]) -> None:
@@ -115,7 +115,7 @@ def _order(connection: Connection, step: Step) -> None:
     row = connection.execute(step.sql[0]).fetchone()
     if not (row and row[0]):
         raise SetupError(
-            "the server did not take the order to promote",
+            "the server refused the order to promote",
             operation=step.text,
             subject=step.server,
             hint=f"read the log of {step.server}",

@@ -78,7 +78,7 @@ class Publishers:
             link.close()
 
     def _odd(self, subscription: Subscription, view: View) -> bool:
-        """It leads to no address that is known, and to one that means the same server here."""
+        """Return whether the subscription leads to an unknown address that means one server."""
         known = any(subscription.conninfo.names(node.endpoints) for node in view.nodes)
         return not (known or subscription.private or subscription.foreign_system)
 

@@ -179,7 +179,7 @@ class _Rebuild:
                 f"its server still runs (pid {running.pid}) after `stop`",
                 operation=self._step.text,
                 subject=self._step.server,
-                hint="stop it, then run this again",
+                hint="stop that server, then run this command again",
             )
 
     def _keep_configuration(self) -> None:
@@ -205,7 +205,7 @@ class _Rebuild:
         self._copying.rename(self._data)
 
     def _configure(self, folder: Path, upstream: Conninfo) -> None:
-        """Its own configuration again, without what made it a primary."""
+        """Restore the node's own configuration, without the settings of a primary."""
         for name in _CONFIGURATION:
             if (self._kept / name).exists():
                 self._write(folder / name, (self._kept / name).read_text(encoding="utf-8"))

@@ -31,7 +31,7 @@ class _Console(Console):
 
 
 def on_stdout() -> Console:
-    """Where answers go."""
+    """Return the console on stdout, where answers go."""
     return _Console(highlight=False, soft_wrap=True)
 
 

@@ -38,7 +38,7 @@ _ATTEMPTS_MAX = 5
 DISABLE_S = 5.0
 """A subscription that can't be disabled in this time does not keep everybody else waiting."""
 _HEARD_S = 6.0
-"""For so long a connection that is still open is looked at again, before it is taken for proof."""
+"""How long an open connection is observed again before it counts as proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Result:
         return next((code for code in gravity if code in found), ExitCode.OK)
 
     def as_json(self) -> dict[str, object]:
-        """For `--json`."""
+        """Return the document for `--json`."""
         return {
             "new_primary": self.new_primary,
             "steps": [

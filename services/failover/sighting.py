@@ -28,7 +28,7 @@ class Sighting:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Its timeline and WAL position: of two sightings the later has more, by any clock."""
+        """The timeline and WAL position: the later of two sightings has more, by any clock."""
         return self.timeline, self.lsn
 
     def aged(self, age_s: float) -> Sighting:

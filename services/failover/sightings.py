@@ -26,7 +26,7 @@ from services.failover.view import View
 
 _EVERY_S = 1.0
 _CLOCKS_DIFFER = timedelta(seconds=60)
-"""An order to promote that another machine's journal has counts as later, by so much."""
+"""By how much an order to promote in another machine's journal counts as later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def listed(setting: str) -> tuple[str, ...]:
 
 
 def slots_that_exist(setting: str, slots: Iterable[Slot]) -> tuple[str, ...]:
-    """synchronized_standby_slots without what is no valid physical slot of the server.
+    """Return the names in synchronized_standby_slots that are valid physical slots of the server.
 
     By membership, not by who is connected: a standby that is away for a moment stays.
     """

@@ -53,7 +53,7 @@ def connection(
 
 
 def comment_on(subscription: str, comment: str) -> str:
-    """Set its comment."""
+    """Return the SQL that sets a subscription's comment."""
     text = literal(comment) if comment else "NULL"
     return f"COMMENT ON SUBSCRIPTION {identifier(subscription)} IS {text}"
 

@@ -45,7 +45,7 @@ class Status:
     exit_code: ExitCode
 
     def as_json(self) -> dict[str, object]:
-        """For `--json`."""
+        """Return the document for `--json`."""
         return {
             "primary": self.primary or None,
             "well": self.exit_code is ExitCode.OK,

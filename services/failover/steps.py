@@ -63,7 +63,7 @@ def perform(
             f"{step.server} stopped answering: {error.detail}",
             operation=step.text,
             subject=step.server,
-            hint="go on once it answers: slotfailover resume",
+            hint="once the server answers: slotfailover resume",
         ) from error
     told = time.monotonic()
     while True:
@@ -183,7 +183,7 @@ def _ask_upstream(step: Step, cluster: Cluster, interruption: Interruption) -> N
                 f"a primary lives: {step.server} has just connected anew to what feeds it",
                 operation=step.text,
                 subject=step.server,
-                hint="it is not off: find it, and fence or stop it",
+                hint="the old primary is not off: find it, and fence or stop it",
                 exit_code=ExitCode.SPLIT_BRAIN,
             )
         time.sleep(POLL_S)
@@ -257,7 +257,7 @@ def _promote(
     deadline: float,
     interruption: Interruption,
 ) -> None:
-    """From the order until it is no standby any more, no signal is heeded."""
+    """Promote; signals are ignored from the order until the node is a primary."""
 
     def ordered() -> None:
         interruption.check()

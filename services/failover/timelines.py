@@ -123,7 +123,7 @@ def left_at(history: History, timeline: int) -> int | None:
 def contradiction(met: Milestone, timeline: int, history: History | None) -> str:
     """Why a server on `timeline` does not descend from the timeline that was met; "" if it does.
 
-    `history` is that of `timeline`, None where it is not known: then the answer is no as well.
+    `history` is that of `timeline`, None where unknown: then the answer is the same.
     """
     if not met.timeline:
         return ""

@@ -35,11 +35,11 @@ class Left:
 
     @property
     def line(self) -> str:
-        """For people."""
+        """The reason and the hint as one line of text."""
         return f"{self.subject}: {self.reason}. Hint: {self.hint}"
 
     def as_json(self) -> dict[str, object]:
-        """For `--json`."""
+        """Return the document for `--json`."""
         return {"subject": self.subject, "reason": self.reason, "hint": self.hint}
 
 
@@ -107,7 +107,8 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
             where,
             f"it is at {format_lsn(position)}, {node.name} has WAL up to {format_lsn(written)}: "
             "another primary has fed it",
-            f"see that {node.name} is no old primary that came back; else load its tables anew",
+            f"make sure that {node.name} is not an old primary that came back; if it is not, load "
+            "the subscription's tables anew",
             ExitCode.WITNESSES_DISAGREE,
             name,
         )
@@ -174,8 +175,8 @@ def unidentified(view: View) -> tuple[Left, ...]:
     return tuple(
         Left(
             f"{subscriber.name}/{found.name}",
-            f"can't tell whose it is: it leads to {found.conninfo.address}, which is no known "
-            "address of a node, and where no server tells us who it is",
+            f"the publisher is unknown: {found.conninfo.address} is not a known address of a node, "
+            "and no server that answers there can be identified",
             "where that is a node of this pair, list the address in failover.advertised and run "
             "slotfailover repoint; where it is not, list it in failover.others",
         )

@@ -121,26 +121,26 @@ class Node:
 
     @property
     def writable(self) -> bool:
-        """It answers, and as a primary that is not fenced."""
+        """Whether the node answers as a primary that is not fenced."""
         return self.leading and not self.fenced
 
     @property
     def fenced(self) -> bool:
-        """It answers, and as a primary that takes no writes."""
+        """Whether the node answers as a primary that refuses writes."""
         return self.leading and self.state is not None and self.state.fenced
 
     @property
     def leading(self) -> bool:
-        """It answers, and as a primary, fenced or not."""
+        """Whether the node answers as a primary, fenced or not."""
         return self.state is not None and not self.state.server.in_recovery
 
     @property
     def standby(self) -> bool:
-        """It answers, and as a standby."""
+        """Whether the node answers as a standby."""
         return self.state is not None and self.state.server.in_recovery
 
     def milestone(self, address: str) -> Milestone | None:
-        """Its timeline, as a subscription that reaches it at `address` notes it down.
+        """Return the timeline as a subscription that reaches the node at `address` notes it.
 
         None where it does not answer, or where its timeline began is not known.
         """
@@ -194,7 +194,7 @@ class Subscription:
 
     @property
     def marked(self) -> bool:
-        """It was disabled for a failover, and is to be enabled at the end."""
+        """Whether the subscription was disabled for a failover, to be enabled at its end."""
         return not self.enabled and self.comment.endswith(MARK)
 
 
@@ -214,7 +214,7 @@ class Subscriber:
 
     @property
     def usable(self) -> bool:
-        """Its subscriptions can be changed."""
+        """Whether the subscriber's subscriptions can be changed."""
         return self.reach is Reach.ANSWERS and not self.in_recovery
 
 
@@ -252,7 +252,7 @@ class View:
     """While no node takes writes: the last that did, where that is remembered."""
     known_standbys: frozenset[str] = frozenset()
     """The nodes that were standbys when this machine last had an answer of them, and that no
-    journal has begun to promote since: where one gives no answer now, it is no primary."""
+    journal has begun to promote since: where one gives no answer now, it is not a primary."""
     seen_writable: str = ""
     """The primary that this very process has last seen taking writes; "": none."""
     promotions: tuple[tuple[str, str], ...] = ()
@@ -339,9 +339,9 @@ class View:
         return [(who, met) for who, met in everything if met.system == self.system]
 
     def _feeds(self, subscription: Subscription) -> bool:
-        """By a known address, by the server that answered there, or by what was noted about it.
+        """Judge by a known address, the server that answered there, or what was noted about it.
 
-        An equal slot name is no evidence: other clusters have slots of the same name.
+        An equal slot name is not evidence: other clusters have slots of the same name.
         """
         if subscription.foreign_system:
             return False

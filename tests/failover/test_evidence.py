@@ -71,7 +71,7 @@ def test_a_standby_that_may_take_any_node_receives_from_a_primary() -> None:
     assert "b receives from a " in refused.message
     unlisted = fed_by(b, "c", "vip")
     refused = refusal(trio(node("a", None), node("b", unlisted), node("c", state(received=900))))
-    assert "b receives from a server that is no node" in refused.message
+    assert "b receives from a server that is not a node" in refused.message
 
 
 def test_a_standby_of_a_standby_is_no_witness_of_a_primary() -> None:

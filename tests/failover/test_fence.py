@@ -167,9 +167,9 @@ def test_names_of_no_node_and_no_slot_and_a_target_that_is_not_the_outcome(
     subscribe(trio, "s1")
     config = configuration(tmp_path, trio)
     for options, code, says in (
-        (("failover", "--to", "x"), 2, "x is no node"),
+        (("failover", "--to", "x"), 2, "x is not a node"),
         (("failover", "--accept-loss-of", "s11"), 2, "there is no slot s11"),
-        (("switchover",), 2, "say which node is to be the primary"),
+        (("switchover",), 2, "the new primary is not named"),
     ):
         ran = slotfailover(*options, "--config", config, "--yes")
         assert (ran.code, says in ran.err) == (code, True), ran.err

@@ -145,7 +145,7 @@ def test_a_subscription_of_another_cluster_is_not_touched_while_that_cluster_is_
     ran = slotfailover("repoint", "--config", config, "--yes", "--json")
     assert (ran.code, ran.json["steps"]) == (1, []), ran.err
     assert [left["subject"] for left in ran.json["left"]] == ["sub/from_shard2"]
-    assert "can't tell whose it is" in ran.json["left"][0]["reason"]
+    assert "the publisher is unknown" in ran.json["left"][0]["reason"]
     checked = slotfailover("check", "--config", config, "--json")
     found = [f for f in checked.json["findings"] if f["check"] == "subscription-identified"]
     assert [(f["severity"], f["subject"]) for f in found] == [("warning", "sub/from_shard2")]
@@ -298,7 +298,7 @@ def test_a_loopback_address_is_not_written_into_another_machines_subscriber(
         config = configuration(tmp_path, trio, subscribers=subscribers)
         checked = slotfailover("check", "--config", config, "--json")
         assert any(
-            "can't tell whose it is" in f["what"]
+            "the publisher is unknown" in f["what"]
             for f in checked.json["findings"]
             if f["check"] == "subscription-identified"
         )

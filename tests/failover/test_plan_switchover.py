@@ -200,7 +200,7 @@ def test_a_switchover_leaves_no_subscription_behind_where_none_may_be() -> None:
 
 
 def test_targets_that_are_none() -> None:
-    with pytest.raises(SettingsError, match="x is no node"):
+    with pytest.raises(SettingsError, match="x is not a node"):
         plan_switchover(pair(), Wish(target="x"))
     assert actions(plan_switchover(pair(), Wish(target="a"))) == []
     gone = pair()
@@ -276,7 +276,7 @@ def test_a_bridge_whose_slot_is_gone_is_told_of_if_it_ever_ran() -> None:
 
 
 def test_rejoin_refuses_strangers_the_primary_and_pairs_without_one() -> None:
-    with pytest.raises(SettingsError, match="x is no node"):
+    with pytest.raises(SettingsError, match="x is not a node"):
         plan_rejoin(pair(), Wish(rejoin=frozenset("x")))
     with pytest.raises(OperatorNeeded, match="a is the primary"):
         plan_rejoin(pair(), Wish(rejoin=frozenset("a")))

@@ -129,8 +129,8 @@ def test_what_a_drill_refuses(local_trio: NewTrio, local_bed: Bed, tmp_path: Pat
         assert (ran.code, said in ran.err) == (code, True), ran.err
         assert ran.err.count("\n") == 1
 
-    refused(34, "x is no standby that answers", "--standby", "x")
-    refused(34, "a is no standby that answers", "--standby", "a")
+    refused(34, "x is not a standby that answers", "--standby", "x")
+    refused(34, "a is not a standby that answers", "--standby", "a")
     with connect(trio.primary, "postgres") as other:
         other.execute("SELECT pg_advisory_lock(%s)", [KEY])
         refused(15, "another drill is at work")

@@ -40,7 +40,7 @@ def test_a_killed_primary_that_diverged_is_rewound_and_then_copied_anew(
     assert isinstance(trio.primary, PostgresServer)
     tell(trio.primary, "ALTER SYSTEM SET work_mem = '5MB'", "SELECT pg_reload_conf()")
     unknown = slotfailover("rejoin", "x", "--config", config, "--yes")
-    assert (unknown.code, "x is no node" in unknown.err) == (2, True)
+    assert (unknown.code, "x is not a node" in unknown.err) == (2, True)
     alive = slotfailover("rejoin", "a", "--config", config, "--yes")
     assert (alive.code, "a is the primary" in alive.err) == (35, True)
 

@@ -112,9 +112,9 @@ def test_fencing_a_living_primary_and_labels(
 def test_what_can_be_wrong_has_one_clear_answer(new_pair: NewPair, tmp_path: Path) -> None:
     trio = new_pair()
     for changes, code, says in (
-        ({"machines": {"x": {}}}, 2, "failover.machines names x, which is no node"),
+        ({"machines": {"x": {}}}, 2, "failover.machines names x, which is not a node"),
         ({"machines": {"a": {"stop": "ssh {x}"}}}, 2, "the command `stop` is wrong: KeyError 'x'"),
-        ({"nodes": {"a": trio.primary.conninfo()}}, 2, "b is no node"),
+        ({"nodes": {"a": trio.primary.conninfo()}}, 2, "b is not a node"),
         ({"nodes": {"b": trio.standby.conninfo()}}, 10, "no node answers as a primary"),
         ({"journal_database": "none"}, 2, 'database "none" does not exist'),
     ):
@@ -123,7 +123,7 @@ def test_what_can_be_wrong_has_one_clear_answer(new_pair: NewPair, tmp_path: Pat
         assert (ran.code, says in ran.err) == (code, True), ran.err
     config = configuration(tmp_path, trio)
     ran = slotfailover("switchover", "--config", config, "--yes", "--to", "x")
-    assert (ran.code, "x is no node" in ran.err) == (2, True), ran.err
+    assert (ran.code, "x is not a node" in ran.err) == (2, True), ran.err
     tell(trio.primary, "CREATE ROLE weak LOGIN REPLICATION IN ROLE pg_monitor")
     weak = {
         "a": trio.primary.conninfo(user="weak"),

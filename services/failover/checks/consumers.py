@@ -43,7 +43,7 @@ def _unseen(facts: Facts) -> Iterator[Seen]:
     "subscriber-answers",
     group=GROUP,
     title="every subscriber answers",
-    consequence="its subscriptions can't be disabled or repointed, and their positions are unknown",
+    consequence="the subscriber's subscriptions can't be moved, and their positions are unknown",
     severity=Severity.WARNING,
     applies=_has_subscribers,
 )
@@ -57,7 +57,7 @@ def subscriber_answers(facts: Facts) -> Iterator[Seen]:
             if subscriber.usable
             else f"the subscriptions at {subscriber.name} can't be seen or changed",
             remedies.manual(
-                "start it, or correct its conninfo in failover.subscribers",
+                "start the subscriber, or correct its conninfo in failover.subscribers",
                 because="a server must be started",
             ),
             Severity.CRITICAL if subscriber.reach is Reach.BARRED else None,
@@ -68,7 +68,7 @@ def subscriber_answers(facts: Facts) -> Iterator[Seen]:
     "subscription-enabled",
     group=GROUP,
     title="every subscription is enabled",
-    consequence="its slot is not advanced: WAL piles up, and a new slot's copy does not become "
+    consequence="the slot is not advanced: WAL piles up, and a new slot's copy does not become "
     "permanent",
     severity=Severity.WARNING,
     applies=_has_subscribers,
@@ -98,7 +98,7 @@ def subscription_enabled(facts: Facts) -> Iterator[Seen]:
     "subscription-worker",
     group=GROUP,
     title="every enabled subscription has its worker",
-    consequence="its slot is not advanced: WAL piles up, and it has that much more to catch up",
+    consequence="the slot is not advanced: WAL piles up, and the subscription falls behind",
     severity=Severity.WARNING,
     needs=Needs.PRIMARY,
     applies=_has_subscribers,
@@ -123,7 +123,8 @@ def subscription_worker(facts: Facts) -> Iterator[Seen]:
     "initial-copy",
     group=GROUP,
     title="every table's initial copy is finished",
-    consequence="unless its slot was synchronized, the copy is begun again from the new primary",
+    consequence="unless the slot was synchronized, the initial copy starts again from the new "
+    "primary",
     severity=Severity.WARNING,
     applies=_has_subscribers,
 )
@@ -137,7 +138,10 @@ def initial_copy(facts: Facts) -> Iterator[Seen]:
                 where,
                 f"pg_subscription_rel.srsubstate is not r or f: {states}",
                 f"{len(subscription.copying)} table(s) of {where} are still being copied",
-                remedies.manual("wait until it is finished", because="it takes its time"),
+                remedies.manual(
+                    "wait until the initial copy is finished",
+                    because="the copy has to run to its end",
+                ),
             )
 
 
@@ -145,7 +149,7 @@ def initial_copy(facts: Facts) -> Iterator[Seen]:
     "slot-shared",
     group=GROUP,
     title="no two subscriptions use one slot",
-    consequence="only one of them can be fed; what it gets, the other misses",
+    consequence="only one of the subscriptions is fed at a time, and the others miss what it gets",
     applies=_has_subscribers,
 )
 def slot_shared(facts: Facts) -> Iterator[Seen]:
@@ -173,7 +177,7 @@ def slot_shared(facts: Facts) -> Iterator[Seen]:
     "bridge-connected",
     group=GROUP,
     title="the bridge is connected to its slot",
-    consequence="its slot is not advanced: WAL piles up, and it has that much more to publish",
+    consequence="the slot is not advanced: WAL piles up, and the bridge falls behind",
     severity=Severity.WARNING,
     needs=Needs.PRIMARY,
     applies=_has_bridge,
@@ -190,7 +194,7 @@ def bridge_connected(facts: Facts) -> Iterator[Seen]:
             slot.slot_name,
             f"active_pid = {slot.active_pid or 'null'} on {primary.name}, its origin is at {at}",
             "" if slot.active_pid else "the bridge is not connected to its slot",
-            remedies.manual("start slotbridge run", because="it is another program"),
+            remedies.manual("start slotbridge run", because="the bridge is another program"),
             since="" if slot.active_pid else slot.inactive_since or "",
         )
 

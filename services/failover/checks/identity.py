@@ -22,7 +22,8 @@ GROUP = "identity"
     "primary-timeline",
     group=GROUP,
     title="no newer timeline than the primary's was met",
-    consequence="it is an old primary that came back: whoever follows it gets what was discarded",
+    consequence="the primary is an old one that came back: consumers would get transactions that "
+    "were discarded",
 )
 def primary_timeline(facts: Facts) -> Iterator[Seen]:
     primary = facts.view.primary
@@ -35,7 +36,7 @@ def primary_timeline(facts: Facts) -> Iterator[Seen]:
         f"{met or 'not recorded'}",
         outdated(facts.view, primary),
         remedies.manual(
-            "stop it, and bring back the node with the newer timeline",
+            "stop this node, and bring back the one with the newer timeline",
             because="two lines of history can't be joined by a program",
         ),
     )
@@ -68,9 +69,9 @@ def timeline_history(facts: Facts) -> Iterator[Seen]:
 @check(
     "managed-by",
     group=GROUP,
-    title="no manager promotes this pair beside the settings' knowledge",
-    consequence="a failover or switchover from here crosses the manager's, which may undo it or "
-    "leave two primaries",
+    title="no manager that the settings do not name promotes this pair",
+    consequence="a failover or switchover by slotfailover conflicts with the manager, which may "
+    "undo it or leave two primaries",
     severity=Severity.WARNING,
 )
 def managed_by(facts: Facts) -> Iterator[Seen]:
@@ -90,8 +91,9 @@ def managed_by(facts: Facts) -> Iterator[Seen]:
 @check(
     "subscription-identified",
     group=GROUP,
-    title="it is known of every subscription whether this pair feeds it",
-    consequence="it is not moved at a failover, and stands still if it was this pair's",
+    title="every subscription is known to be fed by this pair or by another",
+    consequence="a subscription of unknown origin is not moved, and stands still if this pair "
+    "fed it",
     severity=Severity.WARNING,
 )
 def subscription_identified(facts: Facts) -> Iterator[Seen]:

@@ -73,7 +73,7 @@ class Remedy:
         return self.full
 
     def as_json(self) -> dict[str, object]:
-        """For `--json`."""
+        """Return the document for `--json`."""
         return {
             "text": self.text,
             "sql": [
@@ -120,19 +120,19 @@ class Finding:
 
     @property
     def ok(self) -> bool:
-        """It was looked at, and all is well."""
+        """Whether the check looked and found nothing wrong."""
         return self.severity is Severity.OK
 
     @property
     def wrong(self) -> bool:
-        """It was looked at, and something is wrong."""
+        """Whether the check looked and found something wrong."""
         return self.severity in (Severity.WARNING, Severity.CRITICAL)
 
     def __str__(self) -> str:
         return f"{self.what} ({self.evidence})"
 
     def as_json(self) -> dict[str, object]:
-        """For `--json`."""
+        """Return the document for `--json`."""
         return {
             "check": self.check,
             "group": self.group,

@@ -37,7 +37,8 @@ def primary_answers(facts: Facts) -> Iterator[Seen]:
             "; ".join(f"{node.name}: {node.detail or 'a standby'}" for node in facts.view.nodes),
             "no node answers as a primary",
             remedies.manual(
-                "start it, or fail over: slotfailover failover", because="it is a decision"
+                "start the primary, or fail over: slotfailover failover",
+                because="which of the two is a decision",
             ),
         )
 
@@ -79,7 +80,7 @@ def primary_fenced(facts: Facts) -> Iterator[Seen]:
     "node-answers",
     group=GROUP,
     title="every node answers",
-    consequence="it can't take over, and what it does is not known",
+    consequence="the node can't take over, and its state is unknown",
     severity=Severity.WARNING,
 )
 def node_answers(facts: Facts) -> Iterator[Seen]:
@@ -89,7 +90,7 @@ def node_answers(facts: Facts) -> Iterator[Seen]:
             f"{node.name}: {node.reach}" + (f", {node.detail}" if node.detail else ""),
             "" if node.state is not None else f"{node.name} does not answer",
             remedies.manual(
-                "start it, or correct its conninfo in failover.nodes",
+                "start the node, or correct its conninfo in failover.nodes",
                 because="a server must be started",
             ),
         )
@@ -116,6 +117,7 @@ def other_standbys(facts: Facts) -> Iterator[Seen]:
             f"{node.name}: {len(lost)} of {len(facts.required)} slots not ready",
             f"{node.name} does not have ready: {', '.join(lost)}" if lost else "",
             remedies.manual(
-                f"slotfailover check --standby {node.name} says why", because="see there"
+                f"slotfailover check --standby {node.name} says why",
+                because="each standby has its own findings",
             ),
         )

@@ -202,7 +202,7 @@ def archiving(facts: Facts) -> Iterator[Seen]:
             remedies.manual(
                 f"set archive_mode and archive_command on {standby.name} as on {primary.name}; "
                 "archive_mode needs a restart",
-                because="where it archives to is a decision",
+                because="where a server archives to is a decision",
             ),
         )
 
@@ -211,8 +211,8 @@ def archiving(facts: Facts) -> Iterator[Seen]:
     "idle-slot-timeout",
     group=GROUP,
     title="slots are not invalidated for being idle",
-    consequence="a standby or a consumer that is away for longer loses its slot: it must be made, "
-    "or its tables loaded, anew",
+    consequence="a standby or a consumer that is away for longer loses its slot: the standby "
+    "must be rebuilt, or the consumer's tables loaded anew",
     severity=Severity.WARNING,
     needs=Needs.BOTH,
 )
@@ -238,8 +238,8 @@ def idle_slot_timeout(facts: Facts) -> Iterator[Seen]:
     "subscriptions-elsewhere",
     group=GROUP,
     title="no other database of a subscriber has subscriptions to the pair",
-    consequence="they are not moved: they stay without a publisher, or are fed by the old primary "
-    "when it comes back",
+    consequence="those subscriptions are not moved: they have no publisher, or are fed by the old "
+    "primary when it comes back",
     severity=Severity.WARNING,
     applies=lambda facts: bool(facts.view.subscribers),
 )
@@ -267,6 +267,6 @@ def subscriptions_elsewhere(facts: Facts) -> Iterator[Seen]:
                 f"{subscriber.name} leads to the pair, and the settings do not name that database",
                 remedies.manual(
                     f"add the database {found.database} to failover.subscribers",
-                    because="it is a setting of slotfailover",
+                    because="slotfailover does not write its own settings",
                 ),
             )

@@ -16,7 +16,7 @@ SLOT_NAME_LENGTH_MAX = 63
 
 
 def order(server: str, *sql: str) -> Order:
-    """Statements without secrets."""
+    """Return statements that have no secrets in them."""
     return Order(server, sql, sql)
 
 

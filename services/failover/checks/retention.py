@@ -27,7 +27,7 @@ TWO_PHASE_SAFE_VERSION = 180000
     "slot-wal",
     group=GROUP,
     title="the WAL of every slot is kept",
-    consequence="the slot is invalidated at a checkpoint soon: its consumer must start over",
+    consequence="the slot is invalidated at a checkpoint soon, and its consumer must start over",
     needs=Needs.BOTH,
     reads=("max_slot_wal_keep_size",),
     wants=True,
@@ -45,9 +45,12 @@ def slot_wal(facts: Facts) -> Iterator[Seen]:
             slot.slot_name,
             f"wal_status = {slot.wal_status}, safe_wal_size = {slot.safe_wal_size}, "
             f"max_slot_wal_keep_size = {limit_mb} MB on {node.name}",
-            f"{node.name} is about to lose its WAL" if near or grave else "it holds back much WAL",
+            f"{node.name} is about to lose WAL that the slot needs"
+            if near or grave
+            else "the slot holds back much WAL",
             remedies.manual(
-                f"let its consumer catch up; meanwhile raise max_slot_wal_keep_size on {node.name}",
+                "let the slot's consumer catch up; meanwhile raise max_slot_wal_keep_size on "
+                f"{node.name}",
                 because="more WAL may fill the disk",
             ),
             Severity.CRITICAL if grave else Severity.WARNING,
@@ -74,7 +77,7 @@ def slot_reserves_wal(facts: Facts) -> Iterator[Seen]:
             yield Seen(
                 name,
                 f"restart_lsn is null in pg_replication_slots on {primary.name}",
-                "it was never used, and was made without reserving WAL",
+                "the slot was never used, and was created without reserving WAL",
                 remedies.run(
                     "",
                     remedies.order(
@@ -82,7 +85,9 @@ def slot_reserves_wal(facts: Facts) -> Iterator[Seen]:
                     ),
                 )
                 if physical and slot.active_pid is None
-                else remedies.manual("wait until it is made", because="it is being made"),
+                else remedies.manual(
+                    "wait until the slot is created", because="the slot is being created"
+                ),
                 since=slot.inactive_since or "",
             )
 

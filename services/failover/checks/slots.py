@@ -91,7 +91,7 @@ def slot_on_standby(facts: Facts) -> Iterator[Seen]:
                 yield Seen(
                     required.slot,
                     f"no such row in pg_replication_slots on {standby.name}",
-                    f"{standby.name} does not have it",
+                    f"{standby.name} does not have the slot",
                     _hasten(facts, "once nothing else is wrong, let the worker look again"),
                 )
 
@@ -145,7 +145,7 @@ def slot_idle(facts: Facts) -> Iterator[Seen]:
         yield Seen(
             copy.slot_name,
             f"temporary = t in pg_replication_slots on {standby.name}{consumer}",
-            "its copy is still temporary, would be dropped at promotion, and no consumer is "
+            "the slot's copy is still temporary and would be dropped at promotion: no consumer is "
             "connected that could advance the slot",
             _wake_consumer(facts.view, copy.slot_name),
             since=(upstream.inactive_since or "") if upstream else "",
@@ -169,8 +169,8 @@ def slot_snapshot(facts: Facts) -> Iterator[Seen]:
             f"temporary = t in pg_replication_slots on {standby.name}; there restart_lsn is "
             f"{_lsn(copy.restart_lsn)}, on the primary {_lsn(upstream.restart_lsn)}"
             + _oldest(facts),
-            "its copy is still temporary and would be dropped at promotion: the slot has not yet "
-            "passed the place from which its copy could go on",
+            "the slot's copy is still temporary and would be dropped at promotion: the slot has "
+            "not yet passed the position from which the copy could continue",
             _hasten(facts, "let open transactions end, then log a snapshot to go on from"),
         )
 
@@ -322,7 +322,8 @@ def _hasten(facts: Facts, text: str) -> Remedy:
     orders += [remedies.order(standby.name, RELOAD) for standby, _ in facts.below]
     if not facts.above:
         return remedies.manual(
-            "create it again and load its consumer anew", because="there is no primary to copy from"
+            "create it again and load its consumer anew",
+            because="no primary answers that the slot could be copied from",
         )
     return remedies.run(text, *orders)
 

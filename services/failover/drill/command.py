@@ -27,10 +27,11 @@ def drill(
     config: Config,
     as_json: Json = False,
     standby: Annotated[
-        str, typer.Option(metavar="NODE", help="Rehearse with this standby, not the best.")
+        str,
+        typer.Option(metavar="NODE", help="Rehearse with this standby instead of the best one."),
     ] = "",
     clean: Annotated[
-        bool, typer.Option("--clean", help="Only remove what a killed drill has left.")
+        bool, typer.Option("--clean", help="Only remove what a killed drill has left behind.")
     ] = False,
 ) -> None:
     """Promote a clone of the standby, decode from its slots, and remove it again.
@@ -62,7 +63,7 @@ def _rehearsal(settings: FailoverSettings, cluster: Cluster, view: View, name: s
     primary, chosen = view.primary, view.node(name) if name in cluster.nodes else candidate(view)
     if name and (name not in cluster.nodes or not view.node(name).standby):
         raise OperatorNeeded(
-            f"{name} is no standby that answers",
+            f"{name} is not a standby that answers",
             operation="drill",
             hint=f"the standbys are {', '.join(node.name for node in view.standbys) or 'none'}",
             exit_code=ExitCode.NOT_READY,
@@ -98,17 +99,17 @@ def _require_room(cluster: Cluster, rehearsal: Rehearsal) -> None:
     state = rehearsal.primary.state
     if state is not None and "*" in state.setting("synchronous_standby_names"):
         raise SetupError(
-            "synchronous_standby_names has a *, so that commits could wait for the clone alone",
+            "synchronous_standby_names has a *, so commits could wait for the clone alone",
             operation="drill",
             subject=rehearsal.primary.name,
-            hint="name the standbys there",
+            hint="name the standbys in synchronous_standby_names",
         )
     if tablespaces:
         raise SetupError(
             "a clone would need its own tablespaces",
             operation="drill",
             subject=rehearsal.standby.name,
-            hint="tablespaces outside of the data folder can't be rehearsed with here",
+            hint="a drill can't copy tablespaces outside of the data folder on this machine",
         )
     rehearsal.clone.require_room(size)
 

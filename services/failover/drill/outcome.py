@@ -19,7 +19,7 @@ class Usable:
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, object]:
-        """For `--json`."""
+        """Return the document for `--json`."""
         return {
             "slot": self.slot,
             "usable": not self.reason,
@@ -40,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All of it."""
+    """What a whole drill has shown."""
 
     standby: str
     parts: tuple[Part, ...]
@@ -64,7 +64,7 @@ class Outcome:
         return "; ".join(f"{slot.slot}: {slot.reason}" for slot in self.lost) or DONE
 
     def as_json(self) -> dict[str, object]:
-        """For `--json`."""
+        """Return the document for `--json`."""
         return {
             "standby": self.standby,
             "usable": not self.lost,

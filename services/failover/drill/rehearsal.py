@@ -99,7 +99,7 @@ class Rehearsal:
                     "another drill is at work",
                     operation="drill",
                     subject=self.primary.name,
-                    hint="wait for it, or end it; its lock ends with it",
+                    hint="wait until the other drill ends, or end its process",
                     exit_code=ExitCode.LOCKED,
                 )
             yield
@@ -284,7 +284,7 @@ def _until(so: Callable[[], bool], deadline_s: float, what: str) -> None:
             raise Retryable(
                 f"the clone did not {what} within {deadline_s:.0f} s",
                 operation="drill",
-                hint="see failover.drill.slots_deadline_ms",
+                hint="raise failover.drill.slots_deadline_ms if the clone only needs more time",
                 exit_code=ExitCode.DEADLINE,
             )
         time.sleep(_POLL_S / 4)

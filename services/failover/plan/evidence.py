@@ -13,7 +13,7 @@ and was a standby when it was last seen
 a node refuses connections, and none of the above     it is gone
 a subscriber does not answer                          it can't tell: noted, and not counted
 
-A refused connection alone is no proof: it may come from a proxy or a firewall. That no standby
+A refused connection alone is not proof: it may come from a proxy or a firewall. That no standby
 receives and no subscription is fed any more is what others have seen. A machine that lost its power
 closes no connection: with the flag, or after a `fence` command, standbys that still hold one are
 made to connect anew (`to_ask`), and a subscription's that has been silent for QUIET_S is dead.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from services.failover.view import Node, Subscriber, Subscription, View
 
 QUIET_S = 3.0
-"""An open connection on which nothing has come for so long is dead, if somebody vouches for it."""
+"""An open connection is dead once silent for this long, if somebody vouches for it."""
 
 
 def not_let_in(node: Node, also: str = "") -> OperatorNeeded:
@@ -129,7 +129,8 @@ def _require_gone(node: Node, wish: Wish, *, suspect: bool) -> None:
         raise not_let_in(node, shot)
     if not _vouched([node], wish):
         raise OperatorNeeded(
-            f"{node.name} does not answer, it may be cut off from here and writing: {node.detail}",
+            f"{node.name} does not answer, may be cut off from here, and may still take writes: "
+            f"{node.detail}",
             operation=OPERATION,
             subject=node.name,
             hint=f"pass --fence, with a `fence` command in failover.machines.{node.name}; or make "
@@ -189,7 +190,7 @@ def _receiving(view: View, wish: Wish, new: Node) -> list[str]:
     found = []
     for standby, _ in _streaming(view, wish, new):
         known = _sources(standby, view)
-        source = " or ".join(other.name for other in known) or "a server that is no node"
+        source = " or ".join(other.name for other in known) or "a server that is not a node"
         age_s = standby.state.replication.heard_age_s if standby.state is not None else None
         found.append(f"{standby.name} receives from {source}{_since(age_s)}")
     return found

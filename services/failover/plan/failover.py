@@ -57,7 +57,7 @@ def plan_failover(view: View, wish: Wish) -> Plan:
 
     Raises OperatorNeeded: SPLIT_BRAIN where a primary may be alive, NOT_READY where a slot or too
     much WAL would be lost, WRONG_DATABASE where nodes are of different clusters; Retryable where no
-    standby answers; SettingsError for a target that is no node; SetupError (PRIVILEGE_MISSING,
+    standby answers; SettingsError for an unknown target; SetupError (PRIVILEGE_MISSING,
     SERVER_SETTING) before anything is changed.
     """
     require_one_system(view)
@@ -78,19 +78,19 @@ def plan_failover(view: View, wish: Wish) -> Plan:
 
 
 def require_node(view: View, name: str, operation: str) -> None:
-    """Raise SettingsError for the name of no node; "" stands for the best."""
+    """Raise SettingsError for an unknown name; "" stands for the best."""
     if name and name not in {node.name for node in view.nodes}:
         raise SettingsError(
-            f"{name} is no node",
+            f"{name} is not a node",
             operation=operation,
             hint=f"failover.nodes has {', '.join(node.name for node in view.nodes)}",
         )
 
 
 def _promoted(view: View, wish: Wish) -> Node | None:
-    """The node that was promoted in place of a primary that is gone, where there is one.
+    """Return the node that was promoted in place of a primary that is gone, or None.
 
-    Of several primaries, with --fence, the newest. Raises OperatorNeeded for one that is no such.
+    Of several primaries, with --fence, the newest. Raises OperatorNeeded for any other primary.
     """
     if not view.writable:
         return None

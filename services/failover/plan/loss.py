@@ -184,7 +184,7 @@ def _began(node: Node) -> int | None:
 
 
 def _against_sighting(view: View, chosen: Node) -> list[Loss]:
-    """It is further behind the last known position of the primary than the limits allow."""
+    """Return the loss if `chosen` lags the primary's last known position by more than allowed."""
     assert chosen.state is not None
     seen, mine = view.sighting, chosen.state.server.timeline
     if seen is not None and seen.timeline > mine:

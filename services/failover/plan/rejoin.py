@@ -33,7 +33,7 @@ def plan_rejoin(view: View, wish: Wish) -> Plan:
     strangers = sorted(wish.rejoin - known)
     if strangers:
         raise SettingsError(
-            f"{strangers[0]} is no node",
+            f"{strangers[0]} is not a node",
             operation="rejoin",
             hint=f"failover.nodes has {', '.join(sorted(known))}",
         )

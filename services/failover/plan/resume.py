@@ -50,7 +50,7 @@ class Intent:
 
     @classmethod
     def of(cls, command: str, document: dict[str, Any], age_s: float = 0.0) -> Intent:
-        """From the journal."""
+        """Return the intent that the journal's `begin` entry describes."""
         timeline = document.get("timeline", 0)
         return cls(
             command,
@@ -76,7 +76,7 @@ class Intent:
 
 
 def intent_of(wish: Wish, view: View) -> dict[str, Any]:
-    """For the journal."""
+    """Return the intent of a run, for the journal's `begin` entry."""
     states = [node.state for node in view.nodes if node.state is not None]
     return {
         "target": wish.target,

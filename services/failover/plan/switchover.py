@@ -57,7 +57,7 @@ def plan_switchover(view: View, wish: Wish) -> Plan:
     """The steps from `view` to `wish.target` (the best standby) as the primary.
 
     Raises OperatorNeeded (SPLIT_BRAIN, NOT_READY, WRONG_DATABASE), SettingsError for a target that
-    is no standby, SetupError (PRIVILEGE_MISSING).
+    is not a standby, SetupError (PRIVILEGE_MISSING).
     """
     require_one_system(view)
     require_node(view, wish.target, OPERATION)
@@ -161,7 +161,7 @@ def _whole(view: View, wish: Wish, old: Node) -> Plan:
 def _target(view: View, wish: Wish, old: Node) -> Node:
     new = view.node(wish.target) if wish.target else candidate(view)
     if new is None or not new.standby:
-        name = f"{new.name} is no standby that answers" if new else "no standby answers"
+        name = f"{new.name} is not a standby that answers" if new else "no standby answers"
         others = ", ".join(node.name for node in view.standbys) or "none"
         raise Retryable(
             f"{name} ({new.detail or 'it is the primary' if new else 'nothing to switch to'})",
@@ -259,7 +259,7 @@ def _notes(view: View, old: Node, slots: tuple[str, ...], *, stops: bool) -> lis
 
 
 def _stopped(view: View, wish: Wish) -> Node | None:
-    """The one node that is no standby, if it was stopped, and may be started again."""
+    """Return the only node that is not a standby, if it was stopped and may be started again."""
     found = [node for node in view.nodes if not node.standby]
     if len(found) != 1:
         return None

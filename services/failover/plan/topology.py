@@ -63,8 +63,8 @@ def _attach(draft: Draft, name: str, primary: str) -> list[Left]:
         return [
             Left(
                 name,
-                f"it is no standby of {primary} yet, and failover.machines.{name} has neither "
-                "`rejoin` nor `data_folder`",
+                f"the node is not a standby of {primary} yet, and failover.machines.{name} has "
+                "neither `rejoin` nor `data_folder`",
                 f"rebuild it from {primary} (pg_rewind or pg_basebackup), then slotfailover "
                 f"rejoin {name}",
             )

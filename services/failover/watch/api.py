@@ -54,7 +54,7 @@ class Api:
         self._files = {name: _read(name) for name in ("page.css", "page.js")}
 
     def routes(self) -> list[Route]:
-        """For services.process.Probes."""
+        """Return the routes, for services.process.Probes."""
         orders = {"/v1/pause": self._order(paused=True), "/v1/resume": self._order(paused=False)}
         return [
             Route("/", self._guarded(self._page)),

@@ -12,7 +12,9 @@ from services.process import Probes, configure_logging, exit_codes, stop_on_sign
 
 def watch(
     config: Config,
-    json_lines: Annotated[bool, typer.Option("--json", help="Log as JSON lines.")] = False,
+    json_lines: Annotated[
+        bool, typer.Option("--json", help="Write the log as JSON lines.")
+    ] = False,
 ) -> None:
     """Look on a schedule, serve what is seen, and repoint by itself where that is configured."""
     import structlog  # all imported late: a failover, of the same command, is in a hurry

@@ -55,7 +55,7 @@ class Rules:
     stale_s: float
     """Observations further apart than this do not make a row."""
     first_s: float = 0.0
-    """For so long after its start it does not act by what it sees alone: see `_unremembered`."""
+    """How long after its start watch does not act by what it sees alone: see `_unremembered`."""
 
     @classmethod
     def of(cls, settings: WatchSettings, longest_observation_s: float) -> Rules:

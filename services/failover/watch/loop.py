@@ -72,7 +72,7 @@ class Ordered:
         return 409 if self.shared else 202
 
     def as_json(self) -> dict[str, object]:
-        """For the answer."""
+        """Return the document of the HTTP answer."""
         return {**self.pause.as_json(), "in_effect": self.in_effect, "shared": self.shared}
 
 
@@ -124,7 +124,7 @@ class Watch:
         return time.monotonic() - self._beat < self._patience_s
 
     def ready(self) -> bool:
-        """Its last observation succeeded, and is fresh."""
+        """Return whether the last observation succeeded and is fresh."""
         return self._observed and self.healthy()
 
     def order(self, *, paused: bool, by: str, reason: str) -> Ordered:
@@ -269,13 +269,15 @@ class Watch:
                 self._recall()
                 view = self._cluster.observe()
                 if sight_of(view, self._wish) != self._memory.sight or self._is_paused():
-                    self._tell("not done: it changed meanwhile")
+                    self._tell("repoint not done: the cluster changed meanwhile")
                     return
                 journal = Journal(path, self._cluster, database, "watch")
                 done = self._repoint(view, journal, lock)
         except SlotbridgeError as error:
             self._tell(f"repoint failed: {error}")
-            well = error.exit_code is ExitCode.LOCKED  # a command is at work: it was no attempt
+            well = (
+                error.exit_code is ExitCode.LOCKED
+            )  # another command is at work: this does not count as an attempt
             counts = replace(counts, failures=counts.failures + (not well))
         else:
             well = done.exit_code is ExitCode.OK
@@ -321,7 +323,7 @@ class Watch:
                 events=tuple(self._events),
             )
         if before.verdict is not decision.verdict:
-            logger.info("decided", verdict=str(decision.verdict), reason=decision.reason)
+            logger.info("decision changed", verdict=str(decision.verdict), reason=decision.reason)
 
     def _decide(self, leading: bool, pause: Pause) -> Decision:
         now = time.monotonic()

@@ -33,7 +33,7 @@ def el(tag: str, *children: Child, **attributes: object) -> Element:
 
 
 def document(root: Element) -> str:
-    """The whole page."""
+    """Return the whole page as HTML text."""
     return "<!doctype html>\n" + tostring(root, encoding="unicode", method="html")
 
 

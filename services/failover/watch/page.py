@@ -83,8 +83,8 @@ def _section(title: str, *children: Element | str | None) -> Element:
 def _banner(snapshot: Snapshot) -> Element:
     checkup = snapshot.checkup
     if checkup is None:
-        kind, headline = "bad", "It can't be judged whether a failover is safe"
-        detail = snapshot.problem or "nothing was observed yet"
+        kind, headline = "bad", "Whether a failover is safe can't be judged"
+        detail = snapshot.problem or "nothing has been observed yet"
     else:
         kinds = {Severity.OK: "good", Severity.CRITICAL: "bad"}
         kind = kinds.get(checkup.severity, "warn")
@@ -122,8 +122,8 @@ def _own_state(snapshot: Snapshot) -> str:
     if snapshot.pause.paused:
         return f"paused by {snapshot.pause.by}"
     if not snapshot.automatic:
-        return "looks only"
-    return "leads, repoints by itself" if snapshot.leading else "passive: another replica leads"
+        return "observes only"
+    return "leads, repoints automatically" if snapshot.leading else "passive: another replica leads"
 
 
 def _drill(snapshot: Snapshot) -> str:
@@ -186,7 +186,7 @@ def _problems(snapshot: Snapshot) -> Element | None:
         return None
     found = checkup.problems
     if not found:
-        text = f"All {len({f.check for f in checkup.findings})} checks are well."
+        text = f"All {len({f.check for f in checkup.findings})} checks passed."
         return _section("Checks", el("p", text, class_="quiet"))
     return _section("Checks", el("ul", *map(_problem, found), class_="problems"))
 

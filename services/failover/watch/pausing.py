@@ -32,7 +32,7 @@ class Pause:
     """The higher holds: clocks of replicas differ."""
 
     def as_json(self) -> dict[str, object]:
-        """For /v1/status."""
+        """Return the document for /v1/status."""
         return asdict(self)
 
 

@@ -43,7 +43,7 @@ class Box:
 
 
 def topology(view: View) -> Element:
-    """The picture."""
+    """Return the picture of nodes, subscribers and connections."""
     boxes = boxes_of(view)
     height = len(boxes) * _ROW
     drawn = [part for number, box in enumerate(boxes) for part in _drawn(number, box, boxes)]

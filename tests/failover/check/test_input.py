@@ -32,7 +32,7 @@ def test_answers_for_people_programs_and_plugins(sound: Examiner) -> None:
 
 @pytest.mark.parametrize(
     ("node", "said"),
-    [("zz", "zz is none of the nodes a, b"), ("a", "a is the primary")],
+    [("zz", "zz is not one of the nodes a, b"), ("a", "a is the primary")],
 )
 def test_a_standby_that_is_none(sound: Examiner, node: str, said: str) -> None:
     ran = sound.run("--standby", node)
