@@ -171,7 +171,7 @@ def withheld_by(connection: Connection, application_name: str) -> tuple[str, ...
         """
         SELECT listed.name, s.slot_name IS NOT NULL AND s.active AND s.slot_type = 'physical',
                CASE WHEN s.slot_name IS NULL THEN 'there is no such slot'
-                    WHEN s.slot_type <> 'physical' THEN 'it is no physical slot'
+                    WHEN s.slot_type <> 'physical' THEN 'it is not a physical slot'
                     WHEN s.invalidation_reason IS NOT NULL THEN 'it is invalidated'
                     WHEN NOT s.active THEN 'no standby is connected'
                     ELSE 'the standby is behind' END

@@ -49,10 +49,10 @@ def run(
     as_json: Json = False,
     until_idle: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Stop by itself when nothing has come for so many seconds."),
+        typer.Option(min=0.1, help="Stop once nothing has arrived for this many seconds."),
     ] = None,
 ) -> None:
-    """Follow the topics and keep the tables current, until SIGTERM or SIGINT."""
+    """Keep the tables current with the topics, until SIGTERM or SIGINT."""
     from spark_consumers.epochs import job
     from spark_consumers.kafka.reader import require_broker
     from spark_consumers.session import start_session
@@ -80,13 +80,13 @@ def verify(
     config: Config,
     as_json: Json = False,
     table: Annotated[
-        list[str] | None, typer.Option(help="schema.table; may be given several times.")
+        list[str] | None, typer.Option(help="Source table as schema.table. Repeatable.")
     ] = None,
     examples: Annotated[
         bool, typer.Option("--examples", help="Show up to 5 keys of rows that differ.")
     ] = False,
     as_of: Annotated[
-        str, typer.Option(help="LSN: compare the tables of that epoch with Kafka's events.")
+        str, typer.Option(help="LSN of an epoch: compare its tables with Kafka's events.")
     ] = "",
 ) -> None:
     """Compare each table with its source at rest, or as of an LSN with Kafka's events.
@@ -122,9 +122,9 @@ def verify(
 @app.command()
 def rebuild(
     config: Config,
-    table: Annotated[list[str], typer.Option(help="schema.table; may be given several times.")],
+    table: Annotated[list[str], typer.Option(help="Source table as schema.table. Repeatable.")],
 ) -> None:
-    """Have `run` make tables anew from Kafka, with its next epoch; the old rows stay until then."""
+    """Let `run` rebuild tables from Kafka with its next epoch. Old rows stay until then."""
     with _exit_codes(as_json=False), _operating(config) as operator:
         for name in operator.rebuild(table):
             _write(f"{name}: `slottables run` makes it anew with its next epoch")
@@ -132,7 +132,7 @@ def rebuild(
 
 @app.command()
 def maintain(config: Config, as_json: Json = False) -> None:
-    """Compact tables, forget old epochs, remove files that nothing names; `run` may go on."""
+    """Compact tables, remove old epochs and orphaned files. `run` may run meanwhile."""
     with _exit_codes(as_json=as_json), _operating(config) as operator:
         for done in operator.maintain():
             if as_json:
@@ -146,7 +146,7 @@ def maintain(config: Config, as_json: Json = False) -> None:
 
 @app.command()
 def epochs(config: Config, as_json: Json = False) -> None:
-    """List the epochs that are kept: number, LSN, tag, commit time, snapshot of each table."""
+    """List the epochs that are kept: number, LSN, tag, commit time, snapshots."""
     with _exit_codes(as_json=as_json), _operating(config) as operator:
         for found in operator.epochs():
             _write(json.dumps(found) if as_json else f"{found['epoch']} {found['tag']}")
@@ -155,10 +155,10 @@ def epochs(config: Config, as_json: Json = False) -> None:
 @app.command()
 def tag(
     config: Config,
-    as_of: Annotated[str, typer.Option(help="LSN: of the last epoch up to it.")],
+    as_of: Annotated[str, typer.Option(help="LSN: take the last epoch up to it.")],
     as_json: Json = False,
 ) -> None:
-    """Give all tables the tag of one epoch, to join them by one name; `run` may go on."""
+    """Tag one epoch in all tables, to join them by one name. `run` may run meanwhile."""
     with _exit_codes(as_json=as_json), _operating(config) as operator:
         for table, name in operator.tag(_lsn(as_of)):
             _write(json.dumps({"table": table, "tag": name}) if as_json else f"{table} {name}")

@@ -36,7 +36,7 @@ class Operator:
                     f"there is no Iceberg table of {name}",
                     operation="rebuild",
                     subject=self._tables.namespace,
-                    hint=f"there are {', '.join(sorted(states)) or 'none'}",
+                    hint=f"tables: {', '.join(sorted(states)) or 'none'}",
                 )
             table = catalog.load(self._spark, state.identifier)
             catalog.set_property(table, catalog.REBUILD, "asked")
@@ -54,7 +54,7 @@ class Operator:
             except FOREIGN as error:
                 failure = translated(error, "maintain tables")
                 failure.subject = failure.subject or state.source
-                log.warning("a table was not maintained", table=state.source, error=str(failure))
+                log.warning("maintenance of a table failed", table=state.source, error=str(failure))
                 failures.append(failure)
         if failures:
             raise failures[0]
@@ -87,7 +87,7 @@ class Operator:
                 "the table does not have its snapshot of that epoch",
                 operation="tag tables",
                 subject=place.identifier,
-                hint="somebody removed it, or the table was made anew after that epoch",
+                hint="the snapshot was removed, or the table was rebuilt after that epoch",
             )
         if name not in catalog.ref_names(table):
             table.manageSnapshots().createTag(name, place.snapshot).commit()

@@ -5,9 +5,9 @@
 
 Every command and `watch` write it when they see a primary that takes writes: at once where more
 than its position has changed, else at most once a second. So a failover knows how far the primary
-was when it was last seen, and for whom its commits waited. The journal's table, which travels to
-the standbys, tells the same to whoever has no such file (`told`), but only as of the last run or
-change. It is only a lower bound: believed for what it says that was there, never for what was not.
+was when it was last seen, and which standbys its commits waited for. The journal's table, which
+travels to the standbys, tells the same to whoever has no such file (`told`), but only as of the
+last run or change. It is only a lower bound: it proves what was there, never what was not.
 """
 
 import contextlib

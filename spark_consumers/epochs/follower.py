@@ -81,7 +81,7 @@ class Follower:
 
     @property
     def record(self) -> EpochRecord:
-        """The last epoch."""
+        """The record of the last epoch."""
         return self._record
 
     @property
@@ -103,10 +103,10 @@ class Follower:
                 maintain(self._spark, self._settings, state, orphans=False)
             except FOREIGN as error:
                 failure = translated(error, "maintain tables")
-                log.warning("a table was not maintained", table=state.source, error=str(failure))
+                log.warning("maintenance of a table failed", table=state.source, error=str(failure))
 
     def close(self) -> None:
-        """Leave the broker."""
+        """Close the connections to the broker."""
         for part in (self._log, self._shapes, self._dead, self._divergences):
             part.close()
 
@@ -298,7 +298,7 @@ def _require_first(table: str, offset: int) -> None:
     """Raise OperatorNeeded where Kafka no longer has a topic's first events."""
     if offset > 0:
         raise OperatorNeeded(
-            "Kafka no longer has the table's first events",
+            "Kafka no longer has the first events of the table",
             operation="make a table from Kafka",
             subject=table,
             hint="keep topics for as long as tables may have to be made anew, or leave the table "

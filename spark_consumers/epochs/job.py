@@ -56,7 +56,7 @@ def run(
                     raise
                 raise failure from error
             losses += 1
-            log.warning("an epoch begins again", error=str(failure), times=losses)
+            log.warning("restarting an epoch", error=str(failure), times=losses)
             stop.wait(min(_POLL_S * 2**losses, _LOSS_PAUSE_MAX_S))
         else:
             log.info("stopped")
@@ -107,7 +107,7 @@ def require_readable(settings: Settings) -> None:
     """Raise SettingsError where the bridge of the same file writes what tables can't be made of."""
     if not settings.bridge.transaction_metadata:
         raise SettingsError(
-            "the tables are cut by <prefix>.transaction, which the bridge does not write",
+            "slottables needs <prefix>.transaction, which the bridge does not write",
             operation="read settings",
             hint="set bridge.transaction_metadata to true",
         )

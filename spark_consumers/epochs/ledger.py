@@ -126,7 +126,7 @@ def epoch_of(epochs: list[EpochRecord], commit_lsn: int) -> EpochRecord:
         raise SettingsError(
             f"no epoch of {format_lsn(commit_lsn)} or before is kept; the first is {first}",
             operation="read the record of epochs",
-            hint="tables.epochs_kept says how many are",
+            hint="tables.epochs_kept is the number of epochs that are kept",
         )
     return found[-1]
 

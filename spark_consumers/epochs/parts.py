@@ -11,9 +11,12 @@ from spark_consumers.events.shape import Position, Shape
 
 @dataclass(slots=True)
 class Part:
-    """An epoch's events of one topic. `late`: had before; `refused`: (partition, offset) of the
-    first record that is no event, None where all are. `counted_rows`: rows that the transactions
-    count, duplicates too; `distinct_rows`: each once."""
+    """An epoch's events of one topic.
+
+    `late`: had before; `refused`: (partition, offset) of the first record that is not an event,
+    None where all are. `counted_rows`: rows that the transactions count, duplicates too;
+    `distinct_rows`: each once.
+    """
 
     topic: str
     events: int = 0
@@ -72,15 +75,15 @@ class Part:
         return None if last is None else Position(*last[:2])
 
     def require_events(self) -> None:
-        """Raise BadInput for a record that is no event."""
+        """Raise BadInput for a record that is not an event."""
         if self.refused is not None:
             partition, offset = self.refused
             raise BadInput(
-                "the record is no event of a table",
+                "the record is not an event of a table",
                 operation="read events",
                 subject=f"{self.topic}, partition {partition}, offset {offset}",
                 hint="only the bridge may write to its topics; tables.on_bad_event: quarantine "
-                "goes on without it",
+                "continues without the record",
                 exit_code=ExitCode.RECORD_REFUSED,
             )
 

@@ -23,7 +23,7 @@ from spark_consumers.sql import literal
 log = structlog.get_logger()
 NAME = "_quarantine"
 PLACES_MAX = 1000
-"""More bad events in one epoch than this are no accident."""
+"""The most bad events of one epoch; more of them mean a systematic error."""
 _COLUMNS = ("topic", "partition", "offset", "commit_lsn", "seq", "op", "reason", "key", "value")
 _SQL = (
     "topic string, partition int, offset bigint, commit_lsn bigint, seq bigint, op string,"
@@ -57,7 +57,7 @@ class Quarantine:
             places = bad.select("topic", "partition", "offset").limit(PLACES_MAX + 1).collect()
             if len(places) > PLACES_MAX:
                 raise BadInput(
-                    f"more than {PLACES_MAX} events of one epoch don't fit their tables",
+                    f"more than {PLACES_MAX} events of one epoch do not fit their tables",
                     operation="put events aside",
                     subject=places[0].topic,
                     hint="compare the shapes in the schema topic with the events",
@@ -78,7 +78,7 @@ class Quarantine:
         table = catalog.load(self._spark, self._identifier)
         if int(catalog.brought(table).get(catalog.EPOCH, -1)) < epoch:
             bad.withColumn("epoch", F.lit(epoch).cast("bigint")).writeTo(self._identifier).append()
-        log.warning("events were put aside", table=self._identifier, epoch=epoch)
+        log.warning("events were put into the quarantine", table=self._identifier, epoch=epoch)
 
 
 def without(events: DataFrame, places: Sequence[tuple[int, int]]) -> DataFrame:
@@ -97,7 +97,7 @@ def _unfit(events: DataFrame, part: Part, shapes: Sequence[Shape]) -> DataFrame:
 
 
 def _unread(events: DataFrame, part: Part) -> DataFrame:
-    """Records that are no events, as far as the epoch goes in each partition."""
+    """Return the records that are not events, as far as the epoch goes in each partition."""
     beyond = "".join(
         f" OR partition = {partition} AND offset >= {offset}"
         for partition, offset in sorted(part.next_offsets.items())

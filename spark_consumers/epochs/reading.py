@@ -21,7 +21,7 @@ ARRIVAL_DEADLINE_S = 60.0
 VISIBLE_DEADLINE_S = 5.0
 _ARRIVAL_INTERVAL_S = 0.05
 SMALL_RECORDS_MAX = 5_000
-"""An epoch of so many records is taken by one task for each table."""
+"""An epoch of up to this many records is read by one task for each table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class EventReader:
         """The events of the topics in `wanted` after `after_lsn`, up to `cut`.
 
         Kafka shows a transaction's partitions one after the other: what its END counts is waited
-        for. Raises OperatorNeeded when it does not come, so long after it was first found missing:
+        for. Raises OperatorNeeded when it stays missing for too long:
         to read may itself take longer. `check(topic, first offset)` is asked for each topic that is
         read from its beginning.
         """

@@ -71,7 +71,8 @@ def events(
     before `after_lsn` (of topics in `others`: at or before that), so that the table has had it;
     `earlier`: at or before `after_lsn` in any topic. Rows of a snapshot are never late.
     `image`: the row, of a delete the old one; `unchanged`: it may lack values that the UPDATE left
-    unchanged. A record that is no event keeps NULL in `op`, `commit_lsn` or `seq`: `summary` tells.
+    unchanged. A record that is not an event keeps NULL in `op`, `commit_lsn` or `seq`:
+    `summary` tells.
     """
     before = f"NOT {_beyond(after_lsn)}"
     late = "".join(

@@ -63,7 +63,7 @@ class ColumnShape:
 
     @property
     def data_type(self) -> T.DataType:
-        """Its type in Spark, which is also its type in Iceberg."""
+        """The column's type in Spark, which is also its type in Iceberg."""
         if self.type == "numeric":
             return _decimal(self.typmod)
         return _SIMPLE.get(self.type, T.StringType())

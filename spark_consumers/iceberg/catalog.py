@@ -68,7 +68,7 @@ def load(spark: SparkSession, identifier: str) -> Any:
 
 
 def properties(table: Any) -> dict[str, str]:
-    """A table's properties."""
+    """Return a table's properties as a dict."""
     return _texts(table.properties())
 
 
@@ -107,7 +107,7 @@ def require_known(table: Any, identifier: str, known: tuple[int, int]) -> dict[s
 def overtaken(identifier: str) -> Retryable:
     """The error of a writer that does not know the table any more."""
     return Retryable(
-        "somebody else has changed the table since its last epoch",
+        "another program has changed the table since the last epoch",
         operation="apply an epoch",
         subject=identifier.replace("`", ""),
         hint="run one slottables for each namespace; it goes on by itself after maintenance from "
@@ -187,7 +187,7 @@ def forget(table: Any, kept: int) -> None:
 
 
 def set_property(table: Any, name: str, value: str) -> None:
-    """Set one property."""
+    """Set one property of a table."""
     set_properties(table, {name: value})
 
 

@@ -122,9 +122,9 @@ def _problem(sums: SumSettings, types: Mapping[str, T.DataType], layout: Layout)
     exact = (T.IntegerType, T.LongType, T.DecimalType)
     inexact = [c for c in sums.sums.values() if not isinstance(types[c], exact)]
     if inexact:
-        return f"column {inexact[0]} is no integer or decimal: what is taken off would not be exact"
+        return f"column {inexact[0]} is not an integer or decimal, so its sum would not be exact"
     if layout.kind != "current":
-        return f"{layout.shape.name} is no table of kind current"
+        return f"{layout.shape.name} is not a table of kind current"
     return ""
 
 

@@ -14,7 +14,7 @@ class Divergences:
         self._following = Following(kafka, topics, divergence_topic(kafka.topic_prefix))
 
     def close(self) -> None:
-        """Leave the broker."""
+        """Close the connections to the broker."""
         self._following.close()
 
     def require_none(self) -> None:

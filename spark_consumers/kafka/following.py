@@ -57,7 +57,7 @@ class Following:
         """Whether the topic's first records were gone already when it was first read."""
 
     def close(self) -> None:
-        """Leave the broker."""
+        """Close the connections to the broker."""
         self._consumer.close()
 
     def new(self) -> list[Record]:
@@ -73,7 +73,7 @@ class Following:
         while any(self._at[number] < end for number, end in ends.items()):
             if time.monotonic() > deadline:
                 raise Retryable(
-                    "its end was not reached: a transaction is open",
+                    "the end of the topic was not reached: a transaction is open",
                     operation="read Kafka",
                     subject=self.topic,
                     exit_code=ExitCode.KAFKA_UNREACHABLE,
@@ -94,7 +94,7 @@ class Following:
             return kind.model_validate_json(record.value or b"")
         except ValidationError as error:
             raise BadInput(
-                f"the record is no {kind.__name__} of this version",
+                f"the record is not a {kind.__name__} of this version",
                 operation="read Kafka",
                 subject=f"{self.topic}, partition {record.partition}, offset {record.offset}",
                 hint="run bridge and slottables of the same version",

@@ -55,7 +55,7 @@ def reader_options(kafka: KafkaSettings) -> dict[str, str]:
         options["kafka.ssl.truststore.location"] = given["ssl.ca.location"]
     if "ssl.certificate.location" in given or "ssl.key.location" in given:
         raise SetupError(
-            "a client certificate in kafka.options can't be handed on to Spark",
+            "a client certificate in kafka.options can't be passed to Spark",
             operation="read Kafka's settings",
             hint="use SASL over SSL for slottables",
         )
@@ -68,7 +68,7 @@ def _jaas(given: dict[str, str]) -> str:
     mechanism = given.get("sasl.mechanism", given.get("sasl.mechanisms", "PLAIN"))
     if mechanism not in _JAAS:
         raise SetupError(
-            f"the SASL mechanism {mechanism} can't be handed on to Spark",
+            f"the SASL mechanism {mechanism} can't be passed to Spark",
             operation="read Kafka's settings",
             hint=f"use one of {', '.join(_JAAS)}",
         )
@@ -101,10 +101,10 @@ def kafka_failure(error: KafkaException, topic: str) -> SlotbridgeError:
     failure = error.args[0]
     if failure.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
         return OperatorNeeded(
-            "Kafka no longer has events that the tables have not taken",
+            "Kafka has deleted events that the tables have not read",
             operation="read Kafka",
             subject=topic,
-            hint="topic retention was too short or a topic was made anew: rebuild the tables",
+            hint="topic retention was too short, or a topic was recreated: rebuild the tables",
         )
     if failure.code() in (
         *(KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED),

@@ -26,18 +26,18 @@ class ShapeLog:
 
     @property
     def topic(self) -> str:
-        """The schema topic."""
+        """The name of the schema topic."""
         return self._following.topic
 
     def close(self) -> None:
-        """Leave the broker."""
+        """Close the connections to the broker."""
         self._following.close()
 
     def read(self) -> None:
         """Take in what has been written up to now.
 
         Raises SetupError when two tables share a topic or rows have no identity, BadInput for a
-        record that is no SchemaEvent.
+        record that is not a SchemaEvent.
         """
         for record in self._following.new():
             event = self._following.parsed(record, SchemaEvent)
@@ -120,7 +120,7 @@ class DeadLetters:
         return self._following.topic
 
     def close(self) -> None:
-        """Leave the broker."""
+        """Close the connections to the broker."""
         self._following.close()
 
     def between(self, after_lsn: int, upto_lsn: int) -> list[Lacking]:

@@ -62,7 +62,7 @@ class TransactionLog:
         self._names: dict[str, bool] = {}
 
     def close(self) -> None:
-        """Leave the broker."""
+        """Close the connections to the broker."""
         if self._consumer is not None:
             self._consumer.close()
 
@@ -154,10 +154,10 @@ class TransactionLog:
             return False
         if partitions != (0,):
             raise SetupError(
-                f"the topic has {len(partitions)} partitions, so that its order is lost",
+                f"the topic has {len(partitions)} partitions, so its order is lost",
                 operation="read transactions",
                 subject=self._topic,
-                hint="let the bridge make its topics itself",
+                hint="delete the topic and let the bridge create it",
             )
         offset = self._offset
         if offset is None:
@@ -180,7 +180,7 @@ class TransactionLog:
             ]
         except (ValueError, KeyError, TypeError) as error:
             raise BadInput(
-                "the record is no end of a transaction",
+                "the record is not the END of a transaction",
                 operation="read transactions",
                 subject=f"{self._topic}, partition 0, offset {record.offset}",
                 hint="only the bridge may write to its topics",

@@ -88,7 +88,7 @@ class _Witness:
                 operation="compare tables",
                 subject=state.source,
                 lsn=epoch.commit_lsn,
-                hint="somebody removed it, or the table was made anew after that epoch",
+                hint="the snapshot was removed, or the table was rebuilt after that epoch",
             )
         shapes = list(self._shapes.upto(state.source, epoch.commit_lsn))
         layout = layout_of(self._settings, shapes[-1])
@@ -107,7 +107,7 @@ class _Witness:
         return compared(state.source, state.identifier, left, right, names, key, examples_max)
 
     def _told(self, epoch: EpochRecord, state: State, shapes: list[Shape]) -> DataFrame:
-        """The rows that Kafka's events leave, columns c0, c1 …"""
+        """Return the rows that Kafka's events leave, in columns c0, c1 and so on."""
         topic = self._naming.table(*state.source.split(".", 1)).name
         wanted = {topic: Wanted(state.source, 0)}
         cut = Cut(epoch.commit_lsn, 0)
@@ -131,7 +131,7 @@ class _Witness:
 def _require_first(table: str, offset: int) -> None:
     if offset > 0:
         raise OperatorNeeded(
-            "Kafka no longer has the table's first events to compare with",
+            "Kafka no longer has the first events of the table to compare with",
             operation="compare tables",
             subject=table,
             hint="compare with the source at rest: slottables verify without --as-of",

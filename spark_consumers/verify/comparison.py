@@ -121,7 +121,7 @@ def _side(settings: TablesSettings, state: State | None) -> _Side:
     layout = layout_of(settings, state.shape)
     if layout.kind == "changelog":
         raise SettingsError(
-            "a changelog has no rows to compare, but events",
+            "a changelog holds events, not rows that can be compared",
             operation="compare tables",
             subject=state.source,
             hint="leave it out of --table",
@@ -185,7 +185,7 @@ def compared(
     examples_max: int,
     problems: tuple[str, ...] = (),
 ) -> TableComparison:
-    """How `right` (the Iceberg table) differs from `left`; both have columns c0, c1 …
+    """Compare `right` (the Iceberg table) with `left`; both have columns c0, c1 and so on.
 
     `names` are the columns' names, `key` the places of those that identify a row.
     """
@@ -225,7 +225,7 @@ def _column_problems(
 
 
 def _source_rows(spark: SparkSession, folder: str, columns: Sequence[ColumnShape]) -> DataFrame:
-    """The exported rows, typed; columns c0, c1 …"""
+    """Return the exported rows, typed, in columns c0, c1 and so on."""
     names = [f"c{number}" for number in range(len(columns))]
     text = T.StructType([T.StructField(name, T.StringType()) for name in names])
     # As events are parsed: the JSON of an array is then written the same on both sides.
@@ -245,7 +245,7 @@ def _typed(raw: str, column: ColumnShape) -> str:
 
 
 def _table_rows(spark: SparkSession, side: _Side, names: Sequence[str]) -> DataFrame:
-    """The Iceberg table's rows; columns c0, c1 …"""
+    """Return the Iceberg table's rows in columns c0, c1 and so on."""
     return (
         spark.table(side.iceberg)
         .where(side.condition)

@@ -45,7 +45,7 @@ def value_sql(column: str, layers: Sequence[Layer]) -> sql.Composed:
 
 
 def _json(name: sql.Composable, layers: Sequence[Layer], depth: int) -> sql.Composed:
-    """JSON text."""
+    """Return SQL for the JSON text of a value."""
     first, *rest = layers
     if first.domain:
         return _json(name, rest, depth)

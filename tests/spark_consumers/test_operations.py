@@ -260,7 +260,7 @@ def test_topics_that_have_lost_their_beginning_are_refused(pipeline: Pipeline) -
     with pipeline.publisher.transaction() as t:
         t.insert(ACCOUNTS, {"id": 1, "b": 1, "v": 1}, partition=0)
     pipeline.publisher.forget(ACCOUNTS)
-    with pytest.raises(OperatorNeeded, match="no longer has the table's first events"):
+    with pytest.raises(OperatorNeeded, match="no longer has the first events of the table"):
         pipeline.apply()
 
 

@@ -1,4 +1,4 @@
-"""C functions of the libraries that Python's drivers have loaded, for the compiled way."""
+"""C functions of the libraries that Python's drivers have loaded, for the C extension."""
 
 import ctypes
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""Functions of the libpq that psycopg has loaded, for the compiled way (services.bridge.compiled).
+"""Functions of the libpq that psycopg has loaded, for the C extension (services.bridge.compiled).
 
 psycopg's own call makes three objects for each message.
 """

@@ -14,7 +14,7 @@ def print_status(console: Console, status: Status) -> None:
     good = status.streaming and not status.kafka_problem
     console.print(
         Text.assemble(
-            ("OK        " if good else "NOT SO    ", "green" if good else "red"),
+            ("OK        " if good else "NOT OK    ", "green" if good else "red"),
             f"slot {status.slot}: ",
             "a bridge streams" if status.streaming else "no bridge streams",
             "" if status.lag_bytes is None else f", Kafka lacks {status.lag_bytes:,} bytes of WAL",

@@ -51,7 +51,7 @@ def leftover_slot(facts: Facts) -> Iterator[Seen]:
 
 
 def _physical(facts: Facts, node: Node, state: NodeState, slot: Slot) -> Iterator[Seen]:
-    """A physical slot that is inactive: whose is it?"""
+    """Judge an inactive physical slot by who may use it."""
     if slot.restart_lsn is None and slot.xmin_age is None and slot.catalog_xmin_age is None:
         return
     users = [

@@ -211,6 +211,7 @@ def require_nobody_hidden(view: View) -> None:
 
 
 def require_ready(verdicts: tuple[Readiness, ...], wish: Wish) -> None:
+    """Raise OperatorNeeded (NOT_READY) unless every slot is ready or its loss is accepted."""
     lost = [slot for slot in verdicts if not slot.ready and slot.slot not in wish.accept_loss_of]
     if lost:
         detail = "; ".join(f"{slot.slot}: {slot.reasons[0]}" for slot in lost)
@@ -330,4 +331,5 @@ def missing_privilege(node: Node, grant: str) -> SetupError:
 
 
 def moves(subscription: Subscription, node: Node) -> bool:
+    """Return whether the subscription has to be moved to reach the node."""
     return not subscription.conninfo.leads_to(node.endpoints)

@@ -32,7 +32,7 @@ class Wish:
     copies: bool = False
     """A node that pg_rewind can't make a standby again may be replaced by a base backup."""
     accept_data_loss: int | None = None
-    """So many bytes of WAL that the candidate may lack may be lost; None: none."""
+    """How many bytes of WAL that the candidate may lack may be lost; None: none."""
     old_primary_is_off: bool = False
     """The operator vouches that a primary that gives no answer is off, and not only cut off."""
     given_up: frozenset[str] = frozenset()

@@ -55,7 +55,7 @@ def curves(points: Sequence[Point]) -> Element:
 
 
 def bytes_text(number: int | None) -> str:
-    """A size for people: 1536 -> 1.5 kB; None -> ?"""
+    """Return a size for people: 1536 -> 1.5 kB; None -> a question mark."""
     if number is None:
         return "?"
     size, unit = float(number), 0

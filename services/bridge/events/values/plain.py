@@ -54,7 +54,7 @@ def floating(value: bytes) -> str:
 
 
 def bit(value: bytes) -> str:
-    """Encode bit(1) and varbit(1); a varbit(1) may also be empty, which is null."""
+    """Encode a single bit as true or false; an empty varbit(1) is null."""
     found = _BITS.get(value)
     if found is None:
         raise ValueError("no bit")
