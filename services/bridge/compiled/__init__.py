@@ -10,7 +10,7 @@
 
 `hot` has what is called from without, or is None: not built, or switched off by
 SLOTBRIDGE_COMPILED=0. The same tests run on both ways (tests/bridge/test_compiled.py); what it
-brings is in docs/PERFORMANCE.md.
+brings is in benchmarks/results/lab-notes.md.
 """
 
 import os
