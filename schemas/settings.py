@@ -120,7 +120,7 @@ class BridgeSettings(ValueSettings):
     connect_deadline_ms: Milliseconds = 120_000
     """How long start or recovery may go on before the process gives up with a retry exit code."""
     standby: bool = False
-    """Wait as a hot stand-by for as long as another bridge has the slot, instead of ending with
+    """Wait as a hot standby for as long as another bridge has the slot, instead of ending with
     exit code 11 at `connect_deadline_ms`."""
     wal_sender_timeout_ms: Milliseconds = 60_000
     """`wal_sender_timeout` of the bridge's own walsender."""
