@@ -293,7 +293,7 @@ def _run_together(connection: Connection, sql: tuple[str, ...]) -> None:
 def _late(step: Step, deadline_s: float, progress: str) -> Retryable:
     detail = f" ({progress})" if progress else ""
     return Retryable(
-        f"not done after {abs(deadline_s):.0f} s: {step.after}{detail}",
+        f"not reached after {abs(deadline_s):.0f} s: {step.after}{detail}",
         operation=step.text,
         subject=step.server,
         hint=f"read the log of {step.server}; go on with: slotfailover resume",

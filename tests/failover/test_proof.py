@@ -237,7 +237,7 @@ def test_fencing_a_primary_that_answers_drains_it_or_names_what_is_lost(
     assert_untouched(trio)
     ran = slotfailover("failover", "--config", config, "--yes", "--fence")
     assert ran.code == 1, ran.err
-    assert "it is fenced and still runs" in ran.out
+    assert "the node is fenced and still runs" in ran.out
     assert ask(trio.standby, "SELECT count(*) FROM t", trio.dbname) == 1020
 
 

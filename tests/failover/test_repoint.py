@@ -102,7 +102,7 @@ def test_fencing_a_living_primary_and_labels(
     config = configuration(tmp_path, trio)
     ran = slotfailover("failover", "--config", config, "--fence", "--yes", "--json")
     assert ran.json["new_primary"] == "a", ran.err
-    assert "it is fenced and still runs, on the old timeline" in ran.err
+    assert "the node is fenced and still runs, on the old timeline" in ran.err
     with connect(trio.standby) as old, pytest.raises(ReadOnlySqlTransaction):
         old.execute("CREATE TABLE x ()")
     write(trio.primary, trio.dbname, 1)

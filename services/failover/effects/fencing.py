@@ -48,8 +48,8 @@ def fence(old: Node, new: Node) -> Step:
         subject="",
         node=new.name,
         text=f"fence writes on {old.name}",
-        before="it is the primary; every slot is ready on the standby",
-        after=f"{FENCE} is on, set by this command, and sessions from before are ended",
+        before=f"{old.name} is the primary; every slot is ready on the standby",
+        after=f"{FENCE} is on on {old.name}, set by this command, and earlier sessions are ended",
         effect=lambda view: with_state(view, old.name, lambda state: _fenced(state, MINE)),
         holds=lambda view: view.node(old.name).fenced and early_sessions(view, old) == 0,
         shown=(*statements.fenced("timeline … by … since …"), ENDED),
@@ -66,7 +66,7 @@ def mark(old: Node, new: Node) -> Step:
         subject="",
         node=new.name,
         text=f"write a marker message on {old.name}, and note the final LSN",
-        before="it is fenced",
+        before=f"{old.name} is fenced",
         after="the final LSN is known",
         effect=lambda view: view,
         holds=lambda view: view.node(old.name).fenced and early_sessions(view, old) == 0,
@@ -84,7 +84,7 @@ def drain(old: Node, new: Node, slots: tuple[str, ...], lsn: int) -> Step:
         node=new.name,
         text=f"wait until {', '.join((new.name, *slots))} have the final LSN",
         before=f"{old.name} is fenced",
-        after="the standby has received it, and each slot is confirmed past it",
+        after="the standby has received the final LSN, and each slot is confirmed past it",
         effect=lambda view: caught_up(view, old, new, slots, lsn),
         holds=lambda view: behind(view, old, new, slots, lsn) == (),
         lsn=lsn,
@@ -103,7 +103,7 @@ def stop(old: Node, new: Node) -> Step:
         new,
         command,
         f"stop {old.name}",
-        "it is fenced; standby and consumers have the final LSN",
+        f"{old.name} is fenced; standby and consumers have the final LSN",
     )
 
 
@@ -112,7 +112,12 @@ def shoot(old: Node, new: Node) -> Step:
     assert old.machine is not None
     command = old.machine.command("fence", role="standby", **names_of(new))
     return _on_machine(
-        Action.SHOOT, old, new, command, f"fence the machine of {old.name}", "it may be writing"
+        Action.SHOOT,
+        old,
+        new,
+        command,
+        f"fence the machine of {old.name}",
+        f"{old.name} may take writes",
     )
 
 
@@ -127,7 +132,7 @@ def start(old: Node) -> Step:
         node=old.name,
         text=f"start {old.name}",
         before="no node is writable, and nothing was promoted",
-        after="it answers as a primary",
+        after=f"{old.name} answers as a primary",
         effect=lambda view: view,
         holds=lambda view: view.node(old.name).leading,
         shown=(shlex.join(command),),
@@ -143,8 +148,8 @@ def unfence(old: Node) -> Step:
         subject="",
         node=old.name,
         text=f"let {old.name} take writes again",
-        before="it is fenced, and no other node is a primary",
-        after=f"{FENCE} is as it was before",
+        before=f"{old.name} is fenced, and no other node is a primary",
+        after=f"{FENCE} on {old.name} is as it was before",
         effect=lambda view: with_state(view, old.name, lambda state: _fenced(state, "")),
         holds=lambda view: view.node(old.name).writable,
         shown=statements.UNFENCED,
@@ -243,7 +248,7 @@ def _on_machine(
         node=new.name,
         text=text,
         before=before,
-        after="nothing listens there",
+        after=f"nothing listens at {old.name}",
         effect=lambda view: gone(view, old),
         holds=lambda view: view.node(old.name).reach in (Reach.REFUSED, Reach.SILENT),
         shown=(shlex.join(command),),

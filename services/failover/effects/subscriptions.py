@@ -29,8 +29,8 @@ def disable(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
         subject=subscription.name,
         node=node.name,
         text=f"disable subscription {subscription.name} at {subscriber.name}",
-        before="it is enabled",
-        after="it is disabled, and marked so in its comment",
+        before="the subscription is enabled",
+        after="the subscription is disabled, and its comment says so",
         effect=_changing(
             subscriber, subscription, lambda s: replace(s, enabled=False, comment=comment)
         ),
@@ -52,8 +52,8 @@ def repoint(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
         subject=subscription.name,
         node=node.name,
         text=f"point subscription {subscription.name} at {subscriber.name} to {node.address}",
-        before=f"it is disabled, and {node.name} is writable",
-        after=f"its connection string leads to {node.name}",
+        before=f"the subscription is disabled, and {node.name} is writable",
+        after=f"the subscription's connection string leads to {node.name}",
         effect=_changing(
             subscriber, subscription, lambda s: replace(s, conninfo=conninfo, comment=comment)
         ),
@@ -74,8 +74,8 @@ def enable(subscriber: Subscriber, subscription: Subscription, node: Node) -> St
         subject=subscription.name,
         node=node.name,
         text=f"enable subscription {subscription.name} at {subscriber.name}",
-        before=f"it leads to {node.name}, whose slot is valid and at or before its position",
-        after="it is enabled, and the mark is gone",
+        before=f"the subscription leads to {node.name}, whose slot is valid and not ahead of it",
+        after="the subscription is enabled, and the mark is gone from its comment",
         effect=_changing(
             subscriber, subscription, lambda s: replace(s, enabled=True, comment=comment)
         ),

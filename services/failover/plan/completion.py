@@ -186,7 +186,7 @@ def _bridge(draft: Draft, node: Node, slot: str, *, fresh: bool) -> list[Left]:
         return [
             Left(
                 "bridge",
-                f"its slot {slot} {reason}",
+                f"the slot {slot} {reason}",
                 "events are missing from here on: start over with a new slot and topic prefix",
                 ExitCode.NOT_READY,
                 slot,

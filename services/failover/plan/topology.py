@@ -85,9 +85,9 @@ def _cascades(draft: Draft, node: Node, primary: str) -> bool:
 
 def _not_wished(node: Node, primary: str, *, diverged: bool) -> list[Left]:
     if node.fenced:
-        reason = "it is fenced and still runs, on the old timeline"
+        reason = "the node is fenced and still runs, on the old timeline"
     elif diverged:
-        reason = f"it has WAL that {primary} never had"
+        reason = f"the node has WAL that {primary} never had"
     else:
         return []
     return [Left(node.name, reason, f"slotfailover rejoin {node.name}")]
