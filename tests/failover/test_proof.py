@@ -71,7 +71,7 @@ def test_a_primary_that_only_we_can_not_reach_is_not_replaced(
     try:
         for node, says in (
             (f"host=127.0.0.1 port={free_port()}", "b receives from a"),
-            (f"host=127.0.0.1 port={resetting.port}", "it may be"),
+            (f"host=127.0.0.1 port={resetting.port}", "may be "),
             ("host=nowhere.invalid", "may be cut off from here"),
         ):
             config = configuration(

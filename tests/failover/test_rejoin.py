@@ -139,7 +139,7 @@ def test_three_nodes_the_others_follow_and_the_best_is_chosen(
 
 
 def _diverge(trio: Trio) -> None:
-    """Kill the primary when the node has WAL that its standby never got."""
+    """Kill the primary when it has WAL that its standby never got."""
     tell(trio.primary, "ALTER SYSTEM SET synchronous_standby_names = ''", "SELECT pg_reload_conf()")
     trio.standby.stop()
     tell(trio.primary, "INSERT INTO t VALUES (9999, 'lost')", dbname=trio.dbname)
