@@ -196,7 +196,7 @@ def kafka_error(error: KafkaException, operation: str, subject: str) -> Slotbrid
         text,
         operation=operation,
         subject=subject,
-        hint="check that the broker runs, and kafka.bootstrap_servers and security.protocol",
+        hint="check kafka.bootstrap_servers and security.protocol, and that the broker runs",
         exit_code=ExitCode.KAFKA_UNREACHABLE,
     )
 

@@ -153,7 +153,7 @@ def test_a_second_bridge_waits_and_takes_over(
         connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
         first = new_bridge(conninfo).start().streaming()
         second = new_bridge(conninfo).start()
-        eventually(lambda: "hot stand-by" in second.output, what="the second bridge waits")
+        eventually(lambda: "hot standby" in second.output, what="the second bridge waits")
         connection.execute("INSERT INTO t SELECT generate_series(1, 100)")
         first.caught_up()
         assert first.running

@@ -33,7 +33,7 @@ def test_a_stand_by_outlasts_its_deadline_is_available_and_takes_over(
     first = new_bridge(conninfo).start().streaming()
     waiting = new_bridge(conninfo, standby=True, http_port=port, connect_deadline_ms=1000).start()
     try:
-        attempts = "hot stand-by"
+        attempts = "hot standby"
         eventually(lambda: waiting.output.count(attempts) >= 4, what="it tries again and again")
         assert waiting.running, waiting.output
         probes = {path: probe(port, path) for path in ("/healthz", "/readyz", "/availablez")}

@@ -84,7 +84,7 @@ def test_a_writer_that_was_paused_and_overtaken_writes_nothing(
         pipeline.follower.step()
     error = translated(raised.value, "apply an epoch")
     assert isinstance(error, Retryable), raised.value
-    assert "at the same time" in str(error) or "somebody else has changed" in str(error)
+    assert "at the same time" in str(error) or "another program has changed" in str(error)
     require_once(pipeline, range(1 + epochs))
     pipeline.restart()
     publish(pipeline, 1 + epochs)
@@ -110,7 +110,7 @@ def test_a_branch_that_another_writer_has_removed_is_not_taken_for_an_epoch_of_n
         return adopt(staging, base, *given)
 
     monkeypatch.setattr(Staging, "adopt", after_a_start)
-    with pytest.raises(Retryable, match="somebody else has changed the table"):
+    with pytest.raises(Retryable, match="another program has changed the table"):
         pipeline.follower.step()
     pipeline.apply()
     assert [row.b for row in pipeline.rows("log")] == [0, 1]

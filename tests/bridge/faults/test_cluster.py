@@ -88,7 +88,7 @@ def test_a_partition_without_a_leader_at_the_commit_is_found_before_its_producer
     cluster.await_in_sync()
     producer.send([Event(f"{topic_prefix}.public.other", b"k", event(200))])
     producer.commit(record(201))  # the other producer's turn
-    with pytest.raises(Retryable, match=r"without telling .*alone\[0\]@0"):
+    with pytest.raises(Retryable, match=r"alone\[0\]@0 did not get its marker"):
         producer.begin()
     producer.abandon()
 

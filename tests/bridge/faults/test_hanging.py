@@ -224,7 +224,7 @@ def test_it_looks_at_what_a_partition_was_not_told_before_it_goes_on(
     assert other.flush(30) == 0
     to_kafka.cut()
     to_kafka.heal()
-    eventually(lambda: "without telling" in bridge.output, what="it looks")
+    eventually(lambda: "did not get its marker" in bridge.output, what="it looks")
     other.abort_transaction(30)
     await_session(bridge, 2)
     assert_intact(bridge, load, conninfo)

@@ -96,7 +96,7 @@ def test_two_bridges_on_two_sides_of_a_partition(
     assert "Kafka has fenced this producer" in cut_off.output
     to_server.heal()
     cut_off.start()
-    eventually(lambda: "hot stand-by" in cut_off.output, what="restarted, it waits")
+    eventually(lambda: "hot standby" in cut_off.output, what="restarted, it waits")
     assert_intact(other, load, conninfo)
     await_session(cut_off, 2)
     assert cut_off.stop() == 0, cut_off.output

@@ -43,7 +43,7 @@ def test_stopped_for_longer_than_every_time_out_another_takes_over(
     load.more()
     os.kill(frozen.pid, signal.SIGCONT)
     eventually(
-        lambda: not frozen.running or "hot stand-by" in frozen.output,
+        lambda: not frozen.running or "hot standby" in frozen.output,
         what="it finds itself fenced, or waits",
     )
     assert frozen.running or frozen.exit_code() == ExitCode.FENCED, frozen.output
