@@ -22,6 +22,7 @@ import structlog
 
 from schemas.errors import Retryable
 from services.bridge.kafka.offsets import (
+    ASKED_AT_ONCE,
     Asked,
     End,
     Partition,
@@ -90,7 +91,12 @@ class MarkerCheck:
         """The open transaction's records, in `topics`, are acknowledged; its commit comes now."""
         places = [(name, n) for name in topics for n in range(self._topics.partitions(name))]
         self._before, self._last = self._last, _Transaction(places)
-        self._asking = self._pool.submit(self._ask, self._last, self._before)
+        few = max(len(places), len(self._before.places) if self._before else 0) <= ASKED_AT_ONCE
+        self._asking = None
+        if few:  # no answer is awaited before all is asked
+            self._ask(self._last, self._before)
+        else:
+            self._asking = self._pool.submit(self._ask, self._last, self._before)
 
     def require_told(self) -> None:
         """Return where the last transaction but one is told everywhere: it is the next producer's.
@@ -141,7 +147,7 @@ class MarkerCheck:
 
     def ends(self) -> Ends:
         """Where the records of the last transaction end, as far as that is known by now."""
-        if self._last is None or self._asking is None or not self._asking.done():
+        if self._last is None or (self._asking is not None and not self._asking.done()):
             return {}
         asked = self._last.ends
         return some_answers({place: one for place, one in asked.items() if one.done()})
@@ -166,7 +172,7 @@ class MarkerCheck:
         """Ask for some at a time; `awaiting` answers before the next ones, but not the last."""
         asked: dict[Partition, Future[Any]] = {}
         for some in in_parts([*places]):
-            awaiting([*asked.values()])
+            awaiting({*asked.values()})
             if self._closed:
                 break
             asked |= self._topics.ask_ends(some, committed=committed)
@@ -174,7 +180,7 @@ class MarkerCheck:
 
     def _await(self, futures: Iterable["Future[Any]"]) -> None:
         """Kafka may take its time: the server hears from us meanwhile."""
-        while pending := [future for future in futures if not future.done()]:
+        while pending := [future for future in {*futures} if not future.done()]:
             wait(pending, _AWAIT_S)
             self._while_waiting()
 

@@ -1,20 +1,20 @@
 """Where partitions end, asked of their leaders: for readers of all, or of committed records."""
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaException, Producer, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.cimpl import OFFSET_SPEC_LATEST, _AdminClientImpl
 
-from schemas.errors import ExitCode, Retryable, SlotbridgeError
+from schemas.errors import ExitCode, Retryable
 from services.kafka.client import kafka_error
 from services.kafka.records import REQUEST_TIMEOUT_S
 
 ASKED_AT_ONCE: Final = 200
 """Topics or partitions: answers about 5,000 take more memory than everything else."""
+_LATEST: Final[int] = OFFSET_SPEC_LATEST
 Partition = tuple[str, int]
 _T = TypeVar("_T")
 
@@ -27,31 +27,39 @@ class End(NamedTuple):
 
 
 Asked = Mapping[Partition, "Future[Any]"]
+"""Partition -> the request in which it is asked about; one for up to ASKED_AT_ONCE partitions."""
 
 
 def ask_ends(admin: AdminClient, places: Iterable[Partition], *, committed: bool) -> Asked:
-    """Ask for the ends of `places`; returns at once. `committed`: the last stable offsets."""
+    """Ask for the ends of `places`; returns at once. `committed`: the last stable offsets.
+
+    Straight to the C class, as this is done for every Kafka transaction: AdminClient.list_offsets
+    wraps each partition in three objects, a lock and a future of its own, which costs more than all
+    that the network does.
+    """
+    asked: Future[Any] = Future()
+    asked.set_running_or_notify_cancel()
+    places = [*places]
+    if not places:
+        return {}
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-    asked = admin.list_offsets(
-        {TopicPartition(*place): OffsetSpec.latest() for place in places},  # type: ignore[no-untyped-call]
-        isolation_level=level,
+    _AdminClientImpl.list_offsets(
+        admin,
+        [TopicPartition(topic, partition, _LATEST) for topic, partition in places],
+        asked,
+        isolation_level_value=level.value,
         request_timeout=REQUEST_TIMEOUT_S,
     )
-    return {(where.topic, where.partition): future for where, future in asked.items()}
+    return dict.fromkeys(places, asked)
 
 
 def answers(asked: Asked) -> dict[Partition, End]:
-    """Await what was asked. Raises Retryable for a partition of which no leader has told.
-
-    librdkafka reports no error for a leader that does not answer, but an offset below 0.
-    """
-    found = {}
-    for place, future in asked.items():
-        try:
-            told = future.result()
-        except KafkaException as error:
-            raise kafka_error(error, "ask where the partition ends", name_of(place)) from error
-        if told.offset < 0:
+    """Await what was asked. Raises Retryable for a partition of which no leader has told."""
+    found: dict[Partition, End] = {}
+    for place, told in _told(asked):
+        if isinstance(told, KafkaException):
+            raise kafka_error(told, "ask where the partition ends", name_of(place)) from told
+        if told is None:
             raise Retryable(
                 "the leader of the partition does not answer",
                 operation="ask where the partition ends",
@@ -59,17 +67,36 @@ def answers(asked: Asked) -> dict[Partition, End]:
                 hint="check that all brokers run",
                 exit_code=ExitCode.KAFKA_UNREACHABLE,
             )
-        found[place] = End(told.offset, -1 if told.leader_epoch is None else told.leader_epoch)
+        found[place] = told
     return found
 
 
 def some_answers(asked: Asked) -> dict[Partition, End]:
     """As `answers`, without the partitions of which no leader has told."""
-    found: dict[Partition, End] = {}
-    for place, future in asked.items():
-        with contextlib.suppress(SlotbridgeError):
-            found |= answers({place: future})
-    return found
+    return {place: told for place, told in _told(asked) if isinstance(told, End)}
+
+
+def _told(asked: Asked) -> Iterator[tuple[Partition, End | KafkaException | None]]:
+    """Yield of each partition where it ends, or why that is not known; None: no leader has told.
+
+    librdkafka reports no error for a leader that does not answer, but an offset below 0.
+    """
+    ends: dict[Partition, End | KafkaException] = {}
+    for request in dict.fromkeys(asked.values()):
+        try:
+            infos = request.result()
+        except KafkaException as error:
+            ends |= {place: error for place, one in asked.items() if one is request}
+            continue
+        for where, info in infos.items():
+            place = (where.topic, where.partition)
+            if isinstance(info, KafkaError):
+                ends[place] = KafkaException(info)
+            elif info.offset >= 0:
+                epoch = info.leader_epoch
+                ends[place] = End(info.offset, -1 if epoch is None else epoch)
+    for place in asked:
+        yield place, ends.get(place)
 
 
 def count_partitions(producer: Producer, topic: str) -> int:

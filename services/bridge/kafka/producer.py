@@ -4,6 +4,7 @@ A transaction opens at the first record and ends in `commit`. Whatever goes wron
 this object; a new one's `begin_session` aborts what was open and fences what is still alive.
 """
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge import metrics
 from services.bridge.events.event import Event
+from services.bridge.kafka.epochs import cut_off
 from services.bridge.kafka.markers import MarkerCheck
 from services.bridge.kafka.offsets import count_partitions
 from services.bridge.kafka.options import MESSAGE_BYTES_MAX, producer_options
@@ -37,12 +39,7 @@ from services.bridge.kafka.refused import (
 from services.bridge.kafka.tails import Tails
 from services.bridge.kafka.topics import Topics
 from services.bridge.kafka.turns import ID_SCHEME, INIT_TIMEOUT_S, Turns
-from services.kafka.client import (
-    RECORD_REFUSALS,
-    TOPIC_REFUSALS,
-    TopicRefused,
-    kafka_error,
-)
+from services.kafka.client import RECORD_REFUSALS, TOPIC_REFUSALS, TopicRefused, kafka_error
 
 logger = structlog.get_logger(__name__)
 
@@ -71,7 +68,8 @@ class TransactionalProducer:
     ) -> None:
         """`on_disturbance` raises Retryable where something of ours hangs: it is called where the
         partitions of a transaction do not tell in time that it has ended. `former_ids`: Turns."""
-        self.tails = Tails(slot, go_on=bridge.on_lost_records == "continue")
+        look, go_on = partial(cut_off, kafka), bridge.on_lost_records == "continue"
+        self.tails = Tails(slot, look, go_on=go_on)
         self._markers = MarkerCheck(topics, on_disturbance, while_waiting, self.tails.judge)
         self._touched: set[str] = set()
         self._counts: dict[str, int] = {}
@@ -236,10 +234,8 @@ class TransactionalProducer:
         self._markers.close()
         self._producer.purge()
         if self.open:
-            try:
+            with contextlib.suppress(KafkaException):  # the next session's begin_session aborts it
                 self._producer.abort_transaction(ABORT_TIMEOUT_S)
-            except KafkaException:
-                self.open = False  # the next session's begin_session aborts it
         self.open = False
 
     def begin(self) -> None:

@@ -83,7 +83,7 @@ class Topics:
         while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         """`shaping` names topics of tables and outboxes, which need not begin with the prefix."""
-        self._settings = settings
+        self.settings = settings
         naming = Naming(settings.topic_prefix, shaping or ShapingSettings())
         self._table_topic = re.compile(naming.pattern())
         self._outbox_topic = re.compile(naming.outbox_pattern())
@@ -130,7 +130,7 @@ class Topics:
         """The number of partitions of `topic`, which is made when missing."""
         known = self._partitions.get(topic)
         if known is None:
-            self._ensure(topic, partitions=self._settings.partitions, compacted=False)
+            self._ensure(topic, partitions=self.settings.partitions, compacted=False)
             known = self._partitions[topic]
         return known
 
@@ -170,7 +170,7 @@ class Topics:
 
     def last_progress(self, slot: str, *, until: int | None = None) -> ProgressRecord | None:
         """The last committed progress record of `slot`; as in `services.kafka.records`."""
-        return last_progress(self._settings, slot, deadline_s=READ_DEADLINE_S, until=until)
+        return last_progress(self.settings, slot, deadline_s=READ_DEADLINE_S, until=until)
 
     def last_noting_ends(self, slot: str) -> ProgressRecord | None:
         """The last progress record of `slot` that tells where partitions ended, if there is one
@@ -178,7 +178,7 @@ class Topics:
         with self.reader(progress_topic(self.prefix)) as reader:
             visible = min(reader.stable_end(), reader.bounds()[1])
         return last_progress(
-            self._settings,
+            self.settings,
             slot,
             deadline_s=READ_DEADLINE_S,
             having=b'"ends":{"',
@@ -276,7 +276,7 @@ class Topics:
     @property
     def prefix(self) -> str:
         """Of all their names."""
-        return self._settings.topic_prefix
+        return self.settings.topic_prefix
 
     def refresh(self) -> None:
         """Ask for the topics, their partitions and leaders anew."""
@@ -292,7 +292,7 @@ class Topics:
                 hopeless = self._complaints.down and not self._complaints.refusal
                 if hopeless or waited_s > patience_s or not passing(error.args[0]):
                     raise self._complaints.explained(
-                        error, "connect to Kafka", self._settings.bootstrap_servers
+                        error, "connect to Kafka", self.settings.bootstrap_servers
                     ) from error
                 attempt_s = max(_ATTEMPT_S, min(2 * attempt_s, patience_s - waited_s))
                 self._while_waiting()
@@ -313,7 +313,7 @@ class Topics:
 
     def reader(self, topic: str, partition: int = 0, *, committed: bool = True) -> TopicReader:
         """A reader of one of the topics' partitions; a context manager."""
-        return TopicReader(self._settings, topic, partition, committed=committed)
+        return TopicReader(self.settings, topic, partition, committed=committed)
 
     def _ensure(
         self, name: str, *, partitions: int, compacted: bool, short_lived: bool = False
@@ -321,7 +321,7 @@ class Topics:
         if name in self._partitions:
             return
         replicas = replication_factor(
-            self._settings.replication_factor,
+            self.settings.replication_factor,
             self._brokers,
             (self._replicas.get(known(self.prefix), 0) for known in _OWN),
         )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import structlog
@@ -15,6 +16,7 @@ from schemas.events import (
     transaction_topic,
 )
 from schemas.settings import BridgeSettings
+from services.bridge.kafka.epochs import cut_off
 from services.bridge.kafka.tails import check_tails
 from services.bridge.kafka.topics import Topics
 from services.bridge.kafka.turns import ID_SCHEME
@@ -86,7 +88,8 @@ class StartCheck:
         for hidden in visible.hidden:
             self._may_be(check_timeline, hidden, seen)
         if visible.record is not None:  # before markers of ours lengthen what has lost its end
-            check_tails(self._topics, visible.record, go_on=self._go_on_without_lost)
+            look = partial(cut_off, self._topics.settings)
+            check_tails(self._topics, visible.record, look, go_on=self._go_on_without_lost)
 
     def may_decide(self, record: ProgressRecord | None) -> None:
         """Raise where this server may not decide what hangs in Kafka after or with `record`."""

@@ -4,6 +4,7 @@ import struct
 from pathlib import Path
 
 import psycopg
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -48,6 +49,7 @@ def _size(path: Path) -> int:
 def test_the_end_of_a_tables_topic_is_gone(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
+    """Also where others have written on behind it, as far as it went and farther."""
     bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
     load.more(30)
     load.stop()
@@ -63,6 +65,16 @@ def test_the_end_of_a_tables_topic_is_gone(
     line = last_line(bridge.output)
     assert f"{topic}[{partition}] ends at {end}, not " in line
     assert "at LSN " in line and "restore the topics, or start over" in line
+    noted_end = int(line.partition("not ")[2].split()[0].rstrip(","))
+    other = Producer({"bootstrap.servers": own_kafka.bootstrap_servers})
+    for _ in range(noted_end - end + 50):
+        other.produce(topic, b"{}", b"of another", partition=partition)
+    assert other.flush(30) == 0
+    bridge.start(SLOTBRIDGE_FAILPOINT="shown:1")  # it ends beyond what was noted now
+    assert bridge.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+    line = last_line(bridge.output)
+    assert f"{topic}[{partition}] was cut off before {noted_end}, and written on since" in line
+    assert line.count(topic) == 1, "all partitions have a new leader epoch, the others all they had"
     bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue")
     await_session(bridge, 2)
     assert "going on without records that Kafka has lost" in bridge.output
