@@ -212,6 +212,8 @@ class ProgressRecord(_Contract):
     `counts` events by table (`schema.table`, of logical messages under ``""``).
     `ahead_lsn`, where it is beyond `end_lsn`: how far the slot may be confirmed before the next
     record, over WAL that has no events (only while commits wait for the bridge).
+    `xid`, `commit_time_us` (since 1970): of the transaction that commits at `commit_lsn`, 0: not
+    known; the server's WAL has that commit there.
     `producer`: which of the bridge's two has written it (services/bridge/kafka/turns.py).
     `id_scheme`: of which transactional ids those two are.
     `ends`: topic -> [partition, offset after what the slot has written there, leader epoch], of the
@@ -234,6 +236,8 @@ class ProgressRecord(_Contract):
     ts_ms: int
     counts: dict[str, int] = {}
     ahead_lsn: int = 0
+    xid: int = 0
+    commit_time_us: int = 0
     producer: int = 0
     id_scheme: int = 1
     ends: dict[str, list[tuple[int, int, int]]] = {}

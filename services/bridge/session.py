@@ -142,7 +142,7 @@ class Session:
         record, seen = self._agree(check, topics, primary, producer)
         start = resume_at(record, seen.slot)
         self._ledger = Ledger(start, record.end_lsn, record.ahead_lsn)
-        publishing.begin(self._ledger, record.counts)
+        publishing.begin(self._ledger, record)
         self._pipeline = self._build(primary, topics, start, record.counts)
         connection.start(
             start.end_lsn,

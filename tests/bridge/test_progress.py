@@ -24,6 +24,7 @@ from services.bridge.progress.evidence import (
     set_back,
     unjudged,
 )
+from services.bridge.progress.wal_commit import NO_COMMIT, WalCommit
 from services.slots import Server, Slot
 
 SERVER = Server(
@@ -58,6 +59,8 @@ RECORD = ProgressRecord(
     system_identifier="7000",
     timeline=2,
     commit_lsn=1900,
+    xid=745,
+    commit_time_us=5_000_000,
     end_lsn=2000,
     seq=0,
     ts_ms=0,
@@ -74,7 +77,8 @@ OLD = ProgressRecord.model_validate(
     )
 )
 """As an older release has written it."""
-SEEN = Witnesses(SLOT, 1500, SERVER, HISTORY, 2100, NOW)
+COMMIT = WalCommit(745, 5_000_000)
+SEEN = Witnesses(SLOT, 1500, SERVER, HISTORY, 2100, NOW, commit=COMMIT)
 
 
 def record(**changes: object) -> ProgressRecord:
@@ -99,6 +103,9 @@ AT_700 = replace(SEEN, slot=replace(SLOT, confirmed_flush_lsn=750), origin_lsn=7
         # Flushed WAL may end inside a record, which a crash takes away.
         (record(wal_lsn=2101), SEEN),
         (record(origin_lsn=0, wal_lsn=0), replace(SEEN, origin_lsn=None)),
+        (RECORD, replace(SEEN, commit=None)),
+        (RECORD, replace(SEEN, commit=COMMIT._replace(xid=0))),
+        (record(xid=0), replace(SEEN, commit=NO_COMMIT)),
         (OLD, SEEN),
         (OLD, replace(SEEN, origin_lsn=None)),
         (OLD, replace(SEEN, origin_lsn=3, selection=Selection("other", 1, "none"))),
@@ -113,7 +120,10 @@ def test_agreement(given: ProgressRecord, seen: Witnesses) -> None:
 
 def test_what_an_older_release_did_not_record_is_named_as_not_judged() -> None:
     assert not [*unjudged(RECORD, SEEN)]
-    assert len([*unjudged(OLD, SEEN)]) == 3
+    assert len([*unjudged(OLD, SEEN)]) == 4
+    assert [*unjudged(RECORD, replace(SEEN, commit=None))] == [
+        "the last transaction's commit in the WAL"
+    ]
     assert [*unjudged(earlier(origin_lsn=790, wal_lsn=801), AT_700)] == [
         "the replication origin's position"
     ]

@@ -23,6 +23,7 @@ from typing import Final
 from schemas.events import ProgressRecord
 from schemas.settings import BridgeSettings
 from services.bridge import metrics
+from services.bridge.events.event import Stamp
 from services.bridge.failpoints import reach
 from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.refused import Origins, RefusalLearned
@@ -72,15 +73,17 @@ class Publishing:
         self._waiting = Waiting()
         self._committing: Future[None] | None = None
         self._record: ProgressRecord | None = None
+        self._stamp: Stamp | None = None
         self._started = self._not_before = self._oldest = 0.0
         self._due = self._group_due = float("inf")
         self._grouped = 0
         self._bytes = self._events = self._transactions = 0
 
-    def begin(self, ledger: Ledger, counts: Mapping[str, int]) -> None:
-        """`ledger` is at the position that the session resumes from; `counts` are that record's."""
+    def begin(self, ledger: Ledger, record: ProgressRecord) -> None:
+        """`ledger` is at the position that the session resumes from, by `record`."""
         self._ledger = ledger
-        self._counts = counts
+        self._counts: Mapping[str, int] = record.counts
+        self._resumed = record
 
     @property
     def settled(self) -> bool:
@@ -183,6 +186,8 @@ class Publishing:
         self._bytes += portion.bytes
         if portion.counts is not None:
             self._counts = portion.counts
+        if portion.stamp is not None:
+            self._stamp = portion.stamp
         self._ledger.publish(portion.position)
         if portion.position.seq or self._bytes >= self._bytes_max:
             self._begin_commit()
@@ -213,13 +218,23 @@ class Publishing:
 
     def _begin_commit(self) -> None:
         """Commit the open Kafka transaction with its progress record, in the other thread."""
-        record = self._record = self._record_of(self._ledger.published, self._counts)
+        position = self._ledger.published
+        record = self._record_of(position, self._counts)
+        record = self._record = record.model_copy(update=self._commit_at(position.commit_lsn))
         self._producer.begin()
         self._started = time.monotonic()
         reach("before kafka commit")
         self._committing = self._pool.submit(self._producer.commit, record)
         self._committing.add_done_callback(self._wake)
         reach("committing")
+
+    def _commit_at(self, lsn: int) -> dict[str, int]:
+        """What a record tells of the commit at `lsn`: the last one that came, or that which the
+        session resumed after; of a message that is in no transaction, nothing."""
+        for known in (self._stamp, self._resumed):
+            if known is not None and known.commit_lsn == lsn and known.xid:
+                return {"xid": known.xid, "commit_time_us": known.commit_time_us}
+        return {}
 
     def _wake(self, _done: object) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -31,6 +31,8 @@ class Waiting:
             replaced = self._portions.pop()
             if portion.counts is None:
                 portion = portion._replace(counts=replaced.counts)
+            if portion.stamp is None:
+                portion = portion._replace(stamp=replaced.stamp)
         else:
             self.bytes += portion.bytes + PORTION_OVERHEAD_BYTES
         self._portions.append(portion)

@@ -90,8 +90,15 @@ class ReplicationConnection:
     """A walsender session for one logical slot. Not thread-safe: one thread owns it."""
 
     def __init__(
-        self, conninfo: str, slot: str, *, wal_sender_timeout_ms: int, sql_deadline_ms: int
+        self,
+        conninfo: str,
+        slot: str,
+        *,
+        wal_sender_timeout_ms: int,
+        sql_deadline_ms: int,
+        name: str = "",
     ) -> None:
+        """`name`: another application_name than the slot's."""
         self._slot = slot
         self._messages = new_messages()
         self._gathering: Gathering | None = None
@@ -105,7 +112,7 @@ class ReplicationConnection:
             replication="database",
             options=options,
             client_encoding="UTF8",
-            application_name=walsender_name(slot),
+            application_name=name or walsender_name(slot),
         )
         self._conn = pq.PGconn.connect(text.encode())
         if self._conn.status != pq.ConnStatus.OK:
@@ -134,6 +141,45 @@ class ReplicationConnection:
             if len(fields) >= 2 and fields[0].strip().isdigit():
                 points[int(fields[0])] = parse_lsn(fields[1].strip())
         return points
+
+    def read_wal(self, start: int, stop: int) -> bytes:
+        """Return the WAL from `start` on, up to `stop` or farther; it must be flushed up to there.
+
+        As for a physical standby, for which a connection with a `name` of its own is not taken.
+        Then nothing else: after it, a walsender ends logical streaming at once (18.6: its
+        StartLogicalReplication does not clear streamingDoneSending).
+        Raises SlotbridgeError where the server has it no longer, or lets us not.
+        """
+        command, wal = f"START_REPLICATION PHYSICAL {format_lsn(start)}", b""
+        self._execute(command, pq.ExecStatus.COPY_BOTH)
+        with cut_off_after(self._deadline_s, self._conn.socket):
+            try:
+                while len(wal) < stop - start:
+                    length, raw = self._conn.get_copy_data(0)
+                    if length < 0:
+                        break
+                    data = bytes(raw)
+                    wal += data[_XLOG_HEADER_BYTES:] if data[0] == _W else b""
+                else:
+                    self._conn.put_copy_end()
+                    while self._conn.get_copy_data(0)[0] > 0:
+                        pass
+                failed = self._results()
+            except psycopg.Error as error:
+                raise self._lost(str(error)) from error
+        if failed:
+            raise server_error(failed[0], failed[1], "read WAL", f"slot {self._slot}")
+        return wal
+
+    def _results(self) -> tuple[str, str] | None:
+        """Take the results of a command to the last one; SQLSTATE and message of a failure."""
+        failed = None
+        while (result := self._conn.get_result()) is not None:
+            if result.status == pq.ExecStatus.FATAL_ERROR:
+                state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+                message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
+                failed = (state, message or self._error())
+        return failed
 
     def start(
         self, lsn: int, publication: str, *, streaming: bool, origin: str, two_phase: bool

@@ -5,6 +5,7 @@
     its timeline              timeline, history          IDENTIFY_SYSTEM, TIMELINE_HISTORY
     it was not set back       end_lsn                    where its WAL is flushed up to
                               origin_lsn, wal_lsn        where the replication origin is
+                              xid, commit_time_us        the WAL at commit_lsn
     what events are of        publication, its oid,      pg_publication, the settings
                               source_origin
     its slot                  (there is a record)        pg_replication_slots
@@ -28,6 +29,7 @@ from services.bridge.progress.errors import (
     disagreement,
     publication_gone,
 )
+from services.bridge.progress.wal_commit import WalCommit
 from services.slots import Server, Slot
 
 FIRST_TIMELINE = 1
@@ -54,7 +56,8 @@ class Witnesses:
     """What was seen of the server at a start.
 
     `switch_points`: each ancestor of the server's timeline -> the LSN at which it was left.
-    `wal_lsn`: where the server's WAL is flushed up to. `accepted`: the Selection, as text, to
+    `wal_lsn`: where the server's WAL is flushed up to. `commit`: what its WAL has at the record's
+    `commit_lsn`, None: not known. `accepted`: the Selection, as text, to
     which an operator lets this start change.
     """
 
@@ -65,6 +68,7 @@ class Witnesses:
     wal_lsn: int
     selection: Selection
     accepted: str = ""
+    commit: WalCommit | None = None
 
     @property
     def agreed_lsn(self) -> int:
@@ -155,6 +159,9 @@ def unjudged(record: ProgressRecord, seen: Witnesses) -> Iterator[str]:
         yield "the timeline's history"
     if not _origin_is_binding(record, seen):
         yield "the replication origin's position"
+    own = record.timeline == seen.server.timeline
+    if own and record.commit_lsn and (seen.commit is None or not record.xid):
+        yield "the last transaction's commit in the WAL"
     if not record.publication:
         yield "the publication and source.origin"
 
@@ -172,7 +179,7 @@ def set_back(record: ProgressRecord, switch_lsn: int) -> ProgressRecord:
         "wal_lsn": 0,
     }
     if not (record.seq and record.commit_lsn < switch_lsn):
-        update |= {"commit_lsn": 0, "seq": 0, "counts": {}}
+        update |= {"commit_lsn": 0, "xid": 0, "commit_time_us": 0, "seq": 0, "counts": {}}
     return record.model_copy(update=update)
 
 
@@ -249,6 +256,17 @@ def _origin_is_binding(record: ProgressRecord, seen: Witnesses) -> bool:
     return bool(record.origin_lsn) and (left is None or record.wal_lsn <= left)
 
 
+def _has_commit(record: ProgressRecord, seen: Witnesses) -> bool:
+    """Whether the WAL has the commit that the record tells of, as far as both are known.
+
+    On another timeline than the record's, it is not asked.
+    """
+    found = seen.commit
+    if found is None or not record.xid or record.timeline != seen.server.timeline:
+        return True
+    return found.xid in (0, record.xid) and found.time_us == record.commit_time_us
+
+
 def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     """The server was not set back to an earlier state of the same timeline.
 
@@ -273,6 +291,9 @@ def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     elif _origin_is_binding(record, seen) and record.origin_lsn > origin_lsn:
         what = f"its replication origin is at {format_lsn(origin_lsn)}, Kafka knows that it was at"
         known = record.origin_lsn
+    elif not _has_commit(record, seen):
+        what = f"its WAL does not have the commit of transaction {record.xid} that Kafka knows at"
+        known = record.commit_lsn
     else:
         return
     raise Diverged(

@@ -1,5 +1,6 @@
 """All witnesses of what Kafka has, read at a start and compared (`agreement`, `evidence`)."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -7,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from schemas.errors import Retryable
+from schemas.errors import Retryable, SlotbridgeError
 from schemas.events import (
     DivergenceRecord,
     ProgressRecord,
@@ -33,6 +34,13 @@ from services.bridge.progress.evidence import (
     unjudged,
 )
 from services.bridge.progress.visible import read_visible
+from services.bridge.progress.wal_commit import (
+    RECORD_BYTES_MAX,
+    RECORD_BYTES_MIN,
+    WalCommit,
+    commit_at,
+    page_of,
+)
 from services.kafka.records import READ_DEADLINE_S, parse_record
 
 logger = structlog.get_logger(__name__)
@@ -59,6 +67,8 @@ class StartCheck:
         self._connection = connection
         self._topics = topics
         self._slot = slot
+        self._bridge = bridge
+        self._commits: dict[int, WalCommit | None] = {}
         self._on_divergence = bridge.on_divergence
         self._accepted = bridge.accept_unsent_changes_of
         self._go_on_without_lost = bridge.on_lost_records == "continue"
@@ -80,7 +90,7 @@ class StartCheck:
         self.former_ids = any(record.id_scheme < ID_SCHEME for record in records)
         if visible.others:
             raise self._several_slots(visible.others)
-        seen = self._witnesses()
+        seen = self._witnesses(visible.record)
         if visible.record is not None:
             self._may_be(check_server, visible.record, seen)
         elif not visible.hidden:
@@ -128,7 +138,7 @@ class StartCheck:
 
         Raises what check_witnesses raises; a divergence names the transactions that are beyond.
         """
-        seen = self._witnesses()
+        seen = self._witnesses(record)
         if record is None:
             self._check_beginning(seen)
             return seen
@@ -140,20 +150,51 @@ class StartCheck:
             logger.info("not judged: Kafka's record does not tell it", what=what, slot=self._slot)
         return seen
 
-    def _witnesses(self) -> Witnesses:
+    def _witnesses(self, record: ProgressRecord | None = None) -> Witnesses:
+        """Ask the server, also for what its WAL has where `record` knows of a commit."""
         system_identifier, timeline = self._connection.identify()
         server = self._primary.server
         if (system_identifier, timeline) != (server.system_identifier, server.timeline):
             raise Retryable("the server changed while connecting", operation="connect")
+        wal_lsn = self._primary.wal_lsn()
         return Witnesses(
             slot=self._primary.slot(),
             origin_lsn=self._primary.origin_lsn(),
             server=server,
             switch_points=self.switch_points,
-            wal_lsn=self._primary.wal_lsn(),
+            wal_lsn=wal_lsn,
             selection=self._primary.selection(),
             accepted=self._accepted,
+            commit=self._commit(record, wal_lsn) if record is not None else None,
         )
+
+    def _commit(self, record: ProgressRecord, wal_lsn: int) -> WalCommit | None:
+        """What the WAL has at the record's `commit_lsn`; None where nobody can tell."""
+        lsn, timeline = record.commit_lsn, self._primary.server.timeline
+        if not record.xid or record.timeline != timeline or lsn + RECORD_BYTES_MIN > wal_lsn:
+            return None
+        if lsn not in self._commits:
+            try:
+                wal = self._read_wal(page_of(lsn), min(wal_lsn, lsn + RECORD_BYTES_MAX))
+            except SlotbridgeError as error:
+                logger.info("the WAL of the last commit is not read", reason=str(error))
+                return None
+            self._commits[lsn] = commit_at(wal, lsn)
+        return self._commits[lsn]
+
+    def _read_wal(self, start: int, stop: int) -> bytes:
+        """By a connection of its own, which is closed before the slot is streamed from."""
+        server = self._primary.server
+        own = ReplicationConnection(
+            *(self._primary.conninfo, self._slot),
+            wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
+            sql_deadline_ms=self._bridge.sql_deadline_ms,
+            name="slotbridge: read WAL",
+        )
+        with contextlib.closing(own):
+            if own.identify() != (server.system_identifier, server.timeline):
+                raise Retryable("the server changed while connecting", operation="connect")
+            return own.read_wal(start, stop)
 
     def _check_beginning(self, seen: Witnesses) -> None:
         """Nothing was ever published under this prefix, and the origin has never been moved."""

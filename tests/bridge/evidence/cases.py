@@ -60,6 +60,37 @@ def restore(ground: Ground) -> Outcome:
     return f"refused (32, set back, {how}); accepted", _accepted(ground, bridge, server, load)
 
 
+def soon(ground: Ground) -> Outcome:
+    """As `restore`, overtaken, without a move of the origin in between that a record could note:
+    that the WAL has another commit where Kafka knows of one is all that tells."""
+    server = ground.server()
+    settings = {"connect_deadline_ms": 30_000, "heartbeat_interval_ms": 60_000}
+    bridge = ground.bridge(server, **settings).start().streaming()
+    load = ground.load(server)
+    load.more(ground.rng.randint(5, 60))
+    load.stop()
+    bridge.caught_up()
+    image = ground.image_of_idle(server)
+    load = ground.load(server)
+    load.more(ground.rng.randint(5, 60))
+    load.stop()
+    bridge.caught_up()
+    bridge.kill()
+    reached = bridge.progress()[-1]
+    server.kill()
+    ground.restore(server, image)
+    server.start()
+    far = max(reached.end_lsn, reached.wal_lsn)
+    with connect(server, DBNAME) as connection:
+        while wal_lsn(server) <= far:
+            insert(connection, 100)
+    line = refusal(bridge.start(), ExitCode.TIMELINE, "set back to an earlier state")
+    assert "does not have the commit of transaction" in line
+    return "refused (32, set back soon); accepted", _accepted(
+        ground, bridge, server, ground.load(server)
+    )
+
+
 def crash(ground: Ground) -> Outcome:
     """The primary is killed and restarted, again and again: nothing is refused.
 
@@ -222,6 +253,7 @@ def _accepted(ground: Ground, bridge: Bridge, server: PostgresServer, load: Load
 
 CASES: Final[dict[str, Case]] = {
     "restore": restore,
+    "soon": soon,
     "crash": crash,
     "promotion": promotion,
     "stale": stale,

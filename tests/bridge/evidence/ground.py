@@ -129,6 +129,14 @@ class Ground:
         server.start()
         return folder
 
+    def image_of_idle(self, server: PostgresServer) -> Path:
+        """The same of a server that nobody writes to, which goes on running."""
+        with connect(server) as connection:
+            connection.execute("CHECKPOINT")
+        folder = server.data.with_name(f"{server.data.name}-idle")
+        _copy(server.data, folder)
+        return folder
+
     def restore(self, server: PostgresServer, image: Path) -> None:
         """The volume of the killed `server` becomes that of the image."""
         assert not server.running

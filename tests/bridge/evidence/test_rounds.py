@@ -31,6 +31,10 @@ def test_a_volume_that_is_set_back(ground: Ground, overtakes: bool) -> None:
     assert_nothing_lost_or_twice(seen)
 
 
+def test_a_volume_that_is_set_back_and_overtaken_between_two_heartbeats(ground: Ground) -> None:
+    assert_nothing_lost_or_twice(cases.soon(ground)[1])
+
+
 def test_a_primary_that_crashes_is_not_refused(ground: Ground) -> None:
     assert_nothing_lost_or_twice(cases.crash(ground)[1])
 

@@ -1,0 +1,99 @@
+"""What the WAL has at the position of a commit: whose it is, and when that was. Pure.
+
+    page     magic:u16 info:u16 timeline:u32 address:u64 …       24 bytes; 40 where info has 2
+    record   length:u32 xid:u32 previous:u64 info:u8 rmid:u8 pad:u16 crc:u32
+             [253 origin:u16] [252 xid:u32] (255 size:u8 | 254 size:u32)
+             time:i64 [flags:u32 …] [origin_lsn:u64 origin_time:i64]
+
+A server that was set back and has written on since has something else there: another transaction,
+the middle of a record, or the same xid at another time. Source: access/xlogrecord.h,
+access/xlog_internal.h, access/xact.h of PostgreSQL 17 and 18.
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+from services.bridge.decoding.decoder import POSTGRES_EPOCH_US
+
+PAGE_BYTES: Final = 8192
+RECORD_BYTES_MAX: Final = 2**16
+"""Of a commit record that is judged: its origin's time is at its end."""
+RECORD_BYTES_MIN: Final = 34
+_PAGE = struct.Struct("<HHIQ")
+_PAGE_HEADER_BYTES: Final = (24, 40)
+_LONG: Final = 2
+_MAGICS: Final = frozenset({0xD116, 0xD118})
+"""Of PostgreSQL 17 and 18; a later one may have other records."""
+_RECORD = struct.Struct("<IIQBBHI")
+_XACT: Final = 1
+_OPERATION, _COMMIT, _COMMIT_PREPARED, _HAS_FLAGS = 0x70, 0x00, 0x30, 0x80
+_HAS_ORIGIN: Final = 1 << 5
+_ORIGIN, _XID, _LONG_DATA, _DATA = 253, 252, 254, 255
+_U32 = struct.Struct("<I")
+_TIME = struct.Struct("<q")
+
+
+class WalCommit(NamedTuple):
+    """A commit record. `xid` 0: of a prepared transaction, whose record has none in its header.
+
+    `time_us`: since 1970, as pgoutput tells it: of its origin, where it has one.
+    """
+
+    xid: int
+    time_us: int
+
+
+NO_COMMIT: Final = WalCommit(0, 0)
+"""No commit record begins there."""
+
+
+def page_of(lsn: int) -> int:
+    """Where the page of `lsn` begins."""
+    return lsn - lsn % PAGE_BYTES
+
+
+def commit_at(wal: bytes, lsn: int) -> WalCommit | None:
+    """What begins at `lsn`; `wal` is read from `page_of(lsn)` on. None: it can't be told."""
+    record = _without_page_headers(wal, lsn)
+    if record is None or len(record) < _RECORD.size:
+        return None
+    length, xid, _previous, info, rmid, _pad, _crc = _RECORD.unpack_from(record)
+    operation = info & _OPERATION
+    if rmid != _XACT or operation not in (_COMMIT, _COMMIT_PREPARED):
+        return NO_COMMIT
+    if length > len(record):
+        return None
+    try:
+        at = _main_data(record[:length])
+        (time_us,) = _TIME.unpack_from(record, at)
+        if info & _HAS_FLAGS and _U32.unpack_from(record, at + _TIME.size)[0] & _HAS_ORIGIN:
+            (time_us,) = _TIME.unpack_from(record, length - _TIME.size)
+    except (struct.error, IndexError):
+        return NO_COMMIT
+    return WalCommit(xid if operation == _COMMIT else 0, time_us + POSTGRES_EPOCH_US)
+
+
+def _main_data(record: bytes) -> int:
+    """Where the data begins. Raises IndexError where there is none."""
+    at = _RECORD.size
+    while record[at] in (_ORIGIN, _XID):
+        at += 3 if record[at] == _ORIGIN else 5
+    if record[at] not in (_DATA, _LONG_DATA):
+        raise IndexError
+    return at + (2 if record[at] == _DATA else 5)
+
+
+def _without_page_headers(wal: bytes, lsn: int) -> bytes | None:
+    """The bytes from `lsn` on; None where the pages are not as they are known to be."""
+    page_lsn = page_of(lsn)
+    found = b""
+    for at in range(0, len(wal), PAGE_BYTES):
+        page = wal[at : at + PAGE_BYTES]
+        if len(page) < _PAGE_HEADER_BYTES[1]:
+            break
+        magic, info, _timeline, address = _PAGE.unpack_from(page)
+        if magic not in _MAGICS or address != page_lsn + at:
+            return None
+        begins = _PAGE_HEADER_BYTES[bool(info & _LONG)]
+        found += page[max(begins, lsn - address) :]
+    return found

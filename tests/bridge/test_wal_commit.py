@@ -1,0 +1,94 @@
+"""What WAL has at the position of a commit, in pages made here; real ones: evidence/."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.bridge.decoding.decoder import POSTGRES_EPOCH_US
+from services.bridge.progress.wal_commit import (
+    NO_COMMIT,
+    PAGE_BYTES,
+    WalCommit,
+    commit_at,
+    page_of,
+)
+
+MAGIC = 0xD118
+SEGMENT = 2**24
+TIME = struct.Struct("<q")
+
+
+def paged(record: bytes, lsn: int, magic: int = MAGIC) -> bytes:
+    """The pages from that of `lsn` on, with `record` at `lsn`."""
+    address, wal = page_of(lsn), b""
+    gap = lsn - address
+    while record or not wal:
+        long = address % SEGMENT == 0
+        header = struct.pack("<HHIQ", magic, 2 if long else 0, 1, address)
+        page = header.ljust(40 if long else 24, b"\0")
+        page = page.ljust(gap, b"x")
+        room = PAGE_BYTES - len(page)
+        wal += (page + record[:room]).ljust(PAGE_BYTES, b"\0")
+        record, address, gap = record[room:], address + PAGE_BYTES, 0
+    return wal
+
+
+def commit(
+    xid: int, time: int, *, operation: int = 0, origin: int | None = None, rest: bytes = b""
+) -> bytes:
+    data = TIME.pack(time)
+    flags = 1 << 5 if origin is not None else 0
+    if flags or rest:
+        data += struct.pack("<I", flags) + rest
+        operation |= 0x80
+    if origin is not None:
+        data += struct.pack("<Qq", 4711, origin)
+    size = bytes([255, len(data)]) if len(data) < 256 else b"\xfe" + struct.pack("<I", len(data))
+    body = (b"\xfd\x07\0" if origin is not None else b"") + size + data
+    return struct.pack("<IIQBBHI", 24 + len(body), xid, 0, operation, 1, 0, 0) + body
+
+
+LSNS = (
+    st.integers(0, 4 * PAGE_BYTES)
+    .map(lambda n: SEGMENT - 2 * PAGE_BYTES + n // 8 * 8)
+    .filter(lambda lsn: lsn % PAGE_BYTES >= 40)
+)
+TIMES = st.integers(0, 2**60)
+XIDS = st.integers(3, 2**32 - 1)
+
+
+@given(LSNS, XIDS, TIMES, st.none() | TIMES, st.binary(max_size=2 * PAGE_BYTES))
+def test_a_commit_is_read_wherever_pages_part_it(
+    lsn: int, xid: int, time: int, origin: int | None, rest: bytes
+) -> None:
+    wal = paged(commit(xid, time, origin=origin, rest=rest), lsn)
+    told = time if origin is None else origin
+    assert commit_at(wal, lsn) == (xid, told + POSTGRES_EPOCH_US)
+    other = commit_at(paged(commit(xid, time + 1, rest=rest), lsn), lsn)
+    assert other is not None and other.time_us == time + 1 + POSTGRES_EPOCH_US
+
+
+def test_the_commit_of_a_prepared_transaction_has_no_xid() -> None:
+    wal = paged(commit(9, 5, operation=0x30), 800)
+    assert commit_at(wal, 800) == WalCommit(0, 5 + POSTGRES_EPOCH_US)
+
+
+@given(st.binary(min_size=100, max_size=200), LSNS)
+def test_what_is_no_commit_is_told_as_such_or_not_at_all(record: bytes, lsn: int) -> None:
+    found = commit_at(paged(record, lsn), lsn)
+    assert found is None or found == NO_COMMIT or record[21] == 1
+
+
+@pytest.mark.parametrize("operation", [0x10, 0x20, 0x40])
+def test_an_abort_a_prepare_and_others_are_no_commits(operation: int) -> None:
+    assert commit_at(paged(commit(9, 5, operation=operation), 800), 800) == NO_COMMIT
+
+
+def test_pages_of_another_version_or_place_are_not_judged() -> None:
+    record = commit(9, 5)
+    assert commit_at(paged(record, 800, 0xD119), 800) is None
+    assert commit_at(paged(record, 800), 800 + PAGE_BYTES) is None
+    assert commit_at(paged(record, 800)[: 800 + 20], 800) is None
+    assert commit_at(b"", 800) is None
