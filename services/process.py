@@ -97,6 +97,7 @@ def exit_codes(*, as_json: bool = False) -> Iterator[None]:
 class Probes:
     """/healthz (the loop is fresh), /readyz (it serves) and /metrics, in a thread of their own.
 
+    /readyz tells what `waiting_for` says while it does not pass.
     /availablez passes where `available` says that it serves or stands by for a process that does;
     without `available` it is as /readyz. `routes` are served beside them; `registry` holds the
     metrics (None: the process's own).
@@ -110,6 +111,7 @@ class Probes:
         healthy: Callable[[], bool],
         ready: Callable[[], bool],
         available: Callable[[], bool] | None = None,
+        waiting_for: Callable[[], str] = lambda: "",
         routes: "Sequence[BaseRoute]" = (),
         registry: "CollectorRegistry | None" = None,
     ) -> None:
@@ -120,6 +122,7 @@ class Probes:
         self._healthy = healthy
         self._ready = ready
         self._available = available or ready
+        self._waiting_for = waiting_for
         self._registry = registry
         app = Starlette(
             routes=[
@@ -161,7 +164,7 @@ class Probes:
         return _probe(self._healthy())
 
     async def _readyz(self, _request: "Request") -> "Response":
-        return _probe(self._ready())
+        return _probe(self._ready(), self._waiting_for())
 
     async def _availablez(self, _request: "Request") -> "Response":
         return _probe(self._available())
@@ -174,10 +177,11 @@ class Probes:
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
-def _probe(passed: bool) -> "Response":
+def _probe(passed: bool, why_not: str = "") -> "Response":
     from starlette.responses import PlainTextResponse
 
-    return PlainTextResponse("ok" if passed else "no", status_code=200 if passed else 503)
+    told = "ok" if passed else f"no: {why_not}" if why_not else "no"
+    return PlainTextResponse(told, status_code=200 if passed else 503)
 
 
 __all__ = [

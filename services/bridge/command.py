@@ -69,6 +69,7 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
                 settings.bridge.http_port,
                 healthy=runner.healthy,
                 ready=runner.ready,
+                waiting_for=runner.waiting_for,
                 available=runner.available,
                 routes=Control(runner, source, token).routes(),
             )
@@ -96,7 +97,8 @@ def status(
     configure_logging(json_lines=False)
     with exit_codes():
         settings = load_settings(config)
-        found = read_status(require(settings.source, "source"), require(settings.kafka, "kafka"))
+        source, kafka = require(settings.source, "source"), require(settings.kafka, "kafka")
+        found = read_status(source, kafka, settings.shaping)
         if json:
             typer.echo(json_module.dumps(found.as_json()))
         else:

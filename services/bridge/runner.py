@@ -76,6 +76,7 @@ class Runner:
         self._opening_since = time.monotonic()
         self._streaming = bridge.streaming
         self._standing_by = False
+        self._last_failure = ""
 
     def healthy(self) -> bool:
         """Whether the loop turns: streaming, or still within the deadline for connecting."""
@@ -87,6 +88,10 @@ class Runner:
     def ready(self) -> bool:
         """Return whether changes flow now."""
         return self._session is not None
+
+    def waiting_for(self) -> str:
+        """Why no session could be opened when that was last tried; "" while changes flow."""
+        return "" if self.ready() else self._last_failure
 
     def available(self) -> bool:
         """Whether changes flow, or would soon flow if the bridge that has the slot ended."""
@@ -164,7 +169,7 @@ class Runner:
             wait=self._pause_s,
             stop=self._gives_up,
             sleep=tenacity.sleep_using_event(self._stop),
-            before_sleep=_log_retry,
+            before_sleep=self._tell_retry,
             reraise=True,
         )
         try:
@@ -179,6 +184,11 @@ class Runner:
     def _pause_s(self, state: tenacity.RetryCallState) -> float:
         """Seconds until the next attempt: short for a stand-by, which takes over the sooner."""
         return STANDBY_PAUSE_S if self._standing_by else _GROWING(state)
+
+    def _tell_retry(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        self._last_failure = str(error)
+        logger.warning("not streaming yet", attempt=state.attempt_number, reason=self._last_failure)
 
     def _gives_up(self, state: tenacity.RetryCallState) -> bool:
         """Whether a stop was asked for or the deadline has passed, which stands still while another
@@ -222,8 +232,3 @@ def _close(session: Session) -> Retryable | None:
     if isinstance(failure, Retryable) and failure.exit_code is ExitCode.FENCED:
         return failure
     return None
-
-
-def _log_retry(state: tenacity.RetryCallState) -> None:
-    error = state.outcome.exception() if state.outcome is not None else None
-    logger.warning("not streaming yet", attempt=state.attempt_number, reason=str(error))

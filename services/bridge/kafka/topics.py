@@ -32,6 +32,7 @@ from schemas.shaping import ShapingSettings
 from services.bridge.failpoints import reach
 from services.bridge.kafka.configs import Configs
 from services.bridge.kafka.contract import new_config, replication_factor
+from services.bridge.kafka.leaders import leaderless, require_leaders
 from services.bridge.kafka.offsets import Asked, Partition, answers, ask_ends, in_parts
 from services.kafka.client import (
     TOPIC_REFUSALS,
@@ -95,11 +96,13 @@ class Topics:
         self._partitions: dict[str, int] = {}
         self._replicas: dict[str, int] = {}
         self._brokers = 0
+        self.leaderless: frozenset[Partition] = frozenset()
         self._configs = Configs(self._admin, settings)
 
     def prepare(self) -> None:
-        """Make the bridge's own topics. Raises Retryable when no broker answers."""
+        """Make the bridge's own topics. Raises Retryable when no broker answers, or leads one."""
         self.refresh()
+        require_leaders(self.written(), self.leaderless)
         prefix = self.prefix
         for name in (progress_topic(prefix), schema_topic(prefix)):
             self._ensure(name, partitions=1, compacted=True)
@@ -212,11 +215,8 @@ class Topics:
         return ask_ends(self._admin, places, committed=committed)
 
     def written(self) -> list[Partition]:
-        """The partitions of all topics that this slot may have written to.
-
-        Those of the prefix, those that settings name, but none of another bridge, whose prefix is
-        this one and more.
-        """
+        """The partitions of all topics that this slot may have written to: those of the prefix and
+        those that settings name, but none of another bridge, whose prefix is this one and more."""
         mine, others = f"{self.prefix}.", self._longer_prefixes()
         return [
             (name, partition)
@@ -304,7 +304,7 @@ class Topics:
             self._learn_all(self._admin.list_topics(timeout=_ATTEMPT_S))
 
     def _learn_all(self, metadata: ClusterMetadata) -> None:
-        self._brokers = len(metadata.brokers)
+        self._brokers, self.leaderless = len(metadata.brokers), leaderless(metadata)
         for name, topic in metadata.topics.items():
             if topic.error is None:
                 self._learn(name, topic)

@@ -14,7 +14,9 @@ from psycopg.conninfo import conninfo_to_dict
 from schemas.errors import SlotbridgeError
 from schemas.events import PreparedRecord, ProgressRecord, prepared_topic, progress_topic
 from schemas.settings import KafkaSettings, SourceSettings
+from schemas.shaping import ShapingSettings
 from services import slots
+from services.bridge.kafka.offsets import name_of
 from services.bridge.kafka.staged import load_staged
 from services.bridge.kafka.topics import Topics
 from services.bridge.postgres.connection import walsender_name
@@ -63,6 +65,8 @@ class Status:
     progress: ProgressRecord | None
     waiting: tuple[Waiting, ...]
     kafka_problem: str | None
+    leaderless: tuple[str, ...] = ()
+    """The partitions of the slot that no broker leads, as `topic[number]`."""
 
     @property
     def primary(self) -> HostStatus | None:
@@ -93,6 +97,7 @@ class Status:
             "lag_bytes": self.lag_bytes,
             "progress": self.progress.model_dump() if self.progress is not None else None,
             "kafka_problem": self.kafka_problem,
+            "leaderless": list(self.leaderless),
             "prepared": [asdict(waiting) for waiting in self.waiting],
             "hosts": [
                 asdict(host) | {"ready": host.slot.ready if host.slot is not None else False}
@@ -101,26 +106,32 @@ class Status:
         }
 
 
-def read_status(source: SourceSettings, kafka: KafkaSettings) -> Status:
+def read_status(source: SourceSettings, kafka: KafkaSettings, shaping: ShapingSettings) -> Status:
     """Ask every host and Kafka. What does not answer is part of the result, not an error."""
     hosts = tuple(_host(conninfo, source.slot) for conninfo in single_hosts(source))
-    found, kafka_problem = _or_problem(lambda: _from_kafka(kafka, source.slot))
+    topics = Topics(kafka, shaping)
+    missing, kafka_problem = _or_problem(lambda: _leaderless(topics))
+    found: tuple[ProgressRecord | None, list[PreparedRecord]] | None = None
+    if kafka_problem is None:
+        found, kafka_problem = _or_problem(lambda: _from_kafka(topics, source.slot))
     progress, staged = found or (None, [])
-    seen = Status(source.slot, hosts, progress, (), kafka_problem)
+    seen = Status(source.slot, hosts, progress, (), kafka_problem, missing or ())
     primary = seen.primary
     waiting = tuple(_waiting(record, primary) for record in staged)
     return replace(seen, waiting=waiting)
 
 
-def _from_kafka(
-    kafka: KafkaSettings, slot: str
-) -> tuple[ProgressRecord | None, list[PreparedRecord]]:
+def _leaderless(topics: Topics) -> tuple[str, ...]:
+    topics.refresh()
+    return tuple(map(name_of, sorted(topics.leaderless.intersection(topics.written()))))
+
+
+def _from_kafka(topics: Topics, slot: str) -> tuple[ProgressRecord | None, list[PreparedRecord]]:
     """Nothing of both before the bridge has run for the first time."""
-    topics = Topics(kafka)
-    if not topics.there(progress_topic(kafka.topic_prefix)):
+    if not topics.there(progress_topic(topics.prefix)):
         return None, []
     progress = topics.last_progress(slot)
-    staging = prepared_topic(kafka.topic_prefix)
+    staging = prepared_topic(topics.prefix)
     if not topics.there(staging):
         return progress, []
     with topics.reader(staging) as reader:

@@ -34,6 +34,8 @@ def _lines(status: Status) -> Iterator[str]:
         yield f"kafka     {status.kafka_problem}"
     else:
         yield "kafka     has no progress record: the bridge has not run yet"
+    for partition in status.leaderless:
+        yield f"waiting   no session starts before this partition has a leader: {partition}"
     for host in status.hosts:
         yield f"{host.role or 'host':<9} {host.host}: {_host(host)}"
         for standby in host.withheld_by:

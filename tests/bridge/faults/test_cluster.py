@@ -3,6 +3,9 @@
 More rounds: `python -m tests.bridge.brokers`.
 """
 
+import re
+import urllib.error
+import urllib.request
 from collections.abc import Iterable
 
 import pytest
@@ -10,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
-from schemas.errors import Retryable
+from schemas.errors import ExitCode, Retryable
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.events.event import Event
 from services.bridge.kafka.hanging import require_told
@@ -20,7 +23,10 @@ from services.bridge.kafka.topics import Topics
 from services.local.kafka_cluster import KafkaCluster
 from tests.bridge.brokers import FAULTS
 from tests.bridge.conftest import NewBridge
-from tests.bridge.faults.load import Load, assert_intact
+from tests.bridge.faults.load import Load, assert_intact, await_session
+from tests.bridge.running import Bridge
+from tests.bridge.test_refusals import last_line
+from tests.bridge.test_status import as_json
 from tests.bridge.test_topics import record
 from tests.providers.waiting import eventually
 
@@ -91,6 +97,49 @@ def test_a_partition_without_a_leader_at_the_commit_is_found_before_its_producer
     with pytest.raises(Retryable, match=r"alone\[0\]@0 did not get its marker"):
         producer.begin()
     producer.abandon()
+
+
+def test_a_start_waits_for_a_partition_without_a_leader_and_says_so(
+    conninfo: str, load: Load, kafka_cluster: KafkaCluster, new_bridge: NewBridge
+) -> None:
+    """Its only broker is away: nothing is fenced or changed before it has come again."""
+    bridge = new_bridge(conninfo, broker=kafka_cluster, http_port=0)
+    alone = f"{bridge.prefix}.public.alone"
+    admin = AdminClient({"bootstrap.servers": kafka_cluster.bootstrap_servers})
+    admin.create_topics([NewTopic(alone, num_partitions=1, replication_factor=1)])[alone].result(20)
+    leader = eventually(lambda: kafka_cluster.leader(alone), what="it has a leader")
+    assert leader is not None
+    bridge.start().streaming()
+    load.more(5)
+    bridge.kill()
+    leader.kill()
+    eventually(lambda: kafka_cluster.leader(alone) is None, what="it has no leader")
+    impatient = new_bridge(
+        conninfo, broker=kafka_cluster, connect_deadline_ms=100, publication=bridge.publication
+    )
+    impatient.start(SLOTBRIDGE_FAILPOINT="shown:1")  # before it fences
+    assert impatient.exit_code() == ExitCode.KAFKA_UNREACHABLE, impatient.output
+    assert f"{alone}[0] have no leader" in last_line(impatient.output)
+    assert as_json(bridge, ExitCode.ANSWER_IS_NO)["leaderless"] == [f"{alone}[0]"]
+    bridge.start()
+    eventually(lambda: f"{alone}[0]" in unready(bridge), what="/readyz says so")
+    leader.start()
+    await_session(bridge, 2)
+    assert_intact(bridge, load, conninfo)
+
+
+def unready(bridge: Bridge) -> str:
+    """Why /readyz does not pass; "" where it does, or does not answer yet."""
+    served = re.findall(r"url=(http\S+)/metrics", bridge.output)
+    if not served:
+        return ""
+    try:
+        with urllib.request.urlopen(f"{served[-1]}/readyz", timeout=5):
+            return ""
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+    except OSError:
+        return ""
 
 
 def settings(cluster: KafkaCluster, prefix: str) -> KafkaSettings:
