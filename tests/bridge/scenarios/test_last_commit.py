@@ -1,0 +1,58 @@
+"""The commit that a progress record tells of is what the server's WAL has there, of every kind."""
+
+import contextlib
+
+from schemas.events import ProgressRecord
+from services.bridge.postgres.connection import ReplicationConnection
+from services.bridge.progress.wal_commit import RECORD_BYTES_MAX, WalCommit, commit_at, page_of
+from tests.bridge.scenarios.conftest import Scene
+from tests.providers.waiting import eventually
+
+SAVEPOINTS = (
+    "DO $$ BEGIN FOR i IN 1..200 LOOP BEGIN INSERT INTO t VALUES (1000 + i); {}; END LOOP; END $$"
+)
+
+
+def test_a_commit_of_any_kind_is_found_in_the_wal(scene: Scene) -> None:
+    scene.run(
+        "CREATE TABLE t (id int PRIMARY KEY)", "SELECT pg_replication_origin_create('elsewhere')"
+    )
+    scene.start()
+    many = SAVEPOINTS.format("EXCEPTION WHEN division_by_zero THEN NULL; END")
+    for kind in (
+        ["INSERT INTO t VALUES (1)"],
+        ["INSERT INTO t SELECT generate_series(10, 900)"],
+        [many],
+        ["CREATE TABLE u (id int PRIMARY KEY)", "INSERT INTO u VALUES (1)"],
+        ["INSERT INTO t VALUES (2)", "DROP TABLE u"],
+        [
+            "SELECT pg_replication_origin_session_setup('elsewhere')",
+            "SELECT pg_replication_origin_xact_setup('0/4711', '2001-02-03 04:05:06+00')",
+            "INSERT INTO t VALUES (3)",
+        ],
+    ):
+        before = len(scene.bridge.progress())
+        scene.together(*kind)
+        eventually(lambda: len(scene.bridge.progress()) > before, what="it is published")  # noqa: B023
+        scene.bridge.caught_up()
+    records = [record for record in scene.bridge.progress() if record.xid]
+    assert len({record.xid for record in records}) > 6, "also the moves of the bridge's origin"
+    assert any(record.commit_time_us < 10**15 for record in records), "the origin's time"
+    for record in records:
+        found = in_wal(scene, record)
+        assert found == WalCommit(record.xid, record.commit_time_us), record
+    assert "commit in the WAL" not in scene.bridge.output
+
+
+def in_wal(scene: Scene, record: ProgressRecord) -> WalCommit | None:
+    connection = ReplicationConnection(
+        *(scene.bridge.conninfo, scene.bridge.slot),
+        wal_sender_timeout_ms=10_000,
+        sql_deadline_ms=10_000,
+        name="test",
+    )
+    row = scene.connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
+    assert row is not None
+    stop = min(int(row[0]), record.commit_lsn + RECORD_BYTES_MAX)
+    with contextlib.closing(connection) as own:
+        return commit_at(own.read_wal(page_of(record.commit_lsn), stop), record.commit_lsn)
