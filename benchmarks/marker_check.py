@@ -44,8 +44,8 @@ def measure(servers: str, prefix: str, partitions: int, transactions: int, *, ch
     topics.prepare()
     producer = TransactionalProducer(settings, BridgeSettings(), topics, "bench")
     if not check:
-        producer._markers.close()
-        producer._markers = Unchecked(topics, lambda: None, lambda: None, producer.tails.judge)
+        producer.markers.close()
+        producer.markers = Unchecked(topics, lambda: None, lambda: None, producer.tails.judge)
     producer.begin_session()
     for number in range(WARM_UP + transactions):
         if number == WARM_UP:

@@ -113,6 +113,34 @@ def test_what_another_producer_has_open_is_looked_at_once() -> None:
     check.close()
 
 
+def test_what_an_earlier_session_left_hidden_is_looked_at_once_it_shows() -> None:
+    cluster, looks = Cluster(), []
+    check = checked(cluster, lambda: looks.append(1))
+    cluster.ends[("t", 1)] = 7
+    cluster.stable[("t", 1)] = 3
+    check.hide({("t", 1): 3})
+    for _ in range(2):
+        check.require_told()
+    assert not looks
+    cluster.stable[("t", 1)] = 5  # as it ended, behind it something is open: whose?
+    for _ in range(2):
+        check.require_told()
+    assert len(looks) == 1
+    cluster.stable[("t", 1)] = 8
+    check.require_told()
+    cluster.stable[("t", 1)] = 7
+    check.require_told()
+    assert len(looks) == 1 and not check._others, "all was told"
+    check.hide({("t", 1): 3})
+    broken = checked(cluster, hangs)
+    broken.hide({("t", 1): 3})
+    cluster.stable[("t", 1)] = 5
+    with pytest.raises(Retryable, match="hangs"):
+        broken.require_told()
+    for one in (check, broken):
+        one.close()
+
+
 def test_a_leader_that_does_not_answer_is_no_evidence() -> None:
     cluster = Cluster()
     check = checked(cluster)

@@ -127,7 +127,13 @@ def settle(
         ending = how_to_end(ours, stuck, last, record, tried, commit=commit)
         tried |= {*ending.partitions}
         _end(topics, producer, ending)
-    logger.info("other producers have open transactions in our topics", partitions=_names(stuck))
+    logger.warning(
+        "not judged: what other producers' open transactions hide in our topics",
+        partitions=_names(stuck),
+        hint="kafka-transactions.sh describe-producers names them; once they have ended, the "
+        "bridge ends what it finds hanging behind them",
+    )
+    producer.markers.hide(stuck)
 
 
 def require_told(topics: Topics, slot: str, while_waiting: Callable[[], None]) -> None:

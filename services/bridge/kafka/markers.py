@@ -86,6 +86,8 @@ class MarkerCheck:
         self._recount_at = time.monotonic() + _RECOUNT_S
         self._others: dict[Partition, int] = {}
         """Where another producer's open transaction begins, though the topic is ours."""
+        self._hidden: dict[Partition, int] = {}
+        """Where what we have written behind that ends."""
 
     def flushed(self, topics: Iterable[str]) -> None:
         """The open transaction's records, in `topics`, are acknowledged; its commit comes now."""
@@ -104,6 +106,8 @@ class MarkerCheck:
         Raises Retryable where it hangs, or where the leader of a partition does not answer;
         OperatorNeeded where a partition ends before what it had acknowledged: no reader has it.
         """
+        if self._others:
+            self._look_at_hidden()
         before = self._before
         if before is None:
             return
@@ -119,7 +123,7 @@ class MarkerCheck:
             if time.monotonic() > deadline:
                 self._require_kept({place: ends[place] for place in behind})
                 self._look()
-                self._leave(behind)
+                self._leave(behind, ends)
                 break
             self._while_waiting()
             time.sleep(_PAUSE_S)
@@ -136,14 +140,38 @@ class MarkerCheck:
             self._topics.learn_leaders()
         self._judge(lost)
 
-    def _leave(self, behind: Mapping[Partition, int]) -> None:
-        """Stop watching partitions where another producer's open transaction hides ours."""
+    def hide(self, hidden: Mapping[Partition, int]) -> None:
+        """Look at these partitions again once their last stable offset is another one than here:
+        other producers' open transactions hide what an earlier session has written."""
+        self._others |= hidden
+        ends = self._answers(self._ask_all(hidden, self._await, committed=False), committed=False)
+        self._hidden |= {place: end.offset for place, end in ends.items()}
+
+    def _look_at_hidden(self) -> None:
+        """Where another producer's transaction has ended, ours may hang behind it: before either of
+        our producers writes there again, and the abort of that would take it along."""
+        asked = self._ask_all(self._others, self._await, committed=True)
+        stable = self._answers(asked, committed=True)
+        moved = {at: end.offset for at, end in stable.items() if end.offset != self._others[at]}
+        if not moved:
+            return
+        if any(offset < self._hidden[at] for at, offset in moved.items()):
+            self._look()
+        for at, offset in moved.items():
+            if offset < self._hidden[at]:
+                self._others[at] = offset
+            else:
+                del self._others[at], self._hidden[at]
+
+    def _leave(self, behind: Mapping[Partition, int], ends: Ends) -> None:
+        """Stop waiting for partitions where another producer's open transaction hides ours."""
         if new := sorted(behind.keys() - self._others.keys()):
             logger.warning(
                 "not judged: another producer's open transaction hides what was written",
                 partitions=[name_of(place) for place in new],
             )
         self._others |= behind
+        self._hidden |= {place: ends[place].offset for place in behind}
 
     def ends(self) -> Ends:
         """Where the records of the last transaction end, as far as that is known by now."""

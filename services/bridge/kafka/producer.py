@@ -70,7 +70,7 @@ class TransactionalProducer:
         partitions of a transaction do not tell in time that it has ended. `former_ids`: Turns."""
         look, go_on = partial(cut_off, kafka), bridge.on_lost_records == "continue"
         self.tails = Tails(slot, look, go_on=go_on)
-        self._markers = MarkerCheck(topics, on_disturbance, while_waiting, self.tails.judge)
+        self.markers = MarkerCheck(topics, on_disturbance, while_waiting, self.tails.judge)
         self._touched: set[str] = set()
         self._counts: dict[str, int] = {}
         self._while_waiting = while_waiting
@@ -196,7 +196,7 @@ class TransactionalProducer:
         May run in a thread of its own; `cancel` ends it early.
         """
         self.begin()
-        self.tails.learn(self._markers.ends())
+        self.tails.learn(self.markers.ends())
         own = {"producer": self._turns.turn, "id_scheme": ID_SCHEME, "ends": self.tails.note()}
         value = record.model_copy(update=own).model_dump_json().encode()
         self._produce(Event(self._progress_topic, self._slot.encode(), value), 0, NOWHERE, None)
@@ -210,7 +210,7 @@ class TransactionalProducer:
         while True:
             try:
                 if not asked and self._producer.flush(COMMIT_ATTEMPT_S) == 0:
-                    self._markers.flushed(self._touched)
+                    self.markers.flushed(self._touched)
                     asked = True
                 self._producer.commit_transaction(COMMIT_ATTEMPT_S)
             except KafkaException as error:
@@ -221,7 +221,7 @@ class TransactionalProducer:
             else:
                 break
         if not asked:
-            self._markers.flushed(self._touched)
+            self.markers.flushed(self._touched)
         self.open = False
         self._turns.pass_on()
 
@@ -231,7 +231,7 @@ class TransactionalProducer:
 
     def abandon(self) -> None:
         """End the session: abort what is open, as far as the broker lets us, and drop the queue."""
-        self._markers.close()
+        self.markers.close()
         self._producer.purge()
         if self.open:
             with contextlib.suppress(KafkaException):  # the next session's begin_session aborts it
@@ -242,7 +242,7 @@ class TransactionalProducer:
         """Open a Kafka transaction, if none is."""
         if not self.open:
             self._turns.hear()
-            self._markers.require_told()
+            self.markers.require_told()
             self._touched, self._counts = set(), {}
             self._turns.begin()
             self.open = True

@@ -1,4 +1,4 @@
-"""What the WAL has at the position of a commit: whose it is, and when that was. Pure.
+"""Read which transaction commits at a position of the WAL, and when it did. Pure.
 
     page     magic:u16 info:u16 timeline:u32 address:u64 …       24 bytes; 40 where info has 2
     record   length:u32 xid:u32 previous:u64 info:u8 rmid:u8 pad:u16 crc:u32

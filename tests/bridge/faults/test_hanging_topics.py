@@ -13,7 +13,7 @@ from schemas.events import SETTLED_KEY
 from services.local.kafka import KafkaBroker
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import await_session
-from tests.bridge.faults.test_hanging import forget_markers, is_any, tell
+from tests.bridge.faults.test_hanging import forget_markers, is_any, last_batch, tell
 from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker
@@ -132,6 +132,46 @@ def test_what_another_producer_has_open_in_a_shared_topic_is_not_ours(
     assert_all_once(bridge, {topic}, 30)
     found = read_committed(kafka.bootstrap_servers, [topic])
     assert SETTLED_KEY not in {record.key for record in found}
+
+
+def test_what_hangs_behind_another_producers_open_transaction_is_ended_after_it(
+    conninfo: str, own_kafka: KafkaBroker, new_bridge: NewBridge, topic_prefix: str
+) -> None:
+    """Until then nobody can tell that it hangs: it is named as not judged."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(TABLES)
+    kind = f"k{topic_prefix}"
+    topic = f"messages-{kind}"
+    shaping = {"outbox": {"table": "public.box", "topic": "messages-{type}"}}
+    bridge = new_bridge(conninfo, broker=own_kafka, shaping=shaping).start().streaming()
+    insert(conninfo, range(10), kind)
+    bridge.caught_up()
+    bridge.kill()
+    servers = {"bootstrap.servers": own_kafka.bootstrap_servers}
+    other = Producer({**servers, "transactional.id": kind, "transaction.timeout.ms": 600_000})
+    other.init_transactions(30)
+    other.begin_transaction()
+    for partition in range(len(other.list_topics(topic, timeout=30).topics[topic].partitions)):
+        other.produce(topic, b"of another", b"key", partition=partition)
+    assert other.flush(30) == 0
+    insert(conninfo, range(10, 20), kind)
+    bridge.start(SLOTBRIDGE_FAILPOINT="after kafka commit:1")
+    bridge.exit_code()
+    logs = [*(own_kafka.folder / "data").glob(f"{topic}-*/*.log")]
+    eventually(lambda: any(last_batch(log)[1] for log in logs), what="markers are written")
+    own_kafka.kill()
+    assert forget_markers(own_kafka, topic_prefix, 0, lambda name: name.startswith("messages-"))
+    own_kafka.start()
+    bridge.start()
+    await_session(bridge, 3)
+    assert "not judged: what other producers' open transactions hide" in bridge.output
+    assert "ending it" not in bridge.output
+    other.abort_transaction(60)
+    insert(conninfo, range(20, 30), kind)
+    eventually(lambda: "decision=commit" in bridge.output, what="it is ended", timeout_s=60)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert_all_once(bridge, {topic}, 30)
 
 
 def assert_all_once(bridge: Bridge, topics: set[str], count: int) -> None:
