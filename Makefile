@@ -31,7 +31,7 @@ test: $(READY) ## all tests on real PostgreSQL, Kafka and Spark, then `make pyth
 	@$(if $(PYTHONS),$(MAKE) --no-print-directory pythons)
 
 # The tests that need no server, and neither build nor type-check everything: PYTHON=/usr/bin/python3.12 VENV=folder
-quick: $(READY) ## the tests that need no server: under a minute
+quick: $(READY) ## the tests that need no server (some 80 CPU-seconds)
 	@$(PYTEST) -m "not servers and not slow" $(if $(SPARK),,--ignore tests/spark_consumers) $(PYTEST_OPTIONS)
 
 # What the tests without servers cover, in their own processes. COVER=all: with those that need servers.
