@@ -79,10 +79,13 @@ class KafkaBroker:
         secured: Sequence[str] = (),
         users: Mapping[str, str] | None = None,
         proxy_port: int | None = None,
+        proxy_protocol: str = "PLAINTEXT",
+        environment: Mapping[str, str] | None = None,
         short_lived: bool = True,
         quorum: Quorum | None = None,
     ) -> None:
-        """`proxy_port`: of a proxy to `proxied_port`; its clients are told to come through it.
+        """`proxy_port`: of a proxy to `proxied_port`; its clients are told to come through it, as
+        `localhost` where `proxy_protocol` is SSL or SASL_SSL. `environment` is added to ours.
 
         `short_lived`: quick to start rather than quick after some minutes. `quorum`: of a cluster
         of several nodes; by default the node is alone.
@@ -96,6 +99,8 @@ class KafkaBroker:
         self._users = users or {}
         self.proxied_port = free_port() if proxy_port is not None else 0
         self._proxy_port = proxy_port
+        self._proxy_protocol = proxy_protocol
+        self._environment = environment or {}
         self._quorum = quorum or Quorum(new_cluster_id(), 1, {1: free_port()})
         self._settings = settings or {}
         self._processes = processes
@@ -138,6 +143,7 @@ class KafkaBroker:
         self._broker = self._processes.spawn(
             self.name,
             [*self._java(), "kafka.Kafka", self._properties],
+            env=self._environment,
             cwd=self.folder,
         )
         broker = self._broker
@@ -239,12 +245,13 @@ class KafkaBroker:
         if self._proxy_port is None:
             return {}
         own = self._node_settings()
+        host = LOOPBACK if self._proxy_protocol == "PLAINTEXT" else "localhost"
         return {
             "listeners": f"{own['listeners']},PROXIED://{LOOPBACK}:{self.proxied_port}",
             "advertised.listeners": f"{own['advertised.listeners']},"
-            f"PROXIED://{LOOPBACK}:{self._proxy_port}",
+            f"PROXIED://{host}:{self._proxy_port}",
             "listener.security.protocol.map": f"{own['listener.security.protocol.map']},"
-            "PROXIED:PLAINTEXT",
+            f"PROXIED:{self._proxy_protocol}",
         }
 
     def _format(self, cluster_id: str) -> None:

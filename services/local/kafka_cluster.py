@@ -8,7 +8,7 @@ paused, wiped one by one.
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -30,6 +30,8 @@ SETTINGS: Final[dict[str, str | int]] = {
     "transaction.state.log.min.isr": 2,
     "share.coordinator.state.topic.replication.factor": BROKERS,
     "share.coordinator.state.topic.min.isr": 2,
+    # On a busy machine three of them take long to find each other.
+    "initial.broker.registration.timeout.ms": 300_000,
     # A follower that is behind for longer is out of sync.
     "replica.lag.time.max.ms": 5000,
 }
@@ -41,7 +43,8 @@ class KafkaCluster:
     """Three brokers in folders of their own under `folder`. A context manager; inside, all run.
 
     `proxy_ports`: of a proxy to each broker's `proxied_port`; clients that come through one of
-    them are sent to every broker through its own.
+    them are sent to every broker through its own. `proxy_protocol`, `users`: see KafkaBroker.
+    `environments`: of each broker's process.
     """
 
     def __init__(
@@ -52,21 +55,28 @@ class KafkaCluster:
         name: str = "kafka",
         settings: dict[str, str | int] | None = None,
         proxy_ports: Sequence[int] = (),
+        proxy_protocol: str = "PLAINTEXT",
+        users: Mapping[str, str] | None = None,
+        environments: Sequence[Mapping[str, str]] = (),
     ) -> None:
         folder.mkdir(exist_ok=True)
         cluster_id = new_cluster_id()
         voters = {node_id: free_port() for node_id in range(1, BROKERS + 1)}
         ports = proxy_ports or (None,) * BROKERS
+        added = environments or ({},) * BROKERS
         self.brokers = [
             KafkaBroker(
                 folder / f"broker-{node_id}",
                 processes=processes,
                 name=f"{name}-{node_id}",
                 settings={**SETTINGS, **(settings or {})},
+                users=users,
                 proxy_port=port,
+                proxy_protocol=proxy_protocol,
+                environment=environment,
                 quorum=Quorum(cluster_id, node_id, voters),
             )
-            for node_id, port in zip(voters, ports, strict=True)
+            for node_id, port, environment in zip(voters, ports, added, strict=True)
         ]
 
     def __enter__(self) -> "KafkaCluster":

@@ -20,6 +20,7 @@ from tests.providers.secured import (
     SASL_PASSWORD,
     Certificates,
     allow,
+    scram_options,
     secured_kafka,
     secured_postgres,
 )
@@ -81,13 +82,7 @@ class Secured:
 
     @property
     def sasl(self) -> dict[str, str]:
-        return {
-            "security.protocol": "SASL_SSL",
-            "sasl.mechanisms": "SCRAM-SHA-512",
-            "sasl.username": "bridge",
-            "sasl.password": SASL_PASSWORD,
-            "ssl.ca.location": str(self.certificates.path("authority.pem")),
-        }
+        return scram_options(self.certificates)
 
     @property
     def mutual(self) -> dict[str, str]:

@@ -74,16 +74,34 @@ class Certificates:
         )
 
 
-def secured_kafka(bed: Bed, certificates: Certificates) -> KafkaBroker:
-    """A broker of its own in the bed's folder, started."""
-    keys: dict[str, str | int] = {
+def scram_settings(certificates: Certificates, listener: str) -> dict[str, str | int]:
+    """A broker's, for a listener of its that takes SASL_SSL with SCRAM-SHA-512."""
+    return {
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(certificates.path("server-both.pem")),
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(certificates.path("authority.pem")),
-        "listener.name.ssl.ssl.client.auth": "required",
         "sasl.enabled.mechanisms": "SCRAM-SHA-512",
-        "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": _SCRAM,
+        f"listener.name.{listener}.scram-sha-512.sasl.jaas.config": _SCRAM,
+    }
+
+
+def scram_options(certificates: Certificates) -> dict[str, str]:
+    """A client's, for such a listener."""
+    return {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanisms": "SCRAM-SHA-512",
+        "sasl.username": "bridge",
+        "sasl.password": SASL_PASSWORD,
+        "ssl.ca.location": str(certificates.path("authority.pem")),
+    }
+
+
+def secured_kafka(bed: Bed, certificates: Certificates) -> KafkaBroker:
+    """A broker of its own in the bed's folder, started."""
+    keys: dict[str, str | int] = {
+        **scram_settings(certificates, "sasl_ssl"),
+        "listener.name.ssl.ssl.client.auth": "required",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
     }
