@@ -4,10 +4,8 @@ The markers that were not written are cut off from the broker's files: it finds 
 found, had it died a moment before, and, like after such a death, never writes them.
 """
 
-import struct
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -21,65 +19,19 @@ from services.local.kafka import KafkaBroker
 from services.local.pair import alter_system
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import Load, assert_intact, await_session
+from tests.bridge.faults.markers import (
+    forget_markers,
+    is_any,
+    is_not_of_transactions,
+    is_not_the_progress,
+)
 from tests.bridge.running import Bridge
 from tests.providers.interface import Provider, Server
 from tests.providers.proxy import Proxy
 from tests.providers.waiting import eventually
 
-HEADER = struct.Struct(">qiibihiqq")
-"""baseOffset, batchLength, leader epoch, magic, crc, attributes, last delta, first and last time"""
-BEFORE_LENGTH = 12
-IS_CONTROL = 0x20
 FENCED_AFTER_S = 6.0
 """broker.session.timeout.ms, and some more."""
-
-
-def last_batch(log: Path) -> tuple[int, bool, int]:
-    """Where the last batch of a partition's file begins, whether it is a marker, its time in ms."""
-    data = log.read_bytes()
-    at, found = 0, (0, False, 0)
-    while at + HEADER.size <= len(data):
-        _, length, _, _, _, attributes, _, _, time_ms = HEADER.unpack_from(data, at)
-        if length <= 0:
-            break
-        found = (at, bool(attributes & IS_CONTROL), time_ms)
-        at += BEFORE_LENGTH + length
-    return found
-
-
-def forget_markers(
-    broker: KafkaBroker, prefix: str, since_ms: int, wanted: Callable[[str], bool]
-) -> list[str]:
-    """Cut the markers of the last transaction off, in partitions of `wanted` names.
-
-    Of all topics whose name has `prefix` somewhere in it.
-    """
-    data = broker.folder / "data"
-    done = []
-    for log in sorted(data.glob(f"*{prefix}*/*.log")):
-        at, is_marker, time_ms = last_batch(log)
-        name = log.parent.name.removeprefix(f"{prefix}.")
-        if is_marker and time_ms >= since_ms and wanted(name):
-            with log.open("r+b") as file:
-                file.truncate(at)
-            for kept in (*log.parent.glob("*.snapshot"), *log.parent.glob("*index")):
-                kept.unlink()
-            done.append(name)
-    for checkpoint in (*data.glob("*-offset-checkpoint"), data / ".kafka_cleanshutdown"):
-        checkpoint.unlink(missing_ok=True)
-    return done
-
-
-def is_any(_name: str) -> bool:
-    return True
-
-
-def is_not_the_progress(name: str) -> bool:
-    return not name.startswith("progress-")
-
-
-def is_not_of_transactions(name: str) -> bool:
-    return not name.startswith("transaction-")
 
 
 CASES = [

@@ -13,7 +13,8 @@ from schemas.events import SETTLED_KEY
 from services.local.kafka import KafkaBroker
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import await_session
-from tests.bridge.faults.test_hanging import forget_markers, is_any, last_batch, tell
+from tests.bridge.faults.markers import forget_markers, is_any, last_batch
+from tests.bridge.faults.test_hanging import tell
 from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker

@@ -1,0 +1,60 @@
+"""Cuts markers of a transaction off a dead broker's files, as if it had died a moment before."""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+from services.local.kafka import KafkaBroker
+
+HEADER = struct.Struct(">qiibihiqq")
+"""baseOffset, batchLength, leader epoch, magic, crc, attributes, last delta, first and last time"""
+BEFORE_LENGTH = 12
+IS_CONTROL = 0x20
+
+
+def last_batch(log: Path) -> tuple[int, bool, int]:
+    """Where the last batch of a partition's file begins, whether it is a marker, its time in ms."""
+    data = log.read_bytes()
+    at, found = 0, (0, False, 0)
+    while at + HEADER.size <= len(data):
+        _, length, _, _, _, attributes, _, _, time_ms = HEADER.unpack_from(data, at)
+        if length <= 0:
+            break
+        found = (at, bool(attributes & IS_CONTROL), time_ms)
+        at += BEFORE_LENGTH + length
+    return found
+
+
+def forget_markers(
+    broker: KafkaBroker, prefix: str, since_ms: int, wanted: Callable[[str], bool]
+) -> list[str]:
+    """Cut the markers of the last transaction off, in partitions of `wanted` names.
+
+    Of all topics whose name has `prefix` somewhere in it.
+    """
+    data = broker.folder / "data"
+    done = []
+    for log in sorted(data.glob(f"*{prefix}*/*.log")):
+        at, is_marker, time_ms = last_batch(log)
+        name = log.parent.name.removeprefix(f"{prefix}.")
+        if is_marker and time_ms >= since_ms and wanted(name):
+            with log.open("r+b") as file:
+                file.truncate(at)
+            for kept in (*log.parent.glob("*.snapshot"), *log.parent.glob("*index")):
+                kept.unlink()
+            done.append(name)
+    for checkpoint in (*data.glob("*-offset-checkpoint"), data / ".kafka_cleanshutdown"):
+        checkpoint.unlink(missing_ok=True)
+    return done
+
+
+def is_any(_name: str) -> bool:
+    return True
+
+
+def is_not_the_progress(name: str) -> bool:
+    return not name.startswith("progress-")
+
+
+def is_not_of_transactions(name: str) -> bool:
+    return not name.startswith("transaction-")
