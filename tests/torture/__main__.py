@@ -20,7 +20,7 @@ from tests.torture.checker import Finding
 from tests.torture.faults import only, schedule
 from tests.torture.report import Report, exit_code, sums, table
 from tests.torture.rig import Rig, kept
-from tests.torture.servers import servers
+from tests.torture.servers import Kafka, servers
 
 
 def one_run(
@@ -73,6 +73,12 @@ def main(
     brokers: Annotated[
         int, typer.Option(help="1, or 3 that replicate every topic: then their own faults, too.")
     ] = 1,
+    secured: Annotated[
+        bool, typer.Option("--secured", help="To Kafka by SASL_SSL with SCRAM.")
+    ] = False,
+    skew_hours: Annotated[
+        float, typer.Option(help="Clocks: one broker's right, one so fast, one so slow.")
+    ] = 0.0,
     faults: Annotated[str, typer.Option(help="Only these, by commas: disk lost,kill")] = "",
     to_tables: Annotated[
         bool, typer.Option("--tables", help="Fill Iceberg tables at the end, compare them.")
@@ -86,11 +92,12 @@ def main(
     wanted = itertools.count(int(first)) if not last else range(int(first), int(last) + 1)
     try:
         only(iter(()), faults)
+        wanted_kafka = Kafka(brokers, secured, skew_hours)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     lines = []
     wrong = False
-    with servers(base / "servers", postgres, brokers) as (bed, kafka):
+    with servers(base / "servers", postgres, wanted_kafka) as (bed, kafka):
         until = time.monotonic() + 60 * minutes
         for number in wanted:
             if not last and time.monotonic() > until:

@@ -20,6 +20,8 @@ NEVER: Final = "never"
 OWN_ROWS: Final = ("items", "toast", "key", "savepoints", "large", "table", "routed", "outbox")
 """Kinds that touch nothing of other clients: prepared, they may wait for long."""
 LARGE_ROWS: Final = (150, 300, 300, 600)
+NARROW: Final = "narrow"
+"""Another publication than the bridge's."""
 DDL: Final = ("shape", "renamed")
 """Kinds that lock a table which others need: never left prepared."""
 RENAMED: Final = "r"
@@ -44,6 +46,7 @@ SCHEMA: Final = """
     CREATE TABLE routed (id bigint PRIMARY KEY, n int, tid text);
     CREATE TABLE outbox (id bigint PRIMARY KEY, aggregatetype text, aggregateid text, type text,
                          payload text);
+    CREATE PUBLICATION narrow FOR TABLE ledger;
 """
 SHAPING: Final[dict[str, Any]] = {
     "routes": [{"tables": r"public\.routed", "topic": "elsewhere-{prefix}"}],

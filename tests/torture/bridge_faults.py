@@ -10,6 +10,7 @@ import yaml
 
 from schemas.errors import ExitCode
 from tests.providers.waiting import eventually
+from tests.torture.bank import NARROW
 from tests.torture.checker import Finding
 from tests.torture.faults import Fault
 from tests.torture.stage import Stage
@@ -20,6 +21,7 @@ _STREAMING_S: Final = 1.5
 _LOOK_S: Final = 0.05
 _TAKE_OVER_S: Final = 60.0
 _REFUSED_S: Final = 120.0
+_DISAGREE: Final = ExitCode.WITNESSES_DISAGREE
 
 
 def kill(stage: Stage, _fault: Fault) -> None:
@@ -55,7 +57,7 @@ def lose_leader_inside(stage: Stage, fault: Fault) -> None:
     Then the bridge goes on with it, or it dies too.
     """
     moments = random.Random(f"{fault}")
-    _stop_inside(stage, moments.choice(["before kafka commit:2", "committing:2"]))
+    stop_at(stage, moments.choice(["before kafka commit:2", "committing:2"]))
     with stage.brokers.without_a_leader(fault, stage.bridge.prefix):
         if moments.random() < 0.5:
             stage.supervised.kill()
@@ -65,7 +67,7 @@ def lose_leader_inside(stage: Stage, fault: Fault) -> None:
 
 def rival(stage: Stage, fault: Fault) -> None:
     """The bridge stops dead with a Kafka transaction open; another takes over; it goes on."""
-    _stop_inside(stage, "before kafka commit:2")
+    stop_at(stage, "before kafka commit:2")
     stage.terminate_bridge()
     with another_bridge(stage, "rival", {}) as other:
         seen = _sessions_of(other)
@@ -87,16 +89,22 @@ def rival(stage: Stage, fault: Fault) -> None:
 
 
 def stray(stage: Stage, fault: Fault) -> None:
-    """Another bridge that must be refused by name: a second slot, or with another database."""
-    moments = random.Random(f"{fault}")
-    if stage.foreign is None or moments.random() < 0.5:
-        slot = stage.bridge.slot
-        words = f"belong to slot {slot}"
-        other = {"slot": f"{slot}_2"}
-        refused(stage, "second-slot", other, ExitCode.WITNESSES_DISAGREE, words)
-    else:
-        other = {"conninfo": stage.foreign.conninfo(stage.dbname)}
-        refused(stage, "foreign", other, ExitCode.WRONG_DATABASE, "this database is")
+    """Another bridge that must be refused by name; what is wrong with it is drawn."""
+    moments, slot, disagree = random.Random(f"{fault}"), stage.bridge.slot, _DISAGREE
+    match moments.choice(["slot", "publication", "database" if stage.foreign else "slot"]):
+        case "slot":
+            words = f"belong to slot {slot}"
+            refused(stage, "second-slot", {"slot": f"{slot}_2"}, disagree, words)
+        case "publication":  # it takes the place of the bridge, which stands still
+            stop_at(stage, "before kafka commit:2")
+            stage.terminate_bridge()
+            words = f"they are of publication {NARROW} now"
+            refused(stage, "narrow", {"publication": NARROW}, disagree, words)
+            stage.supervised.thaw()
+        case _:
+            assert stage.foreign is not None
+            other = {"conninfo": stage.foreign.conninfo(stage.dbname)}
+            refused(stage, "foreign", other, ExitCode.WRONG_DATABASE, "this database is")
 
 
 def refused(
@@ -150,8 +158,8 @@ def another_bridge(
         other.end()
 
 
-def _stop_inside(stage: Stage, failpoint: str) -> None:
-    """Let the bridge stand still with a Kafka transaction open, if it comes to that."""
+def stop_at(stage: Stage, failpoint: str) -> None:
+    """Let the bridge stand still there, with a Kafka transaction open, if it comes to that."""
     stage.supervised.arm(f"{failpoint}:stop")
     with contextlib.suppress(AssertionError):
         eventually(stage.supervised.stopped, what="it has stopped", timeout_s=FAILPOINT_WAIT_S)

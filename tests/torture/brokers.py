@@ -5,24 +5,31 @@ Every fault ends with all brokers up, every replica in sync, and no client cut o
 
 import contextlib
 import random
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from schemas.errors import SlotbridgeError
 from services.local.kafka import KafkaBroker
 from services.local.kafka_cluster import KafkaCluster
+from tests.bridge.faults.markers import forget_markers
 from tests.providers.proxy import Proxy
 from tests.providers.waiting import eventually
 from tests.torture.checker import KafkaTransactionOf
 from tests.torture.faults import Fault
 from tests.torture.kafka_log import KafkaTransaction, PartitionLog, read_partitions
 
+Answer = TypeVar("Answer")
 _ASK_S: Final = 10.0
-_IN_SYNC_S: Final = 180.0
+_ASK_AGAIN_S: Final = 0.5
+_IN_SYNC_S: Final = 300.0
 """Of the rig, not of the bridge: the machine may be busy."""
+_STARTS_MAX: Final = 3
 _FAR_AWAY_S: Final = 0.08
 """Each way: 160 ms for a round trip, as between continents."""
 _ALL_SHARE: Final = 0.2
@@ -32,10 +39,19 @@ _LED: Final = ("{}.progress", "{}.transaction", "{}.public.ledger", "__transacti
 
 
 class Brokers:
-    """`kafka` is what a bed or a cluster has; `proxies` are before its brokers, in their order."""
+    """`kafka` is a bed's broker or a cluster; `proxies` are before its brokers, in their order.
 
-    def __init__(self, kafka: KafkaBroker | KafkaCluster, proxies: Sequence[Proxy] = ()) -> None:
+    `options` are of clients that come through them.
+    """
+
+    def __init__(
+        self,
+        kafka: KafkaBroker | KafkaCluster,
+        proxies: Sequence[Proxy] = (),
+        options: Mapping[str, str] | None = None,
+    ) -> None:
         self.kafka = kafka
+        self.options = dict(options or {})
         self._cluster = kafka if isinstance(kafka, KafkaCluster) else None
         self._each = [kafka] if isinstance(kafka, KafkaBroker) else kafka.brokers
         self._proxies = proxies
@@ -61,7 +77,8 @@ class Brokers:
     @property
     def proxied_servers(self) -> str:
         """host:port of each through its proxy; straight where there are no proxies."""
-        ports = (f"127.0.0.1:{proxy.port}" for proxy in self._proxies)
+        host = "localhost" if self.options else "127.0.0.1"  # whom the certificate names
+        ports = (f"{host}:{proxy.port}" for proxy in self._proxies)
         return ",".join(ports) or self.bootstrap_servers
 
     def recover(self) -> None:
@@ -101,6 +118,39 @@ class Brokers:
             yield
         finally:
             self._start()
+
+    def copy_partition(self, topic: str, partition: int, name: str) -> None:
+        """Keep its files as they are now, of every broker: all die for it, and come again."""
+        with self._all_dead():
+            for folder in self._folders(topic, partition):
+                copy = _beside(folder, name)
+                shutil.rmtree(copy, ignore_errors=True)
+                shutil.copytree(folder, copy)
+
+    def swap_partition(self, topic: str, partition: int, old: str, kept: str) -> None:
+        """The partition is as `copy_partition` has kept it as `old`; what it was is kept, too."""
+        with self._all_dead():
+            for folder in self._folders(topic, partition):
+                folder.rename(_beside(folder, kept))
+                _beside(folder, old).rename(folder)
+
+    def forget_markers(self, prefix: str, since_ms: int, wanted: Callable[[str], bool]) -> int:
+        """All die before they have written the markers of the last transaction; how many."""
+        with self._all_dead():
+            return sum(len(forget_markers(one, prefix, since_ms, wanted)) for one in self._each)
+
+    @contextlib.contextmanager
+    def _all_dead(self) -> Iterator[None]:
+        self._in_sync()
+        self.kafka.kill()
+        try:
+            yield
+        finally:
+            self._start()
+
+    def _folders(self, topic: str, partition: int) -> Iterator[Path]:
+        for broker in self._each:
+            yield broker.folder / "data" / f"{topic}-{partition}"
 
     def kafka_transactions(self, topics: set[str]) -> KafkaTransactionOf:
         """Ask the log of each partition's leader, not the gaps between offsets."""
@@ -192,7 +242,7 @@ class Brokers:
         return self._cluster.leader(topic, moments.choice(partitions)) or any_broker
 
     def _leaders(self, topics: set[str]) -> dict[tuple[str, int], int]:
-        known = self._admin().list_topics(timeout=_ASK_S).topics
+        known = insist(lambda: self._admin().list_topics(timeout=_ASK_S)).topics
         return {
             (name, number): partition.leader
             for name in topics & known.keys()
@@ -200,9 +250,16 @@ class Brokers:
         }
 
     def _start(self) -> None:
-        """Those that do not run."""
-        if not self.kafka.running:
-            self.kafka.start(timeout_s=_IN_SYNC_S)
+        """Those that do not run. One that gives up, as the others are late, is started again."""
+        for attempt in range(1, _STARTS_MAX + 1):
+            try:
+                if not self.kafka.running:
+                    self.kafka.start(timeout_s=_IN_SYNC_S)
+            except SlotbridgeError:
+                if attempt == _STARTS_MAX:
+                    raise
+            else:
+                break
         self._in_sync()
 
     def _in_sync(self) -> None:
@@ -211,6 +268,23 @@ class Brokers:
 
     def _admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+
+
+def insist(ask: Callable[[], Answer], *, timeout_s: float = 120.0) -> Answer:
+    """What Kafka answers; asked again where it has no answer, as right after a start."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return ask()
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_ASK_AGAIN_S)
+
+
+def _beside(folder: Path, name: str) -> Path:
+    """Outside of what the broker takes for its partitions."""
+    return folder.parents[1] / f"{folder.name}-{name}"
 
 
 def _moments(fault: Fault) -> random.Random:

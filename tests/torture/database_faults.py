@@ -1,5 +1,6 @@
 """What is done to the PostgreSQL servers and the network to them. Every fault ends healed."""
 
+import contextlib
 import json
 import random
 import subprocess
@@ -24,6 +25,8 @@ from tests.torture.faults import Fault
 from tests.torture.stage import Stage
 
 _ALTERED_EVERY_S: Final = 0.05
+_JUST_BEHIND_BYTES: Final = 2048
+"""What a server writes by itself while it starts is less."""
 OLD_PRIMARY: Final = "it is an old primary"
 SAME_TIMELINE: Final = "another timeline of the same number"
 SET_BACK: Final = "set back to an earlier state"
@@ -92,6 +95,10 @@ def fail_over(stage: Stage, fault: Fault) -> None:
     """The primary dies; the runbook command; the old one comes back as a new standby."""
     if stage.given_up:
         return
+    how = random.Random(f"{fault}").choice(["beside", "twice", "met", "alone"])
+    met = fault.revived and how == "met"
+    if met:
+        _cut_off(stage)
     stage.primary.kill()
     config = stage.folder / "failover.yaml"
     nodes = {s.name: s.conninfo() for s in (stage.primary, stage.standby)}
@@ -100,43 +107,70 @@ def fail_over(stage: Stage, fault: Fault) -> None:
     assert done.exit_code == 0, done.output + done.stderr
     stage.failovers += 1
     stage.primary, stage.standby = stage.standby, stage.primary
-    if fault.revived:
-        _revive_the_old_one(stage, fault)
+    if met:
+        _revive_unknown(stage)
+    elif fault.revived and how == "beside":
+        _revive_beside(stage)
+    elif fault.revived:
+        _revive_alone(stage, twice=how == "twice")
     _rebuild_standby(stage)
 
 
-def _revive_the_old_one(stage: Stage, fault: Fault) -> None:
-    """It comes back as a primary, and commits what nobody must ever see; what then, is drawn.
+def _revive_alone(stage: Stage, *, twice: bool) -> None:
+    """It comes back as a primary, and commits what nobody must ever see.
 
     Clients wait meanwhile: what they wrote there would be lost, as an operator's mistake.
     """
-    stage.faults["old primary revived"] += 1
     stage.bridge_streams()
-    beside, twice = random.Random(f"{fault}").choice([(True, False), (False, True), (False, False)])
     with stage.clients_held():
-        stage.note("revived", "beside" if beside else "", "and promoted" if twice else "")
-        if beside:
-            stage.standby.start()
-            _haunt(stage.standby, stage.dbname)
-            _stale_bridge(stage)
-            stage.standby.kill()
-            return
-        stage.primary.kill()
-        stage.standby.start()
-        seen = stage.bridge.output.count(OLD_PRIMARY)
-        _haunt(stage.standby, stage.dbname)
-
-        def noticed() -> bool:
-            taken = stage.given_up or stage.bridge_is_on(stage.standby)
-            return taken or stage.bridge.output.count(OLD_PRIMARY) > seen
-
-        eventually(noticed, what="the bridge has met the old primary", timeout_s=120)
-        time.sleep(0.5)
-        stage.standby.kill()
+        _meet_the_old_one(stage)
         if twice:
             _promote_the_old_one(stage)
         else:
             stage.primary.start()
+
+
+def _revive_unknown(stage: Stage) -> None:
+    """The same, where the bridge has seen no more of the new timeline than its beginning."""
+    stage.faults["timeline only met"] += 1
+    with stage.clients_held():
+        stage.supervised.arm("started:1:stop")
+        _heal_after(stage, 0)
+        with contextlib.suppress(AssertionError):
+            eventually(stage.supervised.stopped, what="it has stopped", timeout_s=FAILPOINT_WAIT_S)
+        _meet_the_old_one(stage)
+        stage.primary.start()
+
+
+def _revive_beside(stage: Stage) -> None:
+    """The old primary is there besides, with a bridge that sees it alone."""
+    stage.bridge_streams()
+    with stage.clients_held():
+        stage.faults["old primary revived"] += 1
+        stage.note("revived beside")
+        stage.standby.start()
+        _haunt(stage.standby, stage.dbname)
+        _stale_bridge(stage)
+        stage.standby.kill()
+
+
+def _meet_the_old_one(stage: Stage) -> None:
+    """The new primary dies; the bridge sees the old one alone. At the end none is there."""
+    stage.faults["old primary revived"] += 1
+    stage.note("revived")
+    stage.primary.kill()
+    stage.standby.start()
+    seen = stage.bridge.output.count(OLD_PRIMARY)
+    _haunt(stage.standby, stage.dbname)
+    stage.supervised.kill()  # it may stand still
+
+    def noticed() -> bool:
+        taken = stage.given_up or stage.bridge_is_on(stage.standby)
+        return taken or stage.bridge.output.count(OLD_PRIMARY) > seen
+
+    eventually(noticed, what="the bridge has met the old primary", timeout_s=120)
+    time.sleep(0.5)
+    stage.standby.kill()
 
 
 def _stale_bridge(stage: Stage) -> None:
@@ -163,32 +197,32 @@ def restore_volume(stage: Stage, fault: Fault) -> None:
         return
     primary = stage.primary
     image, future = (primary.data.with_name(f"{primary.data.name}-{n}") for n in ("old", "new"))
+    how = random.Random(f"{fault}").choice(["behind", "just behind", "overtakes"])
     stage.bridge_streams()
+    _cut_off(stage)
     primary.kill()
     _copy(primary.data, image)
     primary.start()
-    stage.bridge_streams()
     until = wal_lsn(primary)
-    time.sleep(fault.seconds)
-    eventually(
-        lambda: stage.given_up or stage.bridge.progress()[-1].origin_lsn > until,
-        what="the record notes an origin that the image does not have",
-        timeout_s=120,
-        interval_s=0.5,
-    )
+    if how == "just behind":
+        stage.supervised.arm("before origin:1:stop")
+    _heal_after(stage, 0)
+    if how == "just behind":
+        how = _stop_before_the_origin(stage, until)
+    if how != "just behind":
+        _await_noted(stage, until, fault.seconds)
     with stage.clients_held():
         stage.standby.kill()  # else it would stream what the server that was set back writes
         primary.kill()
         release(primary.data)
         primary.data.rename(future)
         image.rename(primary.data)
-        for proxy in stage.proxies:
-            proxy.cut()
+        _cut_off(stage)
+        stage.supervised.kill()  # it may stand still
         with stage.refusal(ExitCode.TIMELINE, SET_BACK) as await_refusal:
             primary.start()
-            _go_on(stage, fault)
-            for proxy in stage.proxies:
-                proxy.heal()
+            _go_on(stage, how)
+            _heal_after(stage, 0)
             await_refusal(primary)
             primary.kill()
             primary.remove_data()
@@ -197,13 +231,45 @@ def restore_volume(stage: Stage, fault: Fault) -> None:
             stage.standby.start()
 
 
-def _go_on(stage: Stage, fault: Fault) -> None:
-    """Ghosts are committed: one, or so many that the server is beyond Kafka's record again."""
-    overtakes = random.Random(f"{fault}").random() < 0.5
+def _cut_off(stage: Stage) -> None:
+    for proxy in stage.proxies:
+        proxy.cut()
+
+
+def _stop_before_the_origin(stage: Stage, until: int) -> str:
+    """Kafka gets what the image lacks, and no record that notes where the origin was since.
+
+    Returns "behind" where it has not come to that.
+    """
+    with contextlib.suppress(AssertionError):
+        eventually(stage.supervised.stopped, what="it has stopped", timeout_s=FAILPOINT_WAIT_S)
+    last = stage.progress()[-1]
+    if last.origin_lsn < until < last.end_lsn - _JUST_BEHIND_BYTES and stage.supervised.stopped():
+        return "just behind"
+    stage.supervised.kill()
+    return "behind"
+
+
+def _await_noted(stage: Stage, until: int, seconds: float) -> None:
+    """The record notes an origin that the image does not have."""
+    time.sleep(seconds)
+    eventually(
+        lambda: stage.given_up or stage.progress()[-1].origin_lsn > until,
+        what="the record notes a later origin",
+        timeout_s=120,
+        interval_s=0.5,
+    )
+
+
+def _go_on(stage: Stage, how: str) -> None:
+    """Ghosts are committed: none, one, or until the server is beyond Kafka's record again."""
+    if how == "just behind":
+        stage.faults["volume just behind"] += 1
+        return
     _haunt(stage.primary, stage.dbname, segments=0)
-    if overtakes:
+    if how == "overtakes":
         stage.faults["volume overtakes"] += 1
-        last = stage.bridge.progress()[-1]
+        last = stage.progress()[-1]
         while wal_lsn(stage.primary) <= max(last.end_lsn, last.wal_lsn):
             _haunt(stage.primary, stage.dbname)
 

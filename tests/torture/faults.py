@@ -27,6 +27,8 @@ _WEIGHTS: Final = {
     "failover": 10,
     "volume restored": 5,
     "stray bridge": 4,
+    "records lost": 3,
+    "markers lost": 5,
 }
 _CLUSTER_WEIGHTS: Final = {
     "leader killed": 8,
@@ -38,7 +40,10 @@ _CLUSTER_WEIGHTS: Final = {
 _OFTEN: Final = {"kill": 2, "failpoint": 5, "crash loop": 3}
 OF_THE_BRIDGE: Final = frozenset({"kill", "failpoint", "crash loop", "sigterm", "freeze", "rival"})
 DATABASE_AND_BROKER: Final = frozenset(_WEIGHTS | _CLUSTER_WEIGHTS) - OF_THE_BRIDGE - {"failover"}
-VARIANTS: Final = ("old primary revived", "stale bridge", "same timeline twice", "volume overtakes")
+VARIANTS: Final = (
+    *("old primary revived", "stale bridge", "same timeline twice", "timeline only met"),
+    *("volume overtakes", "volume just behind"),
+)
 """What is drawn within a failover or a restored volume, and counted like a fault."""
 AT_FIRST_START: Final = ("slot created", "first record")
 AT_DIVERGENCE: Final = "divergence sent"

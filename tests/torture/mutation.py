@@ -18,11 +18,11 @@ import typer
 from services.local.bed import Bed
 from tests.torture.brokers import Brokers
 from tests.torture.checker import Finding
-from tests.torture.faults import deck, only
+from tests.torture.faults import deck, faults_with, only
 from tests.torture.report import Report
 from tests.torture.rig import Rig
-from tests.torture.sabotage import CONTROL, names
-from tests.torture.servers import servers
+from tests.torture.sabotage import CONTROL, names, telling
+from tests.torture.servers import Kafka, servers
 
 ROUNDS_S: Final = (25.0, 50.0, 100.0)
 _EXAMPLE_CHARACTERS: Final = 160
@@ -78,13 +78,18 @@ def _run(
     try:
         brokers.recover()
         with bed.new_pair() as (pair, subscriber):
-            drawn = only(deck(seed, brokers.count), faults)
+            drawn = only(deck(seed, brokers.count), _known(faults or telling(name), brokers))
             rig = Rig(bed, folder, seed, brokers=brokers, sabotage=name, faults=drawn)
             return rig.run((pair.primary, pair.standby), seconds, subscriber)
     except Exception:
         what = traceback.format_exc()
         (folder / "traceback.txt").write_text(what, encoding="utf-8")
         return Report(seed, findings=[Finding("stuck", what.strip().splitlines()[-1])])
+
+
+def _known(faults: str, brokers: Brokers) -> str:
+    """Those that there are with so many brokers."""
+    return ",".join(name for name in faults.split(",") if name in faults_with(brokers.count))
 
 
 def _chosen(wanted: str) -> Iterator[str]:
@@ -109,7 +114,7 @@ def main(
     base.chmod(0o755)
     right = True
     sys.stdout.write("| mistake | found after | kills | by |\n|---|---|---|---|\n")
-    with servers(base / "servers", brokers=brokers) as (bed, kafka):
+    with servers(base / "servers", kafka=Kafka(brokers)) as (bed, kafka):
         for name in _chosen(sabotage):
             outcome = tried(bed, kafka, base, name, faults)
             right = right and outcome.as_expected

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from tests.torture import bridge_faults, database_faults
+from tests.torture import bridge_faults, database_faults, kafka_faults
 from tests.torture.faults import Fault
 from tests.torture.stage import Stage
 
@@ -27,6 +27,7 @@ _TO_THE_BRIDGE: Final[dict[str, Do]] = {
     "rival": bridge_faults.rival,
     "terminate": bridge_faults.disconnect,
     "leader killed inside": bridge_faults.lose_leader_inside,
+    "markers lost": kafka_faults.lose_markers,
 }
 _TO_SERVERS: Final[dict[str, Do]] = {
     "network cut": database_faults.cut_network,
@@ -39,6 +40,7 @@ _TO_SERVERS: Final[dict[str, Do]] = {
     "failover": database_faults.fail_over,
     "volume restored": database_faults.restore_volume,
     "stray bridge": bridge_faults.stray,
+    "records lost": kafka_faults.lose_records,
 }
 """Those of brokers besides; the bridge may be harassed during all of them."""
 

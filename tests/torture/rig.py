@@ -23,18 +23,18 @@ from schemas.shaping import ShapingSettings
 from services.local.bed import Bed
 from services.local.postgres import PostgresServer
 from tests.bridge.oracle import assert_rebuilt
-from tests.bridge.reading import read_committed
+from tests.bridge.reading import Record, read_committed
 from tests.bridge.running import Bridge
 from tests.providers.databases import connect
 from tests.providers.slots import await_ready
 from tests.torture import bank
-from tests.torture.brokers import Brokers
+from tests.torture.brokers import Brokers, insist
 from tests.torture.checker import Finding, Truth, check
 from tests.torture.clients import Client, Outcomes, decide_leftovers, stop_all
 from tests.torture.faults import Fault, first_failpoint, schedule
 from tests.torture.perform import perform
 from tests.torture.report import Report
-from tests.torture.stage import Stage
+from tests.torture.stage import Stage, Stalled
 from tests.torture.tables import RESTORABLE, compare_tables
 from tests.torture.watch import Watch
 
@@ -101,6 +101,9 @@ class Rig:
         )
         try:
             report = self._tortured(seconds)
+        except Stalled as error:
+            findings = [*stage.findings, Finding("stalled", str(error))]
+            report = Report(self._seed, self._brokers.count, findings=findings)
         finally:
             stage.close()
         if not report.findings:
@@ -156,6 +159,7 @@ class Rig:
             self._brokers.kafka,
             f"torture{self._seed}",
             bootstrap_servers=self._brokers.proxied_servers,
+            options=self._brokers.options,
             shaping=bank.SHAPING,
             two_phase=self._bed.major >= 18,
             transaction_bytes_max=self._part_bytes,
@@ -215,7 +219,7 @@ class Rig:
             rows = connection.execute("SELECT tid, kind, expected FROM ledger").fetchall()
         ledger = {tid: json.loads(expected) for tid, _, expected in rows}
         boundaries = transaction_topic(prefix)
-        records = read_committed(servers, [*_event_topics(servers, prefix), boundaries])
+        records = _committed(servers, *_event_topics(servers, prefix), boundaries)
         undivided = self._part_bytes == max(_PART_BYTES)
         parted = _parted(servers, prefix)
         truth = Truth(ledger, outcomes.found, parted, _PARTITIONS, undivided)
@@ -227,7 +231,11 @@ class Rig:
         else:
             findings += found + _left_staged(servers, prefix)
             try:
-                assert_rebuilt(self._bridge, unknown=None, outbox_topics=_outbox_topics(prefix))
+                insist(
+                    lambda: assert_rebuilt(
+                        self._bridge, unknown=None, outbox_topics=_outbox_topics(prefix)
+                    )
+                )
             except AssertionError as error:
                 findings.append(Finding("wrong", str(error)[:500]))
         stage, ends = self._stage, self._stage.supervised.ends
@@ -255,9 +263,14 @@ class Rig:
         )
 
 
+def _committed(servers: str, *topics: str) -> list[Record]:
+    return insist(lambda: read_committed(servers, topics))
+
+
 def _event_topics(servers: str, prefix: str) -> list[str]:
     """Return the topics of all tables, the routed one's and the outbox's."""
-    known = AdminClient({"bootstrap.servers": servers}).list_topics(timeout=_TOPICS_S).topics
+    admin = AdminClient({"bootstrap.servers": servers})
+    known = insist(lambda: admin.list_topics(timeout=_TOPICS_S)).topics
     naming = Naming(prefix, ShapingSettings.model_validate(bank.SHAPING))
     others = {naming.table("public", "routed").name, *_outbox_topics(prefix)}
     tables = table_topic(prefix, "public", "")
@@ -273,7 +286,7 @@ def _parted(servers: str, prefix: str) -> set[int]:
     """The commits of which a progress record says that Kafka has a part."""
     return {
         record.commit_lsn
-        for entry in read_committed(servers, [progress_topic(prefix)])
+        for entry in _committed(servers, progress_topic(prefix))
         if entry.value is not None
         and (record := ProgressRecord.model_validate_json(entry.value)).seq
     }
@@ -281,7 +294,7 @@ def _parted(servers: str, prefix: str) -> set[int]:
 
 def _left_staged(servers: str, prefix: str) -> list[Finding]:
     """Prepared transactions that are decided, and still staged."""
-    last = {entry.key: entry.value for entry in read_committed(servers, [prepared_topic(prefix)])}
+    last = {entry.key: entry.value for entry in _committed(servers, prepared_topic(prefix))}
     left = [PreparedKey.model_validate_json(key or b"") for key, value in last.items() if value]
     return [Finding("wrong", f"{key.gid!r} part {key.part} is still staged") for key in left]
 

@@ -5,7 +5,7 @@ matters: nothing may be found.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,41 +21,19 @@ from services.bridge.kafka.producer import TransactionalProducer
 from services.bridge.kafka.publishing import Publishing
 from services.bridge.kafka.topics import Topics
 from services.bridge.postgres.connection import ReplicationConnection
-from services.bridge.progress import agreement
+from services.bridge.progress import agreement, evidence, witnesses
 from services.bridge.progress.agreement import Ledger, Position
 from services.bridge.transactions.assembler import Assembler, Portion
 from services.bridge.transactions.prepared import Prepared
 from services.bridge.transactions.spool import Spool
 from services.bridge.transactions.streams import Streams
+from tests.torture import start_sabotage
+from tests.torture.mistakes import commit, mistake, names, put, telling
 
 CONTROL: Final = "control: the server is asked for more than is needed"
-_STEPS: Final[dict[str, Callable[[], None]]] = {}
 
 
-def commit(name: str) -> None:
-    """Make the mistake `name`; none where it is empty."""
-    if name:
-        _STEPS[name]()
-
-
-def names() -> list[str]:
-    """All of them."""
-    return list(_STEPS)
-
-
-def _mistake(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    def note(step: Callable[[], None]) -> Callable[[], None]:
-        _STEPS[name] = step
-        return step
-
-    return note
-
-
-def _put(owner: Any, name: str, value: Any) -> None:
-    setattr(owner, name, value)
-
-
-@_mistake(CONTROL)
+@mistake(CONTROL)
 def _control() -> None:
     """From the slot's own position on: what Kafka has comes again, and is dropped."""
     start = ReplicationConnection.start
@@ -63,10 +41,10 @@ def _control() -> None:
     def from_the_slot(self: ReplicationConnection, _lsn: int, *rest: Any, **options: Any) -> None:
         start(self, 0, *rest, **options)
 
-    _put(ReplicationConnection, "start", from_the_slot)
+    put(ReplicationConnection, "start", from_the_slot)
 
 
-@_mistake("the filter of what Kafka has is dropped")
+@mistake("the filter of what Kafka has is dropped")
 def _no_filter() -> None:
     _control()
     opened = Assembler._open
@@ -86,29 +64,29 @@ def _no_filter() -> None:
         finally:
             self._start = start
 
-    _put(Assembler, "_open", without_filter)
-    _put(Assembler, "_close", always)
+    put(Assembler, "_open", without_filter)
+    put(Assembler, "_close", always)
 
 
-@_mistake("the slot is confirmed before Kafka has committed")
+@mistake("the slot is confirmed before Kafka has committed")
 def _confirm_early() -> None:
     def report(self: Ledger, *, follow: bool = False) -> int:
         self.flushed = max(self.flushed, self.published.end_lsn)
         return self.flushed
 
-    _put(Ledger, "report", report)
+    put(Ledger, "report", report)
 
 
-@_mistake("the origin is moved ahead of Kafka")
+@mistake("the origin is moved ahead of Kafka")
 def _origin_early() -> None:
     def mark_origin(self: Ledger) -> int:
         self.origin = max(self.origin, self.published.end_lsn)
         return self.origin
 
-    _put(Ledger, "mark_origin", mark_origin)
+    put(Ledger, "mark_origin", mark_origin)
 
 
-@_mistake("the progress record is in a Kafka transaction of its own, after the events")
+@mistake("the progress record is in a Kafka transaction of its own, after the events")
 def _progress_after() -> None:
     commit_both = TransactionalProducer.commit
 
@@ -118,10 +96,10 @@ def _progress_after() -> None:
             self.open = False
         commit_both(self, record)
 
-    _put(TransactionalProducer, "commit", commit_apart)
+    put(TransactionalProducer, "commit", commit_apart)
 
 
-@_mistake("the progress record is written before the events, by another producer")
+@mistake("the progress record is written before the events, by another producer")
 def _progress_before() -> None:
     send = Publishing._send
     commit_both = TransactionalProducer.commit
@@ -131,10 +109,10 @@ def _progress_before() -> None:
             commit_both(self._producer, self._record_of(portion.position, self._counts))
         send(self, portion)
 
-    _put(Publishing, "_send", announce)
+    put(Publishing, "_send", announce)
 
 
-@_mistake("a failed commit is taken for a good one")
+@mistake("a failed commit is taken for a good one")
 def _commit_unchecked() -> None:
     commit_both = TransactionalProducer.commit
 
@@ -144,10 +122,10 @@ def _commit_unchecked() -> None:
         except (SlotbridgeError, KafkaException):
             self.open = False
 
-    _put(TransactionalProducer, "commit", unchecked)
+    put(TransactionalProducer, "commit", unchecked)
 
 
-@_mistake("a new session goes on from memory, not from Kafka's record")
+@mistake("a new session goes on from memory, not from Kafka's record")
 def _from_memory() -> None:
     """What was published last, whether or not Kafka has committed it."""
     memory: list[ProgressRecord] = []
@@ -161,21 +139,21 @@ def _from_memory() -> None:
     def last(self: Topics, slot: str) -> ProgressRecord | None:
         return memory[0] if memory else read(self, slot)
 
-    _put(session.Session, "_record", remembered)
-    _put(Topics, "last_progress", last)
+    put(session.Session, "_record", remembered)
+    put(Topics, "last_progress", last)
 
 
-@_mistake("the events already sent of a large transaction are forgotten")
+@mistake("the events already sent of a large transaction are forgotten")
 def _seq_forgotten() -> None:
     resume = agreement.resume_at
 
     def resume_at(*arguments: Any) -> Position:
         return resume(*arguments)._replace(seq=0)
 
-    _put(session, "resume_at", resume_at)
+    put(session, "resume_at", resume_at)
 
 
-@_mistake("the number of the first event of the next part is one too high")
+@mistake("the number of the first event of the next part is one too high")
 def _seq_too_high() -> None:
     part = Assembler._part
 
@@ -183,18 +161,18 @@ def _seq_too_high() -> None:
         portion = part(self)
         return portion._replace(position=portion.position._replace(seq=portion.position.seq + 1))
 
-    _put(Assembler, "_part", wrong)
+    put(Assembler, "_part", wrong)
 
 
-@_mistake("a keepalive makes the record forget a part")
+@mistake("a keepalive makes the record forget a part")
 def _reached_forgets() -> None:
     def reached(_self: Assembler, position: Position) -> Position:
         return position
 
-    _put(Assembler, "_reached", reached)
+    put(Assembler, "_reached", reached)
 
 
-@_mistake("every transaction may be divided")
+@mistake("every transaction may be divided")
 def _divided() -> None:
     change = Assembler._change
 
@@ -203,10 +181,10 @@ def _divided() -> None:
             self._bytes_max = 2**12
         return change(self, *arguments)
 
-    _put(Assembler, "_change", small)
+    put(Assembler, "_change", small)
 
 
-@_mistake("the end of a transaction is confirmed with its first part")
+@mistake("the end of a transaction is confirmed with its first part")
 def _part_confirms_all() -> None:
     """As if the commit's end were the resume point of a part."""
     part = Assembler._part
@@ -217,10 +195,10 @@ def _part_confirms_all() -> None:
         past = self._begin.commit_lsn + 64
         return portion._replace(position=portion.position._replace(end_lsn=past))
 
-    _put(Assembler, "_part", wrong)
+    put(Assembler, "_part", wrong)
 
 
-@_mistake("a keepalive within a transaction confirms it")
+@mistake("a keepalive within a transaction confirms it")
 def _keepalive_inside() -> None:
     """The position is that of what the server has sent, whatever is still in the bridge."""
 
@@ -231,10 +209,10 @@ def _keepalive_inside() -> None:
         self._last = Position(self._last.commit_lsn, lsn, 0)
         return Portion([], self._reached(self._last), 0, 0)
 
-    _put(Assembler, "advance", advance)
+    put(Assembler, "advance", advance)
 
 
-@_mistake("subtransactions that were rolled back are published")
+@mistake("subtransactions that were rolled back are published")
 def _aborts_ignored() -> None:
     abort = Streams._abort
 
@@ -242,10 +220,10 @@ def _aborts_ignored() -> None:
         if subxid == xid:
             abort(self, xid, subxid, lsn)
 
-    _put(Streams, "_abort", ignored)
+    put(Streams, "_abort", ignored)
 
 
-@_mistake("the spool of a killed bridge is not emptied")
+@mistake("the spool of a killed bridge is not emptied")
 def _spool_kept() -> None:
     made = Spool.__init__
 
@@ -255,38 +233,38 @@ def _spool_kept() -> None:
         for path, content in files.items():
             path.write_bytes(content)
 
-    _put(Spool, "__init__", kept)
+    put(Spool, "__init__", kept)
 
 
-@_mistake("staged transactions are lost at a restart")
+@mistake("staged transactions are lost at a restart")
 def _staging_lost() -> None:
     def nothing(*_arguments: Any) -> list[PreparedRecord]:
         return []
 
-    _put(session, "load_staged", nothing)
+    put(session, "load_staged", nothing)
 
 
-@_mistake("staging does not leave out subtransactions that were rolled back")
+@mistake("staging does not leave out subtransactions that were rolled back")
 def _staged_aborts() -> None:
     stage = Prepared._stage
 
     def whole(self: Prepared, prepare: Any, _aborted: Any, *, streamed: bool) -> Iterator[Any]:
         return stage(self, prepare, frozenset(), streamed=streamed)
 
-    _put(Prepared, "_stage", whole)
+    put(Prepared, "_stage", whole)
 
 
-@_mistake("a decided transaction stays staged")
+@mistake("a decided transaction stays staged")
 def _staging_stays() -> None:
     portion = Prepared._portion
 
     def without_tombstones(self: Prepared, staging: list[Event]) -> Portion:
         return portion(self, [event for event in staging if event.value is not None])
 
-    _put(Prepared, "_portion", without_tombstones)
+    put(Prepared, "_portion", without_tombstones)
 
 
-@_mistake("the progress passes a PREPARE before it is staged")
+@mistake("the progress passes a PREPARE before it is staged")
 def _prepare_passed() -> None:
     """Its records are left to the next Kafka transaction."""
     stage = Prepared._stage
@@ -311,39 +289,41 @@ def _prepare_passed() -> None:
         yield from decide(self, *arguments)
 
     decide = Prepared._commit
-    _put(Prepared, "_stage", lagging)
-    _put(Prepared, "_commit", decided)
+    put(Prepared, "_stage", lagging)
+    put(Prepared, "_commit", decided)
 
 
-@_mistake("the timeline is ignored")
+@mistake("the timeline is ignored")
 def _timeline_ignored() -> None:
     def fine(*_arguments: Any) -> None:
         return
 
-    _put(agreement, "_check_timeline", fine)
+    put(evidence, "check_timeline", fine)
+    put(witnesses, "check_timeline", fine)
+    put(evidence, "_check_branch", fine)
 
 
-@_mistake("another bridge is not fenced")
+@mistake("another bridge is not fenced")
 def _not_fenced() -> None:
     """Each process has a transactional.id of its own."""
 
     def own(*arguments: Any) -> dict[str, Any]:
         return producer_options(*arguments) | {"transactional.id": f"own-{os.getpid()}"}
 
-    _put(producer, "producer_options", own)
+    put(producer, "producer_options", own)
 
 
-@_mistake("a truncate reaches one partition only")
+@mistake("a truncate reaches one partition only")
 def _truncate_once() -> None:
     send = TransactionalProducer.send
 
     def once(self: TransactionalProducer, events: Any, *rest: Any) -> None:
         send(self, [event._replace(broadcast=False) for event in events], *rest)
 
-    _put(TransactionalProducer, "send", once)
+    put(TransactionalProducer, "send", once)
 
 
-@_mistake("the Kafka transaction is closed between events and END")
+@mistake("the Kafka transaction is closed between events and END")
 def _closed_early() -> None:
     send = TransactionalProducer.send
 
@@ -356,9 +336,12 @@ def _closed_early() -> None:
         self.open = False
         send(self, events[-1:], *rest)
 
-    _put(TransactionalProducer, "send", in_two)
+    put(TransactionalProducer, "send", in_two)
 
 
-@_mistake("several requests of the producer are under way")
+@mistake("several requests of the producer are under way")
 def _several_under_way() -> None:
-    _put(options, "IN_FLIGHT", 5)
+    put(options, "IN_FLIGHT", 5)
+
+
+__all__ = ["CONTROL", "commit", "names", "start_sabotage", "telling"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from schemas.errors import ExitCode
+from schemas.events import ProgressRecord
 from services.local.bed import Bed
 from services.local.pair import STANDBY_SLOT, alter_system
 from services.local.postgres import PostgresServer
@@ -21,13 +22,18 @@ from tests.providers.databases import connect
 from tests.providers.proxy import Proxy
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
-from tests.torture.brokers import Brokers
+from tests.torture.brokers import Brokers, insist
 from tests.torture.checker import Finding
 from tests.torture.clients import Client
 from tests.torture.faults import Fault
 from tests.torture.supervisor import Supervised
 
 _HARASSED_EVERY_S: Final = (0.5, 4.0)
+_STREAMS_S: Final = 240.0
+
+
+class Stalled(Exception):
+    """The bridge does not come to stream: a finding, and no failure of the rig."""
 
 
 class Stage:
@@ -113,6 +119,10 @@ class Stage:
         """Whether the bridge has ended with an exit code that asks for an operator."""
         return self.supervised.operator_needed is not None
 
+    def progress(self) -> list[ProgressRecord]:
+        """All progress records that are visible."""
+        return insist(self.bridge.progress)
+
     def bridge_is_on(self, server: PostgresServer) -> bool:
         """Whether a bridge holds the slot there."""
         with connect(server) as connection:
@@ -122,13 +132,19 @@ class Stage:
         return row is not None and bool(row[0])
 
     def bridge_streams(self) -> None:
-        """Wait until a bridge is connected to the primary's slot, or has given up for good."""
-        eventually(
-            lambda: self.given_up or self.bridge_is_on(self.primary),
-            what="a bridge streams",
-            timeout_s=180,
-            interval_s=0.1,
-        )
+        """Wait until a bridge is connected to the primary's slot, or has given up for good.
+
+        Raises Stalled where none does, though nothing is done to any server.
+        """
+        try:
+            eventually(
+                lambda: self.given_up or self.bridge_is_on(self.primary),
+                what="a bridge streams",
+                timeout_s=_STREAMS_S,
+                interval_s=0.1,
+            )
+        except AssertionError as error:
+            raise Stalled(f"{error}: {self.bridge.output[-1500:]}") from error
 
     @contextlib.contextmanager
     def refusal(self, code: ExitCode, words: str) -> Iterator[Callable[[PostgresServer], None]]:

@@ -1,9 +1,11 @@
 """Keeps a bridge running, as a supervisor would: restarts it, unless it asks for an operator."""
 
+import contextlib
 import os
 import signal
 import threading
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +43,8 @@ class Supervised:
         self._armed: deque[str] = deque()
         self._ours = False
         self._stopping = threading.Event()
+        self._may_run = threading.Event()
+        self._may_run.set()
         self._ended = threading.Condition(self._lock)
         self.ends = Ends()
         self.operator_needed: int | None = None
@@ -115,6 +119,21 @@ class Supervised:
         assert not alive, f"SIGTERM was not heard for {timeout_s:.0f} s"
         return max(self.ends.codes - before, default=0)
 
+    @contextlib.contextmanager
+    def paused(self, timeout_s: float = 60.0) -> Iterator[None]:
+        """Inside there is no bridge: it is asked to end by SIGTERM, and killed if it stays."""
+        with self._lock:
+            self._may_run.clear()
+        self.terminate()
+        with self._ended:
+            if not self._ended.wait_for(lambda: not self._pid, timeout_s):
+                os.kill(self._pid, signal.SIGKILL)
+                self._ended.wait_for(lambda: not self._pid)
+        try:
+            yield
+        finally:
+            self._may_run.set()
+
     def end(self) -> None:
         """SIGKILL, and no other follows."""
         self._stopping.set()
@@ -132,6 +151,9 @@ class Supervised:
     def _run(self) -> None:
         while not self._stopping.is_set() and self.operator_needed is None:
             with self._lock:
+                if not self._may_run.is_set():
+                    self._ended.wait(_RESTART_PAUSE_S)
+                    continue
                 failpoint = self._armed.popleft() if self._armed else ""
                 self._ours = False
                 self._pid = self._nursery.start(self._config, self._log, failpoint, self._sabotage)

@@ -1,0 +1,79 @@
+"""Kafka loses what it had committed, or does not tell partitions how it has decided."""
+
+import contextlib
+import random
+import time
+from typing import Final
+
+from schemas.errors import ExitCode
+from tests.bridge.faults.markers import is_any, is_not_of_transactions, is_not_the_progress
+from tests.providers.waiting import eventually
+from tests.torture.bridge_faults import FAILPOINT_WAIT_S
+from tests.torture.faults import Fault
+from tests.torture.stage import Stage
+
+LOST_RECORDS: Final = "Kafka lost committed records"
+_TABLE: Final = "public.ledger"
+_AWAIT_S: Final = 120.0
+_SOON_S: Final = 1.5
+
+
+def lose_records(stage: Stage, _fault: Fault) -> None:
+    """The end of one partition is gone on every broker, as after an unclean election.
+
+    The bridge must refuse by name; then the partition is put right again. It was stopped in order
+    before: nothing is open then.
+    """
+    if stage.given_up:
+        return
+    topic, partition = f"{stage.bridge.prefix}.{_TABLE}", 0
+    with stage.supervised.paused():
+        before = _noted(stage, topic, partition)
+        stage.brokers.copy_partition(topic, partition, "old")
+    eventually(
+        lambda: stage.given_up or _noted(stage, topic, partition) > before,
+        what=f"the record notes a later end of {topic}[{partition}]",
+        timeout_s=_AWAIT_S,
+        interval_s=0.5,
+    )
+    with stage.refusal(ExitCode.WITNESSES_DISAGREE, LOST_RECORDS) as await_refusal:
+        with stage.supervised.paused():
+            stage.brokers.swap_partition(topic, partition, "old", "new")
+        await_refusal(stage.primary)
+        with stage.supervised.paused():
+            stage.brokers.swap_partition(topic, partition, "new", "lost")
+
+
+def lose_markers(stage: Stage, fault: Fault) -> None:
+    """All brokers die after a commit was decided, before some partitions, or all, were told.
+
+    The bridge stood still right after its first or second one; the slot may know of the first.
+    Then it is killed, or goes on and is killed soon, inside its next transaction or after it.
+    """
+    moments = random.Random(f"{fault}")
+    where = moments.choice(["after kafka commit:1:stop", "after kafka commit:2:stop"])
+    wanted = moments.choice([is_any, is_any, is_not_the_progress, is_not_of_transactions])
+    with stage.supervised.paused():
+        since_ms = time.time_ns() // 1_000_000
+        stage.supervised.arm(where)
+    with contextlib.suppress(AssertionError):
+        eventually(stage.supervised.stopped, what="it has stopped", timeout_s=FAILPOINT_WAIT_S)
+    stage.supervised.freeze()
+    if not stage.brokers.forget_markers(stage.bridge.prefix, since_ms, wanted):
+        stage.faults[fault.name] -= 1  # there were none
+    if moments.random() < 0.5:
+        stage.supervised.thaw()
+        time.sleep(moments.uniform(0.0, _SOON_S))
+    stage.supervised.kill()
+    stage.bridge_streams()
+
+
+def _noted(stage: Stage, topic: str, partition: int) -> int:
+    """The last end of the partition that a progress record tells."""
+    ends = [
+        offset
+        for record in stage.progress()
+        for number, offset, _ in record.ends.get(topic, [])
+        if number == partition
+    ]
+    return max(ends, default=0)

@@ -1,0 +1,123 @@
+"""Deliberate mistakes in what a start believes, and in how it ends what hangs in Kafka."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from schemas.events import ProgressRecord
+from services.bridge import session
+from services.bridge.kafka import hanging, staged, tails, turns
+from services.bridge.postgres.database import Primary
+from services.bridge.postgres.heartbeat import Moved
+from services.bridge.progress import evidence, witnesses
+from services.bridge.progress.visible import read_visible
+from services.bridge.transactions.staging import read_frames
+from tests.torture.mistakes import mistake, put
+
+
+@mistake("how to end what hangs is inverted", "markers lost")
+def _settled_wrongly() -> None:
+    decide = hanging.how_to_end
+
+    def inverted(*arguments: Any, **options: Any) -> hanging.Ending:
+        ending = decide(*arguments, **options)
+        return ending._replace(commit=not ending.commit)
+
+    put(hanging, "how_to_end", inverted)
+
+
+@mistake("what hangs is left as it is", "markers lost")
+def _not_settled() -> None:
+    def nothing(*_arguments: Any) -> None:
+        return
+
+    put(session, "settle", nothing)
+
+
+@mistake("the turn is not passed on to the other producer", "markers lost")
+def _no_turns() -> None:
+    def stay(_self: Any) -> None:
+        return
+
+    put(turns.Turns, "pass_on", stay)
+
+
+@mistake("a new timeline is not noted before its first change", "failover")
+def _timeline_not_entered() -> None:
+    def enter(self: session.Session, record: ProgressRecord, _producer: Any) -> ProgressRecord:
+        if record.timeline == self._timeline:
+            self._heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
+        return record
+
+    put(session.Session, "_enter", enter)
+
+
+@mistake("another publication is not noticed", "stray bridge")
+def _any_publication() -> None:
+    def fine(*_arguments: Any) -> None:
+        return
+
+    put(evidence, "_check_selection", fine)
+    put(Primary, "check_publication", fine)
+
+
+@mistake("the last change of what is staged is not read at a start", "kill,crash loop,failover")
+def _staging_short() -> None:
+    def short(values: Any) -> Iterator[Any]:
+        yield from list(read_frames(values))[:-1]
+
+    put(staged, "read_frames", short)
+
+
+@mistake("a server whose WAL is behind Kafka is not noticed", "volume restored")
+def _behind() -> None:
+    check = evidence._check_position
+
+    def far(record: ProgressRecord, seen: evidence.Witnesses, slot: str) -> None:
+        check(record, replace(seen, wal_lsn=2**63), slot)
+
+    put(evidence, "_check_position", far)
+
+
+@mistake("an origin that is lower than Kafka knows is not noticed", "volume restored")
+def _origin_lower() -> None:
+    def never(*_arguments: Any) -> bool:
+        return False
+
+    put(evidence, "_origin_is_binding", never)
+
+
+@mistake("ends of partitions are not compared", "records lost")
+def _tails_ignored() -> None:
+    def fine(*_arguments: Any, **_options: Any) -> None:
+        return
+
+    put(tails, "judge_lost", fine)
+
+
+@mistake("a second slot under the prefix is not noticed", "stray bridge")
+def _any_slot() -> None:
+    def alone(*arguments: Any) -> Any:
+        return read_visible(*arguments)._replace(others=())
+
+    put(witnesses, "read_visible", alone)
+
+
+@mistake("a timeline is known by its number", "failover")
+def _number_only() -> None:
+    def same(record: ProgressRecord, seen: evidence.Witnesses) -> bool:
+        return record.timeline == seen.server.timeline or record.timeline in seen.switch_points
+
+    put(evidence, "descends", same)
+
+
+@mistake("another database is not noticed", "stray bridge")
+def _any_database() -> None:
+    check = evidence.check_timeline
+
+    def blind(record: ProgressRecord, seen: evidence.Witnesses, slot: str) -> None:
+        own = seen.server.system_identifier
+        check(record.model_copy(update={"system_identifier": own}), seen, slot)
+
+    put(evidence, "check_timeline", blind)
+    put(witnesses, "check_timeline", blind)
