@@ -147,11 +147,13 @@ class KafkaBroker:
             cwd=self.folder,
         )
         broker = self._broker
-        procfs.wait_until(lambda: broker.poll() is not None or self._answers(), timeout_s=timeout_s)
+        answered = procfs.wait_until(
+            lambda: broker.poll() is not None or self._answers(), timeout_s=timeout_s
+        )
         if broker.poll() is not None:
             self._processes.forget(broker)
             raise _refusal(self.log)
-        if not self._answers():
+        if not answered:
             self.kill()
             raise Retryable(
                 f"no answer after {timeout_s:.0f} s",

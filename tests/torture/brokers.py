@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from schemas.errors import SlotbridgeError
@@ -165,6 +165,17 @@ class Brokers:
             return logs[topic, partition].transaction_at(offset)
 
         return kafka_transaction_of
+
+    @contextlib.contextmanager
+    def end_of(self, topic: str) -> Iterator[Callable[[], int]]:
+        """Inside, what is given tells where a topic's first partition ends, committed or not."""
+        options = {"group.id": "rig", "isolation.level": "read_uncommitted", "log_level": 0}
+        consumer = Consumer({"bootstrap.servers": self.bootstrap_servers, **options})
+        place = TopicPartition(topic, 0)
+        try:
+            yield lambda: int(insist(lambda: consumer.get_watermark_offsets(place, _ASK_S))[1])
+        finally:
+            consumer.close()
 
     def forget(self, is_ours: Callable[[str], bool]) -> None:
         """Delete topics of a run that is over: the next one shall not wait for their replicas."""

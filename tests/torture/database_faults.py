@@ -199,16 +199,13 @@ def restore_volume(stage: Stage, fault: Fault) -> None:
     image, future = (primary.data.with_name(f"{primary.data.name}-{n}") for n in ("old", "new"))
     how = random.Random(f"{fault}").choice(["behind", "just behind", "overtakes"])
     stage.bridge_streams()
-    _cut_off(stage)
-    primary.kill()
-    _copy(primary.data, image)
-    primary.start()
-    until = wal_lsn(primary)
     if how == "just behind":
-        stage.supervised.arm("before origin:1:stop")
-    _heal_after(stage, 0)
-    if how == "just behind":
+        with stage.supervised.paused():  # at its end record and origin are the same
+            until = _take_image(primary, image)
+            stage.supervised.arm("before origin:2:stop")  # the first one moves it nowhere
         how = _stop_before_the_origin(stage, until)
+    else:
+        until = _take_image(primary, image)
     if how != "just behind":
         _await_noted(stage, until, fault.seconds)
     with stage.clients_held():
@@ -231,6 +228,14 @@ def restore_volume(stage: Stage, fault: Fault) -> None:
             stage.standby.start()
 
 
+def _take_image(primary: PostgresServer, image: Path) -> int:
+    """Copy its volume, as a snapshot does; return where its WAL ends."""
+    primary.kill()
+    _copy(primary.data, image)
+    primary.start()
+    return wal_lsn(primary)
+
+
 def _cut_off(stage: Stage) -> None:
     for proxy in stage.proxies:
         proxy.cut()
@@ -244,7 +249,7 @@ def _stop_before_the_origin(stage: Stage, until: int) -> str:
     with contextlib.suppress(AssertionError):
         eventually(stage.supervised.stopped, what="it has stopped", timeout_s=FAILPOINT_WAIT_S)
     last = stage.progress()[-1]
-    if last.origin_lsn < until < last.end_lsn - _JUST_BEHIND_BYTES and stage.supervised.stopped():
+    if last.origin_lsn <= until < last.end_lsn - _JUST_BEHIND_BYTES and stage.supervised.stopped():
         return "just behind"
     stage.supervised.kill()
     return "behind"

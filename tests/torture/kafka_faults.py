@@ -6,6 +6,7 @@ import time
 from typing import Final
 
 from schemas.errors import ExitCode
+from schemas.events import transaction_topic
 from tests.bridge.faults.markers import is_any, is_not_of_transactions, is_not_the_progress
 from tests.providers.waiting import eventually
 from tests.torture.bridge_faults import FAILPOINT_WAIT_S
@@ -15,7 +16,8 @@ from tests.torture.stage import Stage
 LOST_RECORDS: Final = "Kafka lost committed records"
 _TABLE: Final = "public.ledger"
 _AWAIT_S: Final = 120.0
-_SOON_S: Final = 1.5
+_NEXT_S: Final = 10.0
+_LOOK_S: Final = 0.005
 
 
 def lose_records(stage: Stage, _fault: Fault) -> None:
@@ -48,7 +50,7 @@ def lose_markers(stage: Stage, fault: Fault) -> None:
     """All brokers die after a commit was decided, before some partitions, or all, were told.
 
     The bridge stood still right after its first or second one; the slot may know of the first.
-    Then it is killed, or goes on and is killed soon, inside its next transaction or after it.
+    Then it is killed, or goes on and is killed once its next transaction has begun.
     """
     moments = random.Random(f"{fault}")
     where = moments.choice(["after kafka commit:1:stop", "after kafka commit:2:stop"])
@@ -62,8 +64,11 @@ def lose_markers(stage: Stage, fault: Fault) -> None:
     if not stage.brokers.forget_markers(stage.bridge.prefix, since_ms, wanted):
         stage.faults[fault.name] -= 1  # there were none
     if moments.random() < 0.5:
-        stage.supervised.thaw()
-        time.sleep(moments.uniform(0.0, _SOON_S))
+        with stage.brokers.end_of(transaction_topic(stage.bridge.prefix)) as end:
+            before, until = end(), time.monotonic() + _NEXT_S
+            stage.supervised.thaw()
+            while end() == before and time.monotonic() < until:
+                time.sleep(_LOOK_S)
     stage.supervised.kill()
     stage.bridge_streams()
 
