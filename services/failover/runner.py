@@ -226,9 +226,11 @@ class Run:
         return may and step.action in OF_SUBSCRIBERS and not lost
 
     def _may_lose(self, step: Step, error: SlotbridgeError) -> bool:
-        """The standby did not get all, and the operator has accepted that some may be lost."""
+        """The standby did not get all of a primary that is to be replaced by force: planned without
+        that wait, it is promoted if the loss was accepted, and else refused by the bytes.
+        """
         late = step.action is Action.DRAIN and error.exit_code is ExitCode.DEADLINE
-        return late and self._wish.accept_data_loss is not None
+        return late and (self._wish.fence or self._wish.accept_data_loss is not None)
 
     def _broken_off(
         self, error: SlotbridgeError | KeyboardInterrupt, *, undo: bool

@@ -4,6 +4,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from services.failover.sessions import read_fence
@@ -263,6 +264,27 @@ def test_a_loss_is_accepted_in_bytes(new_pair: NewPair, tmp_path: Path) -> None:
     assert ran.code == 1, ran.err
     assert "loss accepted: " in ran.out
     assert "bytes of WAL of a" in ran.out
+
+
+def test_bytes_are_named_also_where_the_standby_seems_to_stream(
+    local_trio: NewTrio, tmp_path: Path
+) -> None:
+    """Its receiver stands still, and the primary has not noticed yet."""
+    trio = local_trio()
+    tell(trio.primary, "CREATE TABLE t (id int PRIMARY KEY, note text)", dbname=trio.dbname)
+    names = "ALTER SYSTEM SET synchronous_standby_names = ''"
+    tell(trio.primary, names, "SELECT pg_reload_conf()")
+    config = configuration(tmp_path, trio, step_deadline_ms=1_500)
+    receiver = psutil.Process(ask(trio.standby, "SELECT pid FROM pg_stat_wal_receiver"))
+    receiver.suspend()
+    try:
+        write(trio.primary, trio.dbname, 1, 1000)
+        ran = slotfailover("failover", "--config", config, "--yes", "--fence")
+        assert (ran.code, _bytes(ran) > 1000) == (34, True), ran.err
+        assert "it was taken back" in ran.err
+        write(trio.primary, trio.dbname, 1001, 1)
+    finally:
+        receiver.resume()
 
 
 def test_a_fence_command_that_returns_0_ends_a_frozen_primary(

@@ -68,7 +68,7 @@ def signals(rig: Rig) -> Round:
     twice = rig.dice.random() < 0.5
     since, after_s = rig.dice.choice([("begin", 4.0), (f"promote {new}", 0.3)])
     after_s *= rig.dice.random()
-    before = rig.entries(since)
+    before, ended = rig.entries(since), rig.entries("end")
     command = [sys.executable, "-c", COMMAND, "switchover", "--to", new, "--yes"]
     with subprocess.Popen(
         [*command, "--config", str(rig.settings())],
@@ -97,6 +97,9 @@ def signals(rig: Rig) -> Round:
         assert f"{name} is the primary" in now, said
         assert f"{new} is a standby" in now, said
         assert rig.primary == name, said
+    elif codes[0] < 0:  # the signal ended the process, which had done all and not yet ended itself
+        became = "done"
+        assert (rig.primary, rig.entries("end")) == (new, ended + 1), said
     elif codes != [0]:
         became = "not taken back"
         assert "nothing was taken back" in said or rig.primary == name, said

@@ -18,7 +18,7 @@ from tests.failover.watch.watching import Watching
 from tests.providers.waiting import eventually
 
 OLD, NEW, WATCHES = "old primary", "standby", ("watch 1", "watch 2")
-STORIES = ("nothing was promoted", "promoted before", "promoted between")
+STORIES = ("promoted before", "promoted between", "nothing was promoted")
 LEADS_TO = "SELECT subconninfo FROM pg_subscription WHERE subname = 's1'"
 LOOKS = 6
 """After so many observations `watch` would have acted."""
