@@ -11,6 +11,8 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
+import re
 import statistics
 import sys
 import tempfile
@@ -274,8 +276,22 @@ def _drill(
             "median": round(statistics.median(found.ran.json["seconds"] for found in done), 3),
             "worst": round(max(found.ran.json["seconds"] for found in done), 3),
         },
+        "load_average": round(os.getloadavg()[2], 1),
+        "steps_s": _steps(done),
         **copies,
     }
+
+
+def _steps(done: list[Round]) -> dict[str, float]:
+    """The median of each step, nodes called X, and of all time between steps."""
+    seconds: dict[str, list[float]] = {}
+    for report in (found.ran.json for found in done if found.ran.code in (0, 1) and found.ran.out):
+        left = report["seconds"]
+        for step in report["steps"]:
+            seconds.setdefault(re.sub(r"\b[ab]\b", "X", step["step"]), []).append(step["seconds"])
+            left -= step["seconds"]
+        seconds.setdefault("between steps", []).append(left)
+    return {name: round(statistics.median(each), 3) for name, each in seconds.items()}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from tests.providers.waiting import eventually
 OLD, NEW, WATCHES = "old primary", "standby", ("watch 1", "watch 2")
 STORIES = ("promoted before", "promoted between", "nothing was promoted")
 LEADS_TO = "SELECT subconninfo FROM pg_subscription WHERE subname = 's1'"
-LOOKS = 6
+LOOKS = 5
 """After so many observations `watch` would have acted."""
 LOCKED = 15
 
