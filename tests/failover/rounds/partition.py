@@ -115,9 +115,9 @@ class Partition:
         """The standby does not have all, and an operator wants it promoted nevertheless."""
         rig, codes = self._rig, []
         timeline, size = rig.timeline, 0
-        for accepting in ((), (ACCEPT, "0"), (ACCEPT, "named")):
-            accepting = tuple(word.replace("named", str(size)) for word in accepting)
-            ran = rig.order("failover", "--fence", *accepting)
+        for accepting in ("", "0", "named"):
+            accepted = [ACCEPT, accepting.replace("named", str(size))] if accepting else []
+            ran = rig.order("failover", "--fence", *accepted)
             codes.append(ran.code)
             if ran.code in PROMOTED:
                 break
