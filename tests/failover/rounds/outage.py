@@ -113,7 +113,9 @@ class PowerCut:
     def _watch_acts_or_not(self, new: str) -> None:
         """Let the power fail before, while or after the subscription is led to the new primary."""
         if self._rig.dice.random() < 0.5:
-            eventually(lambda: self._leads_to() == new, what="it is led", timeout_s=PATIENCE_S)
+            eventually(
+                lambda: self._leads_to() == new, what=f"watch follows {new}", timeout_s=PATIENCE_S
+            )
         else:
             time.sleep(self._rig.dice.uniform(0, 2))
 
@@ -143,4 +145,4 @@ def promote_as_somebody_else(rig: Rig, old: str, new: str) -> None:
     """The old primary dies, and another manager promotes the standby."""
     rig.kill(old)
     promote(rig.servers[old], rig.servers[new])
-    eventually(lambda: rig.writable() == [new], what=f"{new} is promoted")
+    eventually(lambda: rig.writable() == [new], what=f"{new} is promoted", timeout_s=PATIENCE_S)

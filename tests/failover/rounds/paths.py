@@ -62,7 +62,9 @@ class Paths:
             "SELECT EXISTS (SELECT FROM pg_stat_wal_receiver"
             f" WHERE status = 'streaming' AND sender_port = {port})"
         )
-        eventually(lambda: ask(server, streams), what=f"{standby} streams through its proxy")
+        eventually(
+            lambda: ask(server, streams), what=f"{standby} streams through its proxy", timeout_s=120
+        )
 
     def lead_subscriber(self, dbname: str, primary: str) -> None:
         """Let the subscription s1 come through its own proxy; return once it does."""
@@ -76,4 +78,5 @@ class Paths:
         eventually(
             lambda: ask(server, WORKER, dbname) not in (None, before),
             what="the subscription comes through its proxy",
+            timeout_s=120,
         )

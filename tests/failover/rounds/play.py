@@ -37,7 +37,12 @@ def play(case: str, rounds: int, seed: int, folder: Path, trio: Trio, bed: Bed) 
         stack.enter_context(rig.load())
         rig.settle()
         for number in range(rounds):
-            done.append(one())
+            before = len(rig.said)
+            try:
+                done.append(one())
+            except BaseException:
+                sys.stderr.write("\n".join([f"{case} {number + 1}:", *rig.said[before:]]))
+                raise
             sys.stderr.write(f"{case} {number + 1}: {done[-1]}\n")
             sys.stderr.flush()
     return _report(case, rig, done)

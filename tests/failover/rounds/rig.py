@@ -3,6 +3,7 @@
 import contextlib
 import random
 import shlex
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,8 +30,13 @@ PROMOTED, REFUSED = (0, 1), 35
 PATIENCE_S = 300.0
 """On a machine that does other work, a command takes its time."""
 CLIENTS_A_NODE = 2
-KILL = 'p=$(head -n 1 "$1/postmaster.pid"); kill -KILL $(cat /proc/$p/task/$p/children) $p'
-"""A `fence` command: SIGKILL every process of a server, also of one that is frozen."""
+KILL = (
+    'p=$(head -n 1 "$1/postmaster.pid") && kill -STOP $p && '
+    "{ kill -KILL $(cat /proc/$p/task/$p/children) 2> /dev/null; kill -KILL $p; }"
+)
+"""A `fence` command: SIGKILL every process of a server, also of one that is frozen. A child that
+ends by itself meanwhile is no failure.
+"""
 
 
 @dataclass
@@ -55,6 +61,8 @@ class Rig:
     paths: Paths | None = field(default=None, init=False)
     history: list[Operation] = field(default_factory=list)
     accepted: list[AcceptedLoss] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    """What each order has told."""
 
     def __post_init__(self) -> None:
         self.dice = random.Random(self.seed)
@@ -131,7 +139,9 @@ class Rig:
     def order(self, *words: str, **refused: str) -> Ran:
         """Run a command."""
         command = (*words, "--config", str(self.settings(**refused)), "--yes")
-        return slotfailover_process(*command, timeout_s=PATIENCE_S)
+        ran = slotfailover_process(*command, timeout_s=PATIENCE_S)
+        self.said.append(f"{' '.join(words)}: {ran.code}\n{ran.err}{ran.out}")
+        return ran
 
     def hand_over(self) -> None:
         """A switchover to the other node, complete."""
@@ -156,7 +166,10 @@ class Rig:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         eventually(lambda: not server.running, what="a child of ours is reaped")
-        eventually(lambda: all(map(_gone, processes)), what=f"{name} is gone")
+        eventually(
+            lambda: not any(psutil.pid_exists(each.pid) for each in processes),
+            what=f"{name} is gone",
+        )
 
     def settle(self) -> None:
         """Writes go on, the pair is whole and synchronous, and what was acknowledged is there."""
@@ -198,9 +211,22 @@ class Rig:
 
     @contextlib.contextmanager
     def load(self) -> Iterator[None]:
-        """The clients write until the end of the block."""
-        with writing(self.clients):
-            yield
+        """The clients write until the end of the block; servers that others end are reaped."""
+        ended = threading.Event()
+
+        def reap() -> None:
+            while not ended.wait(0.1):
+                for server in self.servers.values():
+                    server.running  # noqa: B018 - it polls a child of ours
+
+        reaper = threading.Thread(target=reap)
+        reaper.start()
+        try:
+            with writing(self.clients):
+                yield
+        finally:
+            ended.set()
+            reaper.join()
 
     def entries(self, step: str) -> int:
         """How many entries the journal has of steps that begin so."""
@@ -219,10 +245,3 @@ class Rig:
             return bool(ask(self.servers[name], "SELECT pg_is_in_recovery()"))
         except psycopg.Error:
             return True
-
-
-def _gone(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
