@@ -31,8 +31,8 @@ PATIENCE_S = 300.0
 """On a machine that does other work, a command takes its time."""
 CLIENTS_A_NODE = 2
 KILL = (
-    'p=$(head -n 1 "$1/postmaster.pid") && kill -STOP $p && '
-    "{ kill -KILL $(cat /proc/$p/task/$p/children) 2> /dev/null; kill -KILL $p; }"
+    'p=$(head -n 1 "$1/postmaster.pid") && kill -STOP $p || exit 1; '
+    "kill -KILL $(cat /proc/$p/task/$p/children) 2> /dev/null; kill -KILL $p"
 )
 """A `fence` command: SIGKILL every process of a server, also of one that is frozen. A child that
 ends by itself meanwhile is no failure.
