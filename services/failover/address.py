@@ -79,7 +79,12 @@ class Conninfo:
 
     @property
     def endpoints(self) -> tuple[frozenset[Endpoint], ...]:
-        """For each host it lists, the names that host has in it (host, hostaddr), with port."""
+        """For each host it lists, the names that host has in it (host, hostaddr), with port.
+
+        None where a service file, which only its own machine can read, says which host or port.
+        """
+        if self.by_service:
+            return (frozenset(),)
         hosts = _listed(self.value("host"))
         addresses = _listed(self.value("hostaddr"))
         ports = _listed(self.value("port"))
@@ -95,11 +100,18 @@ class Conninfo:
     @property
     def address(self) -> Address:
         """The address of the first host."""
+        service = f"service={self.value('service')}" if self.by_service else ""
         return Address(
-            _nth(_listed(self.value("host")), 0),
+            service or _nth(_listed(self.value("host")), 0),
             _nth(_listed(self.value("hostaddr")), 0),
             _nth(_listed(self.value("port")), 0) or DEFAULT_PORT,
         )
+
+    @property
+    def by_service(self) -> bool:
+        """A service file tells its host or port, and `links.with_service` has not read it."""
+        told = self.value("port") and (self.value("host") or self.value("hostaddr"))
+        return bool(self.value("service")) and not told
 
     def names(self, endpoints: Iterable[Endpoint]) -> bool:
         """Whether any of its hosts is one of `endpoints`."""
@@ -126,6 +138,8 @@ class Conninfo:
             )
             if value
         }
+        if self.value("service"):
+            wanted.setdefault("hostaddr", "")  # else that of the service file would be used
         places = ("host", "hostaddr", "port")
         kept = [
             (key, wanted.pop(key) if key in wanted else value)

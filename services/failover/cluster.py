@@ -114,6 +114,7 @@ class Cluster:
         self.published: Published | None = None
         self.known_slots: frozenset[str] = frozenset()
         self.promotions: tuple[tuple[str, str], ...] = ()
+        self.recorded_at = ""
         self.known_slots_at = ""
         """What the journal and Kafka remember, for every view (services.failover.recollection)."""
 

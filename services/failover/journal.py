@@ -15,7 +15,7 @@ import socket
 import uuid
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ SEEN = "seen"
 """What `watch` has seen of a primary: part of no run."""
 STARTED = "started"
 """The outcome of a step that is about to be performed; its other entry follows."""
+_NEXT = timedelta(milliseconds=1)
+_SKEW_MAX = timedelta(days=1)
 DRILL = "drill"
 """The command of a rehearsal."""
 FIX = "check --fix"
@@ -116,10 +118,12 @@ class Journal:
 
     def _add(self, view: View, **values: Any) -> None:
         self._number += 1
+        # What this run has read was before it, whatever the clocks of other machines said.
+        at = after(datetime.now(UTC), instant(self._cluster.recorded_at))
         entry = Entry(
             run=self._run,
             number=self._number,
-            at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            at=at.isoformat(timespec="milliseconds"),
             by=f"{_user()}@{socket.gethostname()} {os.getpid()}",
             command=self._command,
             seen=_seen(view),
@@ -162,6 +166,21 @@ class Journal:
     def _problem(self, text: str) -> None:
         if text not in self.problems:
             self.problems.append(text)
+
+
+def after(now: datetime, recorded: datetime) -> datetime:
+    """The time of a new entry: later than what is recorded, unless a clock is days ahead."""
+    ahead = recorded - now
+    return recorded + _NEXT if timedelta(0) <= ahead < _SKEW_MAX else now
+
+
+def instant(text: str) -> datetime:
+    """The time that an entry has; one that can't be read is earlier than all others."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def _insert(connection: Connection, entries: list[Entry]) -> None:

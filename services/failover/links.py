@@ -267,6 +267,8 @@ def with_service(text: str, *, subject: str) -> str:
     attempt = PGconn.connect_start(given.text.encode())  # the only way to have libpq read the file
     try:
         found = {o.keyword.decode(): o.val.decode() for o in attempt.info if o.val is not None}
+        if found and not (found.get("host") or found.get("hostaddr")):
+            found["host"] = attempt.host.decode()  # the folder of the default socket
     finally:
         attempt.finish()
     if not found:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from schemas.errors import SlotbridgeError
 from services import slots
-from services.failover.address import Conninfo, Endpoint
+from services.failover.address import DEFAULT_PORT, Conninfo, Endpoint
 from services.failover.links import Link, Unreachable
 from services.failover.provenance import read_provenance
 from services.failover.view import Node, Subscription, View
@@ -122,7 +122,11 @@ class Publishers:
         return found
 
     def _who(self, key: str, conninfo: Conninfo) -> Answered | None:
+        if conninfo.by_service:
+            return None  # without its service it would lead to whoever is at the default address
         safe = Conninfo(tuple(pair for pair in conninfo.pairs if pair[0] not in _UNSAFE))
+        if not safe.value("port"):
+            safe = safe.with_value("port", DEFAULT_PORT)  # not that of our environment
         link = self._links.get(key)
         if link is None:
             link = self._links[key] = self._new_link("a subscription's publisher", safe.text)

@@ -17,7 +17,7 @@ from schemas.lsn import parse_lsn
 from services.failover.bridging import Bridge
 from services.failover.cluster import Cluster
 from services.failover.effects.promotion import PROMOTES
-from services.failover.journal import Entry
+from services.failover.journal import Entry, instant
 from services.failover.published import read_published
 from services.failover.sighting import Sighting
 from services.failover.sightings import Told
@@ -67,7 +67,8 @@ def recall(
     known = KnownSlots()
     told: Told | None = None
     promotions: list[tuple[str, str]] = []
-    for entry in entries:
+    kept = list(entries)
+    for entry in kept:
         if entry.step.startswith(PROMOTES) and entry.server:
             promotions.append((entry.server, entry.at))
         met = _milestone(entry.intent.get("met"))
@@ -84,6 +85,7 @@ def recall(
     cluster.published = published
     cluster.promotions = tuple(promotions)
     cluster.sightings.told = told
+    cluster.recorded_at = max((e.at for e in kept), default="", key=instant)
     cluster.known_slots = known.names
     cluster.known_slots_at = known.at
     notes = [f"not judged: which timelines and orders to promote it has; {why}" for why in unread]

@@ -44,8 +44,11 @@ class Ran:
         return json.loads(self.out)
 
 
-def configuration(folder: Path, trio: Trio, **changes: Any) -> Path:
-    """The settings for a trio: nodes a and b, subscriber sub; `changes` override keys."""
+def configuration(folder: Path, trio: Trio, *, as_roles: bool = AS_ROLES, **changes: Any) -> Path:
+    """The settings for a trio: nodes a and b, subscriber sub; `changes` override keys.
+
+    `as_roles`: by the roles of sql/. A part of the tests always asks for it, one of each command.
+    """
     settings = {
         "nodes": {"a": trio.primary.conninfo(), "b": trio.standby.conninfo()},
         "subscribers": {"sub": trio.subscriber.conninfo(trio.dbname)},
@@ -54,7 +57,7 @@ def configuration(folder: Path, trio: Trio, **changes: Any) -> Path:
         "journal": str(folder / "journal"),
         **changes,
     }
-    if AS_ROLES:
+    if as_roles:
         settings = {**settings, **_as_roles(trio, settings, changes)}
     path = folder / "failover.yaml"
     path.write_text(yaml.safe_dump({"failover": settings}))

@@ -1,5 +1,7 @@
 """Connection strings: only host, hostaddr and port change, whatever quoting they came with."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,8 +9,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from schemas.errors import SettingsError
 from services.failover import statements
-from services.failover.address import MASK, SECRETS, Address, Conninfo
-from services.failover.links import parse_conninfo
+from services.failover.address import MASK, SECRETS, Address, Conninfo, is_private
+from services.failover.links import parse_conninfo, with_service
 
 KEYWORDS = ("user", "password", "dbname", "application_name", "sslmode", "options", "passfile")
 values = st.text(
@@ -87,6 +89,28 @@ def test_where_a_conninfo_leads(text: str, leads: bool, names: bool) -> None:
     conninfo = parse_conninfo(text, subject="test")
     assert conninfo.leads_to(endpoints) is leads
     assert conninfo.names(endpoints) is names
+
+
+def test_a_service_that_only_its_own_machine_can_read_leads_nowhere_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without host and port it would look like the server at the default address."""
+    here = parse_conninfo("user=postgres", subject="a").endpoints[0]
+    for text in ("service=shard2", "service=shard2 port=5432", "service=shard2 host=new.example"):
+        foreign = parse_conninfo(text, subject="sub/s1")
+        assert not foreign.names(here)
+        assert not foreign.names({("new.example", "5432")})
+        assert str(foreign.address) == "service=shard2:5432"
+        assert not is_private(foreign.address)
+    assert parse_conninfo("service=x host=h port=1", subject="a").names({("h", "1")})
+    services = tmp_path / "services.conf"
+    services.write_text("[a]\nuser=postgres\n[b]\nhost=new.example\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+    ours = {n: parse_conninfo(with_service(f"service={n}", subject=n), subject=n) for n in "ab"}
+    assert ours["b"].names({("new.example", "5432")})
+    assert ours["a"].value("host").startswith("/")
+    moved = parse_conninfo("service=x host=old hostaddr=10.0.0.1", subject="b").at(NEW)
+    assert dict(moved.pairs)["hostaddr"] == "", "else the service file's would be used"
 
 
 def test_what_is_no_conninfo_is_refused_without_repeating_it() -> None:

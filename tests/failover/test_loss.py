@@ -1,6 +1,8 @@
 """Commits that a promotion would lose are counted, named and refused: views, then real servers."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +15,11 @@ from pydantic import SecretStr
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.settings import FailoverSettings
 from services.failover.address import Conninfo
-from services.failover.journal import SEEN, Entry, remembered_at
+from services.failover.history import read_history, unfinished
+from services.failover.journal import BEGIN, SEEN, Entry, Journal, remembered_at
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.loss import lacking, last_contact, losses
+from services.failover.plan.resume import Intent
 from services.failover.plan.wish import Wish
 from services.failover.readiness import candidate
 from services.failover.recollection import recall
@@ -166,6 +170,29 @@ def test_the_journal_tells_for_whom_commits_waited_where_no_file_does(tmp_path: 
         memory.told = told(View((node("a", said), *living.nodes[1:]), ())).told
         seen = memory.complete(dead)
         assert (seen.sighting and seen.sighting.by, seen.known_standbys) == (by, frozenset(known))
+
+
+def test_a_run_is_later_than_those_it_has_read_whatever_the_clocks_say(tmp_path: Path) -> None:
+    """Else `resume` would go on with what another machine's clock puts last."""
+    path = tmp_path / "journal"
+    settings = FailoverSettings(nodes={"a": SecretStr("")})
+    cluster: Any = SimpleNamespace(sightings=Sightings(settings))
+    nothing = View((), ())
+    for ahead, later in ((timedelta(hours=1), True), (timedelta(days=9), False)):
+        theirs = (datetime.now(UTC) + ahead).isoformat(timespec="milliseconds")
+        killed = Entry("theirs", 1, theirs, "", "switchover", BEGIN)
+        recall(cluster, [killed, replace(killed, at="?")], None)
+        path.unlink(missing_ok=True)
+        journal = Journal(path, cluster, "postgres", "resume")
+        journal.begin(nothing, {})
+        journal.end(nothing, "done", 0.1)
+        path.write_text(path.read_text() + json.dumps(asdict(killed)) + "\n")
+        found = read_history(cluster, nothing, path, "postgres")
+        assert (found[-1].run != "theirs") is later
+        assert (unfinished(found) is None) is later
+    for age_s in (-90_000.0, 90_000.0):
+        begun = Intent("switchover", "b", system="7000", age_s=age_s)
+        assert begun.stale(View((node("a", state(standby=False)),), ()))
 
 
 def test_what_commits_wait_for_is_noted_at_once(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from services.failover.effects.step import Action
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.wish import Plan, Wish
 from services.failover.readiness import judge_all
-from services.failover.view import Reach, View
+from services.failover.view import Published, Reach, View
 from tests.failover.views import (
+    RECEIVED,
     SLOT_NAMES,
     dead_primary,
     node,
@@ -271,6 +272,16 @@ def test_subscriptions_that_would_be_left_behind_refuse_where_none_may_be() -> N
         behind["far"], nodes=(a, node("b", state(slot("s1"), standby=False, timeline=2)))
     )
     assert [left.subject for left in plan_failover(promoted, everybody).left] == ["far"]
+
+
+def test_events_that_kafka_has_and_the_standby_lacks_refuse() -> None:
+    """The bridge's slot looks ready: only its progress record tells."""
+    view = replace(dead_primary(slots=(slot("s1"),)), bridge_slot="s1")
+    assert "promote" in actions(plan_failover(view, Wish()))
+    ahead = replace(view, published=Published(RECEIVED + 1, RECEIVED + 1, "7000", 1))
+    refused = refusal(ahead)
+    assert refused.exit_code is ExitCode.NOT_READY
+    assert "its consumer is ahead of b by 1 bytes" in refused.message
 
 
 def test_missing_privileges_are_found_before_anything_is_changed() -> None:

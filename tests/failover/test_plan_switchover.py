@@ -248,6 +248,23 @@ def test_several_standbys_the_others_follow_and_one_that_is_ahead_must_rejoin() 
     assert [left.subject for left in plan_failover(ahead, Wish()).left] == ["c"]
 
 
+@pytest.mark.parametrize(
+    ("timeline", "received", "diverged"),
+    [(1, 500, False), (1, 501, True), (2, 900, False), (2, 901, True), (3, 2000, False)],
+)
+def test_a_standby_is_compared_with_every_switch_of_the_primarys_history(
+    timeline: int, received: int, diverged: bool
+) -> None:
+    """Not only with the last: one that left two timelines back can't be made to follow."""
+    promoted = state(standby=False, timeline=3, received=2000, switch_lsn=900)
+    history = replace(promoted.provenance, history=((1, 500), (2, 900)))
+    c = state(timeline=timeline, received=received)
+    view = View((node("b", replace(promoted, provenance=history)), node("c", c)), ())
+    plan = plan_switchover(view, Wish(target="b", promoted="b"))
+    assert ("follow" in actions(plan)) is not diverged
+    assert [left.subject for left in plan.left] == (["c"] if diverged else [])
+
+
 def test_repoint_touches_subscriptions_alone() -> None:
     promoted = state(slot("s1"), standby=False, timeline=2, synchronized="gone")
     view = View(

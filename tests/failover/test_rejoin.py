@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from services.failover.statements import literal
@@ -111,8 +112,22 @@ def test_three_nodes_the_others_follow_and_the_best_is_chosen(
         trio.standby.stop("immediate")
         refused = slotfailover("failover", "--config", elsewhere, "--dry-run")
         assert (refused.code, "the silent ones may have commits" in refused.err) == (34, True)
-        for server in (trio.standby, trio.primary):
-            server.start()
+        trio.primary.start()
+        # c is up and lets nobody in: who has seen it as a standby knows that it is no primary.
+        hba = third.data / "pg_hba.conf"
+        admits = hba.read_text()
+        hba.write_text("host all all all reject\n")
+        tell(third, "SELECT pg_reload_conf()")
+        eventually(lambda: not _lets_in(third), what="c lets nobody in")
+        accepting = ("failover", "--dry-run", "--accept-data-loss", "0")
+        unknown = slotfailover(*accepting, "--config", elsewhere)
+        assert (unknown.code, "c listens on its port" in unknown.err) == (35, True), unknown.err
+        known = slotfailover(*accepting, "--config", config)
+        assert (known.code, "not judged: c does not answer" in known.out) == (0, True), known.err
+        hba.write_text(admits)
+        third.run_tool("pg_ctl", ["reload", "-D", third.data])
+        eventually(lambda: _lets_in(third), what="c lets us in")
+        trio.standby.start()
         eventually(lambda: slotfailover("check", "--config", config).code == 0, what="all is well")
         set_on(trio.standby, synchronous_standby_names="")
 
@@ -136,6 +151,13 @@ def test_three_nodes_the_others_follow_and_the_best_is_chosen(
             lambda: ask(third, "SELECT count(*) FROM t", trio.dbname) == 20, what="c has all"
         )
         await_equal(trio, trio.primary)
+
+
+def _lets_in(server: PostgresServer) -> bool:
+    try:
+        return ask(server, "SELECT true") is True
+    except psycopg.OperationalError:
+        return False
 
 
 def _diverge(trio: Trio) -> None:

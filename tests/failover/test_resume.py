@@ -173,8 +173,15 @@ def test_a_stopped_primary_is_started_again_when_it_is_taken_back(
             slotfailover("switchover", "--config", config, "--yes", "--to", "b")
     refused = slotfailover("switchover", "--config", config, "--yes", "--to", "b")
     assert (refused.code, "no node answers as a primary" in refused.err) == (10, True)
-    back = slotfailover("resume", "--config", config, "--yes", "--rollback", "--json")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("PGPASSWORD", "hush")
+        monkeypatch.setenv("SLOTBRIDGE_SOURCE__CONNINFO", "password=hush")
+        back = slotfailover("resume", "--config", config, "--yes", "--rollback", "--json")
     assert back.code == 0, back.err
+    # Whatever this server starts (archive_command, COPY PROGRAM) has its environment.
+    (pid, *_) = (trio.primary.data / "postmaster.pid").read_text().splitlines()  # type: ignore[attr-defined]
+    given = Path(f"/proc/{pid}/environ").read_bytes()
+    assert (b"PATH=" in given, b"hush" in given) == (True, False)
     assert [step["step"] for step in back.json["steps"]] == [
         "start a",
         "let a take writes again",

@@ -77,6 +77,8 @@ def test_a_fence_stays_while_a_standby_is_on_a_newer_timeline() -> None:
 class Fake:
     """A cluster whose steps have their effect at once."""
 
+    recorded_at = ""
+
     def __init__(self, view: View) -> None:
         self.view = view
         self.nodes = {each.name: each.name for each in view.nodes}
@@ -131,6 +133,28 @@ def test_a_lock_that_another_command_has_got_leaves_everything_as_it_is(
     assert "slotfailover resume" in caught.value.hint
     assert fake.view.node("a").fenced
     assert [step.action for step in run.begun] == [Action.FENCE, Action.MARK]
+
+
+def test_an_error_while_an_error_is_told_hides_neither_it_nor_the_journals_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = Fake(pair(hands=False))
+    run = run_of(fake, monkeypatch, lambda _view: None, fails="disable")
+    observe, ended = fake.observe, []
+    monkeypatch.setattr(run.journal, "end", lambda _view, outcome, _s: ended.append(outcome))
+
+    def blind() -> View:
+        if any(step.action is Action.DISABLE for step in run.begun):
+            raise SlotbridgeError("nothing can be seen", operation="observe")
+        return observe()
+
+    monkeypatch.setattr(fake, "observe", blind)
+    with pytest.raises(Retryable, match="it failed; and it could not be taken back") as caught:
+        run.carry_out(fake.view, Wish(target="b"), plan_switchover, undo=True)
+    assert "nothing can be seen" in caught.value.message
+    assert caught.value.hint.startswith("try again. Now a is the primary, fenced")
+    (outcome,) = ended
+    assert "it failed" in outcome
 
 
 @pytest.mark.parametrize(

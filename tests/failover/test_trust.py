@@ -20,6 +20,7 @@ from services.failover import bridging
 from services.failover.links import Link
 from services.local.postgres import PostgresServer
 from tests.conftest import NewPair
+from tests.failover.pgbouncer import INSTALLED, pgbouncer
 from tests.failover.servers import (
     ask,
     await_equal,
@@ -325,6 +326,13 @@ def test_a_pooler_in_front_of_a_node_is_refused(new_pair: NewPair, tmp_path: Pat
         config = configuration(tmp_path, trio, nodes=pooled)
         ran = slotfailover("check", "--config", config)
         assert (ran.code, "a connection pooler answers for a" in ran.err) == (25, True), ran.err
+        for mode in ("session", "transaction") if INSTALLED else ():
+            with pgbouncer(trio.primary.port, mode) as real:
+                pooled["a"] = trio.primary.conninfo(port=real)
+                config = configuration(tmp_path, trio, nodes=pooled)
+                ran = slotfailover("failover", "--config", config, "--yes")
+                said = "a connection pooler answers for a" in ran.err
+                assert (ran.code, said) == (25, True), ran.err
     link = Link("a", trio.primary.conninfo(), connect_timeout_s=3, deadline_s=5)
     assert link.ask(lambda c: c.execute("SELECT 1").fetchone()) == (1,)
     link.close()

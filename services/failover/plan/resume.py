@@ -7,7 +7,7 @@ no primary; marked subscriptions, or a begin     the promotion goes on
 a primary that was never replaced, a begin       the switchover begins again
 … and no begin in the journal                    marked subscriptions are enabled again
 
-A begin of another cluster, of an older timeline or of more than a day ago counts for none.
+A begin of another cluster, of an older timeline, or that is more than a day off counts for none.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ class Intent:
         """Why it is not gone on with, "" if it is."""
         states = [node.state for node in view.nodes if node.state is not None]
         newest = max((state.server.timeline for state in states), default=0)
-        if self.age_s > INTENT_MAX_S:
-            return f"it began {self.age_s / 3600:.0f} hours ago"
+        if abs(self.age_s) > INTENT_MAX_S:
+            when = f"{abs(self.age_s) / 3600:.0f} hours"
+            return f"it began {when} ago" if self.age_s > 0 else f"by its clock it begins in {when}"
         if self.system and self.system not in {s.server.system_identifier for s in states}:
             return "it was about another cluster"
         if self.timeline and newest > self.timeline + 1:

@@ -1,4 +1,7 @@
-"""A pair with a subscription `s1` that is ready; one for all tests that repair what they break."""
+"""A pair with a subscription `s1` that is ready; one for all tests that repair what they break.
+
+The shared pair is always looked at by the roles of sql/, the others as AS_ROLES says.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -27,7 +30,7 @@ class SharedPair:
                 self._provider.new_trio(synchronous=False, settings={})
             )
             subscribe(trio, "s1")
-            self._examiner = examiner_of(trio, self._folders.mktemp("check"))
+            self._examiner = examiner_of(trio, self._folders.mktemp("check"), as_roles=True)
         return self._examiner
 
     def discard(self) -> None:

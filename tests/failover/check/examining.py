@@ -118,5 +118,5 @@ def make_slot(server: Server, dbname: str, name: str, *, failover: bool = True) 
 
 
 def examiner_of(trio: Trio, folder: Path, **changes: Any) -> Examiner:
-    """An examiner with settings of its own in `folder`."""
+    """An examiner with settings of its own in `folder`; `changes` as of `configuration`."""
     return Examiner(trio, configuration(folder, trio, **changes))

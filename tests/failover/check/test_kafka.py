@@ -14,7 +14,7 @@ from schemas.events import ProgressRecord, progress_topic
 from services.local.ports import free_port
 from tests.bridge.running import Bridge
 from tests.failover.check.examining import Examiner
-from tests.failover.servers import ask, tell
+from tests.failover.servers import ask, slotfailover_process, tell
 from tests.providers.interface import Broker
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
@@ -99,7 +99,11 @@ def test_the_position_in_kafka(bridged: Examiner, kafka: Broker, topic_prefix: s
     producer.produce(progress_topic(other), record.model_dump_json(), SLOT)
     assert producer.flush(30) == 0
     del producer, admin  # ended before the broker is
-    found = changed(bridged, topic_prefix=other).expect("kafka-record", "consumer-ahead")
+    ahead = changed(bridged, topic_prefix=other)
+    found = ahead.expect("kafka-record", "consumer-ahead")
+    planned = slotfailover_process("switchover", "--to", "b", "--dry-run", "--config", ahead.config)
+    assert planned.code == 34, planned.out + planned.err
+    assert f"{SLOT}: its consumer is ahead of b" in planned.err
     assert "of another database" in found["kafka-record"][0]["what"]
     assert found["consumer-ahead"][0]["evidence"].startswith("Kafka is at ")
 

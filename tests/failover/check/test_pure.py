@@ -100,6 +100,22 @@ def test_every_view_is_judged(view: View) -> None:
     assert {slot.slot for slot in judge_all(view, chosen)} == {r.slot for r in required_slots(view)}
 
 
+def test_who_was_cut_off_is_led_to_no_primary_that_never_fed_it() -> None:
+    """Another node is the primary by now, or none answers: the run that did it is gone on with."""
+    cut = node("c", state(cut=True))
+    promoted = node("b", state(standby=False, timeline=2, cut=True))
+    for others, severity in (((promoted,), "warning"), ((), "critical")):
+        view = View((node("a", None), *others, cut), ())
+        found = {
+            f.subject: f for f in run_checks(facts_of(view, cut)) if f.check == "standby-cut-off"
+        }
+        assert found["c"].severity == "critical"
+        assert "slotfailover resume" in found["c"].remedy.text
+        assert not found["c"].remedy.fixes
+        assert max(f.severity for f in found.values()) == severity
+        assert len(found) == 1 + len(others)
+
+
 def test_errors_as_a_plugin_says_them() -> None:
     assert nagios_of(OperatorNeeded("two | primaries")) == (
         "SLOTFAILOVER CRITICAL - two / primaries",

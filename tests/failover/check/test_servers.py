@@ -55,7 +55,7 @@ def test_pg_hba_admits_replication_only(local: Examiner) -> None:
     file = folder_of(primary) / "pg_hba.conf"
     replication_only = [
         "host replication repl 127.0.0.1/32 trust",
-        "host all,replication postgres 127.0.0.1/32 trust",
+        "host all,replication postgres,slotfailover 127.0.0.1/32 trust",
     ]
     file.write_text("\n".join(replication_only) + "\n")
     tell(primary, "SELECT pg_reload_conf()")
