@@ -52,7 +52,7 @@ def test_lists_of_hosts_and_service_names_through_a_failover(
     config = configuration(tmp_path, trio, nodes=named)
     found = slotfailover("check", "--config", config, "--json").json["findings"]
     (strange,) = [f for f in found if f["check"] == "subscription-identified"]
-    assert "it leads to service=shard2:5432, which is no known address" in strange["what"]
+    assert "service=shard2:5432 is not a known address of a node" in strange["what"]
     tell(
         trio.subscriber,
         "ALTER SUBSCRIPTION strange SET (slot_name = NONE)",
