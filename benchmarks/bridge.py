@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import yaml
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 
 PREFIX = "bench"
 SLOT = "bench"

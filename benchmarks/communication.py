@@ -28,8 +28,8 @@ from benchmarks.bridge import (
     walsender,
 )
 from benchmarks.bridge import connect as connected
-from services.local.bed import Bed
-from services.local.pair import alter_system
+from services.testbed.bed import Bed
+from services.testbed.pair import alter_system
 
 TURNS = 7
 DEADLINE_S = 1800.0

@@ -23,13 +23,13 @@ from psycopg.conninfo import make_conninfo
 from benchmarks.bridge import Connection, Figures, connect, report, wait_until
 from benchmarks.wire import Relay, Traffic
 from schemas.lsn import parse_lsn
-from services.bridge.postgres.connection import (
+from services.bridge.source.replication_connection import (
     Keepalive,
     ReplicationConnection,
     walsender_name,
 )
-from services.local.bed import Bed
-from services.local.pair import alter_system
+from services.testbed.bed import Bed
+from services.testbed.pair import alter_system
 
 SLOT = "empty"
 SHARES = (0, 25, 50, 75, 100)

@@ -19,7 +19,7 @@ import typer
 from benchmarks.bridge import PREFIX, SLOT, BenchBridge, Connection, Figures, report, wait_until
 from schemas.events import transaction_topic
 from services.demo.copies import committed
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 
 TURN_ROWS = 50_000
 WORK_MEM = "-c logical_decoding_work_mem=4MB"

@@ -3,7 +3,7 @@
     python -m benchmarks.marker_check    [--transactions 2000] [--partitions 8] [--rounds 3]
 
 The bridge's own producers write one record into a topic of so many partitions and commit, with and
-without `MarkerCheck` (services/bridge/kafka/markers.py), in turns; a bridge of its own is not
+without `MarkerCheck` (services/bridge/sink/markers.py), in turns; a bridge of its own is not
 started. CPU time is of the whole process, librdkafka's threads included, not the broker's.
 """
 
@@ -18,9 +18,9 @@ from benchmarks.race.arena import arena
 from schemas.events import ProgressRecord
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.events.event import Event
-from services.bridge.kafka.markers import MarkerCheck
-from services.bridge.kafka.producer import TransactionalProducer
-from services.bridge.kafka.topics import Topics
+from services.bridge.sink.markers import MarkerCheck
+from services.bridge.sink.topics import Topics
+from services.bridge.sink.transactional_producer import TransactionalProducer
 
 WARM_UP = 200
 

@@ -27,7 +27,7 @@ from benchmarks.race.contenders import PUBLICATION, Lane, Slotbridge
 from benchmarks.race.meters import Usage, usage
 from benchmarks.race.plot import lines
 from benchmarks.race.workloads import narrow, narrow_inserts
-from services.local.pair import create_database
+from services.testbed.pair import create_database
 
 NAME: Final = "soak"
 CAPACITY_S: Final = 30.0

@@ -19,8 +19,8 @@ from confluent_kafka.cimpl import NewTopic
 from benchmarks.bridge import Figures, report
 from benchmarks.race.arena import arena
 from schemas.settings import BridgeSettings, KafkaSettings
-from services.bridge.kafka.options import producer_options
-from services.bridge.kafka.turns import Turns
+from services.bridge.sink.options import producer_options
+from services.bridge.sink.producer_pair import Turns
 
 TOPICS: Final = ("table", "transaction", "progress")
 WARM_UP: Final = 6_000

@@ -214,10 +214,10 @@ class ProgressRecord(_Contract):
     record, over WAL that has no events (only while commits wait for the bridge).
     `xid`, `commit_time_us` (since 1970): of the transaction that commits at `commit_lsn`, 0: not
     known; the server's WAL has that commit there.
-    `producer`: which of the bridge's two has written it (services/bridge/kafka/turns.py).
+    `producer`: which of the bridge's two has written it (services/bridge/sink/producer_pair.py).
     `id_scheme`: of which transactional ids those two are.
     `ends`: topic -> [partition, offset after what the slot has written there, leader epoch], of the
-    partitions that were written last; not in every record (services/bridge/kafka/tails.py).
+    partitions that were written last; not in every record (services/bridge/sink/partition_ends.py).
 
     The rest identifies the server that the events were read from (docs/DELIVERY.md, "The evidence
     at a start"). A record of an older release lacks it; each such field is then not judged.

@@ -19,7 +19,7 @@ def slotbridge() -> None:
 def slotfailover() -> None:
     """Run the command `slotfailover` (services/failover)."""
     with _importing():
-        from services.failover.command import app
+        from services.failover.cli.app import app
     app()
 
 

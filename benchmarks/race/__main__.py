@@ -21,7 +21,7 @@ from benchmarks.race.contenders import Contender, RecvLogical, Slotbridge
 from benchmarks.race.course import Course, Lap, warm_up
 from benchmarks.race.debezium import DebeziumContender, ExactlyOnceDebezium
 from benchmarks.race.workloads import WORKLOADS
-from services.local.jars import LOCK_FILE, read_lock
+from services.testbed.jars import LOCK_FILE, read_lock
 
 CONTENDERS: Final = ("pg_recvlogical", "slotbridge", "debezium", "debezium-eos")
 QUICK_WORKLOADS: Final = "a,c,h"

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from services.local.bed import Bed
-from services.local.kafka import KafkaBroker
-from services.local.postgres import PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.kafka import KafkaBroker
+from services.testbed.postgres import PostgresServer
 
 _SETTINGS: Final[dict[str, str | int]] = {
     "shared_buffers": "512MB",

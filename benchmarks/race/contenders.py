@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol
 
 import yaml
 
-from services.local.bed import Bed
-from services.local.postgres import PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.postgres import PostgresServer
 
 PUBLICATION: Final = "race"
 STOP_S: Final = 60.0

@@ -30,7 +30,7 @@ from benchmarks.race.contenders import (
 )
 from benchmarks.race.meters import Meter, await_rest
 from benchmarks.race.workloads import DONE_TABLE, ROWS_A_TRANSACTION, Workload, narrow
-from services.local.pair import create_database
+from services.testbed.pair import create_database
 
 LOADED_SLOT: Final = "loaded"
 WEIGH_S: Final = 3600.0

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.race.contenders import PUBLICATION, Lane
-from services.local.debezium import Connector, Debezium
-from services.local.jars import class_path
-from services.local.java import find_java_home
-from services.local.ports import LOOPBACK, free_port
-from services.local.procfs import wait_until
+from services.testbed.debezium import Connector, Debezium
+from services.testbed.jars import class_path
+from services.testbed.java import find_java_home
+from services.testbed.ports import LOOPBACK, free_port
+from services.testbed.procfs import wait_until
 
 BATCH: Final[Mapping[str, str | int]] = {
     "max.batch.size": 8192,

@@ -26,9 +26,9 @@ from benchmarks.race.contenders import PUBLICATION, Contender, Lane, Slotbridge
 from benchmarks.race.debezium import DebeziumContender, ExactlyOnceDebezium
 from benchmarks.race.plot import lines
 from benchmarks.race.writers import Load
-from services.local.bed import Bed
-from services.local.pair import create_database
-from services.local.postgres import PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.pair import create_database
+from services.testbed.postgres import PostgresServer
 
 PROMPT: Final = {"producer.linger.ms": 0}
 CLIENTS: Final = 4

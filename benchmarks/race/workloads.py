@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.bridge import Connection
-from services.local.postgres import PostgresServer
+from services.testbed.postgres import PostgresServer
 
 ROWS_A_TRANSACTION: Final = 10
 DONE_TABLE: Final = "done"

@@ -20,7 +20,7 @@ from py4j.clientserver import ClientServerConnection  # type: ignore[import-unty
 
 from benchmarks.tables.rig import Rig, rig
 from benchmarks.tables.source import Source
-from services.local.java import short_lived_spark
+from services.testbed.java import short_lived_spark
 from spark_consumers.epochs.follower import Follower
 
 EVENTS = 300

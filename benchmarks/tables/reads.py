@@ -21,7 +21,7 @@ from confluent_kafka.cimpl import NewTopic
 from benchmarks.tables.source import PREFIX
 from schemas.events import transaction_topic
 from schemas.settings import KafkaSettings
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from spark_consumers.kafka.reader import Topics
 from spark_consumers.kafka.transactions import TransactionLog
 

@@ -13,9 +13,9 @@ from benchmarks.race.meters import usage
 from benchmarks.tables.source import PREFIX
 from schemas.settings import KafkaSettings, Settings
 from schemas.tables import TablesSettings
-from services.local import jars
-from services.local.bed import Bed
-from services.local.java import find_java_home
+from services.testbed import jars
+from services.testbed.bed import Bed
+from services.testbed.java import find_java_home
 from spark_consumers.session import start_session
 
 

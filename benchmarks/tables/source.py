@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.events import schema_topic, transaction_topic
-from services.bridge.kafka.options import IN_FLIGHT
+from services.bridge.sink.options import IN_FLIGHT
 
 PREFIX = "bench"
 TABLE = "accounts"

@@ -21,9 +21,9 @@ from benchmarks.bridge import PREFIX, BenchBridge, wait_until
 from schemas.events import transaction_topic
 from schemas.lsn import parse_lsn
 from services.demo.copies import committed
-from services.local import jars
-from services.local.bed import Bed
-from services.local.java import find_java_home
+from services.testbed import jars
+from services.testbed.bed import Bed
+from services.testbed.java import find_java_home
 
 _TIMEOUT_S = 300.0
 _LOOK_INTERVAL_S = 0.02

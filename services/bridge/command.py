@@ -11,16 +11,11 @@ import typer
 from schemas.errors import ExitCode, SettingsError
 from schemas.settings import load_settings, require
 from schemas.version import print_version
-from services.access import read_token
 from services.bridge import failpoints
 from services.bridge.runner import Runner
 from services.bridge.setup_commands import check_config, docs, init, schema, sql
-from services.process import (
-    Probes,
-    configure_logging,
-    exit_codes,
-    stop_on_signals,
-)
+from services.runtime.access import read_token
+from services.runtime.process import Probes, configure_logging, exit_codes, stop_on_signals
 
 logger = structlog.get_logger(__name__)
 app = typer.Typer(

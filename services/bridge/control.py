@@ -23,11 +23,11 @@ from starlette.routing import Route
 
 from schemas.errors import SettingsError
 from schemas.settings import SourceSettings
-from services.access import refusal
-from services.bridge.postgres.candidates import writable_servers
-from services.bridge.postgres.hosts import host_name, single_hosts
 from services.bridge.runner import Runner
-from services.slots import Server
+from services.bridge.source.candidates import writable_servers
+from services.bridge.source.hosts import host_name, single_hosts
+from services.postgres.server import Server
+from services.runtime.access import refusal
 
 logger = structlog.get_logger(__name__)
 
@@ -46,7 +46,7 @@ class Control:
         self._token = token
 
     def routes(self) -> list[Route]:
-        """Return the route, for services.process.Probes."""
+        """Return the route, for services.runtime.process.Probes."""
         return [Route("/v1/source", self._move, methods=["POST"])]
 
     async def _move(self, request: Request) -> Response:

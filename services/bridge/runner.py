@@ -14,14 +14,14 @@ from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge import metrics
 from services.bridge.descriptors import descriptors_needed
-from services.bridge.kafka.refused import RefusalLearned, Refused
-from services.bridge.progress.agreement import Position
+from services.bridge.progress.ledger import Position
 from services.bridge.session import Session
+from services.bridge.sink.dead_letters import RefusalLearned, Refused
 from services.bridge.stagnation import Stagnation
 from services.bridge.transactions.spool import SpoolFull, prepared_exceed_spool
 from services.bridge.transactions.streams import MessageUnclear
-from services.process import Stop
-from services.slots import Server
+from services.postgres.server import Server
+from services.runtime.process import Stop
 
 logger = structlog.get_logger(__name__)
 

@@ -30,25 +30,25 @@ from services.bridge.events.relations import Relations, warn_of_unmatched
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.failpoints import reach
-from services.bridge.kafka.hanging import require_told, settle
-from services.bridge.kafka.producer import TransactionalProducer
-from services.bridge.kafka.publishing import Publishing
-from services.bridge.kafka.refused import Refused
-from services.bridge.kafka.staged import load_staged
-from services.bridge.kafka.topics import Topics
-from services.bridge.postgres.connection import Keepalive, ReplicationConnection
-from services.bridge.postgres.database import Primary
-from services.bridge.postgres.feedback import Feedback
-from services.bridge.postgres.heartbeat import Heartbeat, Moved
-from services.bridge.progress.acceptance import accept
-from services.bridge.progress.agreement import Ledger, Position, resume_at
+from services.bridge.progress.consistency import Witnesses
 from services.bridge.progress.errors import Diverged
-from services.bridge.progress.evidence import Witnesses
-from services.bridge.progress.witnesses import StartCheck
+from services.bridge.progress.ledger import Ledger, Position, resume_at
+from services.bridge.recovery.accept_divergence import accept
+from services.bridge.recovery.hanging_transactions import require_told, settle
+from services.bridge.recovery.staged_transactions import load_staged
+from services.bridge.recovery.start_check import StartCheck
+from services.bridge.sink.dead_letters import Refused
+from services.bridge.sink.group_commit import Publishing
+from services.bridge.sink.topics import Topics
+from services.bridge.sink.transactional_producer import TransactionalProducer
+from services.bridge.source.database import Primary
+from services.bridge.source.heartbeat import Heartbeat, Moved
+from services.bridge.source.replication_connection import Keepalive, ReplicationConnection
+from services.bridge.source.standby_status import Feedback
 from services.bridge.transactions.assembler import Assembler
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull, prepared_exceed_spool
-from services.slots import Server
+from services.postgres.server import Server
 
 logger = structlog.get_logger(__name__)
 

@@ -7,9 +7,9 @@ import typer
 
 from schemas.errors import SettingsError
 from schemas.settings import Settings, load_settings
-from services.access import read_token
-from services.bridge.postgres.hosts import single_hosts
-from services.process import exit_codes
+from services.bridge.source.hosts import single_hosts
+from services.runtime.access import read_token
+from services.runtime.process import exit_codes
 from services.shipped import Kind, names, text
 
 _COMMANDS = {

@@ -9,8 +9,8 @@ each time while it decodes one place of the WAL (ServerFault) needs an operator 
 from typing import Final
 
 from schemas.errors import BadInput, ExitCode, Retryable, SlotbridgeError
-from services.bridge.postgres.refusals import ServerFault
-from services.bridge.progress.agreement import Position
+from services.bridge.progress.ledger import Position
+from services.bridge.source.server_errors import ServerFault
 
 SESSIONS_MIN: Final = 6
 

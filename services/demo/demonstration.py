@@ -23,8 +23,8 @@ from services.demo.observer import Observer, table_batches
 from services.demo.plant import Fault, plant
 from services.demo.services import BRIDGE_SLOT, PREFIX, SUBSCRIPTION, Services
 from services.demo.workload import TABLES
-from services.local.bed import Bed
-from services.local.pair import hasten_slot_sync
+from services.testbed.bed import Bed
+from services.testbed.pair import hasten_slot_sync
 
 _SETTLE_TIMEOUT_S: Final = 240.0
 _WRITABLE_TIMEOUT_S: Final = 120.0

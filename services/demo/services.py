@@ -12,9 +12,9 @@ from typing import Any, Final
 import yaml
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
-from services.local import jars
-from services.local.bed import Bed
-from services.local.java import find_java_home, short_lived_spark
+from services.testbed import jars
+from services.testbed.bed import Bed
+from services.testbed.java import find_java_home, short_lived_spark
 
 PREFIX: Final = "bank"
 BRIDGE_SLOT: Final = "slotbridge"

@@ -5,8 +5,8 @@ import subprocess
 from typing import Final
 
 from schemas.errors import SlotbridgeError
-from services.local.bed import Bed
-from services.local.postgres import PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.postgres import PostgresServer
 
 TABLES: Final = ("pgbench_accounts", "pgbench_branches", "pgbench_history", "pgbench_tellers")
 BALANCE_TABLES: Final = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers")

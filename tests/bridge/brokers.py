@@ -16,10 +16,10 @@ from typing import Final
 
 import psycopg
 
-from services.local.bed import Bed
-from services.local.kafka import KafkaBroker
-from services.local.kafka_cluster import KafkaCluster
-from services.local.pair import create_database
+from services.testbed.bed import Bed
+from services.testbed.kafka import KafkaBroker
+from services.testbed.kafka_cluster import KafkaCluster
+from services.testbed.pair import create_database
 from tests.bridge.faults.load import TABLE, Load
 from tests.bridge.oracle import assert_rebuilt
 from tests.bridge.running import Bridge

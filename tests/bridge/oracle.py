@@ -30,8 +30,8 @@ from schemas.naming import Naming
 from schemas.shaping import ShapingSettings
 from services.bridge.events.envelope import NEW_KEY_HEADER, OLD_KEY_HEADER
 from services.bridge.events.values.encoders import Encoders
-from services.bridge.postgres.connection import SESSION_OPTIONS
-from services.bridge.postgres.type_catalog import read_types
+from services.bridge.source.replication_connection import SESSION_OPTIONS
+from services.bridge.source.type_catalog import read_types
 from tests.bridge.reading import Record, read_committed
 from tests.bridge.running import Bridge
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from services.bridge.decoding.messages import (
+from services.bridge.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,
     Begin,

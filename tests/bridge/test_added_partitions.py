@@ -10,9 +10,9 @@ from confluent_kafka.cimpl import NewPartitions
 
 from schemas.settings import BridgeSettings
 from services.bridge.events.event import Event
-from services.bridge.kafka import producer as module
-from services.bridge.kafka.offsets import count_partitions
-from services.bridge.kafka.producer import TransactionalProducer
+from services.bridge.sink import transactional_producer as module
+from services.bridge.sink.offsets import count_partitions
+from services.bridge.sink.transactional_producer import TransactionalProducer
 from tests.bridge.conftest import NewBridge
 from tests.bridge.reading import read_committed
 from tests.bridge.test_topics import prepared

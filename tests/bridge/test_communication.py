@@ -22,12 +22,12 @@ from schemas.errors import Retryable
 from schemas.events import ProgressRecord
 from schemas.lsn import parse_lsn
 from schemas.settings import BridgeSettings, KafkaSettings
-from services.bridge.kafka.producer import TransactionalProducer
-from services.bridge.kafka.topics import Topics
-from services.bridge.postgres.connection import walsender_name
-from services.local.kafka import KafkaBroker
-from services.local.processes import Processes
-from services.local.users import server_user
+from services.bridge.sink.topics import Topics
+from services.bridge.sink.transactional_producer import TransactionalProducer
+from services.bridge.source.replication_connection import walsender_name
+from services.testbed.kafka import KafkaBroker
+from services.testbed.processes import Processes
+from services.testbed.users import server_user
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.conftest import NewPair

@@ -17,7 +17,11 @@ from hypothesis import strategies as st
 
 from services.bridge import compiled
 from services.bridge.compiled import new_messages
-from services.bridge.decoding.messages import (
+from services.bridge.events.envelope import Envelope
+from services.bridge.events.event import Event
+from services.bridge.events.row_encoders import Column, Frame, writer
+from services.bridge.events.values import datetimes, plain
+from services.bridge.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,
     Begin,
@@ -31,13 +35,9 @@ from services.bridge.decoding.messages import (
     Truncate,
     Update,
 )
-from services.bridge.events.envelope import Envelope
-from services.bridge.events.event import Event
-from services.bridge.events.values import moments, plain
-from services.bridge.events.writers import Column, Frame, writer
-from services.bridge.kafka.refused import Origins
-from services.bridge.postgres.connection import _gather as plain_gather
-from services.bridge.progress.agreement import Position
+from services.bridge.progress.ledger import Position
+from services.bridge.sink.dead_letters import Origins
+from services.bridge.source.replication_connection import _gather as plain_gather
 from services.bridge.transactions.assembler import Assembler, Portion
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool
@@ -193,9 +193,9 @@ KINDS = {
     "integer": plain.integer,
     "boolean": plain.boolean,
     "floating": plain.floating,
-    "instant": moments.instant,
-    "timestamp": moments.timestamp_us,
-    "date": moments.date_days,
+    "instant": datetimes.instant,
+    "timestamp": datetimes.timestamp_us,
+    "date": datetimes.date_days,
 }
 UNUSUAL = [
     *(b"", b"-", b"--1", b"-1", b"1x", b"t", b"f", b"true", b"NaN", b"Infinity", b"-Infinity"),

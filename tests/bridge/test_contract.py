@@ -3,8 +3,8 @@
 import pytest
 
 from schemas.errors import SetupError
-from services.bridge.kafka.clocks import Clocks, check_clocks
-from services.bridge.kafka.contract import (
+from services.bridge.sink.clocks import Clocks, check_clocks
+from services.bridge.sink.topic_requirements import (
     Topic,
     lacks,
     named,

@@ -17,9 +17,9 @@ from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import ExitCode
 from schemas.events import DeadLetter
-from services.local.kafka import KafkaBroker
-from services.local.processes import Processes
-from services.local.users import server_user
+from services.testbed.kafka import KafkaBroker
+from services.testbed.processes import Processes
+from services.testbed.users import server_user
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker, Provider

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.lsn import parse_lsn
-from services.bridge.decoding.decoder import DecodeError, Decoder
-from services.bridge.decoding.messages import AnyMessage, Relation, StreamAbort
+from services.bridge.pgoutput.decoder import DecodeError, Decoder
+from services.bridge.pgoutput.messages import AnyMessage, Relation, StreamAbort
 from tests.bridge.strategies import changes
 from tests.bridge.wire import encode
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded
 from schemas.events import DataCollection, TransactionEvent
-from services.bridge.progress import divergence
-from services.bridge.progress.divergence import LISTED_MAX, transactions_beyond, with_transactions
 from services.bridge.progress.errors import Diverged
+from services.bridge.recovery import divergence
+from services.bridge.recovery.divergence import LISTED_MAX, transactions_beyond, with_transactions
 from services.kafka.records import Record
 
 

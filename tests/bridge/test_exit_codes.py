@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import ExitCode, Retryable, SetupError
-from services.bridge.postgres.refusals import connect_error, server_error
+from services.bridge.source.server_errors import connect_error, server_error
 
 ROOT = Path(__file__).parents[2]
 PASSING = range(10, 20)
-WAITS_FOR_OTHER_HOSTS = ("services/bridge/progress/evidence.py", "TIMELINE")
+WAITS_FOR_OTHER_HOSTS = ("services/bridge/progress/consistency.py", "TIMELINE")
 """An old primary: other hosts are tried until the deadline, then an operator has to say why."""
 
 

@@ -6,7 +6,7 @@ import threading
 import psycopg
 
 from schemas.errors import ExitCode
-from services.local.pair import alter_system
+from services.testbed.pair import alter_system
 from tests.bridge.conftest import NewBridge
 from tests.conftest import NewPair
 from tests.providers.databases import connect

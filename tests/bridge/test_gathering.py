@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.bridge.postgres import gathering
-from services.bridge.postgres.gathering import (
+from services.bridge.source import receive_batching
+from services.bridge.source.receive_batching import (
     BEHIND_BYTES,
     BEHIND_MESSAGES,
     BYTES_PER_S,
@@ -78,7 +78,7 @@ def low_water_mark(one: socket.socket) -> int:
 def test_the_socket_is_told(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "RTT_US_MAX", 10**6)  # the machine may be busy
+    monkeypatch.setattr(receive_batching, "RTT_US_MAX", 10**6)  # the machine may be busy
     ours, _ = ends
     with closing(Gathering(ours.fileno(), START_S)) as one:
         assert one.wait_max_s == float("inf")
@@ -90,7 +90,7 @@ def test_the_socket_is_told(
 def test_a_far_server_keeps_its_window(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "RTT_US_MAX", -1)
+    monkeypatch.setattr(receive_batching, "RTT_US_MAX", -1)
     ours, _ = ends
     before = ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
     with closing(Gathering(ours.fileno(), START_S)) as one:
@@ -105,7 +105,7 @@ def test_the_time_of_a_round_trip_is_where_we_look(
     ours, _ = ends
     info = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     smoothed_us = struct.unpack_from("68xI", info)[0]
-    assert 0 < gathering._min_rtt_us(ours) <= smoothed_us < 1_000_000
+    assert 0 < receive_batching._min_rtt_us(ours) <= smoothed_us < 1_000_000
 
 
 def test_a_socket_without_tcp_is_left_alone() -> None:

@@ -1,4 +1,4 @@
-"""What had Kafka decided? The pure part of services.bridge.kafka.hanging."""
+"""What had Kafka decided? The pure part of services.bridge.recovery.hanging_transactions."""
 
 import json
 
@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.events import DivergenceRecord, ProgressRecord
-from services.bridge.kafka.hanging import (
+from services.bridge.progress.consistency import Selection, Witnesses, is_lost
+from services.bridge.recovery.hanging_transactions import (
     Ending,
     Place,
     covered,
@@ -17,8 +18,7 @@ from services.bridge.kafka.hanging import (
     remaining,
     was_committed,
 )
-from services.bridge.progress.evidence import Selection, Witnesses, is_lost
-from services.slots import Server
+from services.postgres.server import Server
 
 
 def record(

@@ -9,10 +9,10 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
-from services.bridge.kafka import markers
-from services.bridge.kafka.markers import MarkerCheck
-from services.bridge.kafka.offsets import ASKED_AT_ONCE, Asked, Partition
-from services.bridge.kafka.tails import Tails
+from services.bridge.sink import markers
+from services.bridge.sink.markers import MarkerCheck
+from services.bridge.sink.offsets import ASKED_AT_ONCE, Asked, Partition
+from services.bridge.sink.partition_ends import Tails
 
 
 class Cluster:

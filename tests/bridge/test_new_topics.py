@@ -9,9 +9,9 @@ import pytest
 
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.events.event import Event
-from services.bridge.kafka.options import producer_options
-from services.bridge.kafka.producer import TransactionalProducer
-from services.bridge.kafka.refused import Refused
+from services.bridge.sink.dead_letters import Refused
+from services.bridge.sink.options import producer_options
+from services.bridge.sink.transactional_producer import TransactionalProducer
 from tests.bridge.reading import read_committed
 from tests.bridge.test_topics import prepared, record
 from tests.providers.interface import Broker

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded
-from services.bridge.decoding.decoder import DecodeError
-from services.bridge.decoding.messages import (
+from services.bridge.events.envelope import Envelope
+from services.bridge.events.event import Event
+from services.bridge.pgoutput.decoder import DecodeError
+from services.bridge.pgoutput.messages import (
     AnyMessage,
     Begin,
     BeginPrepare,
@@ -29,10 +31,8 @@ from services.bridge.decoding.messages import (
     StreamStart,
     StreamStop,
 )
-from services.bridge.events.envelope import Envelope
-from services.bridge.events.event import Event
-from services.bridge.kafka.staged import load_staged
-from services.bridge.progress.agreement import Position
+from services.bridge.progress.ledger import Position
+from services.bridge.recovery.staged_transactions import load_staged
 from services.bridge.transactions.assembler import Assembler, Portion
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool

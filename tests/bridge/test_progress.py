@@ -8,15 +8,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.events import DivergenceRecord, ProgressRecord
-from services.bridge.progress.agreement import (
-    Ledger,
-    Position,
-    check_beginning,
-    check_witnesses,
-    resume_at,
-)
-from services.bridge.progress.errors import Diverged
-from services.bridge.progress.evidence import (
+from services.bridge.progress.consistency import (
     Selection,
     Witnesses,
     check_timeline,
@@ -24,8 +16,17 @@ from services.bridge.progress.evidence import (
     set_back,
     unjudged,
 )
+from services.bridge.progress.errors import Diverged
+from services.bridge.progress.ledger import (
+    Ledger,
+    Position,
+    check_beginning,
+    check_witnesses,
+    resume_at,
+)
 from services.bridge.progress.wal_commit import NO_COMMIT, WalCommit
-from services.slots import Server, Slot
+from services.postgres.server import Server
+from services.postgres.slots import Slot
 
 SERVER = Server(
     system_identifier="7000",

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from services.bridge.postgres.connection import Keepalive, ReplicationConnection
-from services.bridge.postgres.readiness import FD_SETSIZE, wait_readable, wait_writable
+from services.bridge.source.readiness import FD_SETSIZE, wait_readable, wait_writable
+from services.bridge.source.replication_connection import Keepalive, ReplicationConnection
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 

@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from services.bridge.decoding.decoder import DecodeError, Decoder
-from services.bridge.decoding.messages import (
+from services.bridge.pgoutput.decoder import DecodeError, Decoder
+from services.bridge.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,
     BeginPrepare,

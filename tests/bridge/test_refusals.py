@@ -13,9 +13,9 @@ import pytest
 from psycopg import sql
 
 from schemas.errors import ExitCode, Retryable, SetupError
-from services.bridge.postgres.database import check_server
-from services.bridge.postgres.refusals import connect_error
-from services.slots import Server, read_server
+from services.bridge.source.database import check_server
+from services.bridge.source.server_errors import connect_error
+from services.postgres.server import Server, read_server
 from tests.bridge.conftest import NewBridge
 from tests.conftest import NewPair
 from tests.providers.interface import Provider

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from schemas.errors import ExitCode, SetupError
 from schemas.events import DeadLetter
 from services.bridge.events.event import Event
-from services.bridge.kafka.refused import Origin, Refused, identity, letter, may_be_dead, refusal
+from services.bridge.sink.dead_letters import (
+    Origin,
+    Refused,
+    identity,
+    letter,
+    may_be_dead,
+    refusal,
+)
 
 ORIGIN = Origin(77, 0x1_0000_0010, 0x1_0000_0040)
 

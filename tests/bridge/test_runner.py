@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import BadInput, ExitCode, Retryable
-from services.bridge.postgres.refusals import READ_THE_STREAM, server_error
-from services.bridge.progress.agreement import Position
+from services.bridge.progress.ledger import Position
 from services.bridge.runner import PAUSE_MAX_S, PAUSE_MIN_S, Backoff
+from services.bridge.source.server_errors import READ_THE_STREAM, server_error
 from services.bridge.stagnation import SESSIONS_MIN, Stagnation
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.bridge.events.event import Event
-from services.bridge.kafka import sending
-from services.bridge.kafka.sending import plain, sender
+from services.bridge.sink import batch_produce
+from services.bridge.sink.batch_produce import plain, sender
 from tests.bridge.reading import read_committed
 from tests.bridge.test_topics import prepared
 from tests.providers.interface import Broker
@@ -110,6 +110,6 @@ def test_another_version_is_not_gone_into(
     twin: str, monkeypatch: pytest.MonkeyPatch, unconnected: Producer
 ) -> None:
     assert is_straight(unconnected) == (twin == "compiled")
-    assert {sending.VERSION} == sending.KNOWN_VERSIONS
-    monkeypatch.setattr(sending, "VERSION", "99.0")
+    assert {batch_produce.VERSION} == batch_produce.KNOWN_VERSIONS
+    monkeypatch.setattr(batch_produce, "VERSION", "99.0")
     assert not is_straight(unconnected)

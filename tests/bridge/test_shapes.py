@@ -9,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.events import SchemaEvent
-from services.bridge.decoding.messages import (
+from services.bridge.events.envelope import Described, Envelope
+from services.bridge.events.event import Stamp
+from services.bridge.events.keys import key_columns, settled
+from services.bridge.events.schema_events import Shapes
+from services.bridge.pgoutput.messages import (
     AnyMessage,
     Begin,
     Commit,
@@ -17,13 +21,9 @@ from services.bridge.decoding.messages import (
     Relation,
     RelationColumn,
 )
-from services.bridge.events.envelope import Described, Envelope
-from services.bridge.events.event import Stamp
-from services.bridge.events.keys import key_columns, settled
-from services.bridge.events.shapes import Shapes
-from services.bridge.progress.agreement import Position
+from services.bridge.progress.ledger import Position
 from services.bridge.transactions.assembler import Assembler
-from services.slots import PrimaryKey
+from services.postgres.publications import PrimaryKey
 from tests.bridge.wire import as_it_is
 
 NOW_US = 1_700_000_000_000_000

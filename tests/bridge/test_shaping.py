@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from schemas.errors import BadInput, SettingsError
 from schemas.events import SchemaEvent
 from schemas.shaping import ShapingSettings
-from services.bridge.decoding.messages import (
+from services.bridge.events.envelope import Described, Envelope
+from services.bridge.events.event import Event, Stamp
+from services.bridge.events.schema_events import Shapes
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,
     Begin,
@@ -23,11 +27,7 @@ from services.bridge.decoding.messages import (
     Truncate,
     Update,
 )
-from services.bridge.events.envelope import Described, Envelope
-from services.bridge.events.event import Event, Stamp
-from services.bridge.events.shapes import Shapes
-from services.bridge.events.shaping.tables import Shaping
-from services.bridge.progress.agreement import Position
+from services.bridge.progress.ledger import Position
 from services.bridge.transactions.assembler import Assembler, Portion
 
 NOW_US = 1_700_000_000_000_000

@@ -6,7 +6,7 @@ import urllib.request
 
 import psycopg
 
-from services.local.ports import free_port
+from services.testbed.ports import free_port
 from tests.bridge.conftest import NewBridge
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually

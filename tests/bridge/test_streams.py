@@ -13,8 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schemas.errors import Retryable
-from services.bridge.decoding.decoder import DecodeError, Decoder
-from services.bridge.decoding.messages import (
+from services.bridge.events.envelope import Envelope
+from services.bridge.pgoutput.decoder import DecodeError, Decoder
+from services.bridge.pgoutput.messages import (
     AnyMessage,
     Begin,
     Commit,
@@ -28,8 +29,7 @@ from services.bridge.decoding.messages import (
     StreamStart,
     StreamStop,
 )
-from services.bridge.events.envelope import Envelope
-from services.bridge.progress.agreement import Position
+from services.bridge.progress.ledger import Position
 from services.bridge.transactions.assembler import Assembler, Portion
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded
-from services.bridge.kafka.offsets import End, Partition
-from services.bridge.kafka.tails import (
+from services.bridge.sink.offsets import End, Partition
+from services.bridge.sink.partition_ends import (
     PARTITIONS_MAX,
     Lost,
     Tails,

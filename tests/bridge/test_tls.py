@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from services.local.bed import Bed
-from services.local.kafka import KafkaBroker
-from services.local.postgres import PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.kafka import KafkaBroker
+from services.testbed.postgres import PostgresServer
 from tests.bridge.conftest import NewBridge
 from tests.providers.embedded import Embedded
 from tests.providers.interface import Provider

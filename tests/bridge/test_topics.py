@@ -12,8 +12,8 @@ from schemas.errors import OperatorNeeded
 from schemas.events import ProgressRecord, progress_topic, schema_topic
 from schemas.settings import BridgeSettings, KafkaSettings
 from schemas.shaping import OutboxSettings, RouteSettings, ShapingSettings
-from services.bridge.kafka.producer import TransactionalProducer
-from services.bridge.kafka.topics import Topics
+from services.bridge.sink.topics import Topics
+from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.kafka.records import TopicReader
 from tests.providers.interface import Broker
 
@@ -84,7 +84,7 @@ def test_a_cluster_of_many_topics_is_asked_in_parts(
     settings, topics = prepared(kafka, topic_prefix)
     whole = topics.message_bytes_max()
     assert len(whole) == 5  # the bridge's own
-    monkeypatch.setattr("services.bridge.kafka.offsets.ASKED_AT_ONCE", 2)
+    monkeypatch.setattr("services.bridge.sink.offsets.ASKED_AT_ONCE", 2)
     assert topics.message_bytes_max() == whole
     writer = TransactionalProducer(settings, BridgeSettings(), topics, "mine")
     writer.begin_session()

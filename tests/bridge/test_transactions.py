@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from schemas.events import Envelope as EnvelopeContract
 from schemas.events import MessageEnvelope, TransactionEvent
-from services.bridge.decoding.decoder import DecodeError
-from services.bridge.decoding.messages import (
+from services.bridge.events.envelope import Envelope
+from services.bridge.events.event import Event
+from services.bridge.pgoutput.decoder import DecodeError
+from services.bridge.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,
     Begin,
@@ -26,9 +28,7 @@ from services.bridge.decoding.messages import (
     Truncate,
     Update,
 )
-from services.bridge.events.envelope import Envelope
-from services.bridge.events.event import Event
-from services.bridge.progress.agreement import Position
+from services.bridge.progress.ledger import Position
 from services.bridge.transactions.assembler import Assembler, Portion
 from tests.bridge.wire import plainly
 

@@ -4,9 +4,9 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from schemas.settings import BridgeSettings, KafkaSettings
-from services.bridge.kafka import turns
-from services.bridge.kafka.options import producer_options
-from services.bridge.kafka.producer import TransactionalProducer
+from services.bridge.sink import producer_pair
+from services.bridge.sink.options import producer_options
+from services.bridge.sink.transactional_producer import TransactionalProducer
 from tests.bridge.test_topics import prepared
 from tests.providers.interface import Broker
 
@@ -14,7 +14,7 @@ from tests.providers.interface import Broker
 def ids(prefix: str, slot: str) -> set[str]:
     kafka = KafkaSettings(bootstrap_servers="nowhere", topic_prefix=prefix)
     first = producer_options(kafka, BridgeSettings(), slot, (), False)["transactional.id"]
-    return {first + suffix for suffix in turns._SUFFIXES}
+    return {first + suffix for suffix in producer_pair._SUFFIXES}
 
 
 def test_no_other_prefix_and_slot_has_the_same_ids() -> None:

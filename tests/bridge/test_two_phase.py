@@ -11,9 +11,9 @@ from confluent_kafka.admin import AdminClient
 
 from schemas.errors import ExitCode, SetupError
 from schemas.events import prepared_topic, transaction_topic
-from services import slots
-from services.bridge.postgres.database import check_server
+from services.bridge.source.database import check_server
 from services.demo.copies import committed
+from services.postgres.server import Server as FoundServer
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.bridge.test_failover import both, promote
@@ -289,7 +289,7 @@ def test_a_transfer_between_two_banks(
 
 
 def test_refused_before_18() -> None:
-    server = slots.Server(
+    server = FoundServer(
         system_identifier="1",
         timeline=1,
         version=170005,

@@ -6,7 +6,7 @@ import threading
 import psycopg
 import pytest
 
-from services.bridge.postgres.visibility import await_visible, seen_in
+from services.bridge.source.visibility import await_visible, seen_in
 from tests.bridge.conftest import NewBridge
 from tests.conftest import NewPair
 from tests.providers.interface import Provider

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.bridge.events.event import Event
-from services.bridge.kafka.waiting import PORTION_OVERHEAD_BYTES, Waiting
-from services.bridge.progress.agreement import Position
+from services.bridge.progress.ledger import Position
+from services.bridge.sink.batch_queue import PORTION_OVERHEAD_BYTES, Waiting
 from services.bridge.transactions.assembler import Portion
 
 EVENT = Event("t", b"k", b"v", None)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.bridge.decoding.decoder import POSTGRES_EPOCH_US
+from services.bridge.pgoutput.decoder import POSTGRES_EPOCH_US
 from services.bridge.progress.wal_commit import (
     NO_COMMIT,
     PAGE_BYTES,

@@ -8,8 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.shaping import ShapingSettings
-from services.bridge.decoding.decoder import DecodeError, Decoder
-from services.bridge.decoding.messages import (
+from services.bridge.events.envelope import Described, Envelope
+from services.bridge.events.event import Event, Stamp
+from services.bridge.events.rows import WORTH_ROWS
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.pgoutput.decoder import DecodeError, Decoder
+from services.bridge.pgoutput.messages import (
     UNCHANGED,
     Begin,
     Commit,
@@ -19,11 +23,7 @@ from services.bridge.decoding.messages import (
     Row,
     Update,
 )
-from services.bridge.events.envelope import Described, Envelope
-from services.bridge.events.event import Event, Stamp
-from services.bridge.events.rows import WORTH_ROWS
-from services.bridge.events.shaping.tables import Shaping
-from services.bridge.progress.agreement import Position
+from services.bridge.progress.ledger import Position
 from services.bridge.transactions.assembler import Assembler
 from tests.bridge.strategies import names
 from tests.bridge.wire import encode

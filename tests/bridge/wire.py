@@ -6,8 +6,11 @@ Source: src/backend/replication/logical/proto.c.
 import struct
 
 from schemas.shaping import ShapingSettings
-from services.bridge.decoding.decoder import POSTGRES_EPOCH_US
-from services.bridge.decoding.messages import (
+from services.bridge.events.envelope import Described
+from services.bridge.events.event import Stamp
+from services.bridge.events.shaping.tables import Plan, Shaping
+from services.bridge.pgoutput.decoder import POSTGRES_EPOCH_US
+from services.bridge.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,
     Begin,
@@ -31,9 +34,6 @@ from services.bridge.decoding.messages import (
     Type,
     Update,
 )
-from services.bridge.events.envelope import Described
-from services.bridge.events.event import Stamp
-from services.bridge.events.shaping.tables import Plan, Shaping
 
 
 def encode(message: AnyMessage, streamed_xid: int | None = None) -> bytes:

@@ -9,8 +9,8 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from services.local.jars import cache_folder
-from services.local.locking import locked
+from services.testbed.jars import cache_folder
+from services.testbed.locking import locked
 from tests.chart.generate import CHART
 
 VERSION: Final = "v3.22.0"

@@ -186,7 +186,7 @@ def test_every_alert_has_a_runbook_and_metrics_that_exist(rendered: dict[str, st
     runbooks = (ROOT / "docs/RUNBOOKS.md").read_text(encoding="utf-8")
     sources = "".join(
         (ROOT / name).read_text(encoding="utf-8")
-        for name in ("services/bridge/metrics.py", "services/failover/watch/metrics.py")
+        for name in ("services/bridge/metrics.py", "services/failover/watch/web/metrics.py")
     )
     (rule,) = [m for m in manifests(rendered) if m["kind"] == "PrometheusRule"]
     rules = rule["spec"]["groups"][0]["rules"]

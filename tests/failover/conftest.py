@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.local.bed import Bed
-from services.local.postgres import PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.postgres import PostgresServer
 from tests.providers.embedded import Embedded
 from tests.providers.interface import Provider, Trio
 

@@ -27,9 +27,9 @@ import psutil
 import psycopg
 import yaml
 
-from services.local.bed import Bed
-from services.local.pair import Pair
-from services.local.postgres import PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.pair import Pair
+from services.testbed.postgres import PostgresServer
 from tests.bridge.running import Bridge
 from tests.failover.conftest import end, machines
 from tests.failover.servers import Ran, ask, create_subscription, slotfailover_process, tell

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from services.local.postgres import PostgresServer
+from services.testbed.postgres import PostgresServer
 
 
 def postmaster_of(server: PostgresServer) -> psutil.Process:

@@ -17,8 +17,8 @@ import psutil
 import yaml
 from psycopg.conninfo import make_conninfo
 
-from services.local.ports import free_port
-from services.local.users import ServerUser, postgres_programs, server_user
+from services.testbed.ports import free_port
+from services.testbed.users import ServerUser, postgres_programs, server_user
 from tests.providers.waiting import eventually
 
 SETTINGS: dict[str, Any] = {

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.local.ports import free_port
-from services.local.users import server_user
+from services.testbed.ports import free_port
+from services.testbed.users import server_user
 from tests.providers.waiting import eventually
 
 INSTALLED = shutil.which("pgbouncer")

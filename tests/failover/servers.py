@@ -13,7 +13,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
-from services.failover.command import app
+from services.failover.cli.app import app
 from tests.providers.databases import connect
 from tests.providers.interface import Server, Trio
 from tests.providers.roles import make_roles, make_subscriber_role

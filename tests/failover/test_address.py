@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from schemas.errors import SettingsError
-from services.failover import statements
-from services.failover.address import MASK, SECRETS, Address, Conninfo, is_private
-from services.failover.links import parse_conninfo, with_service
+from services.failover.model import statements
+from services.failover.model.conninfo import MASK, SECRETS, Address, Conninfo, is_private
+from services.failover.observe.server_link import parse_conninfo, with_service
 
 KEYWORDS = ("user", "password", "dbname", "application_name", "sslmode", "options", "passfile")
 values = st.text(

@@ -13,7 +13,7 @@ import yaml
 from schemas.errors import SettingsError
 from schemas.settings import SourceSettings
 from services.bridge.control import source_at
-from services.failover.address import Address, at_any
+from services.failover.model.conninfo import Address, at_any
 from tests.bridge.running import Bridge
 from tests.conftest import NewPair
 from tests.failover.servers import (

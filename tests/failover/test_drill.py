@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.bridge.running import Bridge
 from tests.failover.conftest import NewTrio
 from tests.failover.drill import Load, both, compare, drill_settings, prepare, script, switch_over

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from schemas.errors import ExitCode, OperatorNeeded, SlotbridgeError
-from services.failover.address import Conninfo
-from services.failover.effects.step import Action
+from services.failover.model.conninfo import Conninfo
+from services.failover.model.loss_limit import Sighting
+from services.failover.model.timelines import Feeding
+from services.failover.model.view import Node, NodeState, Reach, Subscription, View
 from services.failover.plan.failover import plan_failover
+from services.failover.plan.request import Plan, Wish
+from services.failover.plan.steps.step import Action
 from services.failover.plan.switchover import plan_switchover
-from services.failover.plan.wish import Plan, Wish
-from services.failover.sighting import Sighting
-from services.failover.timelines import Feeding
-from services.failover.view import Node, NodeState, Reach, Subscription, View
 from tests.failover.views import PORTS, node, slot, state, subscriber, subscription
 
 OFF = Wish(old_primary_is_off=True)

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.conftest import NewPair
 from tests.failover.conftest import NewTrio, machines
 from tests.failover.servers import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.conftest import NewPair
 from tests.failover.servers import (
     ask,

@@ -14,19 +14,19 @@ from pydantic import SecretStr
 
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.settings import FailoverSettings
-from services.failover.address import Conninfo
-from services.failover.history import read_history, unfinished
-from services.failover.journal import BEGIN, SEEN, Entry, Journal, remembered_at
+from services.failover.checks.loss import lacking, last_contact, losses
+from services.failover.checks.readiness import candidate
+from services.failover.execute.history import read_history, unfinished
+from services.failover.execute.journal import BEGIN, SEEN, Entry, Journal, remembered_at
+from services.failover.execute.timeline_memory import recall
+from services.failover.model.conninfo import Conninfo
+from services.failover.model.loss_limit import LossLimit, Sighting
+from services.failover.model.view import Node, View
+from services.failover.observe.last_contact import Sightings
 from services.failover.plan.failover import plan_failover
-from services.failover.plan.loss import lacking, last_contact, losses
+from services.failover.plan.request import Wish
 from services.failover.plan.resume import Intent
-from services.failover.plan.wish import Wish
-from services.failover.readiness import candidate
-from services.failover.recollection import recall
-from services.failover.sighting import LossLimit, Sighting
-from services.failover.sightings import Sightings
-from services.failover.view import Node, View
-from services.local.postgres import PostgresServer
+from services.testbed.postgres import PostgresServer
 from tests.conftest import NewPair
 from tests.failover.servers import ask, configuration, slotfailover, subscribe, tell, write
 from tests.failover.views import PORTS, node, state

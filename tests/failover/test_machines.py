@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.failover.machines import run_command
+from services.failover.execute.host_programs import run_command
 
 
 def test_a_program_that_a_signal_met_while_it_was_started_is_ended_too(

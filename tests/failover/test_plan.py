@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
-from services.failover.effects.step import Action
+from services.failover.checks.readiness import judge_all
+from services.failover.model.view import Published, Reach, View
 from services.failover.plan.failover import plan_failover
-from services.failover.plan.wish import Plan, Wish
-from services.failover.readiness import judge_all
-from services.failover.view import Published, Reach, View
+from services.failover.plan.request import Plan, Wish
+from services.failover.plan.steps.step import Action
 from tests.failover.views import (
     RECEIVED,
     SLOT_NAMES,

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError, SetupError
 from schemas.settings import MachineSettings
-from services.failover.address import Address
-from services.failover.effects.step import Action
-from services.failover.machine import machine_of
+from services.failover.model.conninfo import Address
+from services.failover.model.host_commands import machine_of
+from services.failover.model.view import Reach, View
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.rejoin import plan_rejoin, plan_repoint
+from services.failover.plan.request import Plan, Wish, learned
 from services.failover.plan.resume import Intent, choose
+from services.failover.plan.steps.step import Action
 from services.failover.plan.switchover import plan_rollback, plan_switchover
-from services.failover.plan.wish import Plan, Wish, learned
-from services.failover.view import Reach, View
 from tests.failover.views import RECEIVED, node, slot, state, subscriber, subscription
 
 HANDS = MachineSettings(stop="stop {node}", start="start {node}", rejoin="rejoin {node} {primary}")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.failover.statements import identifier, literal
+from services.failover.model.statements import identifier, literal
 from tests.conftest import NewPair
 from tests.failover.servers import (
     ask,

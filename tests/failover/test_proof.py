@@ -7,10 +7,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.failover.sessions import read_fence
-from services.failover.statements import fenced
-from services.local.bed import Bed
-from services.local.ports import free_port
+from services.failover.model.statements import fenced
+from services.failover.observe.client_sessions import read_fence
+from services.testbed.bed import Bed
+from services.testbed.ports import free_port
 from tests.conftest import NewPair
 from tests.failover.conftest import NewTrio, machines
 from tests.failover.freezing import frozen

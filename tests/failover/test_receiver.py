@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict
 
-from services.failover.address import Conninfo
-from services.failover.receiver import cut_off, is_cut, reconnected
+from services.failover.model.conninfo import Conninfo
+from services.failover.model.receiver import cut_off, is_cut, reconnected
 
 values = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=20)
 conninfos = st.dictionaries(

@@ -5,7 +5,7 @@ from typing import Any
 
 from services.failover.drill.clone import SLOT
 from services.failover.drill.rehearsal import KEY
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.failover.check.examining import make_slot, reset_on, set_on
 from tests.failover.conftest import NewTrio, machines
 from tests.failover.servers import (

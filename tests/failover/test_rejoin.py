@@ -7,10 +7,10 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from services.failover.statements import literal
-from services.local.bed import Bed
-from services.local.pair import clone
-from services.local.postgres import PostgresServer
+from services.failover.model.statements import literal
+from services.testbed.bed import Bed
+from services.testbed.pair import clone
+from services.testbed.postgres import PostgresServer
 from tests.failover.check.examining import set_on
 from tests.failover.conftest import NewTrio, end, machines
 from tests.failover.servers import (

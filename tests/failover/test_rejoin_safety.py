@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from services.local.bed import Bed
-from services.local.postgres import PostgresServer
-from services.local.procfs import identify
+from services.testbed.bed import Bed
+from services.testbed.postgres import PostgresServer
+from services.testbed.procfs import identify
 from tests.failover.conftest import NewTrio, end, machines
 from tests.failover.servers import COMMAND, ask, configuration, slotfailover, subscribe, tell, write
 from tests.providers.interface import Trio

@@ -8,8 +8,8 @@ import pytest
 from psycopg import sql
 from psycopg.errors import ReadOnlySqlTransaction
 
-from services.local.bed import Bed
-from services.local.ports import free_port
+from services.testbed.bed import Bed
+from services.testbed.ports import free_port
 from tests.conftest import NewPair
 from tests.failover.conftest import NewTrio, machines
 from tests.failover.servers import (

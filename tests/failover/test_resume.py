@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from schemas.settings import FailoverSettings, load_settings
-from services.failover import steps
-from services.failover.cluster import Cluster
-from services.failover.effects.step import Action, Step
-from services.failover.lock import locked
-from services.failover.runner import Run
-from services.failover.sessions import COMMAND_LOCK
-from services.local.bed import Bed
+from services.failover.execute import perform_step
+from services.failover.execute.lock import locked
+from services.failover.execute.run import Run
+from services.failover.observe.client_sessions import COMMAND_LOCK
+from services.failover.observe.cluster import Cluster
+from services.failover.plan.steps.step import Action, Step
+from services.testbed.bed import Bed
 from tests.conftest import NewPair
 from tests.failover.conftest import NewTrio, machines
 from tests.failover.servers import (
@@ -40,9 +40,9 @@ steps.end_sessions_before_reload = lambda *_: os.kill(os.getpid(), signal.SIGKIL
 HOLDS_THE_LOCK = """
 import sys, time
 from pathlib import Path
-from services.failover.options import settings_of
-from services.failover.cluster import Cluster
-from services.failover.lock import locked
+from services.failover.cli.options import settings_of
+from services.failover.observe.cluster import Cluster
+from services.failover.execute.lock import locked
 settings, _ = settings_of(Path(sys.argv[1]))
 with Cluster(settings) as cluster, locked(cluster, cluster.observe(), "postgres", None):
     print("held", flush=True)
@@ -57,7 +57,7 @@ def test_a_lock_that_was_lost_is_taken_again_or_ends_the_run(
     subscribe(trio, "s1")
     config = configuration(tmp_path, trio)
     rivals = [True]
-    original: Callable[..., Any] = steps._order
+    original: Callable[..., Any] = perform_step._order
     held = (
         "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
         f" AND (classid::bigint << 32) + objid::bigint = {COMMAND_LOCK}"
@@ -74,7 +74,7 @@ def test_a_lock_that_was_lost_is_taken_again_or_ends_the_run(
 
     command = ("switchover", "--config", config, "--yes", "--to", "b", "--no-rejoin")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(steps, "_order", ordering)
+        monkeypatch.setattr(perform_step, "_order", ordering)
         with contextlib.ExitStack() as stack:
             ran = slotfailover(*command)
         assert (ran.code, "another slotfailover command" in ran.err) == (15, True), ran.err
@@ -136,7 +136,7 @@ def test_a_switchover_that_dies_at_every_step_is_resumed_from_elsewhere(
     elsewhere.mkdir()
     other = configuration(elsewhere, trio, machines=given, synchronous_standbys=1, journal=None)
     new, old = trio.standby, trio.primary
-    for place, name, argument in ((steps, "_order", 0), (Run, "_note", 1)):
+    for place, name, argument in ((perform_step, "_order", 0), (Run, "_note", 1)):
         write(old, trio.dbname, 1 if new is trio.standby else 1001)
         with pytest.MonkeyPatch.context() as monkeypatch:
             deaths = dies_after(monkeypatch, place, name, argument)

@@ -5,7 +5,7 @@ Freezes, a cut-off manager and signals have tests of their own: test_proof.py, t
 
 from pathlib import Path
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.failover.conftest import NewTrio
 from tests.failover.rounds.play import play
 

@@ -4,7 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.failover.check.examining import set_on
 from tests.failover.servers import slotfailover, tell
 from tests.providers.waiting import eventually

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from services.failover import promoting, steps
-from services.failover.effects.step import Action, Step
+from services.failover.execute import perform_step, promotion_order
+from services.failover.plan.steps.step import Action, Step
 from tests.conftest import NewPair
 from tests.failover.conftest import NewTrio
 from tests.failover.servers import (
@@ -38,7 +38,7 @@ AFTER = (Action.REPOINT, Action.ENABLE)
 @contextmanager
 def interrupted(action: Action, number: signal.Signals, *, done: bool) -> Iterator[None]:
     """Send the signal, twice, inside the first step of that kind: before or after its order."""
-    original: Callable[..., Any] = steps._order
+    original: Callable[..., Any] = perform_step._order
     sent: list[Step] = []
 
     def ordering(step: Step, *arguments: Any) -> Any:
@@ -53,7 +53,7 @@ def interrupted(action: Action, number: signal.Signals, *, done: bool) -> Iterat
         return answer
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(steps, "_order", ordering)
+        monkeypatch.setattr(perform_step, "_order", ordering)
         yield
     assert sent
 
@@ -97,7 +97,7 @@ def test_a_promotion_that_was_ordered_is_never_taken_back(
     tell(trio.standby, "ALTER SYSTEM SET recovery_end_command = 'sleep 1'")
     trio.standby.restart()
     config = configuration(tmp_path, trio)
-    original = promoting._order
+    original = promotion_order._order
     sent: list[signal.Signals] = []
 
     def ordering(*arguments: Any) -> None:
@@ -106,7 +106,7 @@ def test_a_promotion_that_was_ordered_is_never_taken_back(
         os.kill(os.getpid(), number)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(promoting, "_order", ordering)
+        monkeypatch.setattr(promotion_order, "_order", ordering)
         ran = slotfailover("switchover", "--config", config, "--yes", "--to", "b", "--no-rejoin")
     assert sent
     if number is signal.SIGHUP:  # nobody is there to go on with it

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.failover.standby_lists import commits_can_go_on, listed, slots_that_exist
+from services.failover.model.standby_settings import commits_can_go_on, listed, slots_that_exist
 from tests.failover.views import slot
 
 

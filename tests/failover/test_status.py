@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.failover.sessions import COMMAND_LOCK as KEY
+from services.failover.observe.client_sessions import COMMAND_LOCK as KEY
 from tests.conftest import NewPair
 from tests.failover.servers import configuration, slotfailover, subscribe
 from tests.providers.databases import connect

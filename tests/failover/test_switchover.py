@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.failover.conftest import NewTrio, machines
 from tests.failover.servers import (
     ask,

@@ -10,24 +10,25 @@ import pytest
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.settings import MachineSettings
-from services.failover import promoting, statements, steps
-from services.failover.address import Address, Conninfo
-from services.failover.cluster import Cluster
-from services.failover.effects.step import Action, Step
-from services.failover.journal import Journal
-from services.failover.lock import Lock
-from services.failover.machine import machine_of
+from services.failover.execute import perform_step, promotion_order
+from services.failover.execute.journal import Journal
+from services.failover.execute.lock import Lock
+from services.failover.execute.rejoin_node import _Rebuild
+from services.failover.execute.rejoin_preflight import Source
+from services.failover.execute.run import Run
+from services.failover.model import statements
+from services.failover.model.conninfo import Address, Conninfo
+from services.failover.model.host_commands import machine_of
+from services.failover.model.timelines import Milestone, Provenance
+from services.failover.model.view import Node, Reach, View
+from services.failover.observe.cluster import Cluster
 from services.failover.plan.failover import plan_failover
+from services.failover.plan.request import Wish
 from services.failover.plan.resume import Intent, choose
+from services.failover.plan.steps.step import Action, Step
 from services.failover.plan.switchover import plan_rollback, plan_switchover
-from services.failover.plan.wish import Wish
-from services.failover.rejoin_preflight import Source
-from services.failover.rejoining import _Rebuild
-from services.failover.runner import Run
-from services.failover.timelines import Milestone, Provenance
-from services.failover.view import Node, Reach, View
 from services.failover.watch import loop
-from services.failover.watch.sight import sight_of
+from services.failover.watch.assessment import sight_of
 from tests.failover.test_plan_switchover import actions, pair
 from tests.failover.views import RECEIVED, node, slot, state, subscriber, subscription
 
@@ -99,7 +100,7 @@ def run_of(
         fake.view = step.effect(fake.view)
         return fake.view
 
-    monkeypatch.setattr(steps, "perform", perform)
+    monkeypatch.setattr(perform_step, "perform", perform)
     cluster = cast("Cluster", fake)
     journal = Journal(None, cluster, "postgres", "switchover")
     monkeypatch.setattr(journal, "_to_table", lambda _primary: None)
@@ -163,7 +164,7 @@ def test_an_error_while_an_error_is_told_hides_neither_it_nor_the_journals_end(
 def test_what_is_taken_back_asks_every_standby_whether_it_is_to_be_a_primary(
     ordered: bool | None, goes_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(promoting, "promotion_ordered", lambda _link: ordered)
+    monkeypatch.setattr(promotion_order, "promotion_ordered", lambda _link: ordered)
     fake = Fake(pair(hands=False))
     run = run_of(fake, monkeypatch, lambda _view: None, fails="disable")
     with pytest.raises(SlotbridgeError) as caught:
@@ -311,7 +312,7 @@ def test_a_primary_that_answers_and_was_fenced_by_this_run_goes_on_beside_a_dead
 ) -> None:
     fake = Fake(pair(hands=False))
     run = run_of(fake, monkeypatch, lambda _view: None)
-    perform = steps.perform
+    perform = perform_step.perform
 
     def dies(step: Step, *given: Any, **more: Any) -> View:
         if step.action is Action.DISABLE:
@@ -319,7 +320,7 @@ def test_a_primary_that_answers_and_was_fenced_by_this_run_goes_on_beside_a_dead
             raise Retryable("b is gone", operation="test")
         return perform(step, *given, **more)
 
-    monkeypatch.setattr(steps, "perform", dies)
+    monkeypatch.setattr(perform_step, "perform", dies)
     with pytest.raises(Retryable, match="it was taken back, a goes on"):
         run.carry_out(fake.view, Wish(target="b"), plan_switchover, undo=True)
     assert fake.view.node("a").writable

@@ -5,9 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.failover import statements
-from services.failover.plan.wish import Wish
-from services.failover.timelines import (
+from services.failover.model import statements
+from services.failover.model.timelines import (
     History,
     Milestone,
     Provenance,
@@ -16,9 +15,10 @@ from services.failover.timelines import (
     parse_history,
     without_milestone,
 )
-from services.failover.view import MARK, View
+from services.failover.model.view import MARK, View
+from services.failover.plan.request import Wish
+from services.failover.watch.assessment import sight_of
 from services.failover.watch.decision import Memory, Rules, Verdict, decide, remember
-from services.failover.watch.sight import sight_of
 from tests.failover.views import node, slot, state, subscriber, subscription
 
 SYSTEM = "7000"

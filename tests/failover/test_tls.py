@@ -9,9 +9,9 @@ import psycopg
 import pytest
 import yaml
 
-from services.local.bed import Bed
-from services.local.pair import standby_settings
-from services.local.postgres import PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.pair import standby_settings
+from services.testbed.postgres import PostgresServer
 from tests.failover.servers import slotfailover
 from tests.providers.secured import PASSWORD, Certificates, secured_postgres, secured_server
 from tests.providers.waiting import eventually

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from schemas.errors import SlotbridgeError
-from services.failover import bridging
-from services.failover.links import Link
-from services.local.postgres import PostgresServer
+from services.failover.observe import bridge_client
+from services.failover.observe.server_link import Link
+from services.testbed.postgres import PostgresServer
 from tests.conftest import NewPair
 from tests.failover.pgbouncer import INSTALLED, pgbouncer
 from tests.failover.servers import (
@@ -164,9 +164,9 @@ def test_the_control_token_follows_no_redirect(monkeypatch: pytest.MonkeyPatch) 
 
         with serving(Redirecting) as port:
             monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{thief}")
-            bridge = bridging.Bridge("slot", f"http://127.0.0.1:{port}", TOKEN.encode())
+            bridge = bridge_client.Bridge("slot", f"http://127.0.0.1:{port}", TOKEN.encode())
             with pytest.raises(SlotbridgeError) as caught:
-                bridging.send_to(bridge, "host=b")
+                bridge_client.send_to(bridge, "host=b")
     assert "302" in caught.value.message
     assert stolen == []
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded, Retryable, SetupError
-from services.failover.effects.step import Action
+from services.failover.model.view import Node, NodeState, Reach, Subscription, View
 from services.failover.plan.failover import plan_failover
+from services.failover.plan.request import Plan, Wish
 from services.failover.plan.resume import Intent, choose
-from services.failover.plan.wish import Plan, Wish
-from services.failover.view import Node, NodeState, Reach, Subscription, View
+from services.failover.plan.steps.step import Action
 from tests.failover.views import views
 from tests.failover.weakenings import WEAKENINGS, missing, weaker, well_known
 

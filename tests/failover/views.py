@@ -4,9 +4,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from services.failover.address import Address, Conninfo
-from services.failover.replication import Replication
-from services.failover.view import (
+from services.failover.model.conninfo import Address, Conninfo
+from services.failover.model.replication import Replication
+from services.failover.model.view import (
     MARK,
     Node,
     NodeState,
@@ -15,7 +15,8 @@ from services.failover.view import (
     Subscription,
     View,
 )
-from services.slots import Server, SettingValue, Slot
+from services.postgres.server import Server, SettingValue
+from services.postgres.slots import Slot
 
 RECEIVED = 1000
 PORTS = {"a": "5001", "b": "5002", "c": "5003"}

@@ -12,11 +12,20 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from services.failover.replication import Replication
-from services.failover.sighting import LossLimit, Sighting
-from services.failover.timelines import Feeding, Milestone, Provenance
-from services.failover.view import Node, NodeState, Published, Reach, Subscriber, Subscription, View
-from services.slots import Server, Slot
+from services.failover.model.loss_limit import LossLimit, Sighting
+from services.failover.model.replication import Replication
+from services.failover.model.timelines import Feeding, Milestone, Provenance
+from services.failover.model.view import (
+    Node,
+    NodeState,
+    Published,
+    Reach,
+    Subscriber,
+    Subscription,
+    View,
+)
+from services.postgres.server import Server
+from services.postgres.slots import Slot
 from tests.failover.views import PORTS, views
 
 CLASSES = (

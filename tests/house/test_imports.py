@@ -13,26 +13,25 @@ PACKAGES = ("schemas", "services", "spark_consumers", "benchmarks")
 ALLOWED = {
     "schemas": {"schemas"},
     "services.start": {"services.bridge", "services.failover", "spark_consumers"},
-    "services.process": {"schemas"},
-    "services.slots": {"schemas"},
-    "services.access": {"schemas"},
+    "services.runtime": {"schemas"},
+    "services.postgres": {"schemas", "services.postgres"},
     "services.shipped": {"schemas"},
     "services.kafka": {"schemas", "services.kafka"},
     "services.bridge": {
-        *("schemas", "services.process", "services.slots", "services.kafka", "services.bridge"),
-        "services.access",
+        *("schemas", "services.runtime", "services.postgres", "services.kafka"),
+        "services.bridge",
     },
     "services.bridge.command": {"services.demo"},
     "services.bridge.setup_commands": {"services.shipped"},
     "services.failover": {
-        *("schemas", "services.process", "services.slots", "services.kafka", "services.failover"),
-        "services.access",
+        *("schemas", "services.runtime", "services.postgres", "services.kafka"),
+        "services.failover",
     },
-    "services.local": {"schemas", "services.local"},
-    "services.demo": {"schemas", "services.process", "services.local", "services.demo"},
+    "services.testbed": {"schemas", "services.testbed"},
+    "services.demo": {"schemas", "services.runtime", "services.testbed", "services.demo"},
     "spark_consumers": {"schemas", "spark_consumers"},
     "benchmarks": {
-        *("schemas", "services.local", "services.bridge", "services.demo", "spark_consumers"),
+        *("schemas", "services.testbed", "services.bridge", "services.demo", "spark_consumers"),
         "benchmarks",
     },
 }
@@ -40,40 +39,47 @@ PURE = (
     "schemas.lsn",
     "schemas.naming",
     "schemas.shaping",
-    "services.bridge.decoding.messages",
-    "services.bridge.decoding.decoder",
-    "services.bridge.decoding.errors",
-    "services.bridge.kafka.waiting",
-    "services.bridge.postgres.refusals",
+    "services.bridge.pgoutput.messages",
+    "services.bridge.pgoutput.decoder",
+    "services.bridge.pgoutput.errors",
+    "services.bridge.sink.batch_queue",
+    "services.bridge.source.server_errors",
     "services.bridge.stagnation",
-    "services.bridge.decoding.pg_types",
+    "services.bridge.pgoutput.pg_types",
+    "services.bridge.pgoutput.type_names",
     *(
         f"services.bridge.events.values.{name}"
-        for name in ("arrays", "catalog", "decimals", "encoders", "geometry", "hstore")
+        for name in ("arrays", "decimals", "encoders", "geometry", "hstore")
     ),
-    *(f"services.bridge.events.values.{name}" for name in ("intervals", "moments", "plain")),
+    *(f"services.bridge.events.values.{name}" for name in ("datetimes", "intervals", "plain")),
     "services.bridge.events.envelope",
     "services.bridge.events.errors",
     "services.bridge.events.event",
     "services.bridge.events.keys",
     "services.bridge.transactions.assembler",
     "services.bridge.transactions.streams",
-    "services.bridge.progress.agreement",
+    "services.bridge.progress.ledger",
     "services.bridge.progress.errors",
-    "services.bridge.progress.evidence",
-    "services.bridge.kafka.refused",
+    "services.bridge.progress.consistency",
+    "services.bridge.sink.dead_letters",
     "services.bridge.events.rows",
-    "services.bridge.events.shapes",
-    "services.bridge.events.writers",
+    "services.bridge.events.schema_events",
+    "services.bridge.events.row_encoders",
     "services.bridge.events.shaping.masks",
     "services.bridge.events.shaping.outbox",
     "services.bridge.events.shaping.tables",
-    "services.failover.address",
+    "services.failover.model.conninfo",
+    "services.failover.model.node_details",
+    "services.failover.model.preconditions",
+    "services.failover.model.replication",
+    "services.failover.model.topology",
+    "services.failover.checks.blockers",
     "services.failover.checks.consumers",
     "services.failover.checks.facts",
     "services.failover.checks.hba",
     "services.failover.checks.lag",
     "services.failover.checks.leftovers",
+    "services.failover.checks.loss",
     "services.failover.checks.model",
     "services.failover.checks.pair",
     "services.failover.checks.promotion",
@@ -84,24 +90,39 @@ PURE = (
     "services.failover.checks.standby",
     "services.failover.checks.standby_slots",
     "services.failover.checks.upstream",
-    "services.failover.checkup",
-    "services.failover.effects",
+    "services.failover.checks.check_report",
+    "services.failover.plan.steps",
     "services.failover.plan",
-    "services.failover.readiness",
-    "services.failover.sighting",
-    "services.failover.standby_lists",
-    "services.failover.statements",
-    "services.failover.verdicts",
-    "services.failover.view",
+    "services.failover.checks.readiness",
+    "services.failover.model.loss_limit",
+    "services.failover.model.standby_settings",
+    "services.failover.model.statements",
+    "services.failover.checks.blockers",
+    "services.failover.model.view",
+    "services.failover.watch.assessment",
+    "services.failover.watch.decision",
     *(
-        f"services.failover.watch.{name}"
-        for name in ("curves", "decision", "markup", "page", "sight", "status", "topology")
+        f"services.failover.watch.web.{name}"
+        for name in ("lag_chart", "markup", "page", "status", "topology")
     ),
     "services.demo.comparison",
     "spark_consumers.epochs.parts",
     "spark_consumers.events",
     "spark_consumers.iceberg.layout",
 )
+LAYERS = {
+    "services.bridge": (
+        *(("failpoints", "metrics", "descriptors", "compiled"), ("pgoutput",), ("progress",)),
+        *(("source",), ("events",), ("transactions",), ("sink",), ("recovery",)),
+        ("stagnation",),
+        *(("session",), ("runner",), ("control", "status", "setup_commands"), ("command",)),
+    ),
+    "services.failover": (
+        *(("model",), ("checks",), ("observe",), ("plan",), ("execute",), ("drill", "watch")),
+        ("cli",),
+    ),
+}
+"""Service -> its rooms from the ground up: each imports itself and what is below it."""
 IMPURE_IMPORTS = {
     *("psycopg", "confluent_kafka", "socket", "select", "threading", "time", "concurrent"),
     *("subprocess", "asyncio", "requests", "urllib", "http", "random"),
@@ -134,6 +155,27 @@ def within(name: str, room: str) -> bool:
 def allowed_for(module: str) -> set[str]:
     rooms = [room for room in ALLOWED if within(module, room)]
     return set().union(*(ALLOWED[room] for room in rooms))
+
+
+def floor(service: str, module: str) -> tuple[int, str]:
+    """The layer of a module of the service, and the room that it is in."""
+    room = module.removeprefix(service + ".").partition(".")[0]
+    return next(n for n, rooms in enumerate(LAYERS[service]) if room in rooms), room
+
+
+@pytest.mark.parametrize("service", LAYERS)
+def test_no_room_of_a_service_imports_one_above_it_or_beside_it(service: str) -> None:
+    wrong = []
+    for module, path in modules():
+        if not within(module, service) or module == service:
+            continue
+        layer, room = floor(service, module)
+        for name in imports(path):
+            if within(name, service) and name != service:
+                there, other = floor(service, name)
+                if other != room and there >= layer:
+                    wrong.append(f"{module} imports {name}")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: str(value))

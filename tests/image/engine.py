@@ -21,7 +21,7 @@ from docker.models.containers import Container
 
 from schemas.errors import ExitCode, SetupError
 from schemas.version import version
-from services.local.jars import cache_folder
+from services.testbed.jars import cache_folder
 from tests.providers.waiting import eventually
 
 ROOT: Final = Path(__file__).parents[2]

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services.local.kafka import KafkaBroker
-from services.local.ports import free_port
-from services.local.processes import Processes
+from services.testbed.kafka import KafkaBroker
+from services.testbed.ports import free_port
+from services.testbed.processes import Processes
 from tests.chart.generate import CHART
 from tests.chart.helm import helm_program
 from tests.providers.proxy import Proxy

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.image.engine import build, engine
 from tests.kube.cluster import NODE, Cluster, NodeBroker, Outside, run, tell
 from tests.providers.embedded import Embedded

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 _PROGRAM = """
 import signal, sys
 from pathlib import Path
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" has it ignored
 with Bed(Path(sys.argv[1]), lazy=True) as bed:
@@ -71,6 +71,6 @@ def processes_of(folder: Path) -> list[str]:
         except OSError:
             continue
         mine = where.startswith(str(folder)) or str(folder) in command
-        if mine and "services.local" not in command:
+        if mine and "services.testbed" not in command:
             found.append(f"{path.name} {command}")
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import ExitCode, SetupError
-from services.local import jars
+from services.testbed import jars
 from tests.local.owners import ROOT
 
 
@@ -78,7 +78,7 @@ def test_the_command_names_an_unknown_group() -> None:
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "services.local.jars", *arguments],
+        [sys.executable, "-m", "services.testbed.jars", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,

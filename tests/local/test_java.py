@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.local import java
-from services.local.jars import class_path
+from services.testbed import java
+from services.testbed.jars import class_path
 
 pytestmark = pytest.mark.usefixtures("servers")
 

@@ -9,10 +9,10 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from services.local.java import packaged_java_home
-from services.local.kafka import KafkaBroker
-from services.local.processes import Processes
-from services.local.users import server_user
+from services.testbed.java import packaged_java_home
+from services.testbed.kafka import KafkaBroker
+from services.testbed.processes import Processes
+from services.testbed.users import server_user
 from tests.providers.interface import Broker
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
-from services.local.bed import Bed
-from services.local.postgres import PostgresServer
-from services.local.processes import MARKER, STATE_FILE, end_leftovers
+from services.testbed.bed import Bed
+from services.testbed.postgres import PostgresServer
+from services.testbed.processes import MARKER, STATE_FILE, end_leftovers
 from tests.local.owners import ROOT, Owner, processes_of
 from tests.providers.waiting import eventually
 
@@ -138,7 +138,7 @@ def test_a_server_that_refuses_to_start_says_why(folder: Path) -> None:
 def test_an_ordinary_user_can_run_it(tmp_path: Path, folder: Path) -> None:
     """As root: by a process of the user nobody, who may read all that Python needs."""
     program = (
-        "import os, sys; from pathlib import Path; from services.local.bed import Bed\n"
+        "import os, sys; from pathlib import Path; from services.testbed.bed import Bed\n"
         "with Bed(Path(sys.argv[1]), lazy=True) as bed:\n"
         "    bed.start('subscriber', 'pair'); print(os.geteuid(), bed.run_as.switch)\n"
     )
@@ -169,6 +169,6 @@ def _kill_keeper(folder: Path) -> None:
             command = (path / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"services.local.keeper" in command and str(folder).encode() in command:
+        if b"services.testbed.reaper" in command and str(folder).encode() in command:
             assert f"{MARKER}=".encode() not in (path / "environ").read_bytes()
             os.kill(int(path.name), signal.SIGKILL)

@@ -7,9 +7,9 @@ from collections import deque
 
 import pytest
 
-from services.local import ports
+from services.testbed import ports
 
-ASK = "from services.local.ports import _mark; print(_mark({}))"
+ASK = "from services.testbed.ports import _mark; print(_mark({}))"
 
 
 def marked_by_another_process(port: int) -> bool:

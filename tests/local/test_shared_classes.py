@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from services.local import shared_classes
-from services.local.jars import class_path
-from services.local.java import find_java_home, version_text
+from services.testbed import cds_archive
+from services.testbed.jars import class_path
+from services.testbed.java import find_java_home, version_text
 
 pytestmark = pytest.mark.usefixtures("servers")
 
@@ -26,7 +26,7 @@ def options(java: Path, tmp_path: Path) -> Callable[..., tuple[str, ...]]:
     """`options(run, *java_options)`, with a cache of its own."""
 
     def ask(run: Callable[[str], None], *given: str) -> tuple[str, ...]:
-        return shared_classes.options(
+        return cds_archive.options(
             "kafka", java, given, class_path("kafka"), run, cache=tmp_path / "classes"
         )
 
@@ -80,10 +80,10 @@ def test_a_java_without_classes_of_its_own_shared_goes_without(tmp_path: Path) -
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\necho 'openjdk version \"21\"' >&2\n", encoding="utf-8")
     java.chmod(0o755)
-    assert shared_classes.options("x", java, (), "", pytest.fail, cache=tmp_path) == ()
+    assert cds_archive.options("x", java, (), "", pytest.fail, cache=tmp_path) == ()
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(java: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     cache = tmp_path / "file" / "classes"
-    assert shared_classes.options("x", java, (), "", pytest.fail, cache=cache) == ()
+    assert cds_archive.options("x", java, (), "", pytest.fail, cache=cache) == ()

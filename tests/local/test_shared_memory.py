@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from services.local.bed import Bed
-from services.local.postgres import PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.postgres import PostgresServer
 
 pytestmark = pytest.mark.usefixtures("servers")
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 with Bed(Path(sys.argv[1]), lazy=True) as bed:
     bed.start("subscriber")
     print((bed.subscriber.data / "postmaster.pid").read_text().split("\\n")[6], flush=True)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.local.bed import Bed
-from services.local.template import crc32c, new_identifier, with_identifier
+from services.testbed.bed import Bed
+from services.testbed.template import crc32c, new_identifier, with_identifier
 
 
 def test_the_check_value_of_crc_32c() -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from services.local.users import (
+from services.testbed.users import (
     ROOT_STATE,
     ServerUser,
     choose_folder,
     postgres_programs,
     server_user,
 )
-from services.local.users import _installed_package as installed_package
+from services.testbed.users import _installed_package as installed_package
 
 
 @pytest.fixture

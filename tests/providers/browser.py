@@ -22,9 +22,9 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from services.local.jars import cache_folder
-from services.local.locking import locked
-from services.local.other_postgres import unpack
+from services.testbed.jars import cache_folder
+from services.testbed.locking import locked
+from services.testbed.other_postgres import unpack
 
 _PACKAGE = "@sparticuz/chromium"
 _VERSION = "153.0.0"

@@ -15,15 +15,10 @@ from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
 from schemas.errors import ExitCode, Retryable, SetupError
-from services.local.kafka import node_settings
-from services.local.pair import (
-    STANDBY_SLOT,
-    create_database,
-    prepare_primary,
-    standby_settings,
-)
-from services.local.ports import LOOPBACK, free_port
-from services.local.postgres import SETTINGS, SUPERUSER
+from services.testbed.kafka import node_settings
+from services.testbed.pair import STANDBY_SLOT, create_database, prepare_primary, standby_settings
+from services.testbed.ports import LOOPBACK, free_port
+from services.testbed.postgres import SETTINGS, SUPERUSER
 from tests.providers.engine import KAFKA_IMAGE, POSTGRES_IMAGE, Container
 from tests.providers.interface import Broker, Provider, Server, Trio
 from tests.providers.waiting import eventually

@@ -1,10 +1,10 @@
-"""Servers from Python packages: services.local's test bed."""
+"""Servers from Python packages: services.testbed's test bed."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.providers.interface import Broker, Provider, Server, Trio
 
 

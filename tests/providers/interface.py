@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 
 class Server(Protocol):
-    """A PostgreSQL 18 server; services.local.postgres.PostgresServer documents the methods."""
+    """A PostgreSQL 18 server; services.testbed.postgres.PostgresServer documents the methods."""
 
     @property
     def name(self) -> str: ...
@@ -39,7 +39,7 @@ class Server(Protocol):
 
 
 class Broker(Protocol):
-    """A Kafka broker; services.local.kafka.KafkaBroker documents the methods."""
+    """A Kafka broker; services.testbed.kafka.KafkaBroker documents the methods."""
 
     @property
     def bootstrap_servers(self) -> str: ...

@@ -4,7 +4,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.local.users import postgres_programs, server_user
+from services.testbed.users import postgres_programs, server_user
 from tests.providers.interface import Server
 
 SQL = Path(__file__).parents[2] / "sql"

@@ -18,10 +18,10 @@ from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionTy
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from psycopg import sql
 
-from services.local.bed import Bed
-from services.local.kafka import KafkaBroker
-from services.local.other_postgres import unpack_postgres
-from services.local.postgres import SUPERUSER, PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.kafka import KafkaBroker
+from services.testbed.other_postgres import unpack_postgres
+from services.testbed.postgres import SUPERUSER, PostgresServer
 from tests.providers.databases import connect
 
 PASSWORD = "Pw-9f3a'7c\\ e"

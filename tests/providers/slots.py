@@ -1,6 +1,6 @@
 """Slot synchronization without its naps: a slot is ready on the standby in well under a second."""
 
-from services.local.pair import hasten_slot_sync
+from services.testbed.pair import hasten_slot_sync
 from tests.providers.databases import Connection, connect
 from tests.providers.interface import Server
 from tests.providers.waiting import eventually

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 from schemas.settings import KafkaSettings, Settings, SourceSettings
 from schemas.shaping import ShapingSettings
 from schemas.tables import TablesSettings
-from services.local import jars
-from services.local.java import find_java_home, short_lived_spark
+from services.testbed import jars
+from services.testbed.java import find_java_home, short_lived_spark
 from spark_consumers.epochs import job
 from spark_consumers.epochs.follower import Follower
 from spark_consumers.epochs.report import EpochReport

@@ -23,8 +23,8 @@ from typing import Any
 import psycopg
 import yaml
 
-from services.local import jars
-from services.local.java import find_java_home, short_lived_spark
+from services.testbed import jars
+from services.testbed.java import find_java_home, short_lived_spark
 from tests.bridge.running import Bridge
 from tests.providers.embedded import embedded
 from tests.providers.interface import Broker, Server, Trio

@@ -29,7 +29,7 @@ from schemas.events import (
 )
 from schemas.naming import Naming
 from schemas.shaping import ShapingSettings
-from services.bridge.kafka.options import IN_FLIGHT
+from services.bridge.sink.options import IN_FLIGHT
 
 PARTITIONS = 3
 _ANY_PARTITION = -1

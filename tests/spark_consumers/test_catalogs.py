@@ -11,9 +11,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import SparkSession
 
-from services.local import jars
-from services.local.java import find_java_home
-from services.local.ports import free_port, is_free
+from services.testbed import jars
+from services.testbed.java import find_java_home
+from services.testbed.ports import free_port, is_free
 from spark_consumers.session import catalog_options
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually

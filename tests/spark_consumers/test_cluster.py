@@ -12,9 +12,9 @@ import pytest
 import yaml
 from pyiceberg.catalog.sql import SqlCatalog
 
-from services.local import jars
-from services.local.java import SHORT_LIVED, find_java_home
-from services.local.ports import free_port
+from services.testbed import jars
+from services.testbed.java import SHORT_LIVED, find_java_home
+from services.testbed.ports import free_port
 from spark_consumers import submit
 from tests.providers.interface import Broker
 from tests.providers.waiting import eventually

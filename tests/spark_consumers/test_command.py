@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from schemas.errors import ExitCode
-from services.local.java import short_lived_spark
+from services.testbed.java import short_lived_spark
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import Pipeline

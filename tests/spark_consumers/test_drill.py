@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.local.java import find_java_home
+from services.testbed.java import find_java_home
 from tests.conftest import NewPair
 from tests.providers.interface import Broker
 from tests.spark_consumers.drill import drill

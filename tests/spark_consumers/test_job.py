@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from schemas.errors import BadInput, Retryable, SetupError
-from services.local.ports import free_port
+from services.testbed.ports import free_port
 from spark_consumers.epochs import job
 from spark_consumers.epochs.follower import Follower
 from spark_consumers.epochs.report import EpochReport

@@ -15,8 +15,8 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from schemas.errors import SlotbridgeError
-from services.local.kafka import KafkaBroker
-from services.local.kafka_cluster import KafkaCluster
+from services.testbed.kafka import KafkaBroker
+from services.testbed.kafka_cluster import KafkaCluster
 from tests.bridge.faults.markers import forget_markers
 from tests.providers.proxy import Proxy
 from tests.providers.waiting import eventually

@@ -13,10 +13,10 @@ from psycopg.errors import LockNotAvailable
 from typer.testing import CliRunner
 
 from schemas.errors import ExitCode
-from services.failover.command import app as slotfailover
-from services.local.pair import STANDBY_SLOT, alter_system, clone, execute
-from services.local.postgres import PostgresServer
-from services.local.shared_memory import release
+from services.failover.cli.app import app as slotfailover
+from services.testbed.pair import STANDBY_SLOT, alter_system, clone, execute
+from services.testbed.postgres import PostgresServer
+from services.testbed.shared_memory import release
 from tests.bridge.evidence.ground import promote, wal_lsn
 from tests.providers.databases import connect
 from tests.providers.waiting import eventually

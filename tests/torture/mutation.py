@@ -15,7 +15,7 @@ from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.torture.brokers import Brokers
 from tests.torture.checker import Finding
 from tests.torture.faults import deck, faults_with, only

@@ -20,8 +20,8 @@ from schemas.events import (
 from schemas.lsn import format_lsn
 from schemas.naming import Naming
 from schemas.shaping import ShapingSettings
-from services.local.bed import Bed
-from services.local.postgres import PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.postgres import PostgresServer
 from tests.bridge.oracle import assert_rebuilt
 from tests.bridge.reading import Record, read_committed
 from tests.bridge.running import Bridge

@@ -15,14 +15,15 @@ from schemas.errors import SlotbridgeError
 from schemas.events import PreparedRecord, ProgressRecord
 from services.bridge import session
 from services.bridge.events.event import Event
-from services.bridge.kafka import options, producer
-from services.bridge.kafka.options import producer_options
-from services.bridge.kafka.producer import TransactionalProducer
-from services.bridge.kafka.publishing import Publishing
-from services.bridge.kafka.topics import Topics
-from services.bridge.postgres.connection import ReplicationConnection
-from services.bridge.progress import agreement, evidence, witnesses
-from services.bridge.progress.agreement import Ledger, Position
+from services.bridge.progress import consistency, ledger
+from services.bridge.progress.ledger import Ledger, Position
+from services.bridge.recovery import start_check
+from services.bridge.sink import options, transactional_producer
+from services.bridge.sink.group_commit import Publishing
+from services.bridge.sink.options import producer_options
+from services.bridge.sink.topics import Topics
+from services.bridge.sink.transactional_producer import TransactionalProducer
+from services.bridge.source.replication_connection import ReplicationConnection
 from services.bridge.transactions.assembler import Assembler, Portion
 from services.bridge.transactions.prepared import Prepared
 from services.bridge.transactions.spool import Spool
@@ -145,7 +146,7 @@ def _from_memory() -> None:
 
 @mistake("the events already sent of a large transaction are forgotten")
 def _seq_forgotten() -> None:
-    resume = agreement.resume_at
+    resume = ledger.resume_at
 
     def resume_at(*arguments: Any) -> Position:
         return resume(*arguments)._replace(seq=0)
@@ -298,9 +299,9 @@ def _timeline_ignored() -> None:
     def fine(*_arguments: Any) -> None:
         return
 
-    put(evidence, "check_timeline", fine)
-    put(witnesses, "check_timeline", fine)
-    put(evidence, "_check_branch", fine)
+    put(consistency, "check_timeline", fine)
+    put(start_check, "check_timeline", fine)
+    put(consistency, "_check_branch", fine)
 
 
 @mistake("another bridge is not fenced")
@@ -310,7 +311,7 @@ def _not_fenced() -> None:
     def own(*arguments: Any) -> dict[str, Any]:
         return producer_options(*arguments) | {"transactional.id": f"own-{os.getpid()}"}
 
-    put(producer, "producer_options", own)
+    put(transactional_producer, "producer_options", own)
 
 
 @mistake("a truncate reaches one partition only")

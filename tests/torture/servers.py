@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from services.local.bed import Bed
-from services.local.kafka import KafkaBroker
-from services.local.kafka_cluster import BROKERS, KafkaCluster
+from services.testbed.bed import Bed
+from services.testbed.kafka import KafkaBroker
+from services.testbed.kafka_cluster import BROKERS, KafkaCluster
 from tests.providers.proxy import Proxy
 from tests.providers.secured import SASL_PASSWORD, Certificates, scram_options, scram_settings
 from tests.torture.brokers import Brokers

@@ -14,9 +14,9 @@ from typing import Final
 
 from schemas.errors import ExitCode
 from schemas.events import ProgressRecord
-from services.local.bed import Bed
-from services.local.pair import STANDBY_SLOT, alter_system
-from services.local.postgres import PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.pair import STANDBY_SLOT, alter_system
+from services.testbed.postgres import PostgresServer
 from tests.bridge.running import Bridge
 from tests.providers.databases import connect
 from tests.providers.proxy import Proxy

@@ -6,24 +6,25 @@ from typing import Any
 
 from schemas.events import ProgressRecord
 from services.bridge import session
-from services.bridge.kafka import hanging, staged, tails, turns
-from services.bridge.postgres.database import Primary
-from services.bridge.postgres.heartbeat import Moved
-from services.bridge.progress import evidence, witnesses
-from services.bridge.progress.visible import read_visible
+from services.bridge.progress import consistency
+from services.bridge.recovery import hanging_transactions, staged_transactions, start_check
+from services.bridge.recovery.visible_record import read_visible
+from services.bridge.sink import partition_ends, producer_pair
+from services.bridge.source.database import Primary
+from services.bridge.source.heartbeat import Moved
 from services.bridge.transactions.staging import read_frames
 from tests.torture.mistakes import mistake, put
 
 
 @mistake("how to end what hangs is inverted", "markers lost")
 def _settled_wrongly() -> None:
-    decide = hanging.how_to_end
+    decide = hanging_transactions.how_to_end
 
-    def inverted(*arguments: Any, **options: Any) -> hanging.Ending:
+    def inverted(*arguments: Any, **options: Any) -> hanging_transactions.Ending:
         ending = decide(*arguments, **options)
         return ending._replace(commit=not ending.commit)
 
-    put(hanging, "how_to_end", inverted)
+    put(hanging_transactions, "how_to_end", inverted)
 
 
 @mistake("what hangs is left as it is", "markers lost")
@@ -39,7 +40,7 @@ def _no_turns() -> None:
     def stay(_self: Any) -> None:
         return
 
-    put(turns.Turns, "pass_on", stay)
+    put(producer_pair.Turns, "pass_on", stay)
 
 
 @mistake("a new timeline is not noted before its first change", "failover")
@@ -57,7 +58,7 @@ def _any_publication() -> None:
     def fine(*_arguments: Any) -> None:
         return
 
-    put(evidence, "_check_selection", fine)
+    put(consistency, "_check_selection", fine)
     put(Primary, "check_publication", fine)
 
 
@@ -66,17 +67,17 @@ def _staging_short() -> None:
     def short(values: Any) -> Iterator[Any]:
         yield from list(read_frames(values))[:-1]
 
-    put(staged, "read_frames", short)
+    put(staged_transactions, "read_frames", short)
 
 
 @mistake("a server whose WAL is behind Kafka is not noticed", "volume restored")
 def _behind() -> None:
-    check = evidence._check_position
+    check = consistency._check_position
 
-    def far(record: ProgressRecord, seen: evidence.Witnesses, slot: str) -> None:
+    def far(record: ProgressRecord, seen: consistency.Witnesses, slot: str) -> None:
         check(record, replace(seen, wal_lsn=2**63), slot)
 
-    put(evidence, "_check_position", far)
+    put(consistency, "_check_position", far)
 
 
 @mistake("an origin that is lower than Kafka knows is not noticed", "volume restored")
@@ -84,7 +85,7 @@ def _origin_lower() -> None:
     def never(*_arguments: Any) -> bool:
         return False
 
-    put(evidence, "_origin_is_binding", never)
+    put(consistency, "_origin_is_binding", never)
 
 
 @mistake("ends of partitions are not compared", "records lost")
@@ -92,7 +93,7 @@ def _tails_ignored() -> None:
     def fine(*_arguments: Any, **_options: Any) -> None:
         return
 
-    put(tails, "judge_lost", fine)
+    put(partition_ends, "judge_lost", fine)
 
 
 @mistake("a second slot under the prefix is not noticed", "stray bridge")
@@ -100,24 +101,24 @@ def _any_slot() -> None:
     def alone(*arguments: Any) -> Any:
         return read_visible(*arguments)._replace(others=())
 
-    put(witnesses, "read_visible", alone)
+    put(start_check, "read_visible", alone)
 
 
 @mistake("a timeline is known by its number", "failover")
 def _number_only() -> None:
-    def same(record: ProgressRecord, seen: evidence.Witnesses) -> bool:
+    def same(record: ProgressRecord, seen: consistency.Witnesses) -> bool:
         return record.timeline == seen.server.timeline or record.timeline in seen.switch_points
 
-    put(evidence, "descends", same)
+    put(consistency, "descends", same)
 
 
 @mistake("another database is not noticed", "stray bridge")
 def _any_database() -> None:
-    check = evidence.check_timeline
+    check = consistency.check_timeline
 
-    def blind(record: ProgressRecord, seen: evidence.Witnesses, slot: str) -> None:
+    def blind(record: ProgressRecord, seen: consistency.Witnesses, slot: str) -> None:
         own = seen.server.system_identifier
         check(record.model_copy(update={"system_identifier": own}), seen, slot)
 
-    put(evidence, "check_timeline", blind)
-    put(witnesses, "check_timeline", blind)
+    put(consistency, "check_timeline", blind)
+    put(start_check, "check_timeline", blind)

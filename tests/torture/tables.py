@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from services.local.java import find_java_home
+from services.testbed.java import find_java_home
 from tests.bridge.running import Bridge
 from tests.spark_consumers.drill import VERIFY, Slottables, report_of
 from tests.spark_consumers.one_java import run_all

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.torture.faults import Fault, deck, faults_with, schedule
 from tests.torture.nursery import STREAMS
 from tests.torture.report import (

@@ -2,10 +2,10 @@
 
     text           a growing text
     forms          values' usual text forms as JSON
-    rows           a row's bytes to its event              as services.bridge.events.writers
+    rows           a row's bytes to its event              as services.bridge.events.row_encoders
     transactions   rows, and whole small transactions      as Assembler and Envelope
     messages       many from libpq                         as a list
-    records        many to librdkafka                      as services.bridge.kafka.sending.plain
+    records        many to librdkafka                      as sink.batch_produce.plain
     foreign        where functions of libpq and librdkafka are
 
 `hot` has what is called from without, or is None: not built, or switched off by

@@ -199,7 +199,7 @@ cdef bint is_date(const uint8_t* text) noexcept nogil:
 
 
 cdef int64_t days(const uint8_t* text) noexcept nogil:
-    """Since 1970-01-01, as services.bridge.events.values.moments has it."""
+    """Since 1970-01-01, as services.bridge.events.values.datetimes has it."""
     cdef int64_t year = number(text, 4), month = number(text + 5, 2), day = number(text + 8, 2)
     if month <= 2:
         year -= 1

@@ -15,4 +15,4 @@ class Records:
     def send(
         self, events: list[Event], index: int, end: int, ready: set[str], touched: set[str], /
     ) -> int:
-        """As services.bridge.kafka.sending.Send has it."""
+        """As services.bridge.sink.batch_produce.Send has it."""

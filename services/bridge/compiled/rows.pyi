@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from services.bridge.events.writers import Column, Frame
+from services.bridge.events.row_encoders import Column, Frame
 
 class RowWriter:
-    """As the function that services.bridge.events.writers.writer makes. One thread at a time.
+    """As the function that services.bridge.events.row_encoders.writer makes. One thread at a time.
 
     `kinds`: of each column one of forms.KINDS, 0 for those whose encoder is to be called.
     """

@@ -26,7 +26,14 @@ from schemas.events import message_topic, transaction_topic
 from schemas.version import version
 from services.bridge import compiled
 from services.bridge.compiled import Messages
-from services.bridge.decoding.messages import (
+from services.bridge.events.errors import updated_outbox, without_key
+from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
+from services.bridge.events.row_encoders import Write
+from services.bridge.events.rows import Counter, Table
+from services.bridge.events.shaping.outbox import Headers, Outbox
+from services.bridge.events.shaping.tables import Plan
+from services.bridge.events.values.encoders import Encoders
+from services.bridge.pgoutput.messages import (
     Delete,
     Insert,
     Message,
@@ -36,13 +43,6 @@ from services.bridge.decoding.messages import (
     Unchanged,
     Update,
 )
-from services.bridge.events.errors import updated_outbox, without_key
-from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
-from services.bridge.events.rows import Counter, Table
-from services.bridge.events.shaping.outbox import Headers, Outbox
-from services.bridge.events.shaping.tables import Plan
-from services.bridge.events.values.encoders import Encoders
-from services.bridge.events.writers import Write
 
 VERSION: Final = version()
 NEW_KEY_HEADER: Final = "__debezium.newkey"

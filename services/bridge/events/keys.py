@@ -15,7 +15,7 @@ whole old row under FULL; one with the key of another time could make two rows o
 from collections.abc import Collection
 from typing import Final
 
-from services.slots import PrimaryKey
+from services.postgres.publications import PrimaryKey
 
 _XIDS: Final = 2**32
 

@@ -13,14 +13,14 @@ import structlog
 
 from schemas.errors import ExitCode, OperatorNeeded, SettingsError
 from schemas.events import SchemaEvent
-from services.bridge.decoding.messages import Relation
 from services.bridge.events.envelope import Described
 from services.bridge.events.event import Stamp
 from services.bridge.events.keys import key_columns, settled
-from services.bridge.events.shapes import Shapes
+from services.bridge.events.schema_events import Shapes
 from services.bridge.events.shaping.tables import Plan, Shaping
 from services.bridge.events.values.encoders import Encoders
-from services.bridge.postgres.database import Primary
+from services.bridge.pgoutput.messages import Relation
+from services.bridge.source.database import Primary
 
 logger = structlog.get_logger(__name__)
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
 
-from services.bridge.decoding.messages import UNCHANGED, Row, Unchanged
+from services.bridge.events.row_encoders import Column, Frame, Write, writer
 from services.bridge.events.shaping.tables import Plan
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.events.values.plain import Encode
-from services.bridge.events.writers import Column, Frame, Write, writer
+from services.bridge.pgoutput.messages import UNCHANGED, Row, Unchanged
 
 WORTH_ROWS = 20
 """How many rows of a table come the long way before code is made for it."""

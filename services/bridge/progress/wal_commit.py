@@ -13,7 +13,7 @@ access/xlog_internal.h, access/xact.h of PostgreSQL 17 and 18.
 import struct
 from typing import Final, NamedTuple
 
-from services.bridge.decoding.decoder import POSTGRES_EPOCH_US
+from services.bridge.pgoutput.decoder import POSTGRES_EPOCH_US
 
 PAGE_BYTES: Final = 8192
 RECORD_BYTES_MAX: Final = 2**16

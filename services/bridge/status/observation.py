@@ -15,15 +15,17 @@ from schemas.errors import SlotbridgeError
 from schemas.events import PreparedRecord, ProgressRecord, prepared_topic, progress_topic
 from schemas.settings import KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
-from services import slots
-from services.bridge.kafka.offsets import name_of
-from services.bridge.kafka.staged import load_staged
-from services.bridge.kafka.topics import Topics
-from services.bridge.postgres.connection import walsender_name
-from services.bridge.postgres.database import ORIGIN_PREFIX
-from services.bridge.postgres.hosts import host_name, single_hosts
-from services.bridge.postgres.refusals import connect_error
-from services.slots import Connection, Slot
+from services.bridge.recovery.staged_transactions import load_staged
+from services.bridge.sink.offsets import name_of
+from services.bridge.sink.topics import Topics
+from services.bridge.source.database import ORIGIN_PREFIX
+from services.bridge.source.hosts import host_name, single_hosts
+from services.bridge.source.replication_connection import walsender_name
+from services.bridge.source.server_errors import connect_error
+from services.postgres import slots
+from services.postgres.origins import origin_exists, origin_progress
+from services.postgres.server import Connection, read_received, read_server, written_lsn
+from services.postgres.slots import Slot
 
 Found = TypeVar("Found")
 
@@ -163,7 +165,7 @@ def _host(conninfo: str, slot: str) -> HostStatus:
 
 
 def _read(connection: Connection, name: str, slot: str) -> HostStatus:
-    server = slots.read_server(connection)
+    server = read_server(connection)
     origin = ORIGIN_PREFIX + slot
     gids = connection.execute(
         "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
@@ -174,12 +176,10 @@ def _read(connection: Connection, name: str, slot: str) -> HostStatus:
         timeline=server.timeline,
         system_identifier=server.system_identifier,
         slot=slots.read_slot(connection, slot),
-        origin_lsn=slots.origin_progress(connection, origin)
-        if slots.origin_exists(connection, origin)
+        origin_lsn=origin_progress(connection, origin)
+        if origin_exists(connection, origin)
         else None,
-        wal_lsn=slots.read_received(connection)
-        if server.in_recovery
-        else slots.written_lsn(connection),
+        wal_lsn=read_received(connection) if server.in_recovery else written_lsn(connection),
         prepared_gids=tuple(row[0] for row in gids),
         withheld_by=slots.withheld_by(connection, walsender_name(slot)),
     )

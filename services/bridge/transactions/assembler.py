@@ -17,9 +17,11 @@ from typing import NamedTuple
 from schemas.events import HEARTBEAT_PREFIX
 from services.bridge import compiled
 from services.bridge.compiled import Messages
-from services.bridge.decoding.decoder import DecodeError, Decoder
-from services.bridge.decoding.errors import misplaced
-from services.bridge.decoding.messages import (
+from services.bridge.events.envelope import Envelope, Writer
+from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
+from services.bridge.pgoutput.decoder import DecodeError, Decoder
+from services.bridge.pgoutput.errors import misplaced
+from services.bridge.pgoutput.messages import (
     AnyMessage,
     Begin,
     Commit,
@@ -32,9 +34,7 @@ from services.bridge.decoding.messages import (
     Type,
     Update,
 )
-from services.bridge.events.envelope import Envelope, Writer
-from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
-from services.bridge.progress.agreement import Position
+from services.bridge.progress.ledger import Position
 
 _ROWS = frozenset((b"I", b"U"))
 PORTION_BYTES = 2**18

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterator
 
-from services.bridge.decoding.messages import Frame
+from services.bridge.pgoutput.messages import Frame
 
 HEAD = struct.Struct("!IQI")
 

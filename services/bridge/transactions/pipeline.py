@@ -12,11 +12,8 @@ from typing import Final
 
 from schemas.events import PreparedRecord
 from services.bridge.compiled import Messages
-from services.bridge.decoding.decoder import Decoder
-from services.bridge.decoding.messages import (
-    PREPARED_MESSAGES,
-    STREAM_MESSAGES,
-)
+from services.bridge.pgoutput.decoder import Decoder
+from services.bridge.pgoutput.messages import PREPARED_MESSAGES, STREAM_MESSAGES
 from services.bridge.transactions.assembler import Assembler, Portion
 from services.bridge.transactions.prepared import Prepared
 from services.bridge.transactions.streams import FrameStore, Streams

@@ -21,9 +21,10 @@ from typing import Final
 
 from schemas.errors import OperatorNeeded
 from schemas.events import PreparedRecord
-from services.bridge.decoding.decoder import Decoder
-from services.bridge.decoding.errors import misplaced
-from services.bridge.decoding.messages import (
+from services.bridge.events.event import Event
+from services.bridge.pgoutput.decoder import Decoder
+from services.bridge.pgoutput.errors import misplaced
+from services.bridge.pgoutput.messages import (
     AnyMessage,
     BeginPrepare,
     CommitPrepared,
@@ -33,7 +34,6 @@ from services.bridge.decoding.messages import (
     RollbackPrepared,
     StreamPrepare,
 )
-from services.bridge.events.event import Event
 from services.bridge.transactions.assembler import Assembler, Portion, size_of
 from services.bridge.transactions.replay import Decision, replay, surviving
 from services.bridge.transactions.staging import staged_header, staged_parts, tombstones

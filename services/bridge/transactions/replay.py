@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.bridge.compiled import Messages, new_messages
-from services.bridge.decoding.decoder import Decoder
-from services.bridge.decoding.messages import Begin, Commit, Frame
+from services.bridge.pgoutput.decoder import Decoder
+from services.bridge.pgoutput.messages import Begin, Commit, Frame
 from services.bridge.transactions.assembler import Assembler, Portion
 
 BREATH_FRAMES: Final = 1_000

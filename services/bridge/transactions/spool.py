@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Final
 
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
-from services.bridge.decoding.messages import Frame
 from services.bridge.descriptors import ERRNOS, no_descriptors
 from services.bridge.failpoints import reach
+from services.bridge.pgoutput.messages import Frame
 from services.bridge.transactions.frames import HEAD, pack_frame, unpack_frames
 
 _CHUNK = struct.Struct("!I")

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from schemas.events import PreparedKey, PreparedRecord
-from services.bridge.decoding.messages import Frame
 from services.bridge.events.event import Event
+from services.bridge.pgoutput.messages import Frame
 from services.bridge.transactions.frames import pack_frame, unpack_frames
 from services.bridge.transactions.replay import BREATH_FRAMES
 

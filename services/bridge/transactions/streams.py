@@ -26,9 +26,9 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from schemas.errors import Retryable
-from services.bridge.decoding.decoder import Decoder
-from services.bridge.decoding.errors import misplaced
-from services.bridge.decoding.messages import (
+from services.bridge.pgoutput.decoder import Decoder
+from services.bridge.pgoutput.errors import misplaced
+from services.bridge.pgoutput.messages import (
     AnyMessage,
     Frame,
     StreamAbort,

@@ -9,8 +9,8 @@ from schemas.lsn import format_lsn
 from services.failover.checks import remedies
 from services.failover.checks.facts import bridge_position
 from services.failover.checks.model import Needs, Seen, Severity, check
-from services.failover.statements import identifier
-from services.failover.view import Reach
+from services.failover.model.statements import identifier
+from services.failover.model.view import Reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ from services.failover.checks.model import Needs
 
 if TYPE_CHECKING:
     from services.failover.checks.model import Check
-    from services.failover.view import Node, NodeState, View
-    from services.slots import Slot
+    from services.failover.model.view import Node, NodeState, View
+    from services.postgres.slots import Slot
 
 THE_BRIDGE = "the bridge"
 _TABLESYNC = re.compile(r"pg_\d+_sync_\d+_\d+")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from services.failover.surroundings import HbaRule
+    from services.failover.model.node_details import HbaRule
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.failover.checks import remedies
+from services.failover.checks.blockers import unidentified
 from services.failover.checks.model import Seen, Severity, check
-from services.failover.managers import traces
-from services.failover.plan.rules import outdated
-from services.failover.verdicts import unidentified
+from services.failover.model.managers import traces
+from services.failover.model.preconditions import outdated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from services.failover.checks import remedies
 from services.failover.checks.model import Seen, Severity, check
-from services.failover.effects.topology import follows, slot_of
-from services.failover.standby_lists import listed
+from services.failover.model.standby_settings import listed
+from services.failover.model.topology import follows, slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from services.failover.checks.facts import Facts
-    from services.failover.view import Node, NodeState
-    from services.slots import Slot
+    from services.failover.model.view import Node, NodeState
+    from services.postgres.slots import Slot
 
 GROUP = "slots"
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from services.failover.checks import remedies
 from services.failover.checks.model import Needs, Seen, Severity, check
-from services.failover.readiness import judge_all
-from services.failover.statements import UNFENCED
-from services.failover.view import FENCE
+from services.failover.checks.readiness import judge_all
+from services.failover.model.statements import UNFENCED
+from services.failover.model.view import FENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from services.failover.checks import hba, remedies
 from services.failover.checks.model import Needs, Seen, Severity, check
-from services.failover.statements import RELOAD
-from services.failover.view import FENCE
+from services.failover.model.statements import RELOAD
+from services.failover.model.view import FENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from services.failover import statements
 from services.failover.checks.model import Order, Remedy
+from services.failover.model import statements
 
 if TYPE_CHECKING:
-    from services.failover.address import Conninfo
-    from services.failover.view import Node
+    from services.failover.model.conninfo import Conninfo
+    from services.failover.model.view import Node
 
 SLOT_NAME_LENGTH_MAX = 63
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from services.failover.checks.facts import Facts
-    from services.failover.view import Node, NodeState
-    from services.slots import Slot
+    from services.failover.model.view import Node, NodeState
+    from services.postgres.slots import Slot
 
 SAFE_WAL_SHARE_MIN = 0.25
 """Of max_slot_wal_keep_size: with less left, a burst of writes may end the slot."""

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
 from services.failover.checks.model import Needs, Seen, check
-from services.failover.statements import RELOAD, identifier
+from services.failover.model.statements import RELOAD, identifier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from services.failover.checks.facts import Facts, Required
     from services.failover.checks.model import Remedy
-    from services.failover.view import Node, Subscriber, Subscription, View
-    from services.slots import Slot
+    from services.failover.model.view import Node, Subscriber, Subscription, View
+    from services.postgres.slots import Slot
 
 GROUP = "slots"
 LOST = "the slot is not there after the promotion: its consumer must start over"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from services.failover.checks.facts import Facts
-    from services.failover.view import Node, NodeState
+    from services.failover.model.view import Node, NodeState
 
 GROUP = "standby"
 NO_NEW_COPIES = "a slot that is made or changed from now on is not on the standby, and is lost"

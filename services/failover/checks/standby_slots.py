@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from services.failover.checks import remedies
 from services.failover.checks.model import Needs, Seen, Severity, check
-from services.failover.standby_lists import (
+from services.failover.model.standby_settings import (
     commits_can_go_on,
     listed,
     quorum,
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from services.failover.checks.facts import Facts
     from services.failover.checks.model import Remedy
-    from services.failover.view import Node, NodeState
-    from services.slots import Slot
+    from services.failover.model.view import Node, NodeState
+    from services.postgres.slots import Slot
 
 GROUP = "waiting"
 SETTING = "synchronized_standby_slots"

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from services.failover.checks import hba, remedies
 from services.failover.checks.model import Needs, Seen, Severity, check
 from services.failover.checks.standby import GROUP, NO_NEW_COPIES
-from services.failover.effects.topology import follows
-from services.failover.receiver import reconnected
-from services.failover.statements import RELOAD
+from services.failover.model.receiver import reconnected
+from services.failover.model.statements import RELOAD
+from services.failover.model.topology import follows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from services.failover.checks.facts import Facts
     from services.failover.checks.model import Remedy
-    from services.failover.view import Node, NodeState
+    from services.failover.model.view import Node, NodeState
 
 
 @check(

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.errors import ExitCode, SettingsError, SetupError
-from services.failover import machines
-from services.failover.address import Conninfo
-from services.failover.links import Link
+from services.failover.execute import host_programs
+from services.failover.model.conninfo import Conninfo
+from services.failover.observe.server_link import Link
 
 SLOT = "slotfailover_drill"
 """The clone's physical slot on the primary."""
@@ -98,7 +98,7 @@ class Clone:
                 operation="drill",
                 hint="set failover.drill.os_user, or run the drill as another user",
             )
-        machines.account(self._programs.os_user)
+        host_programs.account(self._programs.os_user)
         if len(str(self._socket)) > _SOCKET_PATH_MAX:
             raise SettingsError(
                 f"{self._socket} is too long for a Unix-domain socket",
@@ -126,11 +126,15 @@ class Clone:
         """A base backup of the server there."""
         for path in (self.folder, self._data, self._socket):
             path.mkdir(mode=0o700)
-            machines.own(path, self._programs.os_user)
-        with machines.service_file(source, self._programs.os_user) as environment:
+            host_programs.own(path, self._programs.os_user)
+        with host_programs.service_file(source, self._programs.os_user) as environment:
             self._run(
                 (
-                    *(self._programs.path("pg_basebackup"), "-d", f"service={machines.SERVICE}"),
+                    *(
+                        self._programs.path("pg_basebackup"),
+                        "-d",
+                        f"service={host_programs.SERVICE}",
+                    ),
                     *("-D", str(self._data), "--checkpoint=fast", "--wal-method=stream"),
                     *("--no-sync", "--no-manifest"),
                 ),
@@ -204,7 +208,7 @@ class Clone:
         path = self._data / name
         path.write_text(text, encoding="utf-8")
         path.chmod(0o600)
-        machines.own(path, self._programs.os_user)
+        host_programs.own(path, self._programs.os_user)
 
     def _last_words(self) -> str:
         log = self.folder / "log"
@@ -222,7 +226,7 @@ class Clone:
         deadline_s: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        machines.run_command(
+        host_programs.run_command(
             command,
             operation=operation,
             subject=str(self.folder),

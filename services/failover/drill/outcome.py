@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schemas.errors import ExitCode
-from services.failover.journal import DONE
+from services.failover.execute.journal import DONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,15 +20,16 @@ from dataclasses import dataclass, field
 
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
 from schemas.lsn import format_lsn
-from services.failover import statements
-from services.failover.address import Conninfo
 from services.failover.checks.facts import required_slots
-from services.failover.cluster import Cluster
 from services.failover.drill.clone import LIMITS, SLOT, Clone
 from services.failover.drill.outcome import Outcome, Part, Usable
-from services.failover.links import Link, Unreachable
-from services.failover.view import Node, View
-from services.slots import Connection, Slot, read_received, read_settings, read_slots
+from services.failover.model import statements
+from services.failover.model.conninfo import Conninfo
+from services.failover.model.view import Node, View
+from services.failover.observe.cluster import Cluster
+from services.failover.observe.server_link import Link, Unreachable
+from services.postgres.server import Connection, read_received, read_settings
+from services.postgres.slots import Slot, read_slots
 
 KEY = 0x510_7FA_112
 """The advisory lock of drills: not that of the commands, which a drill must never keep waiting."""

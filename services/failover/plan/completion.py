@@ -14,30 +14,30 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode
-from services.failover.effects import promotion, receivers, subscriptions
-from services.failover.effects.step import Action, active
-from services.failover.plan.rules import (
+from services.failover.checks.blockers import Left, fault_of, lost_copies, unidentified, unreachable
+from services.failover.checks.readiness import judge_promoted
+from services.failover.model.standby_settings import (
+    commits_can_go_on,
+    listed,
+    slots_in_use,
+    slots_that_exist,
+)
+from services.failover.model.view import FENCE
+from services.failover.plan.invariants import (
     has_stray_fence,
     moves,
     require_nobody_left,
     require_privileges,
     require_unfencing,
 )
-from services.failover.plan.topology import attach_standbys
-from services.failover.plan.wish import Draft, Plan
-from services.failover.readiness import judge_promoted
-from services.failover.standby_lists import (
-    commits_can_go_on,
-    listed,
-    slots_in_use,
-    slots_that_exist,
-)
-from services.failover.verdicts import Left, fault_of, lost_copies, unidentified, unreachable
-from services.failover.view import FENCE
+from services.failover.plan.request import Draft, Plan
+from services.failover.plan.standbys import attach_standbys
+from services.failover.plan.steps import promotion, receivers, subscriptions
+from services.failover.plan.steps.step import Action, active
 
 if TYPE_CHECKING:
-    from services.failover.effects.step import Step
-    from services.failover.view import Node, Subscriber, Subscription
+    from services.failover.model.view import Node, Subscriber, Subscription
+    from services.failover.plan.steps.step import Step
 
 
 def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:

@@ -24,15 +24,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded
-from services.failover.address import DEFAULT_PORT
-from services.failover.effects.step import active
-from services.failover.effects.topology import feeds, follows
-from services.failover.plan.wish import OPERATION
-from services.failover.view import Reach
+from services.failover.model.conninfo import DEFAULT_PORT
+from services.failover.model.topology import feeds, follows
+from services.failover.model.view import Reach
+from services.failover.plan.request import OPERATION
+from services.failover.plan.steps.step import active
 
 if TYPE_CHECKING:
-    from services.failover.plan.wish import Wish
-    from services.failover.view import Node, Subscriber, Subscription, View
+    from services.failover.model.view import Node, Subscriber, Subscription, View
+    from services.failover.plan.request import Wish
 
 QUIET_S = 3.0
 """An open connection is dead once silent for this long, if somebody vouches for it."""

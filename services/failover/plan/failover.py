@@ -25,18 +25,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError
-from services.failover.effects import fencing, promotion, receivers, subscriptions
-from services.failover.effects.topology import follows
-from services.failover.plan.completion import complete, resets
-from services.failover.plan.evidence import cant_tell, drained, require_proof, to_ask
-from services.failover.plan.loss import require_no_loss
-from services.failover.plan.rules import (
-    check_invariants,
-    moves,
-    require_changeable,
+from services.failover.checks.readiness import candidate, judge_all
+from services.failover.model.preconditions import (
     require_newest,
     require_one_primary,
     require_one_system,
+)
+from services.failover.model.topology import follows
+from services.failover.model.view import Reach
+from services.failover.plan.completion import complete, resets
+from services.failover.plan.evidence import cant_tell, drained, require_proof, to_ask
+from services.failover.plan.invariants import (
+    check_invariants,
+    moves,
+    require_changeable,
     require_privileges,
     require_readable_history,
     require_ready,
@@ -44,12 +46,12 @@ from services.failover.plan.rules import (
     require_tight,
     require_unfencing,
 )
-from services.failover.plan.wish import OPERATION, Draft, Plan, Wish
-from services.failover.readiness import candidate, judge_all
-from services.failover.view import Reach
+from services.failover.plan.loss import require_no_loss
+from services.failover.plan.request import OPERATION, Draft, Plan, Wish
+from services.failover.plan.steps import fencing, promotion, receivers, subscriptions
 
 if TYPE_CHECKING:
-    from services.failover.view import Node, View
+    from services.failover.model.view import Node, View
 
 
 def plan_failover(view: View, wish: Wish) -> Plan:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, SettingsError, SetupError
+from services.failover.model.preconditions import require_one_primary, require_one_system
 from services.failover.plan.completion import attach, complete
-from services.failover.plan.rules import (
-    check_invariants,
-    require_nobody_hidden,
-    require_one_primary,
-    require_one_system,
-)
-from services.failover.plan.wish import Draft, Plan, Wish
+from services.failover.plan.invariants import check_invariants, require_nobody_hidden
+from services.failover.plan.request import Draft, Plan, Wish
 
 if TYPE_CHECKING:
-    from services.failover.view import Node, View
+    from services.failover.model.view import Node, View
 
 
 def plan_repoint(view: View, wish: Wish) -> Plan:

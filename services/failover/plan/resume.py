@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import ExitCode, OperatorNeeded
+from services.failover.model.preconditions import require_one_primary, require_one_system
 from services.failover.plan.failover import plan_failover, took_over
-from services.failover.plan.rules import require_one_primary, require_one_system
+from services.failover.plan.request import Plan, Wish
 from services.failover.plan.switchover import plan_rollback, plan_switchover
-from services.failover.plan.wish import Plan, Wish
 
 if TYPE_CHECKING:
-    from services.failover.view import View
+    from services.failover.model.view import View
 
 Planner = Callable[["View", Wish], Plan]
 INTENT_MAX_S = 24 * 3600.0

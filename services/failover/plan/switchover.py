@@ -22,33 +22,33 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
-from services.failover.effects import fencing, promotion, receivers, subscriptions, topology
-from services.failover.effects.step import active
+from services.failover.checks.blockers import unreachable
+from services.failover.checks.readiness import candidate, judge_all
+from services.failover.model.preconditions import require_one_primary, require_one_system
+from services.failover.model.standby_settings import listed
+from services.failover.model.topology import failover_slots, follows
+from services.failover.model.view import Reach
 from services.failover.plan.completion import complete, resets
 from services.failover.plan.evidence import require_proof
 from services.failover.plan.failover import plan_failover, require_node
-from services.failover.plan.rules import (
+from services.failover.plan.invariants import (
     check_invariants,
     missing_privilege,
     moves,
     require_changeable,
     require_nobody_hidden,
-    require_one_primary,
-    require_one_system,
     require_privileges,
     require_ready,
     require_same_timeline,
     require_tight,
     require_unpromoted,
 )
-from services.failover.plan.wish import Draft, Plan, Wish
-from services.failover.readiness import candidate, judge_all
-from services.failover.standby_lists import listed
-from services.failover.verdicts import unreachable
-from services.failover.view import Reach
+from services.failover.plan.request import Draft, Plan, Wish
+from services.failover.plan.steps import fencing, promotion, receivers, subscriptions
+from services.failover.plan.steps.step import active
 
 if TYPE_CHECKING:
-    from services.failover.view import Node, Subscription, View
+    from services.failover.model.view import Node, Subscription, View
 
 OPERATION = "switch over"
 
@@ -185,7 +185,7 @@ def _require_fit(view: View, wish: Wish, old: Node, new: Node) -> None:
     problems = []
     if not new.state.replication.receiver_streaming:
         problems.append((f"{new.name} does not stream", f"read the log of {new.name}"))
-    elif not topology.follows(new, old):
+    elif not follows(new, old):
         problems.append((f"{new.name} streams from elsewhere", f"let it stream from {old.name}"))
     for name in listed(old.state.setting("synchronized_standby_slots")):
         slot = old.state.slot(name)
@@ -215,7 +215,7 @@ def _require_drainable(wish: Wish, old: Node, new: Node, final: int) -> None:
     lacking = final - new.received
     if wish.final_lsn is not None or old.writable or lacking <= (wish.accept_data_loss or 0):
         return
-    if new.state.replication.receiver_streaming and topology.follows(new, old):
+    if new.state.replication.receiver_streaming and follows(new, old):
         return
     raise OperatorNeeded(
         f"{new.name} lacks {lacking} bytes of WAL that {old.name} has, which is fenced; {new.name} "
@@ -236,7 +236,7 @@ def _connected(old: Node, *, stops: bool) -> tuple[str, ...]:
     its end for each that is connected, and it is better known before.
     """
     state = old.state
-    found = topology.failover_slots(old)
+    found = failover_slots(old)
     if stops and state is not None:
         logical = [slot for slot in state.slots if slot.slot_type == "logical"]
         found = (*found, *(slot for slot in logical if slot not in found))
@@ -247,7 +247,7 @@ def _notes(view: View, old: Node, slots: tuple[str, ...], *, stops: bool) -> lis
     ours = {found.slot_name for _, found in view.ours() if found.marked}
     found = [
         f"the consumer of {slot.slot_name} is not connected: it gets the rest from the new primary"
-        for slot in topology.failover_slots(old)
+        for slot in failover_slots(old)
         if slot.slot_name not in (*slots, *ours)
     ]
     if not stops:

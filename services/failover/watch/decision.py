@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from services.failover.watch.sight import Sight
+from services.failover.watch.assessment import Sight
 
 if TYPE_CHECKING:
     from schemas.settings import WatchSettings

@@ -18,19 +18,20 @@ import structlog
 
 from schemas.errors import ExitCode, SlotbridgeError
 from schemas.settings import FailoverSettings
-from services.failover import statements
-from services.failover.checkup import check_up
-from services.failover.cluster import Cluster
-from services.failover.history import read_history
-from services.failover.journal import Journal, remembered
-from services.failover.links import Unreachable
-from services.failover.lock import Lock, locked
+from services.failover.checks.check_report import check_up
+from services.failover.execute.history import read_history
+from services.failover.execute.journal import Journal, remembered
+from services.failover.execute.lock import Lock, locked
+from services.failover.execute.run import Performed, Result, Run
+from services.failover.execute.timeline_memory import Asked, recall
+from services.failover.model import statements
+from services.failover.model.view import View
+from services.failover.observe.cluster import Cluster
+from services.failover.observe.server_link import Unreachable
+from services.failover.plan.invariants import moves
 from services.failover.plan.rejoin import plan_repoint
-from services.failover.plan.rules import moves
-from services.failover.plan.wish import Wish
-from services.failover.recollection import Asked, recall
-from services.failover.runner import Performed, Result, Run
-from services.failover.view import View
+from services.failover.plan.request import Wish
+from services.failover.watch.assessment import Sight, sight_of
 from services.failover.watch.decision import (
     Decision,
     Memory,
@@ -40,11 +41,10 @@ from services.failover.watch.decision import (
     decide,
     remember,
 )
-from services.failover.watch.desk import Desk, Desktop
-from services.failover.watch.pausing import Pause, newer
-from services.failover.watch.sight import Sight, sight_of
+from services.failover.watch.pause import Pause, newer
+from services.failover.watch.shared_state import Desk, Desktop
 from services.failover.watch.snapshot import Event, Point, Snapshot, lags_of
-from services.process import Stop
+from services.runtime.process import Stop
 
 logger = structlog.get_logger(__name__)
 

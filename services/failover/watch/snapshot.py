@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from services.failover.checks.facts import required_slots
 from services.failover.watch.decision import Decision, Memory, Verdict
-from services.failover.watch.pausing import Pause
+from services.failover.watch.pause import Pause
 
 if TYPE_CHECKING:
-    from services.failover.checkup import Checkup
-    from services.failover.history import LastDrill
-    from services.failover.journal import Entry
-    from services.failover.view import Node, View
+    from services.failover.checks.check_report import Checkup
+    from services.failover.execute.history import LastDrill
+    from services.failover.execute.journal import Entry
+    from services.failover.model.view import Node, View
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.bridge.evidence.cases import CASES, Case
 from tests.bridge.evidence.ground import Compared, new_ground
 from tests.providers.memory import roomy_memory

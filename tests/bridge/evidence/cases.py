@@ -10,7 +10,7 @@ from typing import Final
 
 from schemas.errors import ExitCode
 from schemas.events import HEARTBEAT_PREFIX
-from services.local.postgres import PostgresServer
+from services.testbed.postgres import PostgresServer
 from tests.bridge.evidence.ground import (
     CONTINUE,
     DBNAME,

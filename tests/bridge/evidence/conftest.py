@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.bridge.evidence.ground import Ground, new_ground
 from tests.providers.interface import Broker
 from tests.providers.memory import roomy_memory

@@ -16,8 +16,8 @@ import psycopg
 
 from schemas.errors import ExitCode
 from schemas.events import DivergenceRecord
-from services.local.bed import Bed
-from services.local.postgres import PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.postgres import PostgresServer
 from tests.bridge.running import Bridge
 from tests.providers.databases import connect
 from tests.providers.interface import Broker

@@ -6,8 +6,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from services import slots
-from services.local.pair import alter_system
+from services.postgres.publications import published_columns
+from services.testbed.pair import alter_system
 from tests.bridge.evidence.ground import DBNAME, Ground, compare, insert, sessions_after
 from tests.bridge.evidence.test_rounds import assert_nothing_lost_or_twice
 from tests.providers.databases import connect
@@ -131,4 +131,4 @@ def test_published_columns_are_those_of_the_view(
             " WHERE pubname = 'p'"
         ).fetchall()
         view = {(schema, table): tuple(columns) for schema, table, columns in rows}
-        assert slots.published_columns(connection, "p") == view
+        assert published_columns(connection, "p") == view

@@ -6,8 +6,8 @@ from confluent_kafka import Producer
 
 from schemas.events import SETTLED_KEY, progress_topic
 from schemas.settings import BridgeSettings
-from services.bridge.kafka.producer import TransactionalProducer
-from services.bridge.progress.visible import Visible, read_visible
+from services.bridge.recovery.visible_record import Visible, read_visible
+from services.bridge.sink.transactional_producer import TransactionalProducer
 from tests.bridge.test_topics import prepared, record
 from tests.providers.interface import Broker
 

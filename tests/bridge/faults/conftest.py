@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from services.local.kafka import KafkaBroker
-from services.local.kafka_cluster import KafkaCluster
-from services.local.processes import Processes
-from services.local.users import server_user
+from services.testbed.kafka import KafkaBroker
+from services.testbed.kafka_cluster import KafkaCluster
+from services.testbed.processes import Processes
+from services.testbed.users import server_user
 from tests.bridge.faults.load import TABLE, Load
 from tests.providers.interface import Provider
 from tests.providers.proxy import Proxy

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from services.local.kafka import KafkaBroker
+from services.testbed.kafka import KafkaBroker
 
 HEADER = struct.Struct(">qiibihiqq")
 """baseOffset, batchLength, leader epoch, magic, crc, attributes, last delta, first and last time"""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from services.local.kafka import KafkaBroker
+from services.testbed.kafka import KafkaBroker
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import Load, assert_intact, await_session
 from tests.bridge.running import Bridge

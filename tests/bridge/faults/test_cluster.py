@@ -16,11 +16,11 @@ from confluent_kafka.cimpl import NewTopic
 from schemas.errors import ExitCode, Retryable
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.events.event import Event
-from services.bridge.kafka.hanging import require_told
-from services.bridge.kafka.markers import MarkerCheck
-from services.bridge.kafka.producer import TransactionalProducer
-from services.bridge.kafka.topics import Topics
-from services.local.kafka_cluster import KafkaCluster
+from services.bridge.recovery.hanging_transactions import require_told
+from services.bridge.sink.markers import MarkerCheck
+from services.bridge.sink.topics import Topics
+from services.bridge.sink.transactional_producer import TransactionalProducer
+from services.testbed.kafka_cluster import KafkaCluster
 from tests.bridge.brokers import FAULTS
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import Load, assert_intact, await_session

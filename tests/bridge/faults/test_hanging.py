@@ -13,10 +13,10 @@ from confluent_kafka import Producer
 
 from schemas.errors import ExitCode
 from schemas.settings import KafkaSettings
-from services.bridge.kafka import hanging
-from services.bridge.kafka.topics import Topics
-from services.local.kafka import KafkaBroker
-from services.local.pair import alter_system
+from services.bridge.recovery import hanging_transactions
+from services.bridge.sink.topics import Topics
+from services.testbed.kafka import KafkaBroker
+from services.testbed.pair import alter_system
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import Load, assert_intact, await_session
 from tests.bridge.faults.markers import (
@@ -190,13 +190,13 @@ def test_partitions_with_a_new_leader_epoch_are_looked_at(
         KafkaSettings(bootstrap_servers=own_kafka.bootstrap_servers, topic_prefix=topic_prefix)
     )
     topics.prepare()
-    assert hanging._unstable(topics, lambda: None) == {}
+    assert hanging_transactions._unstable(topics, lambda: None) == {}
     own_kafka.pause()
     time.sleep(FENCED_AFTER_S)
     own_kafka.resume()
 
     for _ in range(6):  # it is some hundred ms until it is told that it had been given up
-        assert hanging._unstable(topics, lambda: None) == {}
+        assert hanging_transactions._unstable(topics, lambda: None) == {}
         time.sleep(0.5)
 
 

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from schemas.events import SETTLED_KEY
-from services.local.kafka import KafkaBroker
+from services.testbed.kafka import KafkaBroker
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import await_session
 from tests.bridge.faults.markers import forget_markers, is_any, last_batch

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import ExitCode
-from services.local.kafka import KafkaBroker
+from services.testbed.kafka import KafkaBroker
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import Load, await_session
 from tests.bridge.running import Bridge

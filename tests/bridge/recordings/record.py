@@ -149,7 +149,7 @@ def _lines(recording: Recording) -> Iterator[tuple[str, int, bytes]]:
 
 def main() -> None:
     """Record anew."""
-    from services.local.bed import Bed
+    from services.testbed.bed import Bed
 
     folder = Path(tempfile.mkdtemp(prefix="slotbridge-record-"))
     folder.chmod(0o755)

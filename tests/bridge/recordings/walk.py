@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from services.bridge.decoding.decoder import Decoder
-from services.bridge.decoding.messages import (
+from services.bridge.pgoutput.decoder import Decoder
+from services.bridge.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,
     BeginPrepare,

@@ -3,8 +3,8 @@
 import contextlib
 
 from schemas.events import ProgressRecord
-from services.bridge.postgres.connection import ReplicationConnection
 from services.bridge.progress.wal_commit import RECORD_BYTES_MAX, WalCommit, commit_at, page_of
+from services.bridge.source.replication_connection import ReplicationConnection
 from tests.bridge.scenarios.conftest import Scene
 from tests.providers.waiting import eventually
 

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from schemas.settings import ValueSettings
-from services.bridge.decoding.pg_types import TYPE_NAMES
 from services.bridge.events.values.encoders import Encoder, Encoders
+from services.bridge.pgoutput.pg_types import TYPE_NAMES
 
 OIDS = {name: oid for oid, name in TYPE_NAMES.items()}
 DEBEZIUM: dict[str, Any] = {

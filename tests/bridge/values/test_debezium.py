@@ -16,10 +16,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
-from services.local.debezium import Connector, Debezium
-from services.local.java import SHORT_LIVED
-from services.local.processes import Processes
-from services.local.users import server_user
+from services.testbed.debezium import Connector, Debezium
+from services.testbed.java import SHORT_LIVED
+from services.testbed.processes import Processes
+from services.testbed.users import server_user
 from tests.bridge.running import Bridge
 from tests.bridge.values import samples
 from tests.bridge.values.differences import SOURCE, Cell, expected

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from schemas.events import UNAVAILABLE
 from schemas.settings import ValueSettings
-from services.bridge.decoding.pg_types import TYPE_NAMES
-from services.bridge.events.values.catalog import PgType
 from services.bridge.events.values.encoders import _EXTENSIONS, _TEXT_EXTENSIONS, Encoders
+from services.bridge.pgoutput.pg_types import TYPE_NAMES
+from services.bridge.pgoutput.type_names import PgType
 from tests.bridge.values.forms import DEBEZIUM, OIDS, encoder, form, numeric
 
 EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - timestamp has no zone

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from schemas.settings import ValueSettings
 from services.bridge.events.values.encoders import Encoders
-from services.bridge.postgres.connection import SESSION_OPTIONS
-from services.bridge.postgres.type_catalog import money_digits, read_types
+from services.bridge.source.replication_connection import SESSION_OPTIONS
+from services.bridge.source.type_catalog import money_digits, read_types
 from tests.bridge.values.forms import DEBEZIUM
 from tests.providers.interface import Provider
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from services.local.bed import Bed
-from services.local.pair import clone
-from services.local.postgres import PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.pair import clone
+from services.testbed.postgres import PostgresServer
 from tests.failover.check.examining import Examiner, quoted
 from tests.failover.servers import ask, configuration, tell
 from tests.providers.interface import Trio

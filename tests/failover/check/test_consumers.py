@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.local.ports import free_port
+from services.testbed.ports import free_port
 from tests.failover.check.examining import Examiner, examiner_of, quoted
 from tests.failover.servers import ask, create_subscription, tell
 from tests.providers.databases import connect

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.local.bed import Bed
-from services.local.ports import free_port
+from services.testbed.bed import Bed
+from services.testbed.ports import free_port
 from tests.failover.check.examining import Examiner, examiner_of, set_on
 from tests.failover.conftest import NewTrio
 from tests.failover.servers import subscribe, tell

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.events import ProgressRecord, progress_topic
-from services.local.ports import free_port
+from services.testbed.ports import free_port
 from tests.bridge.running import Bridge
 from tests.failover.check.examining import Examiner
 from tests.failover.servers import ask, slotfailover_process, tell

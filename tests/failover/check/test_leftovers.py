@@ -4,12 +4,13 @@ from dataclasses import replace
 
 from services.failover.checks.facts import facts_of
 from services.failover.checks.model import Severity
+from services.failover.checks.readiness import candidate
 from services.failover.checks.registry import run_checks
+from services.failover.model.view import Node, View
 from services.failover.plan.rejoin import plan_rejoin
-from services.failover.plan.wish import Wish
-from services.failover.readiness import candidate
-from services.failover.view import Node, View
-from services.slots import SettingValue, Slot
+from services.failover.plan.request import Wish
+from services.postgres.server import SettingValue
+from services.postgres.slots import Slot
 from tests.failover.check.examining import Examiner, reset_on, set_on
 from tests.failover.servers import ask, tell
 from tests.failover.views import node, slot, state

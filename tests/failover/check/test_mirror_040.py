@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from services.local.bed import Bed
-from services.local.pair import hasten_slot_sync
+from services.testbed.bed import Bed
+from services.testbed.pair import hasten_slot_sync
 from tests.failover.check.cast import Cast, count, create_slot, refused, released, slot
 from tests.failover.check.examining import quoted, set_on
 from tests.failover.servers import ask, tell

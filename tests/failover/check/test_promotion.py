@@ -7,10 +7,10 @@ from hypothesis import given, settings
 
 from services.failover.checks.facts import facts_of
 from services.failover.checks.model import Finding, Severity
+from services.failover.checks.readiness import candidate
 from services.failover.checks.registry import run_checks
-from services.failover.readiness import candidate
-from services.failover.view import FENCE, Node, Reach, View
-from services.slots import SettingValue
+from services.failover.model.view import FENCE, Node, Reach, View
+from services.postgres.server import SettingValue
 from tests.failover.check.examining import Examiner, reset_on, set_on
 from tests.failover.servers import tell
 from tests.failover.views import node, state, views

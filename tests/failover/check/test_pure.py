@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError
 from services.failover.checks import hba
+from services.failover.checks.check_report import check_up, nagios_of
 from services.failover.checks.facts import facts_of, required_slots
 from services.failover.checks.model import Finding, Severity
+from services.failover.checks.readiness import candidate, judge_all
 from services.failover.checks.registry import CHECKS, run_checks
-from services.failover.checkup import check_up, nagios_of
-from services.failover.readiness import candidate, judge_all
-from services.failover.surroundings import HbaRule
-from services.failover.view import Node, View
-from services.slots import SettingValue
+from services.failover.model.node_details import HbaRule
+from services.failover.model.view import Node, View
+from services.postgres.server import SettingValue
 from tests.failover.views import node, slot, state, subscriber, subscription, views
 
 

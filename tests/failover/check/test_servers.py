@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.local.bed import Bed
-from services.local.pair import clone, follow
-from services.local.postgres import PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.pair import clone, follow
+from services.testbed.postgres import PostgresServer
 from tests.failover.check.examining import (
     Examiner,
     examiner_of,

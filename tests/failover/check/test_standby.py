@@ -6,18 +6,18 @@ import pytest
 
 from schemas.errors import ExitCode, Retryable
 from schemas.lsn import parse_lsn
+from services.failover.checks.check_report import check_up
 from services.failover.checks.remedies import order
-from services.failover.checkup import check_up
-from services.failover.cluster import Cluster
-from services.failover.fixing import fixes_of, perform
-from services.failover.history import unfinished
-from services.failover.journal import BEGIN, DONE, END, FIX, Entry, Journal
-from services.failover.links import parse_conninfo
-from services.failover.lock import locked
-from services.failover.options import settings_of
-from services.failover.receiver import cut_off
-from services.failover.replication import Replication
-from services.failover.sessions import COMMAND_LOCK
+from services.failover.cli.options import settings_of
+from services.failover.execute.fix import fixes_of, perform
+from services.failover.execute.history import unfinished
+from services.failover.execute.journal import BEGIN, DONE, END, FIX, Entry, Journal
+from services.failover.execute.lock import locked
+from services.failover.model.receiver import cut_off
+from services.failover.model.replication import Replication
+from services.failover.observe.client_sessions import COMMAND_LOCK
+from services.failover.observe.cluster import Cluster
+from services.failover.observe.server_link import parse_conninfo
 from tests.failover.check.examining import (
     Examiner,
     Finding,

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from services.failover.checks.facts import facts_of
+from services.failover.checks.readiness import candidate
 from services.failover.checks.registry import run_checks
-from services.failover.readiness import candidate
-from services.failover.view import View
+from services.failover.model.view import View
 from tests.failover.check.examining import Examiner, Finding, make_slot, reset_on, set_on
 from tests.failover.servers import ask, tell, write
 from tests.failover.views import node, state

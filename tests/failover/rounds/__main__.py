@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.failover.conftest import end
 from tests.failover.rounds.play import CASES, play
 from tests.providers.interface import Trio

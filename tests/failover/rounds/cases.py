@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from services.local.ports import free_port
+from services.testbed.ports import free_port
 from tests.failover.freezing import frozen
 from tests.failover.rounds.rig import PATIENCE_S, PROMOTED, REFUSED, Rig, Round
 from tests.failover.servers import COMMAND

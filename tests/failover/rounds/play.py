@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.bridge.running import Bridge
 from tests.failover.rounds.cases import cut_off, freeze, signals
 from tests.failover.rounds.clients import TABLE

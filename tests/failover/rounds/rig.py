@@ -12,8 +12,8 @@ import psutil
 import psycopg
 import yaml
 
-from services.local.bed import Bed
-from services.local.postgres import PostgresServer
+from services.testbed.bed import Bed
+from services.testbed.postgres import PostgresServer
 from tests.bridge.running import Bridge
 from tests.failover.conftest import machines
 from tests.failover.freezing import postmaster_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from services.failover.watch.api import _HEADERS
+from services.failover.watch.web.api import _HEADERS
 from tests.failover.servers import (
     Ran,
     await_equal,

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.settings import WatchSettings
-from services.failover.plan.wish import Wish
-from services.failover.view import Reach, View
+from services.failover.model.view import Reach, View
+from services.failover.plan.request import Wish
+from services.failover.watch.assessment import Sight, sight_of
 from services.failover.watch.decision import Memory, Rules, Verdict, acted, decide, remember
-from services.failover.watch.sight import Sight, sight_of
 from tests.failover.views import node, slot, state, subscriber, subscription, views
 
 RULES = Rules(automatic=True, quorum=3, settle_s=5.0, silence_s=30.0, cooldown_s=20.0, stale_s=10.0)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
 
-from services.local.bed import Bed
+from services.testbed.bed import Bed
 from tests.bridge.running import Bridge
 from tests.failover.conftest import NewTrio, machines
 from tests.failover.drill import both

@@ -7,15 +7,15 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.failover.checkup import check_up
-from services.failover.journal import Entry
-from services.failover.view import View
-from services.failover.watch.curves import bytes_text, curves
-from services.failover.watch.markup import document, el
-from services.failover.watch.page import page
-from services.failover.watch.pausing import Pause, newer
+from services.failover.checks.check_report import check_up
+from services.failover.execute.journal import Entry
+from services.failover.model.view import View
+from services.failover.watch.pause import Pause, newer
 from services.failover.watch.snapshot import Event, Point, Snapshot
-from services.failover.watch.topology import boxes_of
+from services.failover.watch.web.lag_chart import bytes_text, curves
+from services.failover.watch.web.markup import document, el
+from services.failover.watch.web.page import page
+from services.failover.watch.web.topology import boxes_of
 from tests.failover.views import node, slot, state, subscriber, subscription, views
 
 EVIL = "<script>alert('x')</script>\"&'\x00\ud800"

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from schemas.errors import SettingsError
 from schemas.naming import Naming
 from schemas.shaping import OutboxSettings
-from services.bridge.decoding.messages import UNCHANGED, Relation, Row
 from services.bridge.events.values.plain import bytea_bytes
+from services.bridge.pgoutput.messages import UNCHANGED, Relation, Row
 
 _BYTEA_OID = 17
 Headers = list[tuple[str, str | bytes | None]]

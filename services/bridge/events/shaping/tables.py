@@ -10,10 +10,10 @@ from typing import Final
 from schemas.errors import SettingsError
 from schemas.naming import Naming, TableTopic, column_matches, table_matches
 from schemas.shaping import MaskSettings, ShapingSettings
-from services.bridge.decoding.messages import Relation, RelationColumn
 from services.bridge.events.shaping.masks import mask
 from services.bridge.events.shaping.outbox import Outbox
 from services.bridge.events.values.plain import Encode
+from services.bridge.pgoutput.messages import Relation, RelationColumn
 
 TEXT_OID: Final = 25
 _ALL: Final = frozenset("cudt")

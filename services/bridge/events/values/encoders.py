@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 from schemas.events import UNAVAILABLE
 from schemas.settings import ValueSettings
-from services.bridge.events.values import decimals, geometry, hstore, intervals, moments, plain
+from services.bridge.events.values import datetimes, decimals, geometry, hstore, intervals, plain
 from services.bridge.events.values.arrays import array
-from services.bridge.events.values.catalog import PgType, built_in
 from services.bridge.events.values.plain import Encode
+from services.bridge.pgoutput.type_names import PgType, built_in
 
 Choose = Callable[[ValueSettings, int], Encode]
 """(settings, typmod) -> encoder."""
@@ -168,11 +168,11 @@ _BUILT_IN: Final[dict[str, Choose]] = {
     "bit": _bits,
     "varbit": _bits,
     "bytea": lambda s, _: _BYTEA[s.binary_handling],
-    "date": lambda s, _: moments.date(s.time_precision),
-    "time": lambda s, typmod: moments.time(s.time_precision, typmod),
-    "timestamp": lambda s, typmod: moments.timestamp(s.time_precision, typmod),
-    "timestamptz": lambda _, typmod: moments.timestamptz(typmod),
-    "timetz": _always(moments.timetz),
+    "date": lambda s, _: datetimes.date(s.time_precision),
+    "time": lambda s, typmod: datetimes.time(s.time_precision, typmod),
+    "timestamp": lambda s, typmod: datetimes.timestamp(s.time_precision, typmod),
+    "timestamptz": lambda _, typmod: datetimes.timestamptz(typmod),
+    "timetz": _always(datetimes.timetz),
     "interval": lambda s, _: intervals.interval(s.interval_handling),
     "point": _structured(geometry.point),
     "line": _structured(geometry.line),

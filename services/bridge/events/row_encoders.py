@@ -1,0 +1,217 @@
+"""From a row's pgoutput bytes straight to its record: code made once per shape of a table. Pure.
+
+    I|U oid         'N' n { 't' length:u32 bytes | 'n' | 'u' }    ->    Event(topic, key, value, …)
+    U   oid 'O' n { … } 'N' n { … }                               ->    the same, with `before`
+
+An insert, or an update without a change of key, needs no object for message or row. The generated
+function has the types' encoders resolved and the JSON text between the values prepared; tables of
+the same shape share its code. What it does not take (None) goes the long way, by Decoder and
+Envelope, which also says what is wrong with it. Two ways through the bytes:
+
+    short    every value is there, ASCII, under 256 bytes: split at `t 0 0 0`, which is in no text
+             (PostgreSQL's texts have no zero byte), so that as many parts as columns, and the last
+             one of its own length, can't be anything else
+    any      value by value; not where an old row is told
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from json.encoder import encode_basestring as quoted
+from math import isfinite
+from struct import Struct
+from struct import error as StructError
+from types import CodeType
+from typing import Any, Final, NamedTuple
+
+from services.bridge import compiled
+from services.bridge.events.values import datetimes, plain
+from services.bridge.events.values.plain import Encode
+
+Write = Callable[..., Any]
+"""(data, at, lsn, seq, total, events, head, order, tail) -> Event or None.
+
+`at`: where the first value begins."""
+_SHAPES_MAX: Final = 2048
+
+
+class Column(NamedTuple):
+    """A published column: its place among the server's, `"name":`, and how it is written."""
+
+    place: int
+    name: str
+    encode: Encode
+    unavailable: str
+    key: bool
+
+
+class Frame(NamedTuple):
+    """The JSON text around a row, up to what the transaction's own parts follow."""
+
+    opening: str
+    names: str
+    metadata: bool
+    old: bool = False
+
+
+_SHORT: Final[dict[Encode, str]] = {
+    plain.string: "{c} = quoted({v}[1:])",
+    plain.integer: "{c} = {v}[1:]\nif not {c}.isdigit(): {c} = {e}({c}.encode())",
+    plain.boolean: "{c} = BOOLEANS[{v}]",
+    plain.floating: "{c} = {v}[1:]\nif not finite(float({c})): {c} = {e}({c}.encode())",
+    datetimes.instant: (
+        "{c} = f'\"{{{v}[1:11]}}T{{{v}[12:27]}}Z\"'"
+        " if len({v}) == 30 and {v}[5] == '-' and {v}[27:] == '+00' else {e}({v}[1:].encode())"
+    ),
+}
+"""Statements for encoders that can be written out; `v` has the value behind its length."""
+_SHORT_OTHER: Final = "{c} = {e}({v}[1:].encode())"
+_COMPILED: Final[dict[Encode, str]] = {
+    plain.string: "string",
+    plain.integer: "integer",
+    plain.boolean: "boolean",
+    plain.floating: "floating",
+    datetimes.instant: "instant",
+    datetimes.timestamp_us: "timestamp",
+    datetimes.date_days: "date",
+}
+"""Encoders that the compiled twin has a form of its own for."""
+_ANY: Final[dict[Encode, str]] = {
+    plain.string: "quoted(data[p:q].decode())",
+}
+_ANY_OTHER: Final = "e{i}(data[p:q])"
+_GLOBALS: Final[dict[str, Any]] = {
+    "quoted": quoted,
+    "BOOLEANS": {"\1t": "true", "\1f": "false"},
+    "finite": isfinite,
+    "head_of": Struct("!BI").unpack_from,
+    "new": tuple.__new__,
+    "StructError": StructError,
+}
+
+
+def writer(
+    event: type, topic: str, table: str, columns: Sequence[Column], count: int, frame: Frame
+) -> Write:
+    """The function for a table of `count` columns on the server; `event` is the Event type.
+
+    Compiled where that is there (services.bridge.compiled), else made here.
+    """
+    if (hot := compiled.hot) is not None:
+        kinds = hot.forms.KINDS
+        forms = [kinds.get(_COMPILED.get(column.encode, ""), 0) for column in columns]
+        made: Write = hot.rows.RowWriter(event, topic, table, columns, count, frame, forms)
+        return made
+    variables: dict[str, Any] = {
+        **_GLOBALS,
+        "Event": event,
+        "TOPIC": topic,
+        "TABLE": table,
+        "OPENING": frame.opening,
+        "NAMES": frame.names,
+    }
+    for index, column in enumerate(columns):
+        variables[f"e{index}"] = column.encode
+        variables[f"u{index}"] = column.unavailable
+        variables[f"k{index}"] = ("," if index else "") + column.name
+    keys = [index for index, column in enumerate(columns) if column.key]
+    for number, index in enumerate(keys):
+        variables[f"j{index}"] = ("," if number else "{") + columns[index].name
+    encoders = tuple((column.place, column.encode) for column in columns)
+    variables["BETWEEN"] = f"N{chr(count >> 8)}{chr(count & 255)}"
+    exec(_code(encoders, tuple(keys), count, frame.metadata, frame.old), variables)  # noqa: S102 - our own text
+    made = variables["write"]
+    return made
+
+
+@lru_cache(_SHAPES_MAX)
+def _code(
+    columns: tuple[tuple[int, Encode], ...],
+    keys: tuple[int, ...],
+    count: int,
+    metadata: bool,
+    old: bool,
+) -> CodeType:
+    short, other = _short(columns, count, keys, old=old), _any(columns, count)
+    parts = 2 * count if old else count
+    source = "\n".join(
+        [
+            "def write(data, at, lsn, seq, total, events, head, order, tail):",
+            " try:",
+            "  text = data[at:]",
+            "  parts = text.decode('ascii').split('t\\0\\0\\0') if text.isascii() else ()",
+            f"  if len(parts) == {parts + 1} and len(parts[-1]) == ord(parts[-1][0]) + 1:",
+            *("   " + line for line in short),
+            "  else:",
+            *("   " + line for line in (["return None"] if old else other)),
+            " except (ValueError, LookupError, StructError):",
+            "  return None",
+            *(" " + line for line in _record(len(columns), keys, metadata=metadata, old=old)),
+        ]
+    )
+    return compile(source, "<a table's writer>", "exec")
+
+
+def _short(
+    columns: tuple[tuple[int, Encode], ...], count: int, keys: tuple[int, ...], *, old: bool
+) -> list[str]:
+    new_names = "".join(f", v{place}" for place in range(count))
+    if not old:
+        return [f"_{new_names} = parts", *_short_values(columns, "c", "v")]
+    last = f"o{count - 1}"
+    return [
+        f"_{new_names.replace('v', 'o')}{new_names} = parts",
+        f"if not {last}.endswith(BETWEEN) or len({last}) != ord({last}[0]) + 4: return None",
+        f"{last} = {last}[:-3]",
+        *_short_values(columns, "b", "o"),
+        *_short_values(columns, "c", "v"),
+        *(f"if b{index} != c{index}: return None" for index in keys),
+    ]
+
+
+def _short_values(columns: tuple[tuple[int, Encode], ...], to: str, of: str) -> list[str]:
+    lines = []
+    for index, (place, encode) in enumerate(columns):
+        template = _SHORT.get(encode, _SHORT_OTHER)
+        lines += template.format(c=f"{to}{index}", e=f"e{index}", v=f"{of}{place}").split("\n")
+    return lines
+
+
+def _any(columns: tuple[tuple[int, Encode], ...], count: int) -> list[str]:
+    published = {place: (index, encode) for index, (place, encode) in enumerate(columns)}
+    lines = ["end = len(data)", "data += b'\\0\\0\\0\\0'", "q = at"]
+    for place in range(count):
+        lines += ["kind, length = head_of(data, q)", "p = q + 5"]
+        if place in published:
+            index, encode = published[place]
+            value = _ANY.get(encode, _ANY_OTHER).format(i=index)
+            lines += [
+                f"if kind == 116: q = p + length; c{index} = {value}",
+                f"elif kind == 110: q += 1; c{index} = 'null'",
+                f"elif kind == 117: q += 1; c{index} = u{index}",
+                "else: return None",
+            ]
+        else:
+            lines += [
+                "if kind == 116: q = p + length",
+                "elif kind == 110 or kind == 117: q += 1",
+                "else: return None",
+            ]
+    return [*lines, "if q != end: return None"]
+
+
+def _record(columns: int, keys: tuple[int, ...], *, metadata: bool, old: bool) -> list[str]:
+    row = "".join(f"{{k{index}}}{{c{index}}}" for index in range(columns))
+    if old:
+        before = "".join(f"{{k{index}}}{{b{index}}}" for index in range(columns))
+        row = f'{before}}}}},"after":{{{{{row}'
+    key = "".join(f"{{j{index}}}{{c{index}}}" for index in keys) + "}}"
+    order = '{order}{total},"data_collection_order":{events}}}' if metadata else "{order}"
+    value = (
+        f'{{OPENING}}{row}}}}},{{head}}{{place}}\\\\"]",{{NAMES}}'
+        f'"lsn":{{place}},"seq":{{seq}}}}}},{order},{{tail}}'
+    )
+    return [
+        "place = str(lsn)",
+        f"key = f'{key}'.encode()" if keys else "key = None",
+        f"return new(Event, (TOPIC, key, f'{value}'.encode(), None, False, TABLE, seq, lsn))",
+    ]

@@ -1,0 +1,77 @@
+"""A relation's shape as a schema event, when it is not what was last published. Pure."""
+
+from typing import Final, Literal
+
+from schemas.events import Column, SchemaEvent, SchemaKey, schema_topic
+from services.bridge.events.event import Event, Stamp
+from services.bridge.pgoutput.messages import Relation, RelationColumn
+from services.bridge.pgoutput.pg_types import TYPE_NAMES
+
+Identity = Literal["default", "nothing", "full", "index"]
+_IDENTITIES: Final[dict[str, Identity]] = {
+    "d": "default",
+    "n": "nothing",
+    "f": "full",
+    "i": "index",
+}
+
+
+class Shapes:
+    """Remembers each table's last published shape; `known` is what the topic had at start."""
+
+    def __init__(self, prefix: str, known: dict[tuple[str, str], SchemaEvent]) -> None:
+        self._topic = schema_topic(prefix)
+        self._known = dict(known)
+
+    def last_key(self, relation: Relation) -> frozenset[str]:
+        """The key columns that this very table was last published with."""
+        last = self._known.get((relation.schema, relation.table))
+        if last is None or last.oid != relation.oid:
+            return frozenset()
+        return frozenset(column.name for column in last.after if column.key)
+
+    def change(self, relation: Relation, stamp: Stamp, seq: int) -> Event | None:
+        """The schema event that `relation` calls for at `seq`, None when nothing changed."""
+        columns = [
+            Column(
+                name=column.name,
+                type=_type_name(column),
+                type_oid=column.type_oid,
+                typmod=column.typmod,
+                key=column.key,
+            )
+            for column in relation.columns
+        ]
+        identity = _IDENTITIES[relation.replica_identity]
+        key = (relation.schema, relation.table)
+        before = self._known.get(key)
+        if before and (before.oid, before.after, before.replica_identity) == (
+            relation.oid,
+            columns,
+            identity,
+        ):
+            return None
+        event = SchemaEvent(
+            schema=relation.schema,
+            table=relation.table,
+            oid=relation.oid,
+            commit_lsn=stamp.commit_lsn,
+            seq=seq,
+            ts_ms=stamp.encoded_us // 1000,
+            replica_identity=identity,
+            before=before.after if before else None,
+            after=columns,
+        )
+        self._known[key] = event
+        name = SchemaKey(schema=relation.schema, table=relation.table)
+        return Event(
+            self._topic,
+            name.model_dump_json(by_alias=True).encode(),
+            event.model_dump_json(by_alias=True).encode(),
+            table=f"{relation.schema}.{relation.table}",
+            seq=seq,
+        )
+
+
+def _type_name(column: RelationColumn) -> str:
+    return column.type_name or TYPE_NAMES.get(column.type_oid) or f"oid:{column.type_oid}"

@@ -1,0 +1,348 @@
+"""Whether a progress record is of this server, as it is now and as it has been. Pure.
+
+    what                      known to Kafka             asked of the server
+    the database              system_identifier          IDENTIFY_SYSTEM
+    its timeline              timeline, history          IDENTIFY_SYSTEM, TIMELINE_HISTORY
+    it was not set back       end_lsn                    where its WAL is flushed up to
+                              origin_lsn, wal_lsn        where the replication origin is
+                              xid, commit_time_us        the WAL at commit_lsn
+    what events are of        publication, its oid,      pg_publication, the settings
+                              source_origin
+    its slot                  (there is a record)        pg_replication_slots
+
+Each is a lower bound: it holds for any record that was ever committed, not only for the last one.
+So it may be asked of a record that is merely visible, before anything is done (docs/DELIVERY.md,
+"The evidence at a start").
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable
+from schemas.events import DivergenceRecord, ProgressRecord
+from schemas.lsn import format_lsn
+from services.bridge.progress.errors import (
+    COMPARE,
+    START_OVER,
+    Diverged,
+    disagreement,
+    publication_gone,
+)
+from services.bridge.progress.wal_commit import WalCommit
+from services.postgres.server import Server
+from services.postgres.slots import Slot
+
+FIRST_TIMELINE = 1
+"""It has no ancestors, which needs no record to be known."""
+
+
+class Selection(NamedTuple):
+    """What chooses the changes that become events: a publication and `source.origin`.
+
+    `oid` is that of pg_publication: another one of the same name is another publication. 0: there
+    is none.
+    """
+
+    publication: str
+    oid: int
+    origin: str
+
+    def __str__(self) -> str:
+        return f"{self.publication}/{self.oid}/{self.origin}"
+
+
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """What was seen of the server at a start.
+
+    `switch_points`: each ancestor of the server's timeline -> the LSN at which it was left.
+    `wal_lsn`: where the server's WAL is flushed up to. `commit`: what its WAL has at the record's
+    `commit_lsn`, None: not known. `accepted`: the Selection, as text, to
+    which an operator lets this start change.
+    """
+
+    slot: Slot | None
+    origin_lsn: int | None
+    server: Server
+    switch_points: Mapping[int, int]
+    wal_lsn: int
+    selection: Selection
+    accepted: str = ""
+    commit: WalCommit | None = None
+
+    @property
+    def agreed_lsn(self) -> int:
+        """A position up to which server and Kafka have the same WAL, if the server was set back.
+
+        The origin and the slot went back with it, and Kafka had all that they had been told of.
+        """
+        confirmed = self.slot.confirmed_flush_lsn if self.slot is not None else None
+        return max(self.origin_lsn or 0, confirmed or 0)
+
+
+def check_server(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
+    """Return where `record` may be of this server.
+
+    Raises OperatorNeeded (WITNESSES_DISAGREE, WRONG_DATABASE), Diverged, or Retryable for an older
+    timeline: the new primary may just not have been reachable.
+    """
+    check_timeline(record, seen, slot)
+    if seen.slot is None:
+        raise disagreement(
+            "the slot is gone, though Kafka has a progress record",
+            slot,
+            record.end_lsn,
+            "changes after this LSN may be lost: restore the slot, or start over with a new slot "
+            "and topic prefix; after a failover, the slot was not ready (slotfailover check)",
+        )
+    if seen.slot.invalidation_reason is not None:
+        raise invalidated(seen.slot, slot)
+    _check_branch(record, seen, slot)
+    _check_position(record, seen, slot)
+    _check_selection(record, seen, slot)
+
+
+def check_timeline(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
+    """Raise where `record` is of another database, or of a timeline that is newer or none of its.
+
+    All that a hidden record can be asked: where the server has not its events, they are aborted.
+    """
+    if record.system_identifier != seen.server.system_identifier:
+        raise OperatorNeeded(
+            f"this database is {seen.server.system_identifier}, Kafka's progress is of "
+            f"{record.system_identifier}",
+            operation=COMPARE,
+            subject=f"slot {slot}",
+            hint="correct source.conninfo, or use another kafka.topic_prefix for this database",
+            exit_code=ExitCode.WRONG_DATABASE,
+        )
+    if record.timeline > seen.server.timeline:
+        raise Retryable(
+            f"this server is on timeline {seen.server.timeline}, Kafka's progress on "
+            f"{record.timeline}: it is an old primary",
+            operation=COMPARE,
+            subject=f"slot {slot}",
+            lsn=reached(record),
+            hint="stop or rejoin the old primary; name the new one in source.conninfo",
+            exit_code=ExitCode.TIMELINE,
+        )
+    if not descends(record, seen):
+        raise Diverged(
+            slot,
+            record.timeline,
+            seen.server.timeline,
+            _fork(record, seen),
+            reached(record),
+            _another_timeline(record, seen),
+        )
+
+
+def reached(record: ProgressRecord) -> int:
+    """The end of what Kafka has of the record's timeline, a part of a transaction included."""
+    return max(record.end_lsn, record.commit_lsn + 1 if record.seq else 0)
+
+
+def descends(record: ProgressRecord, seen: Witnesses) -> bool:
+    """Whether the record's timeline is the server's or an ancestor of it, as far as is known."""
+    timeline = record.timeline
+    if timeline != seen.server.timeline and timeline not in seen.switch_points:
+        return False
+    history = _history(record)
+    return history is None or history == {
+        ancestor: lsn for ancestor, lsn in seen.switch_points.items() if ancestor < timeline
+    }
+
+
+def unjudged(record: ProgressRecord, seen: Witnesses) -> Iterator[str]:
+    """What check_server had no evidence for."""
+    if _history(record) is None:
+        yield "the timeline's history"
+    if not _origin_is_binding(record, seen):
+        yield "the replication origin's position"
+    own = record.timeline == seen.server.timeline
+    if own and record.commit_lsn and (seen.commit is None or not record.xid):
+        yield "the last transaction's commit in the WAL"
+    if not record.publication:
+        yield "the publication and source.origin"
+
+
+def set_back(record: ProgressRecord, switch_lsn: int) -> ProgressRecord:
+    """What of `record` is left where Kafka and the server agree up to `switch_lsn` only.
+
+    A part of a transaction stays where that committed before. The origin went back as well; the
+    slot may be where it was announced to be, and stays so.
+    """
+    update: dict[str, object] = {
+        "end_lsn": min(record.end_lsn, switch_lsn),
+        "ahead_lsn": min(record.ahead_lsn, switch_lsn),
+        "origin_lsn": 0,
+        "wal_lsn": 0,
+    }
+    if not (record.seq and record.commit_lsn < switch_lsn):
+        update |= {"commit_lsn": 0, "xid": 0, "commit_time_us": 0, "seq": 0, "counts": {}}
+    return record.model_copy(update=update)
+
+
+def is_lost(
+    timeline: int, commit_lsn: int, seen: Witnesses, accepted: Sequence[DivergenceRecord]
+) -> bool:
+    """Whether an event in Kafka never was, or no longer is, in the server's history.
+
+    `timeline` 0: not told by the event. `accepted`: the divergences of the slot so far. One of
+    which both timelines have the same number leaves open whose an event within it is: it is lost.
+    """
+    left = seen.switch_points.get(timeline)
+    if timeline and timeline != seen.server.timeline and (left is None or commit_lsn >= left):
+        return True
+    return any(
+        timeline in (0, one.lost_timeline) and one.switch_lsn <= commit_lsn < one.reached_lsn
+        for one in accepted
+    )
+
+
+def invalidated(found: Slot, slot: str) -> OperatorNeeded:
+    """The error of a slot that PostgreSQL has given up."""
+    return disagreement(
+        f"the slot is invalidated ({found.invalidation_reason})",
+        slot,
+        found.confirmed_flush_lsn,
+        f"its WAL or catalog rows are gone: {START_OVER}; raise max_slot_wal_keep_size or "
+        "idle_replication_slot_timeout",
+    )
+
+
+def _history(record: ProgressRecord) -> Mapping[int, int] | None:
+    return {} if record.timeline == FIRST_TIMELINE else record.history
+
+
+def _fork(record: ProgressRecord, seen: Witnesses) -> int | None:
+    """Where the histories of record and server part; None where the record's is not known."""
+    history = _history(record)
+    if history is None:
+        return None
+    ours, theirs = sorted(history.items()), sorted(seen.switch_points.items())
+    since = 0
+    for at in range(max(len(ours), len(theirs))):
+        one = ours[at] if at < len(ours) else (record.timeline, None)
+        other = theirs[at] if at < len(theirs) else (seen.server.timeline, None)
+        if one != other:
+            ends = [lsn for _, lsn in (one, other) if lsn is not None]
+            return min(ends) if one[0] == other[0] else since
+        since = one[1] or since
+    return since  # the same ancestors, and then timelines of different numbers
+
+
+def _another_timeline(record: ProgressRecord, seen: Witnesses) -> str:
+    fork = _fork(record, seen)
+    where = "" if fork is None else f": they part at {format_lsn(fork)}"
+    if record.timeline == seen.server.timeline:
+        return f"is on another timeline of the same number{where}"
+    return f"never was on it{where}"
+
+
+def _check_branch(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
+    """Kafka has nothing of the record's timeline from beyond the point where the server left it."""
+    left = seen.switch_points.get(record.timeline)
+    if left is not None and reached(record) > left:
+        raise Diverged(slot, record.timeline, seen.server.timeline, left, reached(record))
+
+
+def _origin_is_binding(record: ProgressRecord, seen: Witnesses) -> bool:
+    """Whether the server must have the origin's move that the record tells of.
+
+    A promoted standby must where it had the WAL of that move, which ends at `wal_lsn` or before.
+    """
+    left = seen.switch_points.get(record.timeline)
+    return bool(record.origin_lsn) and (left is None or record.wal_lsn <= left)
+
+
+def _has_commit(record: ProgressRecord, seen: Witnesses) -> bool:
+    """Whether the WAL has the commit that the record tells of, as far as both are known.
+
+    On another timeline than the record's, it is not asked.
+    """
+    found = seen.commit
+    if found is None or not record.xid or record.timeline != seen.server.timeline:
+        return True
+    return found.xid in (0, record.xid) and found.time_us == record.commit_time_us
+
+
+def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
+    """The server was not set back to an earlier state of the same timeline.
+
+    `wal_lsn` is not compared with the server's WAL: flushed WAL may end inside a record, which a
+    crash then takes away. What was decoded is whole.
+    """
+    origin_lsn = seen.origin_lsn or 0
+    known_lsn = reached(record)
+    if record.timeline == seen.server.timeline and known_lsn > seen.wal_lsn:
+        what = f"its WAL ends at {format_lsn(seen.wal_lsn)}, Kafka knows it up to"
+        known = known_lsn
+    elif _origin_is_binding(record, seen) and seen.origin_lsn is None:
+        raise disagreement(
+            "the replication origin has no position, Kafka knows that it was at "
+            f"{format_lsn(record.origin_lsn)}: it was dropped, or the server was set back",
+            slot,
+            record.end_lsn,
+            f"if the origin alone was dropped: SELECT pg_replication_origin_create('slotbridge_"
+            f"{slot}'), pg_replication_origin_advance('slotbridge_{slot}', "
+            f"'{format_lsn(record.origin_lsn)}'); else {START_OVER}",
+        )
+    elif _origin_is_binding(record, seen) and record.origin_lsn > origin_lsn:
+        what = f"its replication origin is at {format_lsn(origin_lsn)}, Kafka knows that it was at"
+        known = record.origin_lsn
+    elif not _has_commit(record, seen):
+        what = f"its WAL does not have the commit of transaction {record.xid} that Kafka knows at"
+        known = record.commit_lsn
+    else:
+        return
+    raise Diverged(
+        slot,
+        record.timeline,
+        seen.server.timeline,
+        seen.agreed_lsn or None,
+        reached(record),
+        f"was set back to an earlier state, as by a restored volume or snapshot ({what} "
+        f"{format_lsn(known)}; they agree up to {format_lsn(seen.agreed_lsn)})",
+    )
+
+
+def _check_selection(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
+    """The same publication and source.origin chose the events so far."""
+    now = seen.selection
+    if not now.oid:
+        raise publication_gone(now.publication)
+    then = Selection(record.publication, record.publication_oid, record.source_origin)
+    if not then.publication or then == now:
+        return
+    if then.publication != now.publication:
+        what = f"they are of publication {now.publication} now"
+    elif then.oid != now.oid:
+        what = "it was dropped and made again since"
+    else:
+        what = f"source.origin is {now.origin} now"
+    message = (
+        f"the events in Kafka are of publication {then.publication} (oid {then.oid}) with "
+        f"source.origin {then.origin}; {what}"
+    )
+    if record.seq:
+        raise disagreement(
+            f"{message}; Kafka has a part of the transaction at {format_lsn(record.commit_lsn)}, "
+            "whose changes would be numbered differently",
+            slot,
+            record.end_lsn,
+            "start with the former publication and source.origin until that transaction is "
+            f"whole; if that publication is gone, {START_OVER}",
+        )
+    if seen.accepted == str(now):
+        return
+    raise disagreement(
+        f"{message}: the server does not send what this publication did not have when it was "
+        "committed",
+        slot,
+        record.end_lsn,
+        f"go back to publication {then.publication} and source.origin {then.origin}, or accept "
+        f"that such changes since {format_lsn(record.end_lsn)} never come to Kafka, for this "
+        f"publication alone: SLOTBRIDGE_BRIDGE__ACCEPT_UNSENT_CHANGES_OF={now}",
+    )

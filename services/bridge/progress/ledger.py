@@ -1,0 +1,135 @@
+"""What Kafka has, and whether every witness agrees. Pure.
+
+    received >= published >= durable >= origin      (positions in the WAL, bytes)
+                published >= flushed
+
+received   the server has sent it         durable   a Kafka transaction with it has committed
+published  it is in the open Kafka        origin    the replication origin says so in the database
+           transaction                    flushed   the slot has been told
+
+A session may start where the slot is, ahead of the record in Kafka: durable is then that place
+until its first commit, and the origin stays at the record.
+
+flushed stays behind durable, except while commits wait for the bridge (synchronous_standby_names):
+then it follows WAL without events as far as the last record in Kafka has announced, `ahead_lsn`.
+"""
+
+from typing import NamedTuple
+
+from schemas.events import ProgressRecord
+from schemas.lsn import format_lsn
+from services.bridge.progress.consistency import Witnesses, check_server, invalidated
+from services.bridge.progress.errors import START_OVER, disagreement
+from services.postgres.slots import Slot
+
+
+class Position(NamedTuple):
+    """A place to resume: as in ProgressRecord."""
+
+    commit_lsn: int
+    end_lsn: int
+    seq: int
+
+
+class Ledger:
+    """The bridge's positions; every one only moves forward, and never past the one before it.
+
+    `recorded_lsn` and `ahead_lsn` are of the record in Kafka: `start` may be later (resume_at),
+    the origin never is.
+    """
+
+    def __init__(self, start: Position, recorded_lsn: int, ahead_lsn: int = 0) -> None:
+        self.received = start.end_lsn
+        self.published = start
+        self.durable = start
+        self._recorded_lsn = recorded_lsn
+        self.origin = 0
+        self.flushed = 0
+        self.ahead = ahead_lsn
+
+    def receive(self, lsn: int) -> None:
+        """The server has sent everything up to `lsn`."""
+        self.received = max(self.received, lsn)
+
+    def publish(self, position: Position) -> None:
+        """Everything up to `position` is in the open Kafka transaction (or was there before)."""
+        assert position >= self.published or position.end_lsn >= self.published.end_lsn
+        self.receive(position.end_lsn)
+        self.published = position
+
+    def commit(self, ahead: int = 0) -> None:
+        """The open Kafka transaction has committed; its record allows to follow up to `ahead`."""
+        assert self.published.end_lsn >= self.durable.end_lsn
+        self.durable = self.published
+        self._recorded_lsn = self.durable.end_lsn
+        self.ahead = ahead
+
+    def report(self, *, follow: bool = False) -> int:
+        """The LSN that the slot may be told; never past what Kafka has.
+
+        With `follow`, the caller says that what was published since has no events: the slot may
+        then be told of it too, as far as the record in Kafka allows.
+        """
+        followed = min(self.published.end_lsn, self.ahead) if follow else 0
+        self.flushed = max(self.flushed, self.durable.end_lsn, followed)
+        return self.flushed
+
+    def mark_origin(self) -> int:
+        """The LSN for the replication origin: what Kafka has."""
+        self.origin = max(self.origin, self._recorded_lsn)
+        return self.origin
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether something is published that Kafka has not committed."""
+        return self.published != self.durable
+
+
+def resume_at(record: ProgressRecord, slot: Slot | None) -> Position:
+    """The resume point of a progress record, or later, where the slot is confirmed ahead of it.
+
+    What lies between has no events, and the server does not send it again: were it left out, the
+    next record could be one of before the slot's position, which announces nothing.
+    """
+    confirmed = (slot.confirmed_flush_lsn if slot is not None else None) or 0
+    return Position(record.commit_lsn, max(record.end_lsn, confirmed), record.seq)
+
+
+def check_witnesses(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
+    """Return where it is right to go on from `record`, the last one that Kafka has.
+
+    Raises what check_server raises, and OperatorNeeded (WITNESSES_DISAGREE).
+    """
+    check_server(record, seen, slot)
+    if seen.origin_lsn is not None and seen.origin_lsn > record.end_lsn:
+        raise disagreement(
+            f"the replication origin has {format_lsn(seen.origin_lsn)}, Kafka only "
+            f"{format_lsn(record.end_lsn)}: Kafka lost committed data",
+            slot,
+            record.end_lsn,
+            f"restore the topics, or {START_OVER}",
+        )
+    confirmed = seen.slot.confirmed_flush_lsn if seen.slot is not None else None
+    if confirmed is not None and confirmed > max(record.end_lsn, record.ahead_lsn):
+        raise disagreement(
+            f"the slot is confirmed up to {format_lsn(confirmed)}, Kafka has "
+            f"{format_lsn(record.end_lsn)}: the changes between can't be decoded again",
+            slot,
+            record.end_lsn,
+            "someone else advanced or recreated the slot; start over with a new slot and prefix",
+        )
+
+
+def check_beginning(seen: Witnesses, slot: str) -> None:
+    """Return where it is right to begin anew: the server knows of nothing in Kafka either."""
+    if seen.origin_lsn is not None:
+        raise disagreement(
+            f"the replication origin has {format_lsn(seen.origin_lsn)}, but Kafka has no progress "
+            "record",
+            slot,
+            seen.origin_lsn,
+            "check kafka.bootstrap_servers and kafka.topic_prefix; if the topics are lost, "
+            f"{START_OVER}",
+        )
+    if seen.slot is not None and seen.slot.invalidation_reason is not None:
+        raise invalidated(seen.slot, slot)

@@ -1,0 +1,385 @@
+"""Ends transactions that Kafka has decided without telling every partition.
+
+A coordinator writes the markers of a transaction that it has decided, and then takes it for
+complete. Kafka 4.3.0 to 4.4.0 skip the markers of partitions that have no leader at that moment, as
+if they were deleted (KAFKA-20734): of all partitions, where a broker without replicas elsewhere
+stops or dies (seen: one stop in ten to forty under load). What is not marked hides for ever, from
+readers of committed records, all that follows it. Kafka's own remedy is an operator with
+`kafka-transactions.sh abort`, which loses what was decided to be committed.
+
+A marker of the same producer id ends it as well. So at the start of a session, when no transaction
+of ours can be open, every partition that stays unstable gets one record that means nothing, and
+
+    commit   where its events are among what the last visible progress record covers, or where a
+             witness shows that Kafka had decided so: the origin is beyond that record, the slot is
+             beyond what it announces or was told of all that the first hidden one has, some
+             partition shows events beyond it
+    abort    else: the slot sends again what it had
+
+of the producer that has written it (`turns`; of both where that is not known). Committed, that
+record is a tombstone of a key that no table has. A partition is ours to end where the record at its
+last stable offset is: that one belongs to what is open. What other producers have open is left
+alone, or none the worse for a marker of ours.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+from confluent_kafka import Message
+
+from schemas.errors import ExitCode, Retryable
+from schemas.events import (
+    SETTLED_KEY,
+    PreparedKey,
+    ProgressRecord,
+    prepared_topic,
+    progress_topic,
+)
+from services.bridge.events.event import Event
+from services.bridge.events.shaping.outbox import Headers
+from services.bridge.sink.offsets import Partition
+from services.bridge.sink.producer_pair import BOTH
+from services.bridge.sink.topics import Topics
+from services.bridge.sink.transactional_producer import TransactionalProducer
+from services.bridge.source.database import Primary
+from services.kafka.records import (
+    READ_DEADLINE_S,
+    REQUEST_TIMEOUT_S,
+    TopicReader,
+    parse_record,
+)
+
+logger = structlog.get_logger(__name__)
+
+PATIENCE_S: Final = 1.5
+"""How long a partition's last stable offset must stay the same to count as stuck."""
+_SOON_S: Final = 0.02
+_LOOK_S: Final = 0.25
+_TAIL_RECORDS: Final = 20
+_HIDDEN_RECORDS: Final = 1000
+"""How many hidden records of a partition are looked at: another producer's may hide ours."""
+_ROUNDS_MAX: Final = 4
+"""Two transactions may hang, each of either producer; what then stays is not ours."""
+
+
+class Place(NamedTuple):
+    """An event's place in the order of all those of its timeline; 0: it does not tell which."""
+
+    commit_lsn: int
+    seq: int
+    timeline: int = 0
+
+
+Lost = Callable[[int, int], bool]
+
+
+class Judge(Protocol):
+    """Whether the server is the one whose slot and origin tell what was decided."""
+
+    def may_decide(self, record: ProgressRecord | None) -> None:
+        """Raise SlotbridgeError where `record`, visible or hidden, is not of this server."""
+
+    def lost(self) -> Lost:
+        """Tells by (timeline or 0, commit_lsn) which events the server's history does not have."""
+
+
+class Ending(NamedTuple):
+    """Which partitions are told, how it was decided, and by which of the two producers."""
+
+    partitions: Mapping[Partition, int]
+    turns: tuple[int, ...]
+    commit: bool
+
+
+def settle(
+    topics: Topics,
+    producer: TransactionalProducer,
+    primary: Primary,
+    slot: str,
+    while_waiting: Callable[[], None],
+    judge: Judge,
+) -> None:
+    """End what hangs in the topics of the prefix. `producer` has begun its session.
+
+    Raises what `judge` raises where another server than this one knows how it was decided.
+    """
+    tried: set[Partition] = set()
+    for _ in range(_ROUNDS_MAX):
+        stuck = _stuck(topics, while_waiting)
+        if not stuck:
+            return
+        ours, record = _ours(topics, slot, stuck)
+        if not ours:
+            break
+        lost = judge.lost()
+        ours = {where: remaining(place, lost) for where, place in ours.items()}
+        last = topics.last_progress(slot, until=stuck.get((progress_topic(topics.prefix), 0)))
+        judge.may_decide(last)
+        judge.may_decide(record)
+        commit = (
+            None
+            if covered(ours, last)
+            else _was_committed(topics, primary, slot, last, record, stuck, lost)
+        )
+        ending = how_to_end(ours, stuck, last, record, tried, commit=commit)
+        tried |= {*ending.partitions}
+        _end(topics, producer, ending)
+    logger.warning(
+        "not judged: what other producers' open transactions hide in our topics",
+        partitions=_names(stuck),
+        hint="kafka-transactions.sh describe-producers names them; once they have ended, the "
+        "bridge ends what it finds hanging behind them",
+    )
+    producer.markers.hide(stuck)
+
+
+def require_told(topics: Topics, slot: str, while_waiting: Callable[[], None]) -> None:
+    """Raise Retryable where something of ours hangs; no transaction of ours is open.
+
+    After the loss of a broker: before the producer of the last transaction but one writes again.
+    """
+    stuck = _stuck(topics, while_waiting)
+    if stuck and _ours(topics, slot, stuck)[0]:
+        raise Retryable(
+            f"Kafka has decided a transaction, but {_names(stuck)} did not get its marker",
+            operation="begin a Kafka transaction",
+            subject=f"slot {slot}",
+            hint="the next session of the bridge ends the transaction",
+            exit_code=ExitCode.KAFKA_UNREACHABLE,
+        )
+
+
+def _was_committed(
+    topics: Topics,
+    primary: Primary,
+    slot: str,
+    last: ProgressRecord | None,
+    record: ProgressRecord | None,
+    stuck: Mapping[Partition, int],
+    lost: Lost,
+) -> bool:
+    found = primary.slot()
+    return was_committed(
+        last,
+        record,
+        confirmed_lsn=(found.confirmed_flush_lsn if found is not None else None) or 0,
+        origin_lsn=primary.origin_lsn() or 0,
+        shown=[place for place in _shown(topics, stuck) if remaining(place, lost)],
+    )
+
+
+def _end(topics: Topics, producer: TransactionalProducer, ending: Ending) -> None:
+    logger.warning(
+        "ending a transaction that Kafka has decided and left open",
+        decision="commit" if ending.commit else "abort",
+        partitions=_names(ending.partitions),
+    )
+    prepared = prepared_topic(topics.prefix)
+    nothing = PreparedKey(slot="", gid="", part=0).model_dump_json().encode()
+    producer.settle(
+        {
+            (topic, partition): Event(topic, nothing if topic == prepared else SETTLED_KEY, None)
+            for topic, partition in ending.partitions
+        },
+        ending.turns,
+        commit=ending.commit,
+    )
+
+
+def remaining(place: Place | None, lost: Lost) -> Place | None:
+    """`place`, or None where its event never happened to the server as it is. Pure.
+
+    An accepted divergence leaves events of the lost timeline in the topics, beyond the record: they
+    tell nothing of what was decided since, and are covered by no record of the present timeline.
+    """
+    return None if place is None or lost(place.timeline, place.commit_lsn) else place
+
+
+def covered(ours: Mapping[Partition, Place | None], last: ProgressRecord | None) -> list[Partition]:
+    """The partitions that hide what the last visible record covers: it was committed. Pure."""
+    return [where for where, place in ours.items() if place is not None and has(last, place)]
+
+
+def how_to_end(
+    ours: Mapping[Partition, Place | None],
+    stuck: Mapping[Partition, int],
+    last: ProgressRecord | None,
+    record: ProgressRecord | None,
+    tried: Set[Partition],
+    *,
+    commit: bool | None,
+) -> Ending:
+    """What to do first. Pure.
+
+    `stuck`: partition -> offset, of anyone; `ours` of them hide records of this bridge, from the
+    given place on, and the progress topic `record`. `tried` were committed before and are here
+    again. `commit`: what the witnesses say, needed where nothing is covered by `last`.
+    """
+    if found := covered(ours, last):
+        assert last is not None
+        partitions = found if record is not None else [*ours]
+        # It is of the transaction of `last`, or of the one before, which was the other's.
+        turn = 1 - last.producer if tried >= {*partitions} else last.producer
+        return Ending({where: stuck[where] for where in partitions}, (turn,), commit=True)
+    if not commit:  # of which nothing could be seen
+        return Ending(stuck, BOTH, commit=False)
+    turns = BOTH if record is None else (record.producer,)
+    return Ending({where: stuck[where] for where in ours}, turns, commit=True)
+
+
+def has(last: ProgressRecord | None, place: Place) -> bool:
+    """Whether the event at `place` is among what the record covers. Pure."""
+    if last is None:
+        return False
+    in_part = place.commit_lsn == last.commit_lsn and place.seq < last.seq
+    return place.commit_lsn < last.end_lsn or in_part
+
+
+def was_committed(
+    last: ProgressRecord | None,
+    hanging: ProgressRecord | None = None,
+    *,
+    confirmed_lsn: int = 0,
+    origin_lsn: int = 0,
+    shown: Iterable[Place] = (),
+) -> bool:
+    """Whether a witness shows that Kafka had decided to commit what hangs. Pure.
+
+    `last`: the last visible record, `hanging`: the first that is not. `confirmed_lsn`,
+    `origin_lsn`: how far the slot and the origin have been told. `shown`: places of the last
+    visible events.
+
+    Where commits wait, the slot is told of what was announced: but of a position with events only
+    once Kafka had committed them, so also of the end of a record that covers whole transactions.
+    """
+    recorded = last.end_lsn if last is not None else 0
+    announced = max(recorded, last.ahead_lsn) if last is not None else 0
+    told = hanging is not None and not hanging.seq and confirmed_lsn >= hanging.end_lsn
+    return (
+        told
+        or origin_lsn > recorded
+        or confirmed_lsn > announced
+        or any(not has(last, place) for place in shown)
+    )
+
+
+def place_of(value: bytes | None, prefix: str) -> Place | None:
+    """Where the event of a record stands, or a PREPARE; None for what is none of `prefix`. Pure."""
+    try:
+        document = json.loads(value or b"null")
+        said = document.get("source", document)
+        if said.get("name", prefix) != prefix:
+            return None
+        lsn = said["commit_lsn"] if "commit_lsn" in said else said["prepare_lsn"]
+        return Place(int(lsn), int(said.get("seq", 0)), int(said.get("timeline", 0)))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def place_in_headers(headers: Headers | dict[str, str | bytes | None] | None) -> Place | None:
+    """Where a message of an outbox stands; None for what is none. Pure."""
+    told = dict(headers or [])
+    try:
+        return Place(int(told["commit_lsn"] or b""), int(told["seq"] or b""))
+    except (KeyError, ValueError):
+        return None
+
+
+def _stuck(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition, int]:
+    """Soon asked again: markers that are being written take some milliseconds."""
+    found = _unstable(topics, while_waiting)
+    until, pause_s = time.monotonic() + PATIENCE_S, _SOON_S
+    while found and time.monotonic() < until:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LOOK_S)
+        while_waiting()
+        now = _unstable(topics, while_waiting)
+        found = {place: at for place, at in found.items() if now.get(place) == at}
+    return found
+
+
+def _unstable(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition, int]:
+    """A broker that was lost may come again within the deadline, with partitions of a new epoch."""
+    deadline = time.monotonic() + REQUEST_TIMEOUT_S
+    while True:
+        try:
+            return topics.unstable()
+        except Retryable:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_LOOK_S)
+        while_waiting()
+        topics.refresh()
+
+
+def _ours(
+    topics: Topics, slot: str, stuck: Mapping[Partition, int]
+) -> tuple[dict[Partition, Place | None], ProgressRecord | None]:
+    """Those that hide records of this bridge, with the place of the first event that each hides,
+    and the first progress record."""
+    progress, own = progress_topic(topics.prefix), topics.own()
+    ours: dict[Partition, Place | None] = {}
+    record = None
+    for (topic, partition), offset in stuck.items():
+        with topics.reader(topic, partition, committed=False) as reader:
+            if topic == progress:
+                records = reader.first_from(offset)
+            else:
+                place = _first_place(topics, reader, offset, alone=topic in own)
+                if topic in own or place is not None:
+                    ours[topic, partition] = place
+                continue
+        if records and records[0][1] == slot.encode():
+            ours[topic, partition] = None
+            at, _, value = records[0]
+            record = parse_record(ProgressRecord, topic, at, value) if value is not None else None
+    return ours, record
+
+
+def _first_place(topics: Topics, reader: TopicReader, offset: int, *, alone: bool) -> Place | None:
+    """The place of the first event of this bridge from `offset` on, the last stable offset.
+
+    What is there belongs to the transaction that is open. Where it has no place of ours, another
+    producer's is, whatever is behind it: that may be decided and told. Only in a topic that this
+    bridge writes `alone` one is looked for: of what is staged, the last part tells the LSN.
+    """
+    prepared = reader.topic == prepared_topic(topics.prefix)
+    end = reader.bounds()[1]
+    stop = end if prepared else min(end, offset + _HIDDEN_RECORDS)
+    deadline = time.monotonic() + READ_DEADLINE_S
+    for message in reader.messages(offset, stop, deadline):
+        place = _place(topics, message)
+        if place is not None or not (alone or _is_settling(message)):
+            return place
+    return None
+
+
+def _is_settling(message: Message) -> bool:
+    """Whether it only ends a transaction, as `_end` writes it: of any bridge."""
+    return message.value() is None and message.key() == SETTLED_KEY
+
+
+def _place(topics: Topics, message: Message) -> Place | None:
+    place = place_of(message.value(), topics.prefix)
+    if place is None and topics.is_outbox(message.topic() or ""):
+        return place_in_headers(message.headers())
+    return place
+
+
+def _shown(topics: Topics, stuck: Mapping[Partition, int]) -> Iterable[Place]:
+    """The places of the last visible events, of every partition that shows all it has."""
+    for topic, partition in topics.event_partitions():
+        if (topic, partition) not in stuck:
+            with topics.reader(topic, partition) as reader:
+                deadline = time.monotonic() + READ_DEADLINE_S
+                low, end = reader.bounds()
+                tail = reader.messages(max(low, end - _TAIL_RECORDS), end, deadline)
+                places = [_place(topics, message) for message in tail]
+            yield from (place for place in places if place is not None)
+
+
+def _names(partitions: Mapping[Partition, int]) -> str:
+    return ", ".join(f"{topic}[{partition}]@{at}" for (topic, partition), at in partitions.items())

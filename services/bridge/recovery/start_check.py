@@ -1,0 +1,231 @@
+"""All witnesses of what Kafka has, read at a start and compared (`agreement`, `evidence`)."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import structlog
+
+from schemas.errors import Retryable, SlotbridgeError
+from schemas.events import (
+    DivergenceRecord,
+    ProgressRecord,
+    divergence_topic,
+    schema_topic,
+    transaction_topic,
+)
+from schemas.settings import BridgeSettings
+from services.bridge.progress.consistency import (
+    Witnesses,
+    check_server,
+    check_timeline,
+    is_lost,
+    unjudged,
+)
+from services.bridge.progress.errors import START_OVER, Diverged, disagreement
+from services.bridge.progress.ledger import check_beginning, check_witnesses
+from services.bridge.progress.wal_commit import (
+    RECORD_BYTES_MAX,
+    RECORD_BYTES_MIN,
+    WalCommit,
+    commit_at,
+    page_of,
+)
+from services.bridge.recovery.divergence import transactions_beyond, with_transactions
+from services.bridge.recovery.visible_record import read_visible
+from services.bridge.sink.leader_epochs import cut_off
+from services.bridge.sink.partition_ends import check_tails
+from services.bridge.sink.producer_pair import ID_SCHEME
+from services.bridge.sink.topics import Topics
+from services.bridge.source.database import Primary
+from services.bridge.source.replication_connection import ReplicationConnection
+from services.kafka.records import READ_DEADLINE_S, parse_record
+
+logger = structlog.get_logger(__name__)
+
+_WRITTEN_WITH_EVENTS: Final = (transaction_topic, schema_topic)
+
+
+class StartCheck:
+    """One session's witnesses, called as often as the start needs them.
+
+    First `before_fencing`, which changes nothing anywhere; then, once no other bridge can write,
+    `may_decide` for what hangs in Kafka, and `compare` for the last record.
+    """
+
+    def __init__(
+        self,
+        primary: Primary,
+        connection: ReplicationConnection,
+        topics: Topics,
+        slot: str,
+        bridge: BridgeSettings,
+    ) -> None:
+        self._primary = primary
+        self._connection = connection
+        self._topics = topics
+        self._slot = slot
+        self._bridge = bridge
+        self._commits: dict[int, WalCommit | None] = {}
+        self._on_divergence = bridge.on_divergence
+        self._accepted = bridge.accept_unsent_changes_of
+        self._go_on_without_lost = bridge.on_lost_records == "continue"
+        self.former_ids = False
+        """Whether a bridge with the former transactional ids may be alive (kafka.turns)."""
+
+    @property
+    def switch_points(self) -> dict[int, int]:
+        """Each ancestor of the server's timeline -> the LSN at which it was left."""
+        return self._connection.switch_points(self._primary.server.timeline)
+
+    def before_fencing(self) -> None:
+        """Return where this server may be that of the records which can be seen.
+
+        A divergence that an operator has accepted passes here; `compare` raises it again.
+        """
+        visible = read_visible(self._topics, self._slot)
+        records = [*([visible.record] if visible.record else []), *visible.hidden]
+        self.former_ids = any(record.id_scheme < ID_SCHEME for record in records)
+        if visible.others:
+            raise self._several_slots(visible.others)
+        seen = self._witnesses(visible.record)
+        if visible.record is not None:
+            self._may_be(check_server, visible.record, seen)
+        elif not visible.hidden:
+            self._check_beginning(seen)
+        for hidden in visible.hidden:
+            self._may_be(check_timeline, hidden, seen)
+        if visible.record is not None:  # before markers of ours lengthen what has lost its end
+            look = partial(cut_off, self._topics.settings)
+            check_tails(self._topics, visible.record, look, go_on=self._go_on_without_lost)
+
+    def may_decide(self, record: ProgressRecord | None) -> None:
+        """Raise where this server may not decide what hangs in Kafka after or with `record`."""
+        if record is not None:
+            self._may_be(check_timeline, record, self._witnesses())
+
+    def _may_be(
+        self,
+        check: Callable[[ProgressRecord, Witnesses, str], None],
+        record: ProgressRecord,
+        seen: Witnesses,
+    ) -> None:
+        """Raise what `check` raises, but for a divergence that an operator has accepted."""
+        try:
+            check(record, seen, self._slot)
+        except Diverged as error:
+            if self._on_divergence == "stop" or error.switch_lsn is None:
+                raise self._named(error, visible=True) from error
+
+    def lost(self) -> Callable[[int, int], bool]:
+        """Tells by (timeline or 0, commit_lsn) which events the server's history does not have."""
+        seen, topic = self._witnesses(), divergence_topic(self._topics.prefix)
+        accepted: list[DivergenceRecord] = []
+        if self._topics.there(topic):
+            with self._topics.reader(topic) as reader:
+                low, deadline = reader.bounds()[0], time.monotonic() + READ_DEADLINE_S
+                accepted = [
+                    parse_record(DivergenceRecord, topic, offset, value)
+                    for offset, key, value in reader.between(low, reader.stable_end(), deadline)
+                    if value is not None and key == self._slot.encode()
+                ]
+        return lambda timeline, commit_lsn: is_lost(timeline, commit_lsn, seen, accepted)
+
+    def compare(self, record: ProgressRecord | None) -> Witnesses:
+        """Return what was seen, where all agree about `record`, the last one.
+
+        Raises what check_witnesses raises; a divergence names the transactions that are beyond.
+        """
+        seen = self._witnesses(record)
+        if record is None:
+            self._check_beginning(seen)
+            return seen
+        try:
+            check_witnesses(record, seen, self._slot)
+        except Diverged as error:
+            raise self._named(error) from error
+        for what in unjudged(record, seen):
+            logger.info("not judged: Kafka's record does not tell it", what=what, slot=self._slot)
+        return seen
+
+    def _witnesses(self, record: ProgressRecord | None = None) -> Witnesses:
+        """Ask the server, also for what its WAL has where `record` knows of a commit."""
+        system_identifier, timeline = self._connection.identify()
+        server = self._primary.server
+        if (system_identifier, timeline) != (server.system_identifier, server.timeline):
+            raise Retryable("the server changed while connecting", operation="connect")
+        wal_lsn = self._primary.wal_lsn()
+        return Witnesses(
+            slot=self._primary.slot(),
+            origin_lsn=self._primary.origin_lsn(),
+            server=server,
+            switch_points=self.switch_points,
+            wal_lsn=wal_lsn,
+            selection=self._primary.selection(),
+            accepted=self._accepted,
+            commit=self._commit(record, wal_lsn) if record is not None else None,
+        )
+
+    def _commit(self, record: ProgressRecord, wal_lsn: int) -> WalCommit | None:
+        """What the WAL has at the record's `commit_lsn`; None where nobody can tell."""
+        lsn, timeline = record.commit_lsn, self._primary.server.timeline
+        if not record.xid or record.timeline != timeline or lsn + RECORD_BYTES_MIN > wal_lsn:
+            return None
+        if lsn not in self._commits:
+            try:
+                wal = self._read_wal(page_of(lsn), min(wal_lsn, lsn + RECORD_BYTES_MAX))
+            except SlotbridgeError as error:
+                logger.info("the WAL of the last commit is not read", reason=str(error))
+                return None
+            self._commits[lsn] = commit_at(wal, lsn)
+        return self._commits[lsn]
+
+    def _read_wal(self, start: int, stop: int) -> bytes:
+        """By a connection of its own, which is closed before the slot is streamed from."""
+        server = self._primary.server
+        own = ReplicationConnection(
+            *(self._primary.conninfo, self._slot),
+            wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
+            sql_deadline_ms=self._bridge.sql_deadline_ms,
+            name="slotbridge: read WAL",
+        )
+        with contextlib.closing(own):
+            if own.identify() != (server.system_identifier, server.timeline):
+                raise Retryable("the server changed while connecting", operation="connect")
+            return own.read_wal(start, stop)
+
+    def _check_beginning(self, seen: Witnesses) -> None:
+        """Nothing was ever published under this prefix, and the origin has never been moved."""
+        check_beginning(seen, self._slot)
+        for topic_of in _WRITTEN_WITH_EVENTS:
+            topic = topic_of(self._topics.prefix)
+            with self._topics.reader(topic) as reader:
+                end = reader.bounds()[1]
+            if end:
+                raise disagreement(
+                    f"{topic} has records, but Kafka has no progress record of this slot: the "
+                    "progress topic is lost, or another slot has used this prefix",
+                    self._slot,
+                    None,
+                    "use another kafka.topic_prefix, or delete all topics of this one first",
+                )
+
+    def _several_slots(self, others: tuple[str, ...]) -> Exception:
+        return disagreement(
+            f"the topics of prefix {self._topics.prefix} belong to slot {', '.join(others)}",
+            self._slot,
+            None,
+            "one prefix is for one slot: choose another kafka.topic_prefix for this slot. If the "
+            f"other slot is gone for good, its prefix can't be used again either: {START_OVER}",
+        )
+
+    def _named(self, error: Diverged, *, visible: bool = False) -> Diverged:
+        """Return `error` with the transactions beyond; `visible`: without waiting for open ones."""
+        if error.switch_lsn is None:
+            return error
+        with self._topics.reader(transaction_topic(self._topics.prefix)) as reader:
+            until = reader.stable_end() if visible else None
+            beyond = transactions_beyond(reader, error.switch_lsn, until=until)
+        return with_transactions(error, beyond)

@@ -1,0 +1,277 @@
+"""Portions to Kafka transactions: what goes into one, and when it is committed.
+
+    nothing else comes    a portion is sent and committed at once
+    portions come         while Kafka commits, later ones wait; they make the next transaction
+    many come             the more there are, the longer it stays open, up to commit_interval_ms
+    then no more come     it is committed QUIET_S later
+    more than we read     it stays open for commit_interval_ms
+
+No fixed linger: at a low load the age that a transaction must reach is next to nothing, at a high
+one a commit's cost is shared by many. Commits run in a thread of their own, so that reading and
+encoding go on. Only what is sent is published (services.bridge.progress.ledger): a record is
+never ahead of the events in its own Kafka transaction.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as StillRunning
+from typing import Final
+
+from schemas.events import ProgressRecord
+from schemas.settings import BridgeSettings
+from services.bridge import metrics
+from services.bridge.events.event import Stamp
+from services.bridge.failpoints import reach
+from services.bridge.progress.ledger import Ledger, Position
+from services.bridge.sink.batch_queue import Waiting
+from services.bridge.sink.dead_letters import Origins, RefusalLearned
+from services.bridge.sink.transactional_producer import TransactionalProducer
+from services.bridge.source.heartbeat import Heartbeat
+from services.bridge.source.standby_status import Feedback
+from services.bridge.transactions.assembler import Portion
+
+SPACING_MIN_S: Final = 0.002
+"""Between the beginnings of two commits there is this, or what the last one took."""
+COMPANY_S: Final = 0.000_1
+"""How much longer a transaction stays open for each portion in it."""
+QUIET_S: Final = 0.01
+"""A transaction is committed once nothing was added to it for this long."""
+WAITING_BYTES_MAX: Final = 8 * 2**20
+"""What is encoded ahead while Kafka commits."""
+
+Recorder = Callable[[Position, Mapping[str, int]], ProgressRecord]
+
+
+class Publishing:
+    """One session's. Only the thread that made it may use it; `wakes` is readable after a commit.
+
+    `record` makes the progress record of a position, with a transaction's counts so far.
+    """
+
+    def __init__(
+        self,
+        producer: TransactionalProducer,
+        bridge: BridgeSettings,
+        feedback: Feedback,
+        heartbeat: Heartbeat,
+        record: Recorder,
+        *,
+        subject: str,
+    ) -> None:
+        self._producer = producer
+        self._bytes_max = bridge.commit_bytes_max
+        self._age_max_s = bridge.commit_interval_ms / 1000
+        self._feedback = feedback
+        self._heartbeat = heartbeat
+        self._record_of = record
+        self._subject = subject
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-commit")
+        self.wakes, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._waiting = Waiting()
+        self._committing: Future[None] | None = None
+        self._record: ProgressRecord | None = None
+        self._stamp: Stamp | None = None
+        self._started = self._not_before = self._oldest = 0.0
+        self._due = self._group_due = float("inf")
+        self._grouped = 0
+        self._bytes = self._events = self._transactions = 0
+
+    def begin(self, ledger: Ledger, record: ProgressRecord) -> None:
+        """`ledger` is at the position that the session resumes from, by `record`."""
+        self._ledger = ledger
+        self._counts: Mapping[str, int] = record.counts
+        self._resumed = record
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing that was taken is missing in Kafka."""
+        return not (self._producer.open or self._waiting or self._committing is not None)
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether Kafka lacks something that was published, or has a transaction open."""
+        return self._producer.open or self._ledger.outstanding
+
+    def next_due(self) -> float:
+        """When `perform` is to be called (time.monotonic), if `wakes` does not come first."""
+        if self._committing is not None or not self.uncommitted:
+            return float("inf")
+        return min(self._due, self._group_due)
+
+    def take(self, portion: Portion) -> None:
+        """Send it, or let it wait while Kafka commits. Blocks when too much waits."""
+        if self._committing is not None and self._committing.done():
+            self._end_commit()
+            self._send_waiting()
+        if self._committing is None and not self._waiting:
+            self._send(portion)
+            return
+        replaced = self._waiting.add(portion)
+        if replaced is not None:
+            self._count(replaced)
+        while self._waiting.bytes >= min(WAITING_BYTES_MAX, self._bytes_max):
+            self._await_commit()
+            self._send_waiting()
+
+    def hurry(self) -> None:
+        """The server wants to hear how far Kafka is."""
+        self._due = 0.0
+
+    def perform(self, now: float, *, behind: bool) -> None:
+        """End a commit that is done, begin one that is due (`now`: time.monotonic).
+
+        `behind`: there is more to read than was read just now; nobody waits for this very moment.
+        """
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wakes, 64)
+        if self._committing is not None and self._committing.done():
+            self._end_commit()
+            self._send_waiting()
+        if self._committing is None and self.uncommitted:
+            group_due = self._oldest + self._age_max_s if behind else self._group_due
+            if now >= min(self._due, group_due):
+                self._begin_commit()
+
+    def finish(self) -> None:
+        """Commit everything that was taken."""
+        while self._waiting or self._committing is not None:
+            self._await_commit()
+            self._send_waiting()
+        if self.uncommitted or self._ledger.ahead:
+            self._begin_commit()
+            self._await_commit()
+
+    def note(self) -> None:
+        """Commit the record once more: what it tells of the server and of the ends of partitions is
+        new. Nothing else is open."""
+        self._producer.tails.hurry()
+        self._begin_commit()
+        self._await_commit()
+
+    def report(self) -> None:
+        """Tell the server how far Kafka is."""
+        reach("before feedback")
+        self._feedback.send(follow=self.settled)
+        reach("after feedback")
+
+    def close(self) -> BaseException | None:
+        """End; what a commit in progress failed with. Whether it came through is unknown."""
+        self._producer.cancel()
+        self._pool.shutdown(wait=True)
+        failure = self._committing.exception() if self._committing is not None else None
+        self._committing = None  # it refers to us: without the cycle all is freed at once
+        self._producer.abandon()
+        for end in (self.wakes, self._waker):
+            os.close(end)
+        return failure
+
+    def _send_waiting(self) -> None:
+        while self._waiting and self._committing is None:
+            self._send(self._waiting.next())
+
+    def _send(self, portion: Portion) -> None:
+        """Put a portion into the open Kafka transaction; part of a large one closes it at once."""
+        self._reckon(portion)
+        self._count(portion)
+        if portion.events:
+            self._producer.send(portion.events, Origins(portion))
+            reach("part sent" if portion.position.seq else "sent")
+        if portion.staging:
+            self._producer.send(portion.staging)
+            reach("decided" if portion.events else "staged")
+        self._events += len(portion.events)
+        self._bytes += portion.bytes
+        if portion.counts is not None:
+            self._counts = portion.counts
+        if portion.stamp is not None:
+            self._stamp = portion.stamp
+        self._ledger.publish(portion.position)
+        if portion.position.seq or self._bytes >= self._bytes_max:
+            self._begin_commit()
+
+    def _count(self, portion: Portion) -> None:
+        self._transactions += len(portion.ended) or not portion.position.seq
+        if portion.dropped:
+            metrics.DROPPED.inc(portion.dropped)
+            reach("skipped")
+
+    def _reckon(self, portion: Portion) -> None:
+        """When the open transaction is to be committed, with `portion` in it."""
+        now = time.monotonic()
+        if not self.uncommitted:
+            self._due = self._group_due = float("inf")
+            self._grouped = 0
+        content = bool(portion.events or portion.staging)
+        if self._heartbeat.commits_wait:
+            waits = content or portion.position.end_lsn > self._ledger.ahead
+            self._due = min(self._due, now if waits else now + self._heartbeat.interval_s)
+        elif not content:
+            self._due = min(self._due, now + self._age_max_s)
+        else:
+            self._oldest = self._oldest if self._grouped else now
+            self._grouped += len(portion.ended) or 1
+            due = min(self._oldest + COMPANY_S * self._grouped, now + QUIET_S)
+            self._group_due = min(max(due, self._not_before), self._oldest + self._age_max_s)
+
+    def _begin_commit(self) -> None:
+        """Commit the open Kafka transaction with its progress record, in the other thread."""
+        position = self._ledger.published
+        record = self._record_of(position, self._counts)
+        record = self._record = record.model_copy(update=self._commit_at(position.commit_lsn))
+        self._producer.begin()
+        self._started = time.monotonic()
+        reach("before kafka commit")
+        self._committing = self._pool.submit(self._producer.commit, record)
+        self._committing.add_done_callback(self._wake)
+        reach("committing")
+
+    def _commit_at(self, lsn: int) -> dict[str, int]:
+        """What a record tells of the commit at `lsn`: the last one that came, or that which the
+        session resumed after; of a message that is in no transaction, nothing."""
+        for known in (self._stamp, self._resumed):
+            if known is not None and known.commit_lsn == lsn and known.xid:
+                return {"xid": known.xid, "commit_time_us": known.commit_time_us}
+        return {}
+
+    def _wake(self, _done: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._waker, b"!")
+
+    def _await_commit(self) -> None:
+        """Kafka may take its time: the server hears from us meanwhile."""
+        while self._committing is not None:
+            try:
+                self._committing.result(self._feedback.interval_s)
+            except StillRunning:
+                self._feedback.while_waiting()
+            else:
+                self._feedback.heard(time.monotonic())  # we did not listen meanwhile
+                self._end_commit()
+
+    def _end_commit(self) -> None:
+        """What was published is in Kafka: tell the slot. Raises what the commit has raised."""
+        assert self._committing is not None and self._record is not None
+        self._committing.result()
+        self._committing = None
+        reach("after kafka commit")
+        self._ledger.commit(self._record.ahead_lsn)
+        took_s = time.monotonic() - self._started
+        self._not_before = self._started + max(SPACING_MIN_S, took_s)
+        metrics.COMMIT_SECONDS.observe(took_s)
+        metrics.EVENTS.inc(self._events)
+        metrics.TRANSACTIONS.inc(self._transactions)
+        metrics.EVENT_BYTES.inc(self._bytes)
+        metrics.DURABLE_LSN.set(self._ledger.durable.end_lsn)
+        self._events = self._bytes = self._transactions = 0
+        self.report()
+        if self._record.seq:
+            reach("between parts")
+        if self._producer.done:
+            raise RefusalLearned(
+                "refused records are known now: full batches again",
+                operation="stream",
+                subject=self._subject,
+            )

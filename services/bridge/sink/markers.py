@@ -1,0 +1,236 @@
+"""Whether the partitions of a transaction were told how it was decided, asked of their leaders.
+
+A producer must not write again where its last transaction hangs (`hanging`): the abort of what it
+writes there would take that along. So its next transaction begins only once every partition's last
+stable offset is at or beyond where its records end. Nothing else is evidence: no error need come to
+the client of a broker that was lost, and of a leader that was none for a moment.
+
+    producer 0   records, acknowledged | commit                        | records …
+                                       ends?                       stable?  each >= its end
+    producer 1                                  records, acknowledged | commit
+
+Both are asked while a commit is on its way, so that as a rule nobody waits for the answers. The
+ends are also what a progress record notes (`tails`).
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Final, Protocol
+
+import structlog
+
+from schemas.errors import Retryable
+from services.bridge.sink.offsets import (
+    ASKED_AT_ONCE,
+    Asked,
+    End,
+    Partition,
+    answers,
+    in_parts,
+    name_of,
+    some_answers,
+)
+from services.bridge.sink.partition_ends import Lost, lost_tails
+from services.kafka.records import REQUEST_TIMEOUT_S
+
+logger = structlog.get_logger(__name__)
+
+PATIENCE_S: Final = 1.5
+"""Markers that are being written take some milliseconds."""
+_PAUSE_S: Final = 0.01
+_AWAIT_S: Final = 0.1
+_RECOUNT_S: Final = 60.0
+"""Partitions that are added to a topic are seen within this; clients see them after minutes."""
+Ends = Mapping[Partition, End]
+
+
+class Topics(Protocol):
+    """services.bridge.sink.topics.Topics, as far as it is needed here."""
+
+    def partitions(self, topic: str) -> int: ...
+    def learn_leaders(self) -> None: ...
+    def ask_ends(self, places: Iterable[Partition], *, committed: bool) -> Asked: ...
+
+
+class _Transaction:
+    """The partitions of a transaction's topics, and what was asked about them."""
+
+    def __init__(self, places: list[Partition]) -> None:
+        self.places = places
+        self.ends: Asked = {}
+        self.stable: Asked = {}
+
+
+class MarkerCheck:
+    """One session's. `flushed` is called for each transaction, `require_told` before each."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        look: Callable[[], None],
+        while_waiting: Callable[[], None],
+        judge: Callable[[Sequence[Lost]], None],
+    ) -> None:
+        """`look` raises Retryable where what is open in partitions is this bridge's; `judge`
+        OperatorNeeded where partitions have lost what they had acknowledged."""
+        self._topics = topics
+        self._look = look
+        self._while_waiting = while_waiting
+        self._judge = judge
+        self._closed = False
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-ends")
+        self._asking: Future[None] | None = None
+        self._last: _Transaction | None = None
+        self._before: _Transaction | None = None
+        self._recount_at = time.monotonic() + _RECOUNT_S
+        self._others: dict[Partition, int] = {}
+        """Where another producer's open transaction begins, though the topic is ours."""
+        self._hidden: dict[Partition, int] = {}
+        """Where what we have written behind that ends."""
+
+    def flushed(self, topics: Iterable[str]) -> None:
+        """The open transaction's records, in `topics`, are acknowledged; its commit comes now."""
+        places = [(name, n) for name in topics for n in range(self._topics.partitions(name))]
+        self._before, self._last = self._last, _Transaction(places)
+        few = max(len(places), len(self._before.places) if self._before else 0) <= ASKED_AT_ONCE
+        self._asking = None
+        if few:  # no answer is awaited before all is asked
+            self._ask(self._last, self._before)
+        else:
+            self._asking = self._pool.submit(self._ask, self._last, self._before)
+
+    def require_told(self) -> None:
+        """Return where the last transaction but one is told everywhere: it is the next producer's.
+
+        Raises Retryable where it hangs, or where the leader of a partition does not answer;
+        OperatorNeeded where a partition ends before what it had acknowledged: no reader has it.
+        """
+        if self._others:
+            self._look_at_hidden()
+        before = self._before
+        if before is None:
+            return
+        if time.monotonic() > self._recount_at:
+            self._topics.learn_leaders()
+            self._recount_at = time.monotonic() + _RECOUNT_S
+        if self._asking is not None:
+            self._await([self._asking])
+            self._asking.result()
+        ends = self._answers(before.ends, committed=False)
+        deadline = time.monotonic() + PATIENCE_S
+        while behind := self._behind(ends, self._answers(before.stable, committed=True)):
+            if time.monotonic() > deadline:
+                self._require_kept({place: ends[place] for place in behind})
+                self._look()
+                self._leave(behind, ends)
+                break
+            self._while_waiting()
+            time.sleep(_PAUSE_S)
+            before.stable = self._ask_all(behind, self._await, committed=True)
+        self._before = None
+
+    def _require_kept(self, ends: Ends) -> None:
+        """Asked twice: whoever answers first may have been the leader once."""
+        for _ in range(2):
+            asked = self._ask_all(ends, self._await, committed=False)
+            lost = lost_tails(ends, self._answers(asked, committed=False))
+            if not lost:
+                return
+            self._topics.learn_leaders()
+        self._judge(lost)
+
+    def hide(self, hidden: Mapping[Partition, int]) -> None:
+        """Look at these partitions again once their last stable offset is another one than here:
+        other producers' open transactions hide what an earlier session has written."""
+        self._others |= hidden
+        ends = self._answers(self._ask_all(hidden, self._await, committed=False), committed=False)
+        self._hidden |= {place: end.offset for place, end in ends.items()}
+
+    def _look_at_hidden(self) -> None:
+        """Where another producer's transaction has ended, ours may hang behind it: before either of
+        our producers writes there again, and the abort of that would take it along."""
+        asked = self._ask_all(self._others, self._await, committed=True)
+        stable = self._answers(asked, committed=True)
+        moved = {at: end.offset for at, end in stable.items() if end.offset != self._others[at]}
+        if not moved:
+            return
+        if any(offset < self._hidden[at] for at, offset in moved.items()):
+            self._look()
+        for at, offset in moved.items():
+            if offset < self._hidden[at]:
+                self._others[at] = offset
+            else:
+                del self._others[at], self._hidden[at]
+
+    def _leave(self, behind: Mapping[Partition, int], ends: Ends) -> None:
+        """Stop waiting for partitions where another producer's open transaction hides ours."""
+        if new := sorted(behind.keys() - self._others.keys()):
+            logger.warning(
+                "not judged: another producer's open transaction hides what was written",
+                partitions=[name_of(place) for place in new],
+            )
+        self._others |= behind
+        self._hidden |= {place: ends[place].offset for place in behind}
+
+    def ends(self) -> Ends:
+        """Where the records of the last transaction end, as far as that is known by now."""
+        if self._last is None or (self._asking is not None and not self._asking.done()):
+            return {}
+        asked = self._last.ends
+        return some_answers({place: one for place, one in asked.items() if one.done()})
+
+    def close(self) -> None:
+        """End the thread that asks for offsets."""
+        self._closed = True
+        self._pool.shutdown(wait=True)
+
+    def _ask(self, last: _Transaction, before: _Transaction | None) -> None:
+        last.ends = self._ask_all(last.places, wait, committed=False)
+        if before is not None:
+            before.stable = self._ask_all(before.places, wait, committed=True)
+
+    def _ask_all(
+        self,
+        places: Iterable[Partition],
+        awaiting: Callable[[Iterable["Future[Any]"]], object],
+        *,
+        committed: bool,
+    ) -> Asked:
+        """Ask for some at a time; `awaiting` answers before the next ones, but not the last."""
+        asked: dict[Partition, Future[Any]] = {}
+        for some in in_parts([*places]):
+            awaiting({*asked.values()})
+            if self._closed:
+                break
+            asked |= self._topics.ask_ends(some, committed=committed)
+        return asked
+
+    def _await(self, futures: Iterable["Future[Any]"]) -> None:
+        """Kafka may take its time: the server hears from us meanwhile."""
+        while pending := [future for future in {*futures} if not future.done()]:
+            wait(pending, _AWAIT_S)
+            self._while_waiting()
+
+    def _behind(self, ends: Ends, stable: Ends) -> dict[Partition, int]:
+        """The partitions that may hang -> their last stable offset."""
+        return {
+            place: end.offset
+            for place, end in stable.items()
+            if end.offset < ends[place].offset and self._others.get(place) != end.offset
+        }
+
+    def _answers(self, asked: Asked, *, committed: bool) -> dict[Partition, End]:
+        """What was asked; asked again while a leader is being elected."""
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        while True:
+            self._await(asked.values())
+            try:
+                return answers(asked)
+            except Retryable:
+                if time.monotonic() > deadline:
+                    raise
+            self._while_waiting()
+            time.sleep(_PAUSE_S)
+            self._topics.learn_leaders()  # the client asks by the leader epoch that it knows
+            asked = self._ask_all(asked, self._await, committed=committed)

@@ -1,0 +1,213 @@
+"""Whether Kafka still has the ends of the partitions that the slot has written.
+
+An unclean election, a disk that is lost with the only replica, a volume that was set back: the last
+records of a partition are gone, and nothing else tells of it. So progress records note where each
+partition ended once what was written there was acknowledged, about once a second: at most the last
+second before a crash is not judged. Where a partition has been led anew since, the leader is also
+asked whether it has all of that (`epochs`): at a start, and while the bridge runs.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+
+from schemas.errors import OperatorNeeded
+from schemas.events import ProgressRecord
+from services.bridge.sink.offsets import End, Partition, in_parts, name_of, some_answers
+from services.bridge.sink.topics import Topics
+
+logger = structlog.get_logger(__name__)
+
+NOTED_EVERY_S: Final = 1.0
+PARTITIONS_MAX: Final = 2000
+"""Of those that were written last: 40 kB a second."""
+_NAMED_MAX: Final = 5
+_AGAIN_S: Final = 60.0
+Noted = dict[str, list[tuple[int, int, int]]]
+
+
+class Lost(NamedTuple):
+    """A partition that ends before the noted offset, or was cut off before it and written on."""
+
+    place: Partition
+    noted: int
+    offset: int
+
+
+CutOff = Callable[[Mapping[Partition, End]], Mapping[Partition, bool]]
+"""As `epochs.cut_off`."""
+
+
+class Tails:
+    """What is known of the ends, for the next progress record. One session's."""
+
+    def __init__(self, slot: str, cut_off: CutOff, *, go_on: bool) -> None:
+        """`go_on`: an operator accepts for this start that records are lost."""
+        self._slot = slot
+        self._cut_off = cut_off
+        self._go_on = go_on
+        self._ends: dict[Partition, End] = {}
+        self._due = 0.0
+        self._again: dict[Partition, float] = {}
+        """When to ask a leader again that has not told (time.monotonic)."""
+        self.renewed = False
+        """Whether the last record in Kafka notes ends that are known to hold no longer."""
+
+    def start(self, topics: Topics, record: ProgressRecord) -> None:
+        """Begin with what `record` and those before it have noted, as `check_tails` judges it."""
+        self._ends, self.renewed = check_tails(topics, record, self._cut_off, go_on=self._go_on)
+
+    def judge(self, lost: Sequence[Lost]) -> None:
+        """Raise OperatorNeeded where something is `lost`, or tell it where that is accepted."""
+        judge_lost(lost, self._slot, None, go_on=self._go_on)
+
+    def learn(self, ends: Mapping[Partition, End]) -> None:
+        """Each is where a partition ends now; the last learnt are kept.
+
+        As `judge` where what was acknowledged is gone. Where a new leader does not tell whether it
+        has that, the former end is kept, for a later look or the next start.
+        """
+        shorter = lost_tails(self._ends, ends)
+        self.judge(shorter)
+        unjudged = self._judge_led_anew(led_anew(self._ends, ends, shorter), ends)
+        for place, end in ends.items():
+            former = self._ends.pop(place, end)
+            self._ends[place] = former if place in unjudged else end
+        for place in list(self._ends)[: max(0, len(self._ends) - PARTITIONS_MAX)]:
+            del self._ends[place]
+
+    def _judge_led_anew(
+        self, then: Mapping[Partition, End], ends: Mapping[Partition, End]
+    ) -> Collection[Partition]:
+        """Return the partitions whose new leader has not told, or is not asked again yet."""
+        now = time.monotonic()
+        asked = {at: end for at, end in then.items() if self._again.get(at, 0.0) <= now}
+        told = self._cut_off(asked) if asked else {}
+        self.judge(_cut(asked, ends, told))
+        silent = asked.keys() - told.keys()
+        self._again = {at: due for at, due in self._again.items() if at not in told}
+        self._again |= dict.fromkeys(silent, time.monotonic() + _AGAIN_S)
+        _tell_silent(silent)
+        return then.keys() - told.keys()
+
+    def hurry(self) -> None:
+        """The next record notes what is known."""
+        self._due = 0.0
+
+    def note(self) -> Noted:
+        """`ProgressRecord.ends` for a record that is written now: about once a second."""
+        now = time.monotonic()
+        if now < self._due or not self._ends:
+            return {}
+        self._due = now + NOTED_EVERY_S
+        return noted(self._ends)
+
+
+def noted(ends: Mapping[Partition, End]) -> Noted:
+    """As ProgressRecord has it. Pure."""
+    found: Noted = {}
+    for (topic, partition), end in ends.items():
+        found.setdefault(topic, []).append((partition, end.offset, end.epoch))
+    return found
+
+
+def read_noted(record: ProgressRecord) -> dict[Partition, End]:
+    """What a record has noted. Pure."""
+    return {
+        (topic, partition): End(offset, epoch)
+        for topic, ends in record.ends.items()
+        for partition, offset, epoch in ends
+    }
+
+
+def lost_tails(then: Mapping[Partition, End], now: Mapping[Partition, End]) -> list[Lost]:
+    """The partitions of `then` that end earlier `now`. Pure."""
+    return [
+        Lost(place, end.offset, now[place].offset)
+        for place, end in then.items()
+        if place in now and now[place].offset < end.offset
+    ]
+
+
+def led_anew(
+    then: Mapping[Partition, End], now: Mapping[Partition, End], shorter: Sequence[Lost]
+) -> dict[Partition, End]:
+    """Those of `then` that have a leader of another epoch `now`, without the `shorter`. Pure."""
+    known = {one.place for one in shorter}
+    return {
+        place: end
+        for place, end in then.items()
+        if place in now and place not in known and 0 <= end.epoch != now[place].epoch and end.offset
+    }
+
+
+def _cut(
+    then: Mapping[Partition, End], now: Mapping[Partition, End], told: Mapping[Partition, bool]
+) -> list[Lost]:
+    return [Lost(at, end.offset, now[at].offset) for at, end in then.items() if told.get(at)]
+
+
+def check_tails(
+    topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_on: bool
+) -> tuple[dict[Partition, End], bool]:
+    """Where the noted partitions end now, and whether what is noted holds no longer: a topic is
+    gone, or what is lost is accepted. Raises OperatorNeeded where one ends earlier, or did once.
+
+    `record`: any that is visible, as an end is a lower bound for ever. `go_on`: an operator accepts
+    a loss for this start. What can't be judged is told.
+    """
+    noting = record if record.ends else topics.last_noting_ends(record.slot)
+    if noting is None:
+        logger.info("not judged: no progress record tells where partitions ended")
+        return {}, False
+    then = read_noted(noting)
+    gone = sorted({topic for topic, _ in then if not topics.has(topic)})
+    if gone:
+        logger.warning("not judged: topics that the slot has written are gone", topics=gone)
+    there = [place for place in then if topics.has(place[0])]
+    now: dict[Partition, End] = {}
+    for some in in_parts(there):
+        now |= some_answers(topics.ask_ends(some, committed=False))
+    lost = lost_tails(then, now)
+    asked = led_anew(then, now, lost)
+    told = cut_off(asked) if asked else {}
+    lost += _cut(asked, now, told)
+    silent = [at for at in there if at not in now or (at in asked and at not in told)]
+    _tell_silent(silent)
+    judge_lost(lost, record.slot, record.end_lsn, go_on=go_on)
+    kept = {place: now[place] for place in there if place not in silent}
+    return {place: kept.get(place, then[place]) for place in there}, bool(gone or lost)
+
+
+def _tell_silent(silent: Collection[Partition]) -> None:
+    if silent:
+        names = sorted(map(name_of, silent))
+        logger.warning("not judged: partitions whose leader does not answer", partitions=names)
+
+
+def _told(lost: Lost) -> str:
+    if lost.offset < lost.noted:
+        return f"{name_of(lost.place)} ends at {lost.offset}, not {lost.noted}"
+    return f"{name_of(lost.place)} was cut off before {lost.noted}, and written on since"
+
+
+def judge_lost(lost: Sequence[Lost], slot: str, lsn: int | None, *, go_on: bool) -> None:
+    """Raise OperatorNeeded that names what is lost, if anything is; `go_on`: only tell it."""
+    if not lost:
+        return
+    if go_on:
+        logger.warning("going on without records that Kafka has lost", lost=[*map(_told, lost)])
+        return
+    told = ", ".join(map(_told, lost[:_NAMED_MAX]))
+    more = len(lost) - _NAMED_MAX
+    raise OperatorNeeded(
+        f"Kafka lost committed records: {told}" + (f", and {more} more" if more > 0 else ""),
+        operation="compare the ends of partitions",
+        subject=f"slot {slot}",
+        lsn=lsn,
+        hint="restore the topics, or start over with a new slot and topic prefix. To go on without "
+        "the lost records, or if somebody deleted the topic on purpose, start once with "
+        "bridge.on_lost_records: continue",
+    )

@@ -1,0 +1,88 @@
+"""Two producers that take turns: the abort of a transaction does not undo the one before it.
+
+A marker ends all that its producer id has open in a partition. Where a coordinator has skipped the
+markers of a transaction that it had decided (`hanging` tells when), the next transaction of the
+same id decides over both: aborted, it takes along what Kafka had said was committed. With two ids,
+in turns, the earlier one stays as it is until `hanging` has ended it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from confluent_kafka import KafkaException, Producer
+
+from schemas.events import ProgressRecord
+from services.bridge.sink.batch_produce import Send, sender
+from services.kafka.client import kafka_error, make_client
+
+INIT_TIMEOUT_S: Final = 30.0
+BOTH: Final = (0, 1)
+ID_SCHEME: Final = 2
+"""As ProgressRecord.id_scheme: the transactional ids are those of _SUFFIXES."""
+_SUFFIXES: Final = ("", "~2")
+"""Of the transactional ids. No prefix and no slot has a `~`: no other slot has the same."""
+_FORMER_SUFFIX: Final = ".2"
+"""Of the second one in id_scheme 1, which the slot `2` under a longer prefix has as its first."""
+
+
+class Turns:
+    """One session's two producers. Each Kafka transaction that commits is the other one's turn."""
+
+    def __init__(self, options: Mapping[str, Any], *, subject: str, former: bool = False) -> None:
+        """`options`: of a producer; its `transactional.id` is the first one's.
+
+        `former`: the last record may be of a bridge with the former ids: that one is fenced too,
+        and what it has left hanging is ended.
+        """
+        self._subject = subject
+        name = options["transactional.id"]
+
+        def made(suffix: str) -> Producer:
+            return make_client(Producer, {**options, "transactional.id": name + suffix})
+
+        self._both = [made(suffix) for suffix in _SUFFIXES]
+        self._former = [made(_FORMER_SUFFIX)] if former else []
+        self._senders = [sender(producer) for producer in self._both]
+        self.turn = 0
+
+    @property
+    def current(self) -> Producer:
+        """Whose turn it is."""
+        return self._both[self.turn]
+
+    @property
+    def send(self) -> Send:
+        """Many records into the current one."""
+        return self._senders[self.turn]
+
+    def begin_session(self) -> None:
+        """init_transactions of both: fences other sessions, and ends what they have open."""
+        for producer in (*self._both, *self._former):
+            try:
+                producer.init_transactions(INIT_TIMEOUT_S)
+            except KafkaException as error:
+                raise kafka_error(error, "init transactions", self._subject) from error
+
+    def of(self, turn: int) -> list[Producer]:
+        """Those that may have left a transaction of this turn hanging."""
+        return [self._both[turn], *(self._former if turn else ())]
+
+    def follow(self, record: ProgressRecord | None) -> None:
+        """The next transaction comes after that of `record`."""
+        self.turn = 0 if record is None else 1 - record.producer
+
+    def begin(self) -> None:
+        """Begin a transaction of the current one."""
+        try:
+            self.current.begin_transaction()
+        except KafkaException as error:
+            raise kafka_error(error, "begin a Kafka transaction", self._subject) from error
+
+    def pass_on(self) -> None:
+        """The transaction has committed."""
+        self.turn = 1 - self.turn
+
+    def hear(self) -> None:
+        """Serve what the clients' threads have to tell."""
+        for producer in (*self._both, *self._former):
+            producer.poll(0)

@@ -1,0 +1,399 @@
+"""The topics of a prefix: made where missing, and read back at start (progress, table shapes)."""
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import wait
+from typing import Final
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclOperation
+from confluent_kafka.admin._metadata import ClusterMetadata, TopicMetadata
+from confluent_kafka.cimpl import NewTopic
+
+from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
+from schemas.events import (
+    ProgressRecord,
+    SchemaEvent,
+    dead_topic,
+    divergence_topic,
+    message_topic,
+    prepared_topic,
+    progress_topic,
+    schema_topic,
+    transaction_topic,
+)
+from schemas.naming import Naming
+from schemas.settings import KafkaSettings
+from schemas.shaping import ShapingSettings
+from services.bridge.failpoints import reach
+from services.bridge.sink.leaders import leaderless, require_leaders
+from services.bridge.sink.offsets import Asked, Partition, answers, ask_ends, in_parts
+from services.bridge.sink.topic_configs import Configs
+from services.bridge.sink.topic_requirements import new_config, replication_factor
+from services.kafka.client import (
+    TOPIC_REFUSALS,
+    Complaints,
+    client_options,
+    kafka_error,
+    make_client,
+    passing,
+    refused_topic,
+)
+from services.kafka.records import (
+    READ_DEADLINE_S,
+    REQUEST_TIMEOUT_S,
+    TopicReader,
+    last_progress,
+    parse_record,
+)
+
+logger = structlog.get_logger(__name__)
+
+_OWN: Final = (
+    progress_topic,
+    schema_topic,
+    prepared_topic,
+    transaction_topic,
+    message_topic,
+    dead_topic,
+    divergence_topic,
+)
+_OF_EVERY_BRIDGE: Final = _OWN[:5]
+_ATTEMPT_S: Final = 0.5
+_LOOK_S: Final = 0.05
+_NOTING_RECORDS_MAX: Final = 20_000
+_PATIENCE_S: Final = 30.0
+"""How long a far or slow cluster may take for its first answer: several round trips of a
+connection's handshakes, and a list of thousands of topics."""
+_REFUSAL_S: Final = 2.0
+"""How long another broker may still take what one has refused."""
+
+
+class Topics:
+    """Knows the topics of the prefix and their partition counts; makes the missing ones."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        shaping: ShapingSettings | None = None,
+        *,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`shaping` names topics of tables and outboxes, which need not begin with the prefix."""
+        self.settings = settings
+        naming = Naming(settings.topic_prefix, shaping or ShapingSettings())
+        self._table_topic = re.compile(naming.pattern())
+        self._outbox_topic = re.compile(naming.outbox_pattern())
+        self._outbox_is_ours = naming.outbox_is_ours()
+        self._while_waiting = while_waiting
+        self._complaints = Complaints()
+        options = client_options(settings) | {"error_cb": self._complaints.note}
+        self._admin = make_client(AdminClient, options)
+        self._partitions: dict[str, int] = {}
+        self._replicas: dict[str, int] = {}
+        self._brokers = 0
+        self.leaderless: frozenset[Partition] = frozenset()
+        self._configs = Configs(self._admin, settings)
+
+    def prepare(self) -> None:
+        """Make the bridge's own topics. Raises Retryable when no broker answers, or leads one."""
+        self.refresh()
+        require_leaders(self.written(), self.leaderless)
+        prefix = self.prefix
+        for name in (progress_topic(prefix), schema_topic(prefix)):
+            self._ensure(name, partitions=1, compacted=True)
+        self._ensure(prepared_topic(prefix), partitions=1, compacted=True, short_lived=True)
+        for name in (transaction_topic(prefix), message_topic(prefix)):
+            self._ensure(name, partitions=1, compacted=False)
+        for topic_of in (progress_topic, schema_topic, prepared_topic, transaction_topic):
+            if self._partitions[topic_of(prefix)] != 1:
+                raise SetupError(
+                    "this topic must have one partition: it is read in order",
+                    operation="prepare topics",
+                    subject=topic_of(prefix),
+                    hint="delete the topic before the first start, or use another prefix",
+                )
+        written = {name for name, _ in self.written()}
+        self._configs.check((name, self._replicas.get(name, 0)) for name in sorted(written))
+
+    def check_clocks(self, server_ms: int) -> None:
+        """Check the clocks as `Configs.check_clocks` does."""
+        self._configs.check_clocks(server_ms)
+
+    def there(self, topic: str) -> bool:
+        """Whether the broker has it; it is not made."""
+        self.refresh()
+        return self.has(topic)
+
+    def partitions(self, topic: str) -> int:
+        """The number of partitions of `topic`, which is made when missing."""
+        known = self._partitions.get(topic)
+        if known is None:
+            self._ensure(topic, partitions=self.settings.partitions, compacted=False)
+            known = self._partitions[topic]
+        return known
+
+    def prepare_dead(self) -> str:
+        """Make the topic of refused records where it is missing; return its name."""
+        name = dead_topic(self.prefix)
+        self._ensure(name, partitions=1, compacted=False)
+        return name
+
+    def prepare_divergence(self) -> str:
+        """Make the topic of accepted divergences where it is missing; return its name."""
+        name = divergence_topic(self.prefix)
+        self._ensure(name, partitions=1, compacted=False)
+        return name
+
+    def check_writable(self, topic: str) -> None:
+        """Raises TopicRefused where the broker says that we may not write to `topic`."""
+        asked = self._admin.describe_topics(
+            TopicCollection([topic]),
+            include_authorized_operations=True,
+            request_timeout=REQUEST_TIMEOUT_S,
+        )
+        try:
+            allowed = asked[topic].result(REQUEST_TIMEOUT_S + 5).authorized_operations
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise refused_topic(error.args[0], "describe the topic", topic) from error
+            raise kafka_error(error, "describe the topic", topic) from error
+        if allowed is not None and AclOperation.WRITE not in allowed:
+            denied = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+            raise refused_topic(denied, "describe the topic", topic)
+
+    def message_bytes_max(self, *others: str) -> dict[str, int]:
+        """max.message.bytes of every topic of the prefix and of `others`, where we may read it."""
+        self._configs.describe([name for name in others if name in self._partitions])
+        return self._configs.bytes_max()
+
+    def last_progress(self, slot: str, *, until: int | None = None) -> ProgressRecord | None:
+        """The last committed progress record of `slot`; as in `services.kafka.records`."""
+        return last_progress(self.settings, slot, deadline_s=READ_DEADLINE_S, until=until)
+
+    def last_noting_ends(self, slot: str) -> ProgressRecord | None:
+        """The last progress record of `slot` that tells where partitions ended, if there is one
+        among the last; a record does about once a second. Waits for nothing that is hidden."""
+        with self.reader(progress_topic(self.prefix)) as reader:
+            visible = min(reader.stable_end(), reader.bounds()[1])
+        return last_progress(
+            self.settings,
+            slot,
+            deadline_s=READ_DEADLINE_S,
+            having=b'"ends":{"',
+            records_max=_NOTING_RECORDS_MAX,
+            until=visible,
+        )
+
+    def has(self, topic: str) -> bool:
+        """Whether the broker had it when it was last asked."""
+        return topic in self._partitions
+
+    def unstable(self) -> dict[Partition, int]:
+        """The last stable offset of every partition of `written` that has more than that.
+
+        Raises Retryable where a partition has no leader, or it does not answer.
+        """
+        found: dict[Partition, int] = {}
+        for some in in_parts(self.written()):
+            found |= self.unstable_of(some)
+            self._while_waiting()
+        return found
+
+    def unstable_of(self, places: Sequence[Partition]) -> dict[Partition, int]:
+        """As `unstable`, of these partitions."""
+        asked = [ask_ends(self._admin, places, committed=one) for one in (True, False)]
+        stable, ends = map(answers, asked)
+        return {at: end.offset for at, end in stable.items() if ends[at].offset > end.offset}
+
+    def ask_ends(self, places: Iterable[Partition], *, committed: bool) -> Asked:
+        """Ask for ends of partitions as `offsets.ask_ends` does."""
+        return ask_ends(self._admin, places, committed=committed)
+
+    def written(self) -> list[Partition]:
+        """The partitions of all topics that this slot may have written to: those of the prefix and
+        those that settings name, but none of another bridge, whose prefix is this one and more."""
+        mine, others = f"{self.prefix}.", self._longer_prefixes()
+        return [
+            (name, partition)
+            for name, count in sorted(self._partitions.items())
+            if (name.startswith(mine) and not name.startswith(others))
+            or self._table_topic.fullmatch(name)
+            or self.is_outbox(name)
+            for partition in range(count)
+        ]
+
+    def _longer_prefixes(self) -> tuple[str, ...]:
+        """Prefixes of topics, with their dot, of bridges whose prefix begins with this one's."""
+        last = f".{progress_topic('').lstrip('.')}"
+        candidates = [
+            name.removesuffix(last)
+            for name in self._partitions
+            if name.startswith(f"{self.prefix}.") and name.endswith(last)
+        ]
+        return tuple(
+            f"{prefix}."
+            for prefix in candidates
+            if prefix != self.prefix
+            and all(topic_of(prefix) in self._partitions for topic_of in _OF_EVERY_BRIDGE)
+        )
+
+    def event_partitions(self) -> list[Partition]:
+        """The partitions with events of which it is certain that they are of this prefix, or that
+        tell so themselves, and with transactions' beginnings and ends."""
+        others = self.own() - {transaction_topic(self.prefix), message_topic(self.prefix)}
+        return [
+            (name, partition)
+            for name, partition in self.written()
+            if name not in others and (self._outbox_is_ours or not self.is_outbox(name))
+        ]
+
+    def is_outbox(self, topic: str) -> bool:
+        """Whether messages of an outbox may be in it, whose place is in their headers."""
+        return self._outbox_topic.fullmatch(topic) is not None
+
+    def own(self) -> set[str]:
+        """The topics that are the bridge's own, not a table's."""
+        return {topic_of(self.prefix) for topic_of in _OWN}
+
+    def shapes(self) -> dict[tuple[str, str], SchemaEvent]:
+        """(schema, table) -> the last published shape of each table."""
+        topic = schema_topic(self.prefix)
+        result = {}
+        with self.reader(topic) as reader:
+            low, end = reader.bounds()
+            deadline = time.monotonic() + READ_DEADLINE_S
+            for offset, _key, value in reader.between(low, end, deadline):
+                if value is not None:
+                    event = parse_record(SchemaEvent, topic, offset, value)
+                    result[event.schema_, event.table] = event
+        return result
+
+    @property
+    def prefix(self) -> str:
+        """Of all their names."""
+        return self.settings.topic_prefix
+
+    def refresh(self) -> None:
+        """Ask for the topics, their partitions and leaders anew."""
+        began, attempt_s = time.monotonic(), _ATTEMPT_S
+        while True:
+            try:
+                metadata = self._admin.list_topics(timeout=attempt_s)
+                break
+            except KafkaException as error:
+                self._admin.poll(0 if self._complaints.last else _LOOK_S)
+                waited_s = time.monotonic() - began
+                patience_s = _REFUSAL_S if self._complaints.refusal else _PATIENCE_S
+                hopeless = self._complaints.down and not self._complaints.refusal
+                if hopeless or waited_s > patience_s or not passing(error.args[0]):
+                    raise self._complaints.explained(
+                        error, "connect to Kafka", self.settings.bootstrap_servers
+                    ) from error
+                attempt_s = max(_ATTEMPT_S, min(2 * attempt_s, patience_s - waited_s))
+                self._while_waiting()
+        self._learn_all(metadata)
+
+    def learn_leaders(self) -> None:
+        """As `refresh`, but once and briefly, and without a word where nobody answers."""
+        with contextlib.suppress(KafkaException):
+            self._learn_all(self._admin.list_topics(timeout=_ATTEMPT_S))
+
+    def _learn_all(self, metadata: ClusterMetadata) -> None:
+        self._brokers, self.leaderless = len(metadata.brokers), leaderless(metadata)
+        for name, topic in metadata.topics.items():
+            if topic.error is None:
+                self._learn(name, topic)
+        for name in self._partitions.keys() - metadata.topics.keys():
+            del self._partitions[name]
+
+    def reader(self, topic: str, partition: int = 0, *, committed: bool = True) -> TopicReader:
+        """A reader of one of the topics' partitions; a context manager."""
+        return TopicReader(self.settings, topic, partition, committed=committed)
+
+    def _ensure(
+        self, name: str, *, partitions: int, compacted: bool, short_lived: bool = False
+    ) -> None:
+        if name in self._partitions:
+            return
+        replicas = replication_factor(
+            self.settings.replication_factor,
+            self._brokers,
+            (self._replicas.get(known(self.prefix), 0) for known in _OWN),
+        )
+        topic = NewTopic(
+            name,
+            num_partitions=partitions,
+            replication_factor=replicas,
+            config=new_config(replicas, compacted=compacted, short_lived=short_lived),
+        )
+        # As many as topics of ours have: a broker is away, which comes again.
+        patience_s = _PATIENCE_S if replicas in self._replicas.values() else 0.0
+        until = time.monotonic() + patience_s
+        while error := self._create(topic):
+            few = error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR and patience_s
+            if not few:
+                raise _not_created(error, name) from error
+            if time.monotonic() > until:
+                raise Retryable(
+                    f"{error.args[0].str()} Other topics have that many replicas",
+                    operation="create the topic",
+                    subject=name,
+                    hint="start the broker that is missing",
+                    exit_code=ExitCode.KAFKA_UNREACHABLE,
+                ) from error
+            self._while_waiting()
+            time.sleep(_ATTEMPT_S)
+        self._await_leader(name)
+        reach("topic made")
+        logger.info("topic is ready", topic=name, partitions=self._partitions[name])
+
+    def _create(self, topic: NewTopic) -> KafkaException | None:
+        """Make a topic that another may have made meanwhile; return why it could not be made."""
+        future = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[topic.topic]
+        try:
+            while not future.done():
+                wait([future], _ATTEMPT_S)
+                self._while_waiting()
+            future.result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                return error
+        return None
+
+    def _learn(self, name: str, topic: TopicMetadata) -> None:
+        self._partitions[name] = len(topic.partitions)
+        replicas = [len(one.replicas) for one in topic.partitions.values()]
+        self._replicas[name] = min(replicas, default=0)
+
+    def _await_leader(self, name: str) -> None:
+        """A new topic is not at once known to the broker's metadata; wait for it."""
+        deadline, attempt_s = time.monotonic() + REQUEST_TIMEOUT_S, _ATTEMPT_S
+        while time.monotonic() < deadline:
+            try:
+                described = self._admin.list_topics(name, timeout=attempt_s).topics[name]
+            except KafkaException:
+                attempt_s = min(2 * attempt_s, REQUEST_TIMEOUT_S)
+            else:
+                if described.error is None and described.partitions:
+                    self._learn(name, described)
+                    return
+            self._while_waiting()
+            time.sleep(_LOOK_S)
+        raise Retryable(
+            "the topic was created but has no leader",
+            operation="create the topic",
+            subject=name,
+            exit_code=ExitCode.KAFKA_UNREACHABLE,
+        )
+
+
+def _not_created(error: KafkaException, topic: str) -> SlotbridgeError:
+    cause = error.args[0]
+    if cause.code() in TOPIC_REFUSALS:
+        return refused_topic(cause, "create the topic", topic)
+    return kafka_error(error, "create the topic", topic)

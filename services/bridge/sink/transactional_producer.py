@@ -1,0 +1,396 @@
+"""Kafka transactions: the events and the progress record that covers them, together or not at all.
+
+A transaction opens at the first record and ends in `commit`. Whatever goes wrong, the caller drops
+this object; a new one's `begin_session` aborts what was open and fences what is still alive.
+"""
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
+from schemas.events import ProgressRecord, progress_topic
+from schemas.lsn import format_lsn
+from schemas.settings import BridgeSettings, KafkaSettings
+from services.bridge import metrics
+from services.bridge.events.event import Event
+from services.bridge.sink.dead_letters import (
+    Origin,
+    Origins,
+    RefusalLearned,
+    Refused,
+    identity,
+    letter,
+    may_be_dead,
+    no_topic,
+    refusal,
+)
+from services.bridge.sink.leader_epochs import cut_off
+from services.bridge.sink.markers import MarkerCheck
+from services.bridge.sink.offsets import count_partitions
+from services.bridge.sink.options import MESSAGE_BYTES_MAX, producer_options
+from services.bridge.sink.partition_ends import Tails
+from services.bridge.sink.producer_pair import ID_SCHEME, INIT_TIMEOUT_S, Turns
+from services.bridge.sink.topics import Topics
+from services.kafka.client import RECORD_REFUSALS, TOPIC_REFUSALS, TopicRefused, kafka_error
+
+logger = structlog.get_logger(__name__)
+
+COMMIT_ATTEMPT_S: Final = 1.0
+_BREATH_EVENTS: Final = 2_000
+_QUEUE_FULL_PAUSE_S: Final = 0.005
+ABORT_TIMEOUT_S: Final = 5.0
+REPORT_TIMEOUT_S: Final = 5.0
+NOWHERE: Final = Origin(0, 0, None)
+
+
+class TransactionalProducer:
+    """One session's producer. Only one thread may use it at a time."""
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        bridge: BridgeSettings,
+        topics: Topics,
+        slot: str,
+        refused: Refused | None = None,
+        *,
+        while_waiting: Callable[[], None] = lambda: None,
+        on_disturbance: Callable[[], None] = lambda: None,
+        former_ids: bool = False,
+    ) -> None:
+        """`on_disturbance` raises Retryable where something of ours hangs: it is called where the
+        partitions of a transaction do not tell in time that it has ended. `former_ids`: Turns."""
+        look, go_on = partial(cut_off, kafka), bridge.on_lost_records == "continue"
+        self.tails = Tails(slot, look, go_on=go_on)
+        self.markers = MarkerCheck(topics, on_disturbance, while_waiting, self.tails.judge)
+        self._touched: set[str] = set()
+        self._counts: dict[str, int] = {}
+        self._while_waiting = while_waiting
+        self._cancelled = threading.Event()
+        self._topics = topics
+        self._slot = slot
+        self._prefix = kafka.topic_prefix
+        self._progress_topic = progress_topic(kafka.topic_prefix)
+        self._subject = f"slot {slot}"
+        self._deadline_s = bridge.transaction_timeout_ms / 1000
+        self._dead_letters = bridge.on_refused == "dead_letter"
+        self._refused = refused or Refused()
+        self._careful = self._refused.careful_until is not None
+        self._limits = topics.message_bytes_max(*self._refused.topics)
+        self._message_bytes_max = int(kafka.options.get("message.max.bytes", MESSAGE_BYTES_MAX))
+        options = producer_options(kafka, bridge, slot, self._limits.values(), self._careful)
+        self._turns = Turns(options, subject=self._subject, former=former_ids)
+        self._ready: set[str] = {self._progress_topic}
+        self._denied: dict[str, TopicRefused] = {}
+        self._dead: Counter[tuple[str, str]] = Counter()
+        self._culprits: list[tuple[Event, Origin, str]] = []
+        self._sent_until = 0
+        self.open = False
+        """Whether a transaction is open."""
+        self.done = False
+        """A careful session's work is done: the next session goes on with full batches."""
+
+    @property
+    def _producer(self) -> Producer:
+        return self._turns.current
+
+    def begin_session(self) -> None:
+        """init_transactions: fence other producers of this slot and end what they left open."""
+        self._turns.begin_session()
+
+    def follow(self, record: ProgressRecord | None) -> None:
+        """The next Kafka transaction comes after that of `record`, the last one that is visible.
+
+        Raises OperatorNeeded where Kafka has lost what was written by then.
+        """
+        self._turns.follow(record)
+        if record is not None:
+            self.tails.start(self._topics, record)
+
+    def settle(
+        self, records: Mapping[tuple[str, int], Event], turns: Iterable[int], *, commit: bool
+    ) -> None:
+        """Write one record into each (topic, partition), and commit or abort, as the producer of
+        each of `turns`: its marker also ends what an earlier session of it has left open there.
+        """
+        for turn in turns:
+            self._turns.turn = turn
+            for one in self._turns.of(turn):
+                self.open = True  # without a look at what hangs: it is ended here
+                try:
+                    one.begin_transaction()
+                    for (topic, partition), event in records.items():
+                        one.produce(topic, event.value, event.key, partition)
+                    one.flush(INIT_TIMEOUT_S)
+                    (one.commit_transaction if commit else one.abort_transaction)(INIT_TIMEOUT_S)
+                except KafkaException as error:
+                    raise kafka_error(error, "end hanging transactions", self._subject) from error
+                self.open = False
+
+    def send(self, events: Sequence[Event], origins: Origins | None = None) -> None:
+        """Add `events`, which are of `origins`, to the open Kafka transaction, begun if need be.
+
+        Calls `while_waiting` now and then, and often while the broker takes nothing. A record that
+        can't be sent goes to the dead letters if the settings say so; else it raises BadInput
+        (RECORD_REFUSED) or SetupError that names it.
+        """
+        self.begin()
+        if origins is not None:
+            self._sent_until = max(self._sent_until, origins.last_lsn)
+        events, count = list(events), len(events)
+        for since in range(0, count, _BREATH_EVENTS):
+            if since:
+                self._while_waiting()
+            self._send_some(events, since, min(since + _BREATH_EVENTS, count), origins)
+
+    def _send_some(
+        self, events: Sequence[Event], index: int, end: int, origins: Origins | None
+    ) -> None:
+        """events[index:end]: many at once, and singly what calls for care."""
+        send = self._turns.send
+        while index < end:
+            if not (self._careful or self._refused.records):
+                since, index = index, send(events, index, end, self._ready, self._touched)
+                if index > since:
+                    self._counts.clear()
+            if index < end:
+                self._send_one(events[index], NOWHERE if origins is None else origins.of(index))
+                index += 1
+
+    def _send_one(self, event: Event, origin: Origin) -> None:
+        """With all that may be of this record or its topic."""
+        known = self._refused.records
+        if event.topic not in self._ready:
+            denied = self._prepare(event.topic)
+            if denied is not None:
+                self._refuse(event, origin, denied.message, denied)
+                return
+        if known and (reason := known.get(identity(event, origin))) is not None:
+            self._refuse(event, origin, reason)
+        elif event.broadcast:
+            for partition in range(self._partitions_of(event.topic)):
+                self._produce(event, partition, origin, self._while_waiting)
+        else:
+            self._counts.clear()
+            self._produce(event, -1, origin, self._while_waiting)
+
+    def _partitions_of(self, topic: str) -> int:
+        """Also those that were added since: with rows, once this producer has written the next."""
+        if topic not in self._counts:
+            self._while_waiting()
+            count = count_partitions(self._producer, topic)
+            self._counts[topic] = max(self._topics.partitions(topic), count)
+        return self._counts[topic]
+
+    def commit(self, record: ProgressRecord) -> None:
+        """Add the progress record and commit. Blocks; retries until the transaction's time-out.
+
+        May run in a thread of its own; `cancel` ends it early.
+        """
+        self.begin()
+        self.tails.learn(self.markers.ends())
+        own = {"producer": self._turns.turn, "id_scheme": ID_SCHEME, "ends": self.tails.note()}
+        value = record.model_copy(update=own).model_dump_json().encode()
+        self._produce(Event(self._progress_topic, self._slot.encode(), value), 0, NOWHERE, None)
+        self._commit_open(time.monotonic() + self._deadline_s)
+        self._tell_dead_letters()
+        if self._careful and not record.seq:
+            self.done = self._refused.passed(record.commit_lsn)
+
+    def _commit_open(self, deadline: float) -> None:
+        asked = False
+        while True:
+            try:
+                if not asked and self._producer.flush(COMMIT_ATTEMPT_S) == 0:
+                    self.markers.flushed(self._touched)
+                    asked = True
+                self._producer.commit_transaction(COMMIT_ATTEMPT_S)
+            except KafkaException as error:
+                cause = error.args[0]
+                again = cause.retriable() and not cause.txn_requires_abort()
+                if not again or time.monotonic() > deadline or self._cancelled.is_set():
+                    raise self._failed(error, "commit to Kafka", self._subject) from error
+            else:
+                break
+        if not asked:
+            self.markers.flushed(self._touched)
+        self.open = False
+        self._turns.pass_on()
+
+    def cancel(self) -> None:
+        """Let a commit in another thread give up soon; whether it came through is then unknown."""
+        self._cancelled.set()
+
+    def abandon(self) -> None:
+        """End the session: abort what is open, as far as the broker lets us, and drop the queue."""
+        self.markers.close()
+        self._producer.purge()
+        if self.open:
+            with contextlib.suppress(KafkaException):  # the next session's begin_session aborts it
+                self._producer.abort_transaction(ABORT_TIMEOUT_S)
+        self.open = False
+
+    def begin(self) -> None:
+        """Open a Kafka transaction, if none is."""
+        if not self.open:
+            self._turns.hear()
+            self.markers.require_told()
+            self._touched, self._counts = set(), {}
+            self._turns.begin()
+            self.open = True
+
+    def _prepare(self, topic: str) -> TopicRefused | None:
+        """Make `topic` if it is missing; why it takes no records, if it does not."""
+        if not topic:
+            return no_topic()
+        if topic in self._denied:
+            return self._denied[topic]
+        try:
+            self._topics.partitions(topic)
+            if self._careful or topic in self._refused.topics:
+                self._topics.check_writable(topic)
+        except TopicRefused as error:
+            self._denied[topic] = error
+            self._refused.topics.add(topic)
+            return error
+        self._ready.add(topic)
+        return None
+
+    def _produce(
+        self,
+        event: Event,
+        partition: int,
+        origin: Origin,
+        while_waiting: Callable[[], None] | None,
+    ) -> None:
+        deadline = 0.0
+        self._touched.add(event.topic)
+        extra: Any = (
+            {"on_delivery": partial(self._delivered, event, origin)} if self._careful else {}
+        )
+        while True:
+            try:
+                self._producer.produce(
+                    event.topic, event.value, event.key, partition, headers=event.headers, **extra
+                )
+            except BufferError:
+                deadline = deadline or time.monotonic() + self._deadline_s
+                if time.monotonic() > deadline or self._cancelled.is_set():
+                    raise self._stalled() from None
+                self._await_room(f"topic {event.topic}")
+                if while_waiting is not None:
+                    while_waiting()
+            except KafkaException as error:
+                cause = error.args[0]
+                if cause.code() not in RECORD_REFUSALS or cause.txn_requires_abort():
+                    raise self._failed(error, "produce", f"topic {event.topic}") from error
+                self._refuse(event, origin, cause.str())
+                return
+            else:
+                return
+
+    def _await_room(self, subject: str) -> None:
+        try:
+            self._producer.poll(_QUEUE_FULL_PAUSE_S)
+        except KafkaException as error:
+            raise self._failed(error, "produce", subject) from error
+
+    def _delivered(
+        self, event: Event, origin: Origin, error: KafkaError | None, _message: object
+    ) -> None:
+        if error is not None and error.code() in RECORD_REFUSALS:
+            self._culprits.append((event, origin, error.str()))
+
+    def _refuse(
+        self, event: Event, origin: Origin, reason: str, cause: SlotbridgeError | None = None
+    ) -> None:
+        """Send the dead letter of `event` instead, or raise the error that names it."""
+        if not self._dead_letters or not may_be_dead(event, self._prefix):
+            raise refusal(event, origin, reason, cause)
+        topic = self._topics.prepare_dead()
+        self._ready.add(topic)
+        bytes_max = min(self._message_bytes_max, self._limits.get(topic, MESSAGE_BYTES_MAX))
+        if not self._dead:
+            logger.warning(
+                "Kafka refuses a record: writing it to the dead letters",
+                reason=reason,
+                topic=event.topic,
+                table=event.table,
+                commit_lsn=format_lsn(origin.commit_lsn),
+                xid=origin.xid,
+                seq=event.seq,
+            )
+        self._dead[event.topic, reason] += 1
+        now_ms = time.time_ns() // 1_000_000
+        dead = letter(event, origin, reason, topic=topic, bytes_max=bytes_max, now_ms=now_ms)
+        self._produce(dead, 0, origin, self._while_waiting)
+
+    def _tell_dead_letters(self) -> None:
+        for (topic, reason), count in self._dead.items():
+            metrics.DEAD_LETTERS.inc(count)
+            logger.warning("dead letters committed", topic=topic, reason=reason, count=count)
+        self._dead.clear()
+
+    def _failed(self, error: KafkaException, operation: str, subject: str) -> SlotbridgeError:
+        """What a failure of the open transaction means, and what the next session must know."""
+        error = self._reported(self._reason(error))
+        code = error.args[0].code()
+        refused = self._refused
+        for event, origin, reason in self._culprits:
+            if not self._dead_letters or not may_be_dead(event, self._prefix):
+                return refusal(event, origin, reason)
+            refused.topics.add(event.topic)
+            refused.records[identity(event, origin)] = reason
+        if self._culprits:
+            what = f"{len(self._culprits)} records are refused and will be dead letters"
+        elif code in RECORD_REFUSALS + TOPIC_REFUSALS and not self._careful:
+            what = f"a record is refused ({error.args[0].str()}); looking for it"
+            refused.topics |= {topic for topic in self._ready if topic not in self._limits}
+        else:
+            return kafka_error(error, operation, subject)
+        refused.careful_until = max(refused.careful_until or 0, self._sent_until)
+        return RefusalLearned(
+            what,
+            operation=operation,
+            subject=subject,
+            hint="the bridge sends the transaction again, record by record",
+            exit_code=ExitCode.KAFKA_UNREACHABLE,
+        )
+
+    def _reported(self, error: KafkaException) -> KafkaException:
+        """Serve the delivery reports; a culprit's own may come after the failure it has caused."""
+        awaited = self._careful and error.args[0].code() in RECORD_REFUSALS
+        deadline = time.monotonic() + REPORT_TIMEOUT_S
+        try:
+            self._producer.poll(0)
+            while awaited and not self._culprits and time.monotonic() < deadline:
+                self._producer.poll(_QUEUE_FULL_PAUSE_S)
+        except KafkaException as fatal:  # fenced: it says so here, and less clearly elsewhere
+            return fatal
+        return error
+
+    def _reason(self, error: KafkaException) -> KafkaException:
+        """Why the transaction has failed, where `error` only says that it has."""
+        if error.args[0].code() == KafkaError._STATE:
+            try:
+                self._producer.commit_transaction(COMMIT_ATTEMPT_S)
+            except KafkaException as reason:
+                return reason
+        return error
+
+    def _stalled(self) -> SlotbridgeError:
+        return Retryable(
+            f"the broker has taken nothing for {self._deadline_s:.0f} s",
+            operation="produce",
+            subject=self._subject,
+            hint="check that the broker runs and its disk is not full",
+            exit_code=ExitCode.KAFKA_UNREACHABLE,
+        )

@@ -1,0 +1,136 @@
+"""The hosts of `source.conninfo`, asked all at once, and which of them is the primary.
+
+A revived old primary accepts writes as well: the newest timeline is chosen, not the first host.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import psycopg
+import structlog
+from psycopg.conninfo import conninfo_to_dict
+
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
+from schemas.settings import SourceSettings
+from services.bridge.source.hosts import host_name, single_hosts
+from services.bridge.source.replication_connection import cut_off_after
+from services.bridge.source.server_errors import connect_error, server_error
+from services.postgres.server import Connection, Server, read_server, setting
+
+logger = structlog.get_logger(__name__)
+
+_PROBE_DEADLINE_S = 10.0
+# Its own commits don't wait for standbys: a synchronous one, it would wait for its own feedback.
+_PROBE_OPTIONS = (
+    "-c synchronous_commit=local -c statement_timeout=15s"
+    " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
+    " -c tcp_keepalives_count=3 -c tcp_user_timeout=20s -c idle_in_transaction_session_timeout=30s"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A reachable host that accepts writes."""
+
+    conninfo: str
+    server: Server
+    connection: Connection
+
+
+def find_primary(settings: SourceSettings) -> Candidate:
+    """The writable host on the newest timeline. Raises SlotbridgeError when there is none."""
+    return _choose(_probe_all(settings))
+
+
+def _probe_all(settings: SourceSettings) -> list[Candidate | SlotbridgeError]:
+    """Try every host at once: one result each, in the order of the connection setting."""
+    hosts = single_hosts(settings)
+    with ThreadPoolExecutor(len(hosts), thread_name_prefix="probe") as pool:
+        return list(pool.map(_probe, hosts))
+
+
+def writable_servers(settings: SourceSettings) -> list[Server]:
+    """The hosts that accept writes now, asked at the same time; those that don't are left out."""
+    found = [result for result in _probe_all(settings) if isinstance(result, Candidate)]
+    for candidate in found:
+        candidate.connection.close()
+    return [candidate.server for candidate in found]
+
+
+def _probe(conninfo: str) -> Candidate | SlotbridgeError:
+    where = conninfo_to_dict(conninfo)
+    options = f"{where.get('options') or ''} {_PROBE_OPTIONS}"
+    subject = host_name(conninfo)
+    try:
+        connection: Connection = psycopg.connect(
+            conninfo,
+            autocommit=True,
+            options=options,
+            application_name="slotbridge",
+            client_encoding="UTF8",
+        )
+    except psycopg.Error as error:
+        return connect_error(str(error), subject)
+    try:
+        with cut_off_after(_PROBE_DEADLINE_S, connection.fileno()):
+            server = read_server(connection)
+            read_only = setting(connection, "transaction_read_only") == "on"
+    except psycopg.Error as error:
+        connection.close()
+        if error.sqlstate is None:
+            return connect_error(str(error), subject)
+        return server_error(error.sqlstate, error.diag.message_primary or "", "probe", subject)
+    if read_only:
+        connection.close()
+        return Retryable(
+            "the server is read-only" + (" (a standby)" if server.in_recovery else ""),
+            operation="connect",
+            subject=subject,
+            hint="name the primary in source.conninfo, or promote the standby",
+        )
+    return Candidate(conninfo, server, connection)
+
+
+def _choose(results: list[Candidate | SlotbridgeError]) -> Candidate:
+    """The writable host on the newest timeline: a revived old primary is on an older one.
+
+    Raises the most telling error when there is none.
+    """
+    candidates = [result for result in results if isinstance(result, Candidate)]
+    errors = [result for result in results if isinstance(result, SlotbridgeError)]
+    if not candidates:
+        raise _no_primary(errors)
+    chosen = max(candidates, key=lambda candidate: candidate.server.timeline)
+    for other in candidates:
+        if other is not chosen:
+            other.connection.close()
+            logger.warning(
+                "two hosts accept writes: using the one on the newer timeline",
+                timeline=chosen.server.timeline,
+                other_timeline=other.server.timeline,
+            )
+    return chosen
+
+
+def _no_primary(errors: list[SlotbridgeError]) -> SlotbridgeError:
+    """What every host says, or the only one; an operator is needed where all of them need one.
+
+    A standby may refuse our role for good while the primary restarts.
+    """
+    if len(errors) == 1 or not any(isinstance(error, Retryable) for error in errors):
+        return errors[0]
+    reasons = "; ".join(f"{error.subject}: {_short(error.message)}" for error in errors)
+    return Retryable(
+        f"no host accepts writes: {reasons}",
+        operation="connect",
+        hint="check that source.conninfo names the primary, or promote the standby",
+        exit_code=ExitCode.SERVER_UNREACHABLE,
+    )
+
+
+def _short(message: str) -> str:
+    """libpq's text without the address that it repeats and the question that it asks."""
+    for part in ("Connection refused", "timeout expired", "No route to host"):
+        if part in message:
+            return part.lower()
+    return message

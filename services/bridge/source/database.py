@@ -1,0 +1,302 @@
+"""The SQL side of the bridge: find the primary, prepare it, move the replication origin.
+
+One ordinary connection, held as long as the session lasts. Its replication origin is session-owned
+(`pg_replication_origin_session_setup`), which makes it the lock that keeps a second bridge waiting.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+
+import psycopg
+import structlog
+
+from schemas.errors import ExitCode, SetupError, SlotbridgeError
+from schemas.events import HEARTBEAT_PREFIX
+from schemas.lsn import format_lsn
+from schemas.settings import SourceSettings
+from services.bridge.pgoutput.type_names import PgType
+from services.bridge.progress.consistency import Selection
+from services.bridge.progress.errors import publication_gone
+from services.bridge.source.candidates import find_primary
+from services.bridge.source.replication_connection import cut_off_after, walsender_name
+from services.bridge.source.server_errors import connect_error, server_error
+from services.bridge.source.type_catalog import money_digits, read_types
+from services.bridge.source.visibility import await_visible
+from services.postgres import slots
+from services.postgres.origins import create_origin, origin_exists, origin_progress
+from services.postgres.publications import (
+    PrimaryKey,
+    create_publication,
+    primary_key,
+    publication_oid,
+    published_columns,
+)
+from services.postgres.server import Server, is_synchronous_standby, written_lsn
+from services.postgres.slots import Slot
+
+logger = structlog.get_logger(__name__)
+
+MINIMUM_VERSION = 170005
+TWO_PHASE_VERSION = 180000
+ORIGIN_PREFIX = "slotbridge_"
+MINIMUM_WAL_LEVEL = "logical"
+
+
+class Primary:
+    """The chosen primary and the session that owns the origin. Close it when done."""
+
+    def __init__(
+        self, settings: SourceSettings, *, sql_deadline_ms: int, idle_timeout_ms: int
+    ) -> None:
+        self._settings = settings
+        self._idle_timeout_ms = idle_timeout_ms
+        self._deadline_s = sql_deadline_ms / 1000
+        self.origin = ORIGIN_PREFIX + settings.slot
+        chosen = find_primary(settings)
+        self.conninfo = chosen.conninfo
+        self.server = chosen.server
+        self._connection = chosen.connection
+        self._origin_owned = False
+        self._slot_read = False
+        self._publication_oid: int | None = None
+
+    def close(self) -> None:
+        """End the session, and with it the ownership of the origin."""
+        self._connection.close()
+
+    def prepare(self) -> None:
+        """Check the server and take the origin, where there is one. Nothing is made.
+
+        Raises SetupError for a server, privilege or setting that does not do, Retryable
+        (SLOT_IN_USE) while another bridge owns the origin.
+        """
+        server = self.server
+        check_server(server, two_phase=self._settings.two_phase)
+        if not server.synchronized_standby_slots:
+            logger.warning(
+                "synchronized_standby_slots is empty: after a failover Kafka may hold transactions "
+                "that the new primary never had",
+                slot=self._settings.slot,
+            )
+        with self._statement("take the origin"):
+            if origin_exists(self._connection, self.origin):
+                self._own_origin()
+
+    def establish(self) -> None:
+        """Make publication and origin where missing, and take the origin. Raises as `prepare`."""
+        with self._statement("prepare the server"):
+            self._ensure_publication()
+            if not origin_exists(self._connection, self.origin):
+                create_origin(self._connection, self.origin)
+                logger.info("created origin", origin=self.origin)
+            self._own_origin()
+
+    def wal_lsn(self) -> int:
+        """Where the server's WAL is flushed up to."""
+        with self._statement("read the WAL's position"):
+            return written_lsn(self._connection)
+
+    def selection(self) -> Selection:
+        """What chooses the changes that are sent; oid 0 where there is no such publication.
+
+        `check_publication` holds the server to this one.
+        """
+        name = self._settings.publication
+        with self._statement("read the publication"):
+            self._publication_oid = publication_oid(self._connection, name)
+        return Selection(name, self._publication_oid or 0, self._settings.origin)
+
+    def slot(self) -> Slot | None:
+        """The bridge's slot; raises SetupError when it is of another kind than the bridge needs."""
+        with self._statement("read the slot"):
+            found = slots.read_slot(self._connection, self._settings.slot)
+        if found is None:
+            return None
+        wrong = (
+            f"is a {found.slot_type} slot of {found.plugin}"
+            if found.plugin != "pgoutput"
+            else f"belongs to database {found.database}"
+            if found.database != self.server.database
+            else "is temporary"
+            if found.temporary
+            else ""
+        )
+        if wrong:
+            raise SetupError(
+                f"the slot {wrong}",
+                operation="check the slot",
+                subject=f"slot {self._settings.slot}",
+                hint="choose another source.slot: the bridge creates its slot",
+            )
+        if not self._slot_read:
+            self._slot_read = True
+            self._warn_of_slot(found)
+        return found
+
+    def _warn_of_slot(self, found: Slot) -> None:
+        if found.two_phase and not self._settings.two_phase:
+            logger.warning(
+                "the slot decodes two-phase: set source.two_phase to true", slot=self._settings.slot
+            )
+        if not found.failover:
+            logger.warning(
+                "the slot is not a failover slot and will not survive a promotion",
+                slot=self._settings.slot,
+            )
+
+    def create_slot(self) -> int:
+        """Create the failover slot; return the LSN from which it decodes."""
+        with self._statement("create the slot"):
+            lsn = slots.create_failover_slot(
+                self._connection, self._settings.slot, two_phase=self._settings.two_phase
+            )
+        logger.info("created slot", slot=self._settings.slot, lsn=format_lsn(lsn))
+        return lsn
+
+    def origin_lsn(self) -> int | None:
+        """The origin's position, None where it has never been moved."""
+        with self._statement("read the origin"):
+            if not origin_exists(self._connection, self.origin):
+                return None
+            return origin_progress(self._connection, self.origin)
+
+    def clock_ms(self) -> int:
+        """The server's clock, in ms since 1970."""
+        with self._statement("read the clock"):
+            row = self._connection.execute(
+                "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+            ).fetchone()
+            return int(row[0]) if row is not None else 0
+
+    def primary_key(self, relation_oid: int) -> PrimaryKey | None:
+        """A table's primary key as it is now, None when the table is gone."""
+        with self._statement("read the primary key"):
+            return primary_key(self._connection, relation_oid)
+
+    def await_visible(self, xid: int, while_waiting: Callable[[], None]) -> bool:
+        """Wait until the catalog shows what the transaction `xid` made; False if it does not.
+
+        Not waited for where commits wait for the bridge: they would wait for each other.
+        """
+        deadline_s = 0 if self.commits_wait() else self._deadline_s / 4
+        with self._statement("read a snapshot"):
+            return await_visible(
+                self._connection, xid, deadline_s=deadline_s, while_waiting=while_waiting
+            )
+
+    def published(self) -> dict[tuple[str, str], tuple[str, ...]]:
+        """(schema, table) -> the columns of every table that the publication has now."""
+        with self._statement("read the publication"):
+            return published_columns(self._connection, self._settings.publication)
+
+    def types(self, oids: Iterable[int]) -> list[PgType]:
+        """The types of `oids` and what those consist of; one that is gone by now is left out."""
+        with self._statement("read the types"):
+            return read_types(self._connection, oids)
+
+    def money_digits(self) -> int:
+        """How many digits money has after the decimal point in this database's locale."""
+        with self._statement("read the locale"):
+            return money_digits(self._connection)
+
+    def move_origin(self, lsn: int) -> int:
+        """Record `lsn` in the origin, with the heartbeat message, in one small transaction.
+
+        Return where that transaction's commit ends, or later. It was flushed (synchronous_commit =
+        local), so that no crash of the server takes it back.
+        """
+        with self._statement("move the origin"):
+            with self._connection.transaction():
+                self._connection.execute(
+                    "SELECT pg_replication_origin_xact_setup(%s::pg_lsn, clock_timestamp()),"
+                    " pg_logical_emit_message(true, %s, %s)",
+                    [format_lsn(lsn), HEARTBEAT_PREFIX, self._settings.slot],
+                )
+            return written_lsn(self._connection)
+
+    def check_publication(self) -> None:
+        """Raise SetupError when the publication is gone: the server then sends nothing, silently.
+
+        Also where there is another one of its name, since `selection` was asked.
+        Source: pgoutput.c, LoadPublications ("skipped loading publication", a WARNING on 18).
+        """
+        name = self._settings.publication
+        with self._statement("read the publication"):
+            oid = publication_oid(self._connection, name)
+        if oid is None or oid != self._publication_oid:
+            raise publication_gone(name, made_again=oid is not None)
+
+    def commits_wait(self) -> bool:
+        """Whether the server lists the bridge's walsender in synchronous_standby_names."""
+        with self._statement("read the state of replication"):
+            return is_synchronous_standby(self._connection, walsender_name(self._settings.slot))
+
+    def withheld_by(self) -> tuple[str, ...]:
+        """The standbys that the walsender waits for before it sends a commit, with their state."""
+        with self._statement("read the state of replication"):
+            return slots.withheld_by(self._connection, walsender_name(self._settings.slot))
+
+    def _ensure_publication(self) -> None:
+        name = self._settings.publication
+        if publication_oid(self._connection, name) is not None:
+            return
+        slot = slots.read_slot(self._connection, self._settings.slot)
+        if slot is not None and slot.plugin == "pgoutput":
+            raise publication_gone(name)
+        create_publication(self._connection, name, self._settings.tables)
+        tables = ", ".join(self._settings.tables) or "all tables"
+        logger.info("created publication", publication=name, tables=tables)
+
+    def _own_origin(self) -> None:
+        if self._origin_owned:
+            return
+        self._connection.execute(
+            "SELECT set_config('idle_session_timeout', %s, false),"
+            " pg_replication_origin_session_setup(%s)",
+            [f"{self._idle_timeout_ms}ms", self.origin],
+        )
+        self._origin_owned = True
+
+    @contextlib.contextmanager
+    def _statement(self, operation: str) -> Iterator[None]:
+        """Translate psycopg's errors; cut the connection off when the server does not answer."""
+        try:
+            with cut_off_after(self._deadline_s, self._connection.fileno()):
+                yield
+        except psycopg.Error as error:
+            raise self._translated(error, operation) from error
+
+    def _translated(self, error: psycopg.Error, operation: str) -> SlotbridgeError:
+        message = error.diag.message_primary or str(error)
+        subject = f"slot {self._settings.slot}"
+        if error.sqlstate is None:
+            return connect_error(message, subject)
+        return server_error(error.sqlstate, " ".join(message.split()), operation, subject)
+
+
+def check_server(server: Server, *, two_phase: bool = False) -> None:
+    """Raise SetupError (SERVER_VERSION, WAL_LEVEL) for a server that has no failover slots."""
+    if server.version < MINIMUM_VERSION:
+        raise SetupError(
+            f"PostgreSQL {server.version // 10000}.{server.version % 10000} is too old",
+            operation="check the server",
+            hint="update the server to 17.5 or newer: failover slots came with 17, and an older 17 "
+            "decodes rows by the old state of a table or publication that changes while a "
+            "transaction is open",
+            exit_code=ExitCode.SERVER_VERSION,
+        )
+    if two_phase and server.version < TWO_PHASE_VERSION:
+        raise SetupError(
+            f"PostgreSQL {server.version // 10000} can lose prepared transactions at a failover: "
+            "it does not copy a slot's two_phase_at to the standby",
+            operation="check the server",
+            hint="set source.two_phase to false, or use PostgreSQL 18",
+            exit_code=ExitCode.SERVER_VERSION,
+        )
+    if server.wal_level != MINIMUM_WAL_LEVEL:
+        raise SetupError(
+            f"wal_level is {server.wal_level}",
+            operation="check the server",
+            hint="ALTER SYSTEM SET wal_level = logical, then restart the server",
+            exit_code=ExitCode.WAL_LEVEL,
+        )

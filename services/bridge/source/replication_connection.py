@@ -1,0 +1,333 @@
+"""The replication socket: COPY BOTH through libpq, one thread, no decoding.
+
+    server -> 'w' start:u64 wal_end:u64 time:i64 payload      XLogData
+              'k' wal_end:u64 time:i64 reply:u8               keepalive
+    client -> 'r' write:u64 flush:u64 apply:u64 time:i64 reply:u8
+
+Source: PostgreSQL documentation 54.4 "Streaming Replication Protocol".
+"""
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from schemas.errors import Retryable, SlotbridgeError
+from schemas.lsn import format_lsn, parse_lsn
+from services.bridge import compiled
+from services.bridge.compiled import Messages, new_messages
+from services.bridge.pgoutput.decoder import POSTGRES_EPOCH_US
+from services.bridge.source.libpq import GET_COPY_DATA, address
+from services.bridge.source.readiness import wait_readable, wait_writable
+from services.bridge.source.receive_batching import Gathering
+from services.bridge.source.server_errors import READ_THE_STREAM, connect_error, server_error
+
+_U64 = struct.Struct("!Q")
+_KEEPALIVE = struct.Struct("!QqB")
+_STATUS = struct.Struct("!cQQQqB")
+_W, _K = b"w"[0], b"k"[0]
+_XLOG_HEADER_BYTES: Final = 25
+_FAILED: Final = -2
+"""PQgetCopyData's word for an error; psycopg raises it."""
+FEEDBACK_DEADLINE_S: Final = 10.0
+READS_MAX: Final = 16
+READ_BYTES: Final = 2**18
+"""Limits of one read: how many reads of the socket, and about how many bytes."""
+SESSION_OPTIONS: Final = (
+    "-c datestyle=ISO -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=3"
+    " -c bytea_output=hex -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
+    " -c tcp_keepalives_count=3"
+)
+"""Text forms that services.bridge.events.values needs, and a quick end for a half-open socket."""
+
+
+@contextlib.contextmanager
+def cut_off_after(seconds: float, descriptor: int) -> Iterator[None]:
+    """Shut the socket `descriptor` down when the block takes longer than `seconds`.
+
+    A frozen server whose kernel still acknowledges holds a blocking call for ever otherwise: the
+    server's own time-outs don't run, and TCP's see a live peer.
+    """
+    # A descriptor of our own, so that a late timer can't meet another socket of the same number.
+    own = socket.socket(fileno=os.dup(descriptor))
+    timer = threading.Timer(seconds, _shut_down, [own])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        own.close()
+
+
+def _shut_down(own: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        own.shutdown(socket.SHUT_RDWR)
+
+
+def walsender_name(slot: str) -> str:
+    """The application_name of the walsender, for synchronous_standby_names."""
+    return f"slotbridge_{slot}"
+
+
+class Keepalive(NamedTuple):
+    """The server has sent everything before `wal_end`; `reply`: it wants to hear from us now."""
+
+    wal_end: int
+    reply: bool
+
+
+class ReplicationConnection:
+    """A walsender session for one logical slot. Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self,
+        conninfo: str,
+        slot: str,
+        *,
+        wal_sender_timeout_ms: int,
+        sql_deadline_ms: int,
+        name: str = "",
+    ) -> None:
+        """`name`: another application_name than the slot's."""
+        self._slot = slot
+        self._messages = new_messages()
+        self._gathering: Gathering | None = None
+        self.behind = False
+        """Whether the last `read` says that the server has more to send."""
+        self._deadline_s = sql_deadline_ms / 1000
+        given = str(conninfo_to_dict(conninfo).get("options") or "")
+        options = f"{given} {SESSION_OPTIONS} -c wal_sender_timeout={wal_sender_timeout_ms}"
+        text = make_conninfo(
+            conninfo,
+            replication="database",
+            options=options,
+            client_encoding="UTF8",
+            application_name=name or walsender_name(slot),
+        )
+        self._conn = pq.PGconn.connect(text.encode())
+        if self._conn.status != pq.ConnStatus.OK:
+            message = self._error()
+            self._conn.finish()
+            raise connect_error(message, slot)
+
+    def close(self) -> None:
+        """End the session; the slot is free as soon as the server notices."""
+        self._end_gathering()
+        self._conn.finish()
+
+    def identify(self) -> tuple[str, int]:
+        """Return (system_identifier, timeline), by IDENTIFY_SYSTEM."""
+        result = self._execute("IDENTIFY_SYSTEM")
+        return _text(result, 0, 0), int(_text(result, 0, 1))
+
+    def switch_points(self, timeline: int) -> dict[int, int]:
+        """Return timeline -> LSN at which it was left, for all ancestors of `timeline`."""
+        if timeline == 1:
+            return {}
+        content = self._execute(f"TIMELINE_HISTORY {timeline}").get_value(0, 1) or b""
+        points = {}
+        for line in content.decode("utf-8", "replace").splitlines():
+            fields = line.split("\t")
+            if len(fields) >= 2 and fields[0].strip().isdigit():
+                points[int(fields[0])] = parse_lsn(fields[1].strip())
+        return points
+
+    def read_wal(self, start: int, stop: int) -> bytes:
+        """Return the WAL from `start` on, up to `stop` or farther; it must be flushed up to there.
+
+        As for a physical standby, for which a connection with a `name` of its own is not taken.
+        Then nothing else: after it, a walsender ends logical streaming at once (18.6: its
+        StartLogicalReplication does not clear streamingDoneSending).
+        Raises SlotbridgeError where the server has it no longer, or lets us not.
+        """
+        command, wal = f"START_REPLICATION PHYSICAL {format_lsn(start)}", b""
+        self._execute(command, pq.ExecStatus.COPY_BOTH)
+        with cut_off_after(self._deadline_s, self._conn.socket):
+            try:
+                while len(wal) < stop - start:
+                    length, raw = self._conn.get_copy_data(0)
+                    if length < 0:
+                        break
+                    data = bytes(raw)
+                    wal += data[_XLOG_HEADER_BYTES:] if data[0] == _W else b""
+                else:
+                    self._conn.put_copy_end()
+                    while self._conn.get_copy_data(0)[0] > 0:
+                        pass
+                failed = self._results()
+            except psycopg.Error as error:
+                raise self._lost(str(error)) from error
+        if failed:
+            raise server_error(failed[0], failed[1], "read WAL", f"slot {self._slot}")
+        return wal
+
+    def _results(self) -> tuple[str, str] | None:
+        """Take the results of a command to the last one; SQLSTATE and message of a failure."""
+        failed = None
+        while (result := self._conn.get_result()) is not None:
+            if result.status == pq.ExecStatus.FATAL_ERROR:
+                state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+                message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
+                failed = (state, message or self._error())
+        return failed
+
+    def start(
+        self, lsn: int, publication: str, *, streaming: bool, origin: str, two_phase: bool
+    ) -> None:
+        """START_REPLICATION from `lsn`. Raises Retryable (SLOT_IN_USE) while another has it.
+
+        `two_phase` makes the slot decode at PREPARE for good, from `lsn` on, where it did not.
+        """
+        name = publication.replace('"', '""').replace("'", "''")
+        self._execute(
+            f"START_REPLICATION SLOT {self._slot} LOGICAL {format_lsn(lsn)} "
+            f"(proto_version '4', publication_names '\"{name}\"', messages 'true', "
+            f"streaming '{'on' if streaming else 'off'}', origin '{origin}'"
+            + (", two_phase 'on')" if two_phase else ")"),
+            pq.ExecStatus.COPY_BOTH,
+        )
+        self._conn.nonblocking = 1
+        self._gathering = Gathering(self._conn.socket, time.monotonic())
+
+    def wait(self, timeout_s: float, *others: int) -> None:
+        """Return when something can be read, also of the descriptors `others`, or at time-out."""
+        if self._gathering is not None:
+            timeout_s = min(timeout_s, self._gathering.wait_max_s)
+        wait_readable([self._conn.socket, *others], timeout_s)
+
+    def read(self) -> Iterator[Messages | Keepalive]:
+        """Yield messages that have arrived, up to about READ_BYTES or READS_MAX reads.
+
+        Raises Retryable when the server has gone. The container of the messages is reused by the
+        next call. libpq takes little from the socket at once, so it is asked several times.
+        """
+        messages = self._messages
+        messages.clear()
+        count, room_bytes = 0, READ_BYTES
+        for _ in range(READS_MAX):
+            self._receive()
+            length, data, size = self._gather(messages)
+            while length > 0:
+                if data[0] == _K:
+                    if messages:
+                        count += len(messages)
+                        yield messages
+                        messages.clear()
+                    wal_end, _time, reply = _KEEPALIVE.unpack_from(data, 1)
+                    yield Keepalive(wal_end, bool(reply))
+                length, data, more = self._gather(messages)
+                size += more
+            room_bytes -= size
+            if length < 0 or not size or room_bytes < 0:
+                break
+        self._reckon(count + len(messages), READ_BYTES - room_bytes)
+        if messages:
+            yield messages
+        if length < 0:
+            raise self._ended()
+
+    def _reckon(self, messages: int, size: int) -> None:
+        if self._gathering is not None:
+            self._gathering.read(size, time.monotonic())
+            self.behind = self._gathering.behind(messages, size)
+
+    def _receive(self) -> None:
+        try:
+            self._conn.consume_input()
+        except psycopg.Error as error:
+            raise self._lost(str(error)) from error
+
+    def _gather(self, messages: Messages) -> tuple[int, bytes, int]:
+        connection = address(self._conn)
+        if compiled.hot is not None and GET_COPY_DATA and connection:
+            found: tuple[int, bytes, int] = compiled.hot.messages.gather(
+                GET_COPY_DATA, connection, messages
+            )
+            if found[0] == _FAILED:
+                raise self._lost(self._error())
+            return found
+        try:
+            return _gather(self._conn.get_copy_data, messages)
+        except psycopg.Error as error:
+            raise self._lost(str(error)) from error
+
+    def feedback(self, write_lsn: int, flush_lsn: int, *, ask: bool = False) -> None:
+        """Tell the server how far we are; `ask` for a keepalive. Raises Retryable at its end."""
+        now = time.time_ns() // 1000 - POSTGRES_EPOCH_US
+        status = _STATUS.pack(b"r", write_lsn, flush_lsn, flush_lsn, now, ask)
+        deadline = time.monotonic() + FEEDBACK_DEADLINE_S
+        try:
+            self._conn.put_copy_data(status)
+            while self._conn.flush() and time.monotonic() < deadline:
+                wait_writable(self._conn.socket, 1.0)
+        except psycopg.Error as error:
+            raise self._lost(str(error)) from error
+        if time.monotonic() >= deadline:
+            raise self._lost("the server takes no feedback")
+
+    def _execute(self, command: str, expected: pq.ExecStatus = pq.ExecStatus.TUPLES_OK) -> Any:
+        with cut_off_after(self._deadline_s, self._conn.socket):
+            result = self._conn.exec_(command.encode())
+        if result.status != expected:
+            state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+            message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
+            raise server_error(
+                state, message or self._error(), f"run {command.split()[0]}", f"slot {self._slot}"
+            )
+        return result
+
+    def _end_gathering(self) -> None:
+        if self._gathering is not None:
+            self._gathering.close()
+            self._gathering = None
+
+    def _ended(self) -> SlotbridgeError:
+        self._end_gathering()
+        result = self._conn.get_result()
+        if result is None or not result.error_message:
+            return self._lost("the server ended the stream")
+        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
+        return server_error(state, message or self._error(), READ_THE_STREAM, f"slot {self._slot}")
+
+    def _lost(self, reason: str) -> Retryable:
+        return Retryable(
+            f"the connection is lost: {' '.join(reason.split())}",
+            operation="stream",
+            subject=f"slot {self._slot}",
+            hint="nothing to do: the bridge reconnects",
+        )
+
+    def _error(self) -> str:
+        return " ".join(self._conn.get_error_message().split())
+
+
+def _gather(get: Callable[[int], tuple[int, Any]], messages: Messages) -> tuple[int, bytes, int]:
+    """Append XLogData as it comes; length and bytes of the first that is none (0 or -1: no more).
+
+    And the bytes of what was appended. As services.bridge.compiled.messages.gather.
+    """
+    size = 0
+    while True:
+        length, raw = get(1)
+        if length <= 0:
+            return length, b"", size
+        data = bytes(raw)
+        if data[0] != _W:
+            return length, data, size
+        size += length
+        messages.append((_U64.unpack_from(data, 1)[0], data[_XLOG_HEADER_BYTES:]))
+
+
+def _text(result: Any, row: int, column: int) -> str:
+    return (result.get_value(row, column) or b"").decode()

@@ -1,0 +1,80 @@
+"""What the server hears from us, and when: often enough for its time-out, at once when it waits.
+
+A server that waits for a synchronous commit learns from the flush position alone that it may go on;
+one with a short wal_sender_timeout must hear from us also while Kafka keeps us waiting.
+Source: src/backend/replication/walsender.c (ProcessStandbyReplyMessage, WalSndCheckTimeOut).
+"""
+
+import time
+from typing import Final
+
+from schemas.errors import Retryable
+from services.bridge import metrics
+from services.bridge.progress.ledger import Ledger, Position
+from services.bridge.source.replication_connection import ReplicationConnection
+
+INTERVAL_MAX_S: Final = 1.0
+
+
+class Feedback:
+    """One for each session, used by the thread that owns the connection.
+
+    `due` is when to send again (time.monotonic); `beat` when it was sent last. Until `connect`
+    nobody is told anything. Knows no session, so that what waits for Kafka may hold it.
+    """
+
+    def __init__(self, *, wal_sender_timeout_ms: int, subject: str) -> None:
+        self._connection: ReplicationConnection | None = None
+        self._ledger = Ledger(Position(0, 0, 0), 0)
+        self._timeout_s = wal_sender_timeout_ms / 1000
+        self._subject = subject
+        self.interval_s = min(INTERVAL_MAX_S, self._timeout_s / 4)
+        self.due = 0.0
+        self.commits_wait = True
+        """Whether commits may wait for the bridge, as they may until it is known."""
+        self._told = 0
+        self.beat = self._heard = time.monotonic()
+
+    def connect(self, connection: ReplicationConnection, ledger: Ledger) -> None:
+        """From now on `connection` is to be told of `ledger`."""
+        self._connection = connection
+        self._ledger = ledger
+        self.heard(time.monotonic())
+
+    def heard(self, now: float) -> None:
+        """The server has spoken, or nobody listened (time.monotonic)."""
+        self._heard = now
+
+    def tell_news(self, *, follow: bool) -> None:
+        """Have it sent at once when there is more to report than the server was told."""
+        if self._ledger.report(follow=follow) > self._told:
+            self.due = 0.0
+
+    def send(self, *, follow: bool) -> None:
+        """Report. `follow`: nothing that was read is missing in Kafka (see Ledger.report).
+
+        Raises Retryable at the connection's end, and when the server has been silent for too long.
+        """
+        assert self._connection is not None
+        now = self.beat = time.monotonic()
+        silence_s = now - self._heard
+        if silence_s > self._timeout_s:
+            raise Retryable(
+                f"the server has been silent for {silence_s:.0f} s",
+                operation="stream",
+                subject=self._subject,
+                hint="nothing to do: the bridge reconnects",
+            )
+        self._told = self._ledger.report(follow=follow)
+        # With synchronous_commit = remote_write a commit returns at the position written.
+        written = self._told if self.commits_wait else self._ledger.received
+        self._connection.feedback(written, self._told, ask=silence_s > self._timeout_s / 3)
+        self.due = now + self.interval_s
+        metrics.RECEIVED_LSN.set(self._ledger.received)
+
+    def while_waiting(self) -> None:
+        """To be called often while something else than the server is waited for."""
+        now = time.monotonic()
+        self.heard(now)
+        if self._connection is not None and now >= self.due:
+            self.send(follow=False)

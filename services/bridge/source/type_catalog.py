@@ -1,0 +1,38 @@
+"""Reads what the database's catalog has of types. Source: PostgreSQL documentation, pg_type."""
+
+from collections.abc import Iterable
+
+from services.bridge.pgoutput.type_names import PgType
+from services.postgres.server import Connection
+
+
+def read_types(connection: Connection, oids: Iterable[int]) -> list[PgType]:
+    """The types of `oids` and what those consist of; one that is gone by now is left out."""
+    rows = connection.execute(
+        """
+        WITH RECURSIVE part AS (
+            SELECT unnest(%s::oid[]) AS oid
+            UNION
+            SELECT next.oid FROM part JOIN pg_type t USING (oid),
+                   LATERAL (VALUES (t.typbasetype), (t.typelem)) AS next (oid)
+             WHERE next.oid <> 0
+        )
+        SELECT t.oid::bigint, n.nspname::text, t.typname::text, t.typtype::text,
+               t.typbasetype::bigint, t.typtypmod,
+               CASE WHEN t.typsubscript::text = 'array_subscript_handler'
+                    THEN t.typelem ELSE 0 END::bigint,
+               t.typdelim::text, coalesce(e.extname, '')::text
+          FROM part JOIN pg_type t USING (oid) JOIN pg_namespace n ON n.oid = t.typnamespace
+          LEFT JOIN pg_depend d ON d.classid = 'pg_type'::regclass AND d.objid = t.oid
+               AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+          LEFT JOIN pg_extension e ON e.oid = d.refobjid
+        """,
+        [list(oids)],
+    ).fetchall()
+    return [PgType(*row) for row in rows]
+
+
+def money_digits(connection: Connection) -> int:
+    """How many digits follow the decimal point of money, by the locale lc_monetary."""
+    row = connection.execute("SELECT regexp_replace(0::money::text, '[^0-9]', '', 'g')").fetchone()
+    return len(row[0]) - 1 if row is not None else 0

@@ -1,0 +1,48 @@
+"""Whether the catalog shows what a decoded transaction made.
+
+A commit is decoded as soon as its record may be sent, which can be before other sessions see it:
+its backend waits for synchronous standbys in between (PostgreSQL source, xact.c:
+RecordTransactionCommit, then ProcArrayEndTransaction).
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from services.postgres.server import Connection
+
+_XIDS: Final = 2**32
+_INTERVAL_S: Final = 0.01
+
+
+def await_visible(
+    connection: Connection, xid: int, *, deadline_s: float, while_waiting: Callable[[], None]
+) -> bool:
+    """Wait until new snapshots see the commit of `xid`, a top-level xid without epoch.
+
+    False when they do not after `deadline_s`; `while_waiting` is called often.
+    """
+    deadline = time.monotonic() + deadline_s
+    while not seen_in(_snapshot(connection), xid):
+        if time.monotonic() > deadline:
+            return False
+        while_waiting()
+        time.sleep(_INTERVAL_S)
+    return True
+
+
+def seen_in(snapshot: str, xid: int) -> bool:
+    """Whether a committed `xid` is visible in `snapshot` (`xmin:xmax:xip,…`, with epochs).
+
+    Source: PostgreSQL documentation, "Transaction ID and Snapshot Information Functions".
+    """
+    _, xmax, running = snapshot.split(":")
+    following = int(xmax) % _XIDS
+    ahead = (xid - following) % _XIDS < _XIDS // 2
+    return not ahead and xid not in {int(other) % _XIDS for other in running.split(",") if other}
+
+
+def _snapshot(connection: Connection) -> str:
+    row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+    assert row is not None
+    return str(row[0])

@@ -1,0 +1,185 @@
+"""What can't be done now: subscriptions that must not go on, servers that can't be changed. Pure.
+
+After the promotion a subscription goes on only if its slot is there and valid, its position is not
+past the WAL that the new primary kept, and nothing was skipped between its position and the slot.
+
+The slot's confirmed_flush_lsn is often past the origin's remote_lsn without a gap: a subscriber
+confirms WAL in which nothing was for it. So a slot that was synchronized (its position is one that
+its consumer had confirmed) is believed; one made anew on the new primary is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schemas.errors import ExitCode
+from schemas.lsn import format_lsn
+from services.failover.model.timelines import left_at
+
+if TYPE_CHECKING:
+    from services.failover.model.view import Node, NodeState, Subscriber, Subscription, View
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that is still to do, or that an operator must do."""
+
+    subject: str
+    reason: str
+    hint: str
+    exit_code: ExitCode = ExitCode.ANSWER_IS_NO
+    slot: str = ""
+    skippable: bool = False
+    """Once its loss is accepted, the subscription can go on from the slot."""
+
+    @property
+    def line(self) -> str:
+        """The reason and the hint as one line of text."""
+        return f"{self.subject}: {self.reason}. Hint: {self.hint}"
+
+    def as_json(self) -> dict[str, object]:
+        """Return the document for `--json`."""
+        return {"subject": self.subject, "reason": self.reason, "hint": self.hint}
+
+
+def fault_of(
+    subscriber: Subscriber, subscription: Subscription, node: Node, *, positions: bool
+) -> Left | None:
+    """Why the subscription must not be fed by the new primary `node`; None if it may.
+
+    `positions`: it has not been fed by it before, so its position must fit.
+    """
+    assert node.state is not None
+    where = f"{subscriber.name}/{subscription.name}"
+    name = subscription.slot_name
+    slot = node.state.slot(name) if name is not None else None
+    if name is None or slot is None or slot.temporary:
+        return Left(
+            where,
+            f"the slot {name} is not on {node.name}" if name else "it has no slot",
+            "what it missed is lost to it: create the slot, then load its tables anew "
+            "(DROP SUBSCRIPTION after SET (slot_name = NONE), TRUNCATE, CREATE SUBSCRIPTION)",
+            ExitCode.NOT_READY,
+            name or "",
+        )
+    if slot.invalidation_reason is not None:
+        return Left(
+            where,
+            f"the slot {name} is invalidated on {node.name}: {slot.invalidation_reason}",
+            "drop the slot, create it again, and load the subscription's tables anew",
+            ExitCode.NOT_READY,
+            name,
+        )
+    return _misplaced(where, subscription, node, name) if positions else None
+
+
+def _misplaced(where: str, subscription: Subscription, node: Node, name: str) -> Left | None:
+    state = node.state
+    assert state is not None
+    slot = state.slot(name)
+    position, switch = subscription.remote_lsn, state.switch_lsn
+    if slot is None or position is None:
+        return None
+    if state.server.timeline > 1 and state.provenance.history is None:
+        return Left(
+            where,
+            f"nobody can tell whether it has transactions that {node.name} never had: our role "
+            f"can't read the history of timeline {state.server.timeline}",
+            f"run sql/roles.sql on {node.name}, or connect to it as a superuser, and run this "
+            "command again",
+            ExitCode.PRIVILEGE_MISSING,
+            name,
+        )
+    switch = _left_its_timeline(subscription, state, switch)
+    if switch is not None and position > switch:
+        return Left(
+            where,
+            f"it has transactions that {node.name} never had: it is at {format_lsn(position)}, "
+            f"the timeline of {node.name} begins at {format_lsn(switch)}",
+            "load its tables anew; set synchronized_standby_slots so that this can't happen",
+            ExitCode.WITNESSES_DISAGREE,
+            name,
+        )
+    written = state.replication.written_lsn
+    if written is not None and position > written:
+        return Left(
+            where,
+            f"it is at {format_lsn(position)}, {node.name} has WAL up to {format_lsn(written)}: "
+            "another primary has fed it",
+            f"make sure that {node.name} is not an old primary that came back; if it is not, load "
+            "the subscription's tables anew",
+            ExitCode.WITNESSES_DISAGREE,
+            name,
+        )
+    flushed = slot.confirmed_flush_lsn or 0
+    if not slot.synced and flushed > position:
+        return Left(
+            where,
+            f"the slot {name} on {node.name} was made after the failover and begins at "
+            f"{format_lsn(flushed)}, but the subscription is at {format_lsn(position)}",
+            f"load its tables anew, or go on without that part: --accept-loss-of {name}",
+            ExitCode.WITNESSES_DISAGREE,
+            name,
+            skippable=True,
+        )
+    return None
+
+
+def _left_its_timeline(
+    subscription: Subscription, state: NodeState, last: int | None
+) -> int | None:
+    """Where the node's WAL left the timeline that fed the subscription, None where it is the same.
+
+    Where that timeline is not known, it may have been the one before the node's own: `last`.
+    """
+    met, system = subscription.milestone, state.server.system_identifier
+    if met is None or not met.timeline or met.system != system:
+        return last
+    return left_at(state.provenance.history or (), met.timeline)
+
+
+def lost_copies(subscriber: Subscriber, subscription: Subscription, node: Node) -> tuple[Left, ...]:
+    """Initial copies that can't be finished from `node`; the other tables go on."""
+    known = {slot.slot_name for slot in node.state.slots} if node.state is not None else set()
+    return tuple(
+        Left(
+            f"{subscriber.name}/{subscription.name}",
+            f"a table's initial copy waits for the slot {name}, which is not on {node.name}",
+            "TRUNCATE that table there, take it out of the publication, REFRESH PUBLICATION, add "
+            "it again, REFRESH PUBLICATION: it is copied anew",
+        )
+        for name in subscription.sync_slots
+        if name not in known
+    )
+
+
+def unreachable(view: View) -> tuple[Left, ...]:
+    """The subscribers whose subscriptions can't be changed now."""
+    return tuple(
+        Left(
+            subscriber.name,
+            "it is a standby, its subscriptions can't be changed there"
+            if subscriber.in_recovery
+            else f"it can't be reached ({subscriber.detail}), its subscriptions are as they were",
+            "run this command again once it can be reached as a primary",
+        )
+        for subscriber in view.subscribers
+        if not subscriber.usable
+    )
+
+
+def unidentified(view: View) -> tuple[Left, ...]:
+    """The subscriptions that are not touched, as nobody can tell whose they are."""
+    slots = {slot.slot_name for node in view.nodes if node.state for slot in node.state.slots}
+    return tuple(
+        Left(
+            f"{subscriber.name}/{found.name}",
+            f"the publisher is unknown: {found.conninfo.address} is not a known address of a node, "
+            "and no server that answers there can be identified",
+            "where that is a node of this pair, list the address in failover.advertised and run "
+            "slotfailover repoint; where it is not, list it in failover.others",
+        )
+        for subscriber, found in view.unidentified()
+        if found.slot_name in slots  # else it can't be fed by this pair, whoever feeds it
+    )

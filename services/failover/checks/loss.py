@@ -1,0 +1,207 @@
+"""How many commits a promotion may lose, by every witness that is left. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schemas.lsn import format_lsn
+from services.failover.model.standby_settings import quorum
+from services.failover.model.topology import application_name, slot_of
+
+if TYPE_CHECKING:
+    from services.failover.model.loss_limit import Sighting
+    from services.failover.model.view import Node, View
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A reason for which commits may be lost, and how many bytes of WAL of them are known of."""
+
+    lacking: int
+    reason: str
+    hint: str
+
+
+def losses(view: View, chosen: Node) -> list[Loss]:
+    """Why the promotion of `chosen` would lose more than the limits allow."""
+    found = [*_against_standbys(view, chosen), *_against_sighting(view, chosen)]
+    silent = _quorum(view, chosen)
+    return [*found, *([silent] if silent is not None else [])]
+
+
+def lacking(view: View, chosen: Node) -> int | None:
+    """How many bytes of WAL the candidate lacks of all that is known; None where nothing is."""
+    known = [lsn for lsn, _ in _witnesses(view, chosen)]
+    return max(0, *(lsn - chosen.received for lsn in known)) if known else None
+
+
+def _told_all(node: Node) -> bool:
+    said = node.state.replication if node.state is not None else None
+    return said is not None and said.received_all and said.received_lsn is not None
+
+
+def last_contact(view: View, chosen: Node) -> str:
+    """Which commits may be lost, in one line: of every plan of a failover."""
+    seen = view.sighting
+    behind = lacking(view, chosen)
+    state = chosen.state
+    replayed = state.replication.replayed_age_s if state is not None else None
+    newest = f"; its newest commit is {replayed:.0f} s old" if replayed is not None else ""
+    if behind is None:
+        return (
+            f"commits that may be lost: not judged, as nobody has noted how far the primary was "
+            f"(failover.journal, and watch or check, do), nor for which standbys commits waited; "
+            f"{chosen.name} has WAL up to {format_lsn(chosen.received)}{newest}"
+        )
+    contact = ""
+    if seen is not None:
+        by = f" ({seen.by})" if seen.by else ""
+        contact = f"; last contact with {seen.node} {seen.age_s:.0f} s ago{by}, at {_at(seen)}"
+    return (
+        f"commits that may be lost: {behind} bytes of WAL, and what came after the last contact"
+        f"{contact}{newest}"
+    )
+
+
+def _witnesses(view: View, chosen: Node) -> list[tuple[int, str]]:
+    """(position of the last primary, who says so), on the candidate's timeline or a newer one."""
+    assert chosen.state is not None
+    timeline = chosen.state.server.timeline
+    found = []
+    if view.sighting is not None and view.sighting.timeline >= timeline:
+        found.append((view.sighting.lsn, f"{view.sighting.node}, as last seen"))
+    for node in view.standbys:
+        state = node.state
+        if state is not None and state.server.timeline >= timeline:
+            if state.replication.upstream_lsn is not None:
+                found.append((state.replication.upstream_lsn, f"the server that feeds {node.name}"))
+            if node.name != chosen.name:
+                found.append((node.received, node.name))
+    return found
+
+
+def _against_standbys(view: View, chosen: Node) -> list[Loss]:
+    """Another standby that answers has more, or is on a newer timeline."""
+    assert chosen.state is not None
+    mine = chosen.state.server.timeline
+    for other in view.standbys:
+        if other.name == chosen.name or other.state is None:
+            continue
+        theirs = other.state.server.timeline
+        behind = other.received - chosen.received
+        if theirs > mine:
+            return [
+                Loss(
+                    max(0, behind),
+                    f"{chosen.name} is on timeline {mine}, {other.name} on {theirs}: what was "
+                    f"committed on timeline {theirs} is not on {chosen.name}",
+                    f"promote {other.name}: --to {other.name}",
+                )
+            ]
+        start, other_start = _began(chosen), _began(other)
+        if theirs == mine and None not in (start, other_start) and start != other_start:
+            return [
+                Loss(
+                    max(0, behind),
+                    f"{chosen.name} and {other.name} are on different timelines {mine}: one begins "
+                    f"at {format_lsn(start or 0)}, the other at {format_lsn(other_start or 0)}",
+                    "two primaries were promoted apart: decide whose commits stay, and rebuild the "
+                    "other's standbys",
+                )
+            ]
+        if theirs == mine and behind > 0:
+            return [
+                Loss(
+                    behind,
+                    f"{chosen.name} lacks {behind} bytes of WAL that {other.name} has",
+                    f"promote {other.name} (--to {other.name}), or let {chosen.name} stream from "
+                    f"{other.name} first",
+                )
+            ]
+    return []
+
+
+def _began(node: Node) -> int | None:
+    """Where the node's timeline left its parent; None for the first, or where it is not known."""
+    history = node.state.provenance.history if node.state is not None else None
+    return history[-1][1] if history else None
+
+
+def _against_sighting(view: View, chosen: Node) -> list[Loss]:
+    """Return the loss if `chosen` lags the primary's last known position by more than allowed."""
+    assert chosen.state is not None
+    seen, mine = view.sighting, chosen.state.server.timeline
+    if seen is not None and seen.timeline > mine:
+        return [
+            Loss(
+                max(0, seen.lsn - chosen.received),
+                f"{chosen.name} is on timeline {mine}; {seen.node} was the primary on timeline "
+                f"{seen.timeline} {seen.age_s:.0f} s ago, at {_at(seen)}",
+                f"start a standby that is on timeline {seen.timeline}, or {seen.node}",
+            )
+        ]
+    behind = lacking(view, chosen) or 0
+    if behind > view.loss_limit.bytes_max:
+        return [
+            Loss(
+                behind,
+                f"{chosen.name} lacks {behind} bytes of WAL that the primary had, more than "
+                f"lag_bytes_max_on_failover ({view.loss_limit.bytes_max})",
+                "start a standby that has more, or the old primary",
+            )
+        ]
+    age_s = chosen.state.replication.replayed_age_s
+    seconds = (age_s or 0.0) - (seen.age_s if seen is not None else 0.0)
+    limit_s = view.loss_limit.seconds_max
+    if behind and seen is not None and limit_s and (age_s is None or seconds > limit_s):
+        how_old = f"{seconds:.0f} s older than the last sight of {seen.node}, more than"
+        if age_s is None:
+            how_old = "of an age that it can't tell, as it has replayed none since it was started:"
+        return [
+            Loss(
+                behind,
+                f"the newest commit of {chosen.name} is {how_old} "
+                f"lag_seconds_max_on_failover ({limit_s})",
+                "start a standby that has more, or the old primary",
+            )
+        ]
+    return []
+
+
+def _quorum(view: View, chosen: Node) -> Loss | None:
+    """Too few of the synchronous standbys answer to know that one of them has all."""
+    seen = view.sighting
+    assert chosen.state is not None
+    wanted = quorum(seen.synchronous) if seen is not None else None
+    if seen is None or wanted is None or seen.timeline < chosen.state.server.timeline:
+        return None
+    count, names = wanted
+    everybody = {node.name for node in view.nodes} - {seen.node}
+    answering = [n for n in view.standbys if _told_all(n) or n.name == chosen.name]
+    if "*" in names:
+        members, heard = len(everybody), len(answering)
+    else:
+        members = len(names)
+        heard = sum(not _names_of(node).isdisjoint(names) for node in answering)
+    if heard + count > members:
+        return None
+    return Loss(
+        lacking(view, chosen) or 0,
+        f"commits waited for {count} of the {members} standbys in synchronous_standby_names of "
+        f"{seen.node} ('{seen.synchronous}'), and {heard} of them tell how far they are: the "
+        f"silent ones may have commits that {chosen.name} never had",
+        f"start {members - count + 1 - heard} more of them",
+    )
+
+
+def _names_of(node: Node) -> set[str]:
+    """By which names a primary may have known a standby: its own, its slot's or its cluster's."""
+    names = {application_name(node), slot_of(node)}
+    if node.state is not None:
+        names.add(node.state.setting("cluster_name"))
+    return {name.lower() for name in names if name}
+
+
+def _at(seen: Sighting) -> str:
+    return format_lsn(seen.lsn)

@@ -1,0 +1,132 @@
+"""Whether a standby has each slot that must survive in a usable state. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schemas.lsn import format_lsn
+from services.failover.checks.facts import Facts, Required, facts_of, required_slots
+from services.failover.checks.slots import GATE, PROMOTED, positions
+from services.failover.checks.standby import standby_answers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from services.failover.checks.model import Check, Finding
+    from services.failover.model.view import Node, View
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """The judgement on one slot, for one standby."""
+
+    slot: str
+    standby: str
+    reasons: tuple[Finding, ...]
+    """Why it is not ready."""
+    confirmed_flush_lsn: int | None
+    consumers: tuple[tuple[str, int], ...]
+    received: int = 0
+    """The WAL that the standby has."""
+
+    @property
+    def ready(self) -> bool:
+        """The slot can be used after the standby's promotion."""
+        return not self.reasons
+
+    @property
+    def since(self) -> str:
+        """Since when it is not ready, where a catalog tells: the earliest of the reasons."""
+        return min((reason.since for reason in self.reasons if reason.since), default="")
+
+    def as_json(self) -> dict[str, object]:
+        """For `--json`; LSNs as PostgreSQL prints them."""
+        flushed = self.confirmed_flush_lsn
+        return {
+            "slot": self.slot,
+            "ready": self.ready,
+            "standby": self.standby or None,
+            "since": self.since or None,
+            "confirmed_flush_lsn": None if flushed is None else format_lsn(flushed),
+            "consumers": {name: format_lsn(lsn) for name, lsn in self.consumers},
+            "standby_has_more_bytes": {
+                name: self.received - lsn for name, lsn in self.consumers if self.standby
+            },
+            "reasons": [
+                {
+                    "check": reason.check,
+                    "reason": reason.what,
+                    "evidence": reason.evidence,
+                    "remedy": reason.remedy.full,
+                }
+                for reason in self.reasons
+            ],
+        }
+
+
+def judge(view: View, required: Required, standby: Node | None) -> Readiness:
+    """Whether `standby` (None: there is none) has the slot in a usable state."""
+    facts = Facts(view, standby, (required,))
+    if not facts.below:
+        reasons = _wrong((standby_answers,), facts)
+        return Readiness(required.slot, "", reasons, None, positions(facts, required))
+    return _readiness(facts, required, _wrong(GATE, facts))
+
+
+def judge_all(view: View, standby: Node | None) -> tuple[Readiness, ...]:
+    """Every required slot, judged for one standby."""
+    return tuple(judge(view, required, standby) for required in required_slots(view))
+
+
+def judge_promoted(view: View, node: Node) -> tuple[Readiness, ...]:
+    """Every required slot, judged on the new primary itself: there, permanent and valid."""
+    verdicts = []
+    for required in required_slots(view):
+        facts = Facts(view, node, (required,))
+        verdicts.append(_readiness(facts, required, _wrong(PROMOTED, facts)))
+    return tuple(verdicts)
+
+
+def candidate(view: View) -> Node | None:
+    """The standby to promote: on the newest timeline, with the most WAL.
+
+    Among equals the one of the highest priority, then one with all slots ready. One whose timeline
+    is older lacks what was committed since, whatever its LSN says; one of priority 0 is never it.
+    """
+    eligible = [node for node in view.standbys if node.priority]
+    newest = max(map(_timeline, eligible), default=0)
+    return min(
+        (node for node in eligible if _timeline(node) == newest),
+        key=lambda node: (
+            -node.received,
+            -node.priority,
+            sum(not slot.ready for slot in judge_all(view, node)),
+            node.name,
+        ),
+        default=None,
+    )
+
+
+def _timeline(node: Node) -> int:
+    return node.state.server.timeline if node.state is not None else 0
+
+
+def _readiness(facts: Facts, required: Required, reasons: tuple[Finding, ...]) -> Readiness:
+    copy = facts.copy(required.slot)
+    standby = facts.standby
+    return Readiness(
+        required.slot,
+        standby.name if standby is not None else "",
+        reasons,
+        copy.confirmed_flush_lsn if copy else None,
+        positions(facts, required),
+        standby.received if standby is not None else 0,
+    )
+
+
+def _wrong(checks: Iterable[Check], facts: Facts) -> tuple[Finding, ...]:
+    return tuple(found for check in checks for found in check.findings(facts) if found.wrong)
+
+
+__all__ = ["Readiness", "candidate", "facts_of", "judge", "judge_all", "judge_promoted"]

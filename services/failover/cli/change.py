@@ -1,0 +1,381 @@
+"""The commands that change something, and those that show what they would do or have done.
+
+All but `plan`, `history` and --dry-run hold the lock, confirm unless --yes, and keep the journal.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from schemas.errors import ExitCode, SettingsError
+from schemas.settings import FailoverSettings
+from services.failover.checks.readiness import candidate
+from services.failover.cli import output
+from services.failover.cli.options import Config, Json, settings_of
+from services.failover.execute.history import history_as_json, read_history, unfinished
+from services.failover.execute.interruption import Interruption
+from services.failover.execute.journal import Entry, Journal
+from services.failover.execute.lock import Lock, locked
+from services.failover.execute.promotion_order import require_nothing_ordered
+from services.failover.execute.rejoin_preflight import require_rejoinable
+from services.failover.execute.run import Result, Run, plan_patiently
+from services.failover.execute.timeline_memory import Asked, recall
+from services.failover.model.managers import forgotten, is_managed, notes_on, require_unmanaged
+from services.failover.model.view import View
+from services.failover.observe.cluster import Cluster
+from services.failover.plan.failover import plan_failover
+from services.failover.plan.rejoin import plan_rejoin, plan_repoint
+from services.failover.plan.request import Plan, Wish, plan_as_json
+from services.failover.plan.resume import Intent, Planner, choose
+from services.failover.plan.switchover import plan_rollback, plan_switchover
+from services.runtime.process import exit_codes
+
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print each step and its exact SQL; change nothing.")
+]
+Accept = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SLOT", help="Continue although this slot is not ready and is lost. Repeatable."
+    ),
+]
+To = Annotated[str, typer.Option("--to", metavar="NODE", help="The standby to promote.")]
+IsOff = Annotated[
+    bool,
+    typer.Option(
+        "--old-primary-is-off",
+        help="You vouch that a primary that gives no answer is off. If it is only cut off from "
+        "here, there will be two primaries.",
+    ),
+]
+RequireSubscribers = Annotated[
+    bool,
+    typer.Option(
+        "--require-subscribers",
+        help="Refuse while a subscription would be left behind, as its subscriber gives no answer, "
+        "say. Without it, a later run moves it.",
+    ),
+]
+AcceptLoss = Annotated[
+    int | None,
+    typer.Option(
+        "--accept-data-loss",
+        metavar="BYTES",
+        min=0,
+        help="Continue although up to this many bytes of the old primary's WAL are lost.",
+    ),
+]
+Chosen = tuple[Planner, Wish]
+_OF_ADMINS = frozenset({"failover", "switchover", "resume", "rejoin"})
+"""What promotes, fences or rejoins: refused under a manager, and done by failover.admins."""
+Choose = Callable[[Cluster, View, Wish], Chosen]
+
+
+def failover(
+    config: Config,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    accept_loss_of: Accept = None,
+    accept_data_loss: AcceptLoss = None,
+    to: To = "",
+    fence: Annotated[
+        bool, typer.Option("--fence", help="First fence a primary that is or may be alive.")
+    ] = False,
+    old_primary_is_off: IsOff = False,
+    require_subscribers: RequireSubscribers = False,
+) -> None:
+    """Replace a dead primary: promote its standby and move subscriptions and bridge to it."""
+
+    def choose_it(_cluster: Cluster, view: View, wish: Wish) -> Chosen:
+        return plan_failover, replace(
+            wish,
+            accept_loss_of=_known(view, accept_loss_of),
+            accept_data_loss=accept_data_loss,
+            target=to,
+            fence=fence,
+            old_primary_is_off=old_primary_is_off,
+            require_subscribers=require_subscribers,
+            labels=True,
+            subscribers_may_stay=True,
+            revive=False,
+        )
+
+    _Order("failover", config, yes, dry_run, as_json).give(choose_it, undo=True)
+
+
+def switchover(
+    config: Config,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    accept_loss_of: Accept = None,
+    to: To = "",
+    no_rejoin: Annotated[
+        bool, typer.Option("--no-rejoin", help="Do not make the old primary a standby at the end.")
+    ] = False,
+    require_subscribers: RequireSubscribers = False,
+) -> None:
+    """The primary is alive: hand over to the standby --to NODE without losing anything."""
+
+    def choose_it(_cluster: Cluster, view: View, wish: Wish) -> Chosen:
+        if not to:
+            best = candidate(view)
+            raise SettingsError(
+                "the new primary is not named",
+                operation="switch over",
+                hint=f"--to {best.name if best is not None else 'NODE'}; without it, running the "
+                "same command again would switch back",
+            )
+        old = {node.name for node in view.nodes if node.leading and not no_rejoin}
+        return plan_switchover, replace(
+            wish,
+            accept_loss_of=_known(view, accept_loss_of),
+            target=to,
+            rejoin=frozenset(old - {to}),
+            require_subscribers=require_subscribers,
+            labels=True,
+        )
+
+    _Order("switchover", config, yes, dry_run, as_json).give(choose_it, undo=True)
+
+
+def resume(
+    config: Config,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    accept_loss_of: Accept = None,
+    accept_data_loss: AcceptLoss = None,
+    old_primary_is_off: IsOff = False,
+    rollback: Annotated[
+        bool,
+        typer.Option(
+            "--rollback", help="Take the interrupted run back, as long as nothing is promoted."
+        ),
+    ] = False,
+) -> None:
+    """Go on with what was broken off, from what is observed and from the journal."""
+    order = _Order("resume", config, yes, dry_run, as_json)
+
+    def choose_it(cluster: Cluster, view: View, wish: Wish) -> Chosen:
+        settings = order.settings
+        entries = read_history(cluster, view, settings.journal, settings.journal_database)
+        begun = unfinished(entries)
+        wish = replace(
+            wish,
+            accept_loss_of=_known(view, accept_loss_of),
+            accept_data_loss=accept_data_loss,
+            old_primary_is_off=old_primary_is_off,
+            labels=True,
+            subscribers_may_stay=True,
+            revive=begun is None or begun.command != "failover",
+        )
+        if rollback:
+            require_nothing_ordered(cluster, view)
+            return plan_rollback, wish
+        intent = Intent.of(begun.command, begun.intent, _age_s(begun)) if begun else None
+        return choose(view, wish, intent)
+
+    order.give(choose_it)
+
+
+def _known(view: View, slots: list[str] | None) -> frozenset[str]:
+    """The slots whose loss is accepted. Raises SettingsError for a name that nothing has."""
+    known = {s.slot_name for node in view.nodes if node.state is not None for s in node.state.slots}
+    known |= {found.slot_name or "" for _, found in view.ours()} | {view.bridge_slot or ""}
+    strangers = sorted(set(slots or ()) - known)
+    if strangers:
+        raise SettingsError(
+            f"there is no slot {strangers[0]}",
+            operation="--accept-loss-of",
+            hint=f"the slots are {', '.join(sorted(known - {''})) or 'none'}",
+        )
+    return frozenset(slots or ())
+
+
+def _age_s(begun: Entry) -> float:
+    """How long ago it was."""
+    return (datetime.now(UTC) - datetime.fromisoformat(begun.at)).total_seconds()
+
+
+def repoint(
+    config: Config, yes: Yes = False, dry_run: DryRun = False, as_json: Json = False
+) -> None:
+    """Someone else promoted a standby: move the subscriptions, verify them and the bridge."""
+    _Order("repoint", config, yes, dry_run, as_json).give(lambda _c, _v, wish: (plan_repoint, wish))
+
+
+def rejoin(
+    config: Config,
+    node: Annotated[str, typer.Argument(help="The node to make a standby again.")],
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Take a base backup where pg_rewind can't be used.")
+    ] = False,
+) -> None:
+    """Make an old primary a standby of the new one: rewound or copied anew, its slots ready."""
+
+    def choose_it(cluster: Cluster, view: View, wish: Wish) -> Chosen:
+        wish = replace(wish, rejoin=frozenset({node}), copies=copy)
+        require_rejoinable(cluster, plan_rejoin(view, wish))
+        return plan_rejoin, wish
+
+    _Order("rejoin", config, yes, dry_run, as_json).give(choose_it)
+
+
+def plan(
+    config: Config,
+    as_json: Json = False,
+    accept_loss_of: Accept = None,
+    to: To = "",
+) -> None:
+    """Print the plan of a switchover, or of a failover if no primary answers."""
+
+    def choose_it(_cluster: Cluster, view: View, wish: Wish) -> Chosen:
+        given = replace(wish, accept_loss_of=frozenset(accept_loss_of or ()), target=to)
+        alive = view.primary
+        if is_managed(view.managed_by):
+            return plan_repoint, given
+        if alive is None:
+            return plan_failover, given
+        return plan_switchover, replace(given, rejoin=frozenset({alive.name} - {to}))
+
+    _Order("plan", config, True, True, as_json).give(choose_it)
+
+
+def history(
+    config: Config,
+    as_json: Json = False,
+    count: Annotated[int, typer.Option("--last", help="How many runs to print.")] = 10,
+) -> None:
+    """Print past runs from the journals: who did what, when, and how it ended."""
+    with exit_codes(as_json=as_json):
+        settings, _ = settings_of(config)
+        with Cluster(settings) as cluster:
+            view = cluster.observe()
+            entries = read_history(cluster, view, settings.journal, settings.journal_database)
+        runs = list(dict.fromkeys(entry.run for entry in entries))[-count:]
+        chosen = [entry for entry in entries if entry.run in runs]
+        if as_json:
+            output.print_json(history_as_json(chosen))
+        else:
+            output.print_history(output.on_stdout(), chosen)
+
+
+class _Order:
+    """What the commands have in common."""
+
+    def __init__(self, command: str, config: Path, yes: bool, dry_run: bool, as_json: bool) -> None:
+        self._command = command
+        self._config = config
+        self._yes = yes
+        self._dry_run = dry_run
+        self._as_json = as_json
+        self._admin = command in _OF_ADMINS
+        self._notes: list[str] = []
+        self.settings: FailoverSettings
+
+    def give(self, choose_it: Choose, *, undo: bool = False) -> None:
+        """Observe, plan, confirm, and carry it out. Raises SystemExit with the exit code."""
+        started = time.monotonic()
+        with exit_codes(as_json=self._as_json):
+            self.settings, bridge = settings_of(self._config)
+            if self._admin:
+                require_unmanaged(self.settings.managed_by, self._command)
+            with Cluster(self.settings, bridge, admin=self._admin) as cluster:
+                asked = Asked(bridge)
+                view = cluster.observe()
+                self._recall(cluster, view, asked)
+                if self._dry_run:
+                    view = cluster.observe()
+                    planner, wish = choose_it(cluster, view, self._wish())
+                    plan, view = plan_patiently(cluster, planner, view, wish, lambda _text: None)
+                    self._show(self._noted(view, plan))
+                    raise SystemExit(int(ExitCode.OK))
+                database, path = self.settings.journal_database, self.settings.journal
+                with locked(cluster, view, database, path) as lock:
+                    result = self._carry_out(cluster, choose_it, started, lock, undo=undo)
+            if self._as_json:
+                output.print_json(result.as_json())
+            narration = output.on_stderr()
+            output.print_result(narration if self._as_json else output.on_stdout(), result)
+            raise SystemExit(int(result.exit_code))
+
+    def _carry_out(
+        self, cluster: Cluster, choose_it: Choose, started: float, lock: Lock, *, undo: bool
+    ) -> Result:
+        narration = output.on_stderr()
+        view = cluster.observe()
+        planner, wish = choose_it(cluster, view, self._wish())
+        plan, view = plan_patiently(cluster, planner, view, wish, lambda _text: None)
+        plan = self._noted(view, plan)
+        self._confirm(plan, narration)
+        wish = replace(wish, target=wish.target or plan.new_primary)
+        settings = self.settings
+        with Interruption() as interruption:
+            run = Run(
+                cluster,
+                Journal(settings.journal, cluster, settings.journal_database, self._command),
+                settings.step_deadline_ms / 1000,
+                narrate=lambda done: output.print_performed(narration, done),
+                tell=lambda text: output.print_progress(narration, text),
+                started=started,
+                interruption=interruption,
+                hold=lock.hold,
+            )
+            view = cluster.observe() if not self._yes else view
+            result = run.carry_out(view, wish, planner, undo=undo)
+        more = tuple(note for note in plan.notes if note not in result.notes)
+        return replace(result, notes=(*more, *result.notes))
+
+    def _recall(self, cluster: Cluster, view: View, asked: Asked) -> None:
+        """Have the cluster's views remember what the journals and Kafka tell."""
+        settings = self.settings
+        unread: list[str] = []
+        database = settings.journal_database
+        entries = read_history(cluster, view, settings.journal, database, unread)
+        self._notes = recall(cluster, entries, asked.answer(), unread)
+
+    def _noted(self, view: View, plan: Plan) -> Plan:
+        """The plan with what could not be judged, and who else may be at work."""
+        promotes = self._command in (*_OF_ADMINS, "plan")
+        more = (*self._notes, *(notes_on(view) if promotes else ()))
+        return replace(plan, notes=(*more, *forgotten(view, plan.new_primary), *plan.notes))
+
+    def _wish(self) -> Wish:
+        return Wish(
+            lag_bytes_max=self.settings.lag_bytes_max,
+            synchronous_standbys=self.settings.synchronous_standbys,
+        )
+
+    def _show(self, plan: Plan) -> None:
+        if self._as_json:
+            output.print_json(plan_as_json(plan))
+        else:
+            output.print_plan(output.on_stdout(), plan)
+
+    def _confirm(self, plan: Plan, console: Console) -> None:
+        """Narrate what is about to be done; ask unless told not to."""
+        if self._yes or not plan.steps:
+            console.print(f"{plan.new_primary}: {plan.why}")
+            return
+        if not sys.stdin.isatty():
+            raise SettingsError(
+                f"a {self._command} must be confirmed, and there is no terminal to ask on",
+                operation=self._command,
+                hint="pass --yes, or --dry-run to see the steps first",
+            )
+        output.print_plan(console, plan)
+        if not typer.confirm(f"{self._command}: {len(plan.steps)} steps. Go on?", err=True):
+            raise SystemExit(int(ExitCode.ANSWER_IS_NO))

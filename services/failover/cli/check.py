@@ -1,0 +1,95 @@
+"""The command `check`: it looks and judges; with --fix it repairs what a program may repair."""
+
+import sys
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from schemas.errors import ExitCode, SettingsError
+from services.failover.checks.check_report import Checkup, check_up
+from services.failover.checks.model import Order
+from services.failover.cli import output
+from services.failover.cli.options import Config, Json, settings_of
+from services.failover.execute.fix import Fixes, fixes_of, repair
+from services.failover.execute.journal import FIX
+from services.failover.model.managers import require_unmanaged
+from services.failover.observe.cluster import Cluster
+from services.failover.observe.kafka_progress import with_published
+from services.runtime.process import configure_logging, exit_codes
+
+
+def check(
+    config: Config,
+    as_json: Json = False,
+    nagios: Annotated[
+        bool, typer.Option("--nagios", help="Answer as a monitoring plugin: one line, exit 0 to 3.")
+    ] = False,
+    problems: Annotated[
+        bool,
+        typer.Option("--problems", help="Print only findings that are wrong or were not judged."),
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Exit with 1 also for warnings and for checks that were not judged."
+        ),
+    ] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Show the remedies, ask, and perform those that are safe.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before --fix.")] = False,
+    standby: Annotated[
+        str,
+        typer.Option(
+            metavar="NODE",
+            help="Judge this standby instead of the one that a failover would promote.",
+        ),
+    ] = "",
+) -> None:
+    """Say of every slot whether it would survive the loss of the primary now, or why not."""
+    with output.as_plugin() if nagios else exit_codes(as_json=as_json):
+        if nagios and (as_json or fix):
+            raise SettingsError("--nagios goes with neither --json nor --fix", operation="check")
+        settings, bridge = settings_of(config)
+        kafka = bridge.kafka if bridge is not None else None
+        slot = bridge.slot if bridge is not None else None
+        if kafka is not None:
+            configure_logging(json_lines=as_json)  # Kafka's client speaks, and stdout is taken
+        if fix:
+            require_unmanaged(settings.managed_by, FIX)
+        with Cluster(settings, bridge, admin=fix) as cluster:
+
+            def look() -> Checkup:
+                view = with_published(kafka, slot, cluster.survey)
+                return check_up(view, standby)
+
+            checkup = look()
+            done: list[Order] = []
+            if fix and fixes_of(checkup).of:
+                agree = partial(_agrees, yes=yes)
+                checkup, done, problems_of_journal = repair(cluster, settings, look, agree)
+                output.print_notes(output.on_stderr(), problems_of_journal)
+        if nagios:
+            output.print_nagios(checkup)
+        elif as_json:
+            output.print_json({**checkup.as_json(), "fixed": output.orders_as_json(done)})
+        else:
+            output.print_check(output.on_stdout(), checkup, problems=problems)
+        raise SystemExit(int(checkup.strict_exit_code if strict else checkup.exit_code))
+
+
+def _agrees(fixes: Fixes, *, yes: bool) -> bool:
+    """Show what would be done, and ask; false where nothing can be done."""
+    output.print_fixes(output.on_stderr(), fixes)
+    if yes or not fixes.orders:
+        return bool(fixes.orders)
+    if not sys.stdin.isatty():
+        raise SettingsError(
+            "the changes must be confirmed, and there is no terminal to ask on",
+            operation=FIX,
+            hint="pass --yes to perform what is listed as TO DO",
+        )
+    if not typer.confirm("Do it?", err=True):
+        raise SystemExit(int(ExitCode.ANSWER_IS_NO))
+    return True

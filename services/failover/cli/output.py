@@ -1,0 +1,245 @@
+"""What people and plugins read: one line a slot, check or step; colour only on a terminal."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import NoReturn
+
+from rich.console import Console
+from rich.text import Text
+
+from schemas.errors import SlotbridgeError
+from services.failover.checks.check_report import NAGIOS, Checkup, nagios_of
+from services.failover.checks.model import Finding, Order, Severity
+from services.failover.checks.readiness import Readiness
+from services.failover.drill.outcome import Outcome, Part
+from services.failover.execute.fix import Fixes
+from services.failover.execute.history import done_or_broken_off
+from services.failover.execute.journal import BEGIN, END, Entry
+from services.failover.execute.pair_status import Status
+from services.failover.execute.run import Performed, Result
+from services.failover.plan.request import Plan
+
+
+class _Console(Console):
+    """One whose reader may go away without ending what is at work: a run is not left half-way."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
+def on_stdout() -> Console:
+    """Return the console on stdout, where answers go."""
+    return _Console(highlight=False, soft_wrap=True)
+
+
+def on_stderr() -> Console:
+    """Where the narration goes."""
+    return _Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _though_nobody_reads() -> Iterator[None]:
+    """A terminal or pipe that is gone must not end a run half-way: the journal has it all."""
+    with contextlib.suppress(OSError):
+        yield
+
+
+def print_json(report: dict[str, object]) -> None:
+    """One JSON document on one line of stdout."""
+    sys.stdout.write(json.dumps(report, ensure_ascii=False) + "\n")
+
+
+def print_check(console: Console, checkup: Checkup, *, problems: bool = False) -> None:
+    """A line for each slot and check, grouped; below a problem what it leads to and its remedy.
+
+    With `problems` only what is wrong or was not judged.
+    """
+    for slot in checkup.slots:
+        console.print(_slot_line(slot).append(_positions(slot)))
+    shown = [f for f in checkup.findings if f.wrong or (f.ok and not problems)]
+    for group, checks in groupby(
+        sorted(shown, key=lambda f: _groups(checkup).index(f.group)),
+        key=lambda finding: finding.group,
+    ):
+        console.print(Text(group, style="bold"))
+        for _, same in groupby(checks, key=lambda finding: finding.check):
+            _print_findings(console, list(same))
+    for why, unjudged in checkup.unjudged_by_reason.items():
+        line = Text.assemble(("NOT JUDGED ", "cyan"), f"{', '.join(unjudged)}: {why}")
+        console.print(line)
+    if checkup.outlook:
+        console.print(Text(checkup.outlook))
+    print_notes(console, checkup.notes)
+    console.print(Text(checkup.summary, style="bold"))
+
+
+def print_status(console: Console, status: Status) -> None:
+    """A line for each node and consumer, and what follows from them."""
+    for line in status.lines:
+        style = "green" if line.good else "bold red"
+        head = Text.assemble((f"{line.kind:10} ", style), f"{line.name:14} ")
+        console.print(head.append(line.text))
+
+
+@contextlib.contextmanager
+def as_plugin() -> Iterator[None]:
+    """Turn an error into a monitoring plugin's line and status (raises SystemExit)."""
+    try:
+        yield
+    except SlotbridgeError as error:
+        line, status = nagios_of(error)
+        sys.stdout.write(" ".join(line.split()) + "\n")
+        raise SystemExit(status) from None
+
+
+def print_nagios(checkup: Checkup) -> NoReturn:
+    """The plugin's line and status (raises SystemExit)."""
+    sys.stdout.write(" ".join(checkup.nagios.split()) + "\n")
+    raise SystemExit(NAGIOS[checkup.severity])
+
+
+def orders_as_json(orders: Iterable[Order]) -> list[dict[str, str]]:
+    """What was done, secrets masked."""
+    return [
+        {"server": order.server, "statement": statement}
+        for order in orders
+        for statement in order.shown
+    ]
+
+
+def print_fixes(console: Console, fixes: Fixes) -> None:
+    """What is about to be done, and what is not, and why."""
+    for finding in fixes.left:
+        console.print(Text.assemble(("NOT DONE  ", "yellow"), f"{finding.check}: {finding.what}"))
+        console.print(Text(f"    because {finding.remedy.by_hand}: {finding.remedy}"))
+    for order in fixes.orders:
+        for statement in order.shown:
+            console.print(Text.assemble(("TO DO     ", "cyan"), f"{order.server}: {statement}"))
+    if not fixes.orders:
+        console.print("nothing can be done by --fix")
+
+
+def print_plan(console: Console, plan: Plan) -> None:
+    """Every step, with its conditions and exact SQL; secrets are masked."""
+    console.print(Text(f"new primary: {plan.new_primary} ({plan.why})"))
+    for verdict in plan.slots:
+        console.print(_slot_line(verdict))
+    for number, step in enumerate(plan.steps, 1):
+        console.print(Text(f"{number}. {step.text}", style="bold"))
+        console.print(Text(f"    before: {step.before}"))
+        for statement in step.shown:
+            console.print(Text(f"    {step.server}: {statement};"))
+        console.print(Text(f"    after: {step.after}"))
+    if not plan.steps:
+        console.print("nothing is left to do")
+    _print_left(console, plan)
+
+
+def print_performed(console: Console, done: Performed) -> None:
+    """A step that was performed, and how long it took."""
+    with _though_nobody_reads():
+        console.print(Text(f"{done.seconds:7.3f} s  {done.step.text}: {done.detail}"))
+
+
+def print_progress(console: Console, text: str) -> None:
+    """How far the step is that takes its time."""
+    with _though_nobody_reads():
+        console.print(Text(f"           … {text}", style="dim"))
+
+
+def print_history(console: Console, entries: Iterable[Entry]) -> None:
+    """A line for each run, and one for each of its steps."""
+    for entry in done_or_broken_off(entries):
+        if entry.step == BEGIN:
+            wanted = ", ".join(f"{k} {v}" for k, v in entry.intent.items() if v)
+            console.print(Text(f"{entry.at}  {entry.command} by {entry.by}: {wanted}", "bold"))
+        elif entry.step == END:
+            console.print(Text(f"    {entry.seconds:7.3f} s  in all: {entry.outcome}"))
+        else:
+            console.print(Text(f"    {entry.seconds:7.3f} s  {entry.step}: {entry.outcome}"))
+
+
+def print_part(console: Console, part: Part) -> None:
+    """A part of a drill that is done."""
+    console.print(Text(f"{part.seconds:7.3f} s  {part.name}: {part.detail}"))
+
+
+def print_drill(console: Console, outcome: Outcome) -> None:
+    """The end of a drill: a line for each slot."""
+    for slot in outcome.slots:
+        state = ("NOT USABLE", "bold red") if slot.reason else ("usable    ", "green")
+        what = slot.reason or f"{slot.changes} changes decoded in {slot.seconds:.3f} s"
+        console.print(Text.assemble(state, f" {slot.slot}: {what}"))
+    promotion = sum(part.seconds for part in outcome.parts if part.name == "promote")
+    console.print(
+        Text(
+            f"a clone of {outcome.standby} was promoted in {promotion:.3f} s, and is removed; "
+            f"{outcome.seconds:.3f} s in all",
+            style="bold",
+        )
+    )
+
+
+def print_result(console: Console, result: Result) -> None:
+    """The end of a failover."""
+    for verdict in result.slots:
+        console.print(_slot_line(verdict))
+    _print_left(console, result)
+    console.print(Text(f"{result.new_primary} is the primary; {result.seconds:.3f} s"))
+
+
+def print_notes(console: Console, notes: Iterable[str]) -> None:
+    """Remarks that ask for nothing."""
+    for note in notes:
+        console.print(Text.assemble(("NOTE      ", "cyan"), note))
+
+
+def _groups(checkup: Checkup) -> list[str]:
+    """The groups, as they first come."""
+    return list(dict.fromkeys(finding.group for finding in checkup.findings))
+
+
+def _print_findings(console: Console, found: list[Finding]) -> None:
+    """One check: a line if all is well, else a line for each problem."""
+    problems = [finding for finding in found if finding.wrong]
+    if found and all(finding.ok for finding in found):
+        evidence = "; ".join(filter(None, (finding.evidence for finding in found)))
+        line = Text.assemble(("  ok        ", "green"), f"{found[0].check:25} {found[0].what}")
+        console.print(line.append(f" ({evidence})" if evidence else "", style="dim"))
+    for finding in problems:
+        style = "bold red" if finding.severity is Severity.CRITICAL else "yellow"
+        line = Text.assemble((f"  {finding.severity.upper():9} ", style), f"{finding.check:25} ")
+        since = f" since {finding.since}" if finding.since else ""
+        console.print(line.append(f"{_about(finding)}{finding}{since}"))
+        console.print(Text(f"            at failover: {finding.consequence}"))
+        how = "check --fix does it" if finding.remedy.fixes else finding.remedy.by_hand
+        console.print(Text(f"            remedy: {finding.remedy} [{how}]"))
+
+
+def _about(finding: Finding) -> str:
+    return "" if not finding.subject or finding.subject in finding.what else f"{finding.subject}: "
+
+
+def _positions(slot: Readiness) -> str:
+    """How much more WAL the standby has than each consumer."""
+    if not slot.standby:
+        return ""
+    more = (f"{name} +{slot.received - lsn} bytes" for name, lsn in slot.consumers)
+    text = ", ".join(more)
+    since = f" since {slot.since}" if slot.since else ""
+    return since + (f" ({slot.standby} against {text})" if text else "")
+
+
+def _slot_line(verdict: Readiness) -> Text:
+    state = ("ready     ", "green") if verdict.ready else ("NOT READY ", "bold red")
+    where = f" on {verdict.standby}" if verdict.standby else ""
+    return Text.assemble(state, verdict.slot, where)
+
+
+def _print_left(console: Console, what: Plan | Result) -> None:
+    print_notes(console, what.notes)
+    for left in what.left:
+        console.print(Text.assemble(("TO DO     ", "yellow"), left.line))

@@ -1,0 +1,57 @@
+"""The command `watch`: runs until SIGTERM or SIGINT."""
+
+from typing import Annotated
+
+import typer
+
+from services.failover.cli.options import Config, settings_of
+from services.failover.observe.cluster import Cluster
+from services.failover.plan.request import Wish
+from services.runtime.process import Probes, configure_logging, exit_codes, stop_on_signals
+
+
+def watch(
+    config: Config,
+    json_lines: Annotated[
+        bool, typer.Option("--json", help="Write the log as JSON lines.")
+    ] = False,
+) -> None:
+    """Look on a schedule, serve what is seen, and repoint by itself where that is configured."""
+    import structlog  # all imported late: a failover, of the same command, is in a hurry
+
+    from services.failover.watch.loop import Watch
+    from services.failover.watch.web.api import SECTION, Api
+    from services.failover.watch.web.metrics import registry_of
+    from services.runtime.access import read_token
+
+    with exit_codes():
+        settings, bridge = settings_of(config)
+        configure_logging(json_lines=json_lines)
+        logger = structlog.get_logger(__name__)
+        given = settings.watch
+        token = read_token(given.token, given.token_file, section=SECTION)
+        wish = Wish(
+            lag_bytes_max=settings.lag_bytes_max,
+            synchronous_standbys=settings.synchronous_standbys,
+        )
+        stop = stop_on_signals()
+        with Cluster(settings, bridge) as cluster:
+            loop = Watch(settings, cluster, wish)
+            api = Api(loop, wish, token, given)
+            with Probes(
+                given.http_host,
+                given.http_port,
+                healthy=loop.healthy,
+                ready=loop.ready,
+                routes=api.routes(),
+                registry=registry_of(lambda: loop.snapshot),
+            ) as probes:
+                logger.info(
+                    "watching",
+                    nodes=sorted(settings.nodes),
+                    url=f"http://{given.http_host}:{probes.port}/",
+                    automatic=given.repoint,
+                    orders="taken" if token else "refused: no token is set",
+                )
+                loop.run(stop)
+        logger.info("stopped")

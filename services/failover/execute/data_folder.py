@@ -1,0 +1,142 @@
+"""A node's data folder on this machine: what it says of itself while its server is not asked.
+
+    pg_controldata   system identifier, state, whether pg_rewind can work on it
+    postmaster.pid   pid, data folder, start in seconds, port, …   one a line
+
+Source: PostgreSQL's pg_controldata.c, miscadmin.h (LOCK_FILE_LINE_…).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.errors import ExitCode, SettingsError, SetupError
+from services.failover.execute import host_programs
+from services.failover.model.host_commands import Machine
+
+_CLEAN = ("shut down", "shut down in recovery")
+_SPARE = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class ControlData:
+    """The fields that are read from pg_controldata's output."""
+
+    system_identifier: str
+    state: str
+    checksums: bool
+    wal_log_hints: bool
+
+    @property
+    def clean(self) -> bool:
+        """The server was shut down in order."""
+        return self.state in _CLEAN
+
+    @property
+    def rewindable(self) -> bool:
+        """pg_rewind can tell which blocks were changed."""
+        return self.checksums or self.wal_log_hints
+
+
+@dataclass(frozen=True, slots=True)
+class Postmaster:
+    """The server that runs in a folder."""
+
+    pid: int
+    started_s: int
+    port: str
+
+
+class DataFolder:
+    """The folder of one node. Raises SetupError and SettingsError that name the folder."""
+
+    def __init__(self, machine: Machine, operation: str) -> None:
+        assert machine.data_folder is not None
+        self.path = machine.data_folder.resolve()
+        self._machine = machine
+        self._operation = operation
+
+    @property
+    def exists(self) -> bool:
+        """There is a cluster in it."""
+        return (self.path / "PG_VERSION").exists()
+
+    def control(self) -> ControlData:
+        """Run pg_controldata and return what it says."""
+        text = host_programs.run_command(
+            (self._machine.program("pg_controldata"), "-D", str(self.path)),
+            operation=self._operation,
+            subject=self._machine.node,
+            deadline_s=60,
+            os_user=self._machine.os_user,
+            environment={"LC_ALL": "C"},
+        )
+        found = {
+            key.strip(): value.strip()
+            for key, _, value in (line.partition(":") for line in text.splitlines())
+        }
+        return ControlData(
+            found.get("Database system identifier", ""),
+            found.get("Database cluster state", ""),
+            found.get("Data page checksum version", "0") != "0",
+            found.get("wal_log_hints setting", "off") == "on",
+        )
+
+    def postmaster(self) -> Postmaster | None:
+        """The server that runs there now, None where there is none."""
+        try:
+            lines = (self.path / "postmaster.pid").read_text(encoding="utf-8").splitlines()
+            found = Postmaster(int(lines[0]), int(lines[2]), lines[3])
+        except (OSError, ValueError, IndexError):
+            return None
+        try:
+            os.kill(found.pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            return found
+        with contextlib.suppress(OSError):  # a pid that was given to another process meanwhile
+            if Path(f"/proc/{found.pid}/cwd").resolve(strict=True) != self.path:
+                return None
+        return found
+
+    def require_user(self) -> None:
+        """Raise SettingsError where PostgreSQL's programs would run as root."""
+        if os.geteuid() == 0 and not self._machine.os_user:
+            raise SettingsError(
+                "PostgreSQL's programs do not run as root",
+                operation=self._operation,
+                subject=self._machine.node,
+                hint=f"set failover.machines.{self._machine.node}.os_user",
+            )
+        host_programs.account(self._machine.os_user)
+
+    def require_swappable(self, size_bytes: int) -> None:
+        """Raise SetupError where a base backup has no room beside it, or can't take its place."""
+        parent = self.path.parent
+        reason = ""
+        if self.path.exists() and os.path.ismount(self.path):
+            reason = f"{self.path} is a mount point, so a copy can't be put in its place"
+        elif not os.access(parent, os.W_OK):
+            reason = f"our user may not write to {parent}, where the copy is made"
+        if reason:
+            raise SetupError(
+                reason,
+                operation=self._operation,
+                subject=self._machine.node,
+                hint=f"rebuild {self._machine.node} by hand with pg_basebackup",
+            )
+        free = shutil.disk_usage(parent).free
+        if free < size_bytes * _SPARE:
+            raise SetupError(
+                f"{parent} has {free // 2**20} MB of free space; the base backup needs "
+                f"{int(size_bytes * _SPARE) // 2**20} MB beside {self.path}",
+                operation=self._operation,
+                subject=self._machine.node,
+                hint="free space there, or rebuild the node by hand",
+                exit_code=ExitCode.DISK_FULL,
+            )

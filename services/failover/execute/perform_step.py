@@ -1,0 +1,308 @@
+"""One step, performed on its server and verified by observing again until the step's deadline."""
+
+import getpass
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable
+from services.failover.execute import host_programs
+from services.failover.execute.interruption import Interruption
+from services.failover.execute.promotion_order import in_recovery, promote
+from services.failover.execute.rejoin_node import rejoin
+from services.failover.execute.unlogged_statements import hush, speak
+from services.failover.model import statements
+from services.failover.model.conninfo import Conninfo
+from services.failover.model.receiver import cut_off, reconnected
+from services.failover.model.view import FENCE_MARK, View
+from services.failover.observe.bridge_client import marker_in_kafka, send_to
+from services.failover.observe.client_sessions import (
+    end_sessions_before_reload,
+    sessions_before_reload,
+)
+from services.failover.observe.cluster import Cluster
+from services.failover.observe.replication import read_replication
+from services.failover.observe.server_link import Unreachable, parse_conninfo
+from services.failover.plan.steps.step import SEEN_TO_THE_END, Action, Step
+from services.failover.plan.steps.topology import upstream_of
+from services.postgres.server import Connection, read_server, setting
+from services.postgres.slots import read_slots
+
+POLL_S = 0.02
+TELL_S = 1.0
+_OFF = (
+    "mend it, then run this again. If {0} has no power or is destroyed, so that the command can't "
+    "reach it, make sure of that and say so, without --fence: slotfailover failover "
+    "--old-primary-is-off. It counts as off then: were it alive, there would be two primaries"
+)
+ASK_S = 3.0
+"""What lives takes a connection in this time."""
+
+
+def perform(
+    step: Step,
+    cluster: Cluster,
+    deadline_s: float,
+    tell: Callable[[str], None] = lambda _text: None,
+    *,
+    interruption: Interruption | None = None,
+) -> View:
+    """Do it, and return the view in which its postcondition holds; `tell` gets its progress.
+
+    Raises Retryable (SERVER_UNREACHABLE, DEADLINE), SetupError (PRIVILEGE_MISSING), what its guard
+    raises, and Interrupted.
+    """
+    interruption = interruption or Interruption()
+    if step.action is Action.REJOIN:
+        deadline_s = cluster.rejoin_deadline_s
+    deadline = time.monotonic() + deadline_s
+    before = 0
+    try:
+        if step.action is Action.BRIDGE:
+            before = cluster.nodes[step.server].ask(read_replication).written_lsn or 0
+        lsn = _order(step, cluster, deadline, tell, interruption)
+    except Unreachable as error:
+        raise Retryable(
+            f"{step.server} stopped answering: {error.detail}",
+            operation=step.text,
+            subject=step.server,
+            hint="once the server answers: slotfailover resume",
+        ) from error
+    told = time.monotonic()
+    while True:
+        if step.action not in SEEN_TO_THE_END:
+            interruption.check()
+        view = cluster.observe()
+        confirmed = step.holds(view) and _confirmed(step, view, lsn)
+        if confirmed and _published(step, cluster, before):
+            break
+        progress = "the marker is not in Kafka" if confirmed else step.progress(view)
+        now = time.monotonic()
+        if now > deadline:
+            raise _late(step, deadline_s, progress)
+        if now - told > TELL_S:
+            told = now
+            tell(progress or f"not yet: {step.after}")
+            if step.action is Action.READY:
+                _hasten(step, cluster)
+        time.sleep(POLL_S)
+    return view
+
+
+def _order(
+    step: Step,
+    cluster: Cluster,
+    deadline: float,
+    tell: Callable[[str], None],
+    interruption: Interruption,
+) -> int:
+    """Order it done; returns the position of the marker message of a step that writes one."""
+    left_s = max(1.0, deadline - time.monotonic())
+    match step.action:
+        case Action.SETTLE | Action.DRAIN:
+            pass
+        case Action.FENCE:
+            cluster.nodes[step.server].order(lambda c: _fence(c, cluster, deadline, interruption))
+        case Action.MARK:
+            cluster.nodes[step.server].order(lambda c: _run_together(c, step.sql))
+        case Action.STOP | Action.SHOOT | Action.START | Action.LABEL:
+            host_programs.run_command(
+                step.command,
+                operation=step.text,
+                subject=step.server,
+                deadline_s=left_s,
+                os_user=cluster.machines[step.server].os_user,
+                passed=cluster.machines[step.server].environment,
+                remedy=_OFF.format(step.server)
+                if step.action is Action.SHOOT
+                else host_programs.GO_ON,
+            )
+        case Action.PROMOTE:
+            _promote(step, cluster, deadline, interruption)
+        case Action.ASK:
+            _ask_upstream(step, cluster, interruption)
+        case Action.CUT | Action.RECONNECT:
+            _lead(step, cluster, away=step.action is Action.CUT)
+        case Action.SEND:
+            assert cluster.bridge is not None
+            send_to(cluster.bridge, step.sql[0])
+        case Action.FLOW | Action.BRIDGE:
+            return _send_markers(step, cluster)
+        case Action.FOLLOW:
+            _follow(step, cluster)
+        case Action.REJOIN:
+            with interruption.ends_what_runs():
+                rejoin(step, cluster, left_s, tell)
+        case Action.READY:
+            _hasten(step, cluster)
+        case Action.RESET | Action.SLOT | Action.CLEAN | Action.UNFENCE:
+            cluster.nodes[step.server].order(lambda c: _run_each(c, step.sql))
+        case Action.DISABLE:
+            wait = f"SET LOCAL lock_timeout = {int(left_s * 1000)}"
+            cluster.subscribers[step.server].order(lambda c: _run_quietly(c, (wait, *step.sql)))
+        case Action.REPOINT | Action.ENABLE:
+            cluster.subscribers[step.server].order(lambda c: _run_quietly(c, step.sql))
+    return 0
+
+
+def _fence(
+    connection: Connection, cluster: Cluster, deadline: float, interruption: Interruption
+) -> None:
+    """Set it; once the server has read it, end every session that began before.
+
+    Whose fence it is stands in the same file: what the server has read of the one it has of both.
+    """
+    slot = cluster.bridge.slot if cluster.bridge is not None else None
+    timeline = read_server(connection).timeline
+    by_whom = f"timeline {timeline} by {_us()} since {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    _run_each(connection, statements.fenced(by_whom))
+    while setting(connection, FENCE_MARK) != by_whom and time.monotonic() < deadline:
+        interruption.check()
+        time.sleep(POLL_S)
+    while sessions_before_reload(connection, slot) and time.monotonic() < deadline:
+        interruption.check()
+        end_sessions_before_reload(connection, slot)
+        time.sleep(POLL_S)
+
+
+def _us() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        return f"{os.getuid()}@{socket.gethostname()}"
+
+
+def _ask_upstream(step: Step, cluster: Cluster, interruption: Interruption) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) if the standby can connect anew to what feeds it."""
+    link = cluster.nodes[step.server]
+    _lead(step, cluster, away=True)
+    until = time.monotonic() + ASK_S
+    while link.ask(_receives) and time.monotonic() < until:
+        time.sleep(POLL_S)
+    _lead(step, cluster, away=False)
+    until = time.monotonic() + ASK_S
+    while time.monotonic() < until:
+        interruption.check()
+        if link.ask(_receives):
+            raise OperatorNeeded(
+                f"a primary lives: {step.server} has just connected anew to what feeds it",
+                operation=step.text,
+                subject=step.server,
+                hint="the old primary is not off: find it, and fence or stop it",
+                exit_code=ExitCode.SPLIT_BRAIN,
+            )
+        time.sleep(POLL_S)
+
+
+def _receives(connection: Connection) -> bool:
+    row = connection.execute("SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming'")
+    return row.fetchone() is not None
+
+
+def _lead(step: Step, cluster: Cluster, *, away: bool) -> None:
+    """Let primary_conninfo lead nowhere, or where it led before."""
+    link = cluster.nodes[step.server]
+    given = parse_conninfo(link.ask(lambda c: setting(c, "primary_conninfo")), subject=step.server)
+    changed = cut_off(given) if away else reconnected(given)
+    if changed != given:
+        link.order(lambda c: _set_upstream(c, changed))
+
+
+def _follow(step: Step, cluster: Cluster) -> None:
+    """Only host and port of primary_conninfo change, and a dbname is added where it has none."""
+    link = cluster.nodes[step.server]
+    given = parse_conninfo(link.ask(lambda c: setting(c, "primary_conninfo")), subject=step.server)
+    upstream = upstream_of(cluster.address(step.node), reconnected(given), step.subject)
+    link.order(lambda c: _set_upstream(c, upstream))
+
+
+def _set_upstream(connection: Connection, upstream: Conninfo) -> None:
+    """ALTER SYSTEM can't run in a transaction; the session is quiet meanwhile."""
+    hush(connection)
+    try:
+        _run_each(connection, statements.primary_conninfo(upstream.text))
+    finally:
+        speak(connection)
+
+
+def _hasten(step: Step, cluster: Cluster) -> None:
+    """Wake slot synchronization, and give it the record from which a new copy can decode."""
+    cluster.nodes[step.node].order(lambda c: _run_each(c, (statements.SNAPSHOT,)))
+    cluster.nodes[step.server].order(lambda c: _run_each(c, (statements.RELOAD,)))
+
+
+def _send_markers(step: Step, cluster: Cluster) -> int:
+    """A message in the database of each slot; returns the WAL position after the last."""
+    link = cluster.nodes[step.server]
+    found = link.ask(read_slots)
+    for dbname in sorted({s.database for s in found if s.slot_name in step.slots and s.database}):
+        with cluster.in_database(step.server, dbname) as there:
+            there.order(lambda c: _run_together(c, step.sql))
+    return link.ask(read_replication).written_lsn or 0
+
+
+def _confirmed(step: Step, view: View, lsn: int) -> bool:
+    """Whether the consumers of the step's slots have what was written with the marker."""
+    state = view.node(step.node).state
+    found = [state.slot(name) if state is not None else None for name in step.slots] if lsn else []
+    return all(slot is not None and (slot.confirmed_flush_lsn or 0) >= lsn for slot in found)
+
+
+def _published(step: Step, cluster: Cluster, since: int) -> bool:
+    """Whether the marker is in Kafka, of the bridge's step, where the settings name Kafka."""
+    bridge = cluster.bridge
+    if step.action is not Action.BRIDGE or bridge is None or bridge.kafka is None:
+        return True
+    return marker_in_kafka(bridge.kafka, since)
+
+
+def _promote(
+    step: Step,
+    cluster: Cluster,
+    deadline: float,
+    interruption: Interruption,
+) -> None:
+    """Promote; signals are ignored from the order until the node is a primary."""
+
+    def ordered() -> None:
+        interruption.check()
+        interruption.no_way_back = True
+
+    link = cluster.nodes[step.server]
+    promote(step, cluster, deadline, ordered)
+    while link.ask(in_recovery):
+        if time.monotonic() > deadline:
+            raise _late(step, deadline - time.monotonic(), "")
+        time.sleep(POLL_S)
+
+
+def _run_each(connection: Connection, sql: tuple[str, ...]) -> None:
+    for statement in sql:
+        connection.execute(statement)
+
+
+def _run_quietly(connection: Connection, sql: tuple[str, ...]) -> None:
+    """In one transaction, and where our role may, without a trace of the text: it has passwords."""
+    hush(connection)
+    try:
+        _run_together(connection, sql)
+    finally:
+        speak(connection)
+
+
+def _run_together(connection: Connection, sql: tuple[str, ...]) -> None:
+    with connection.transaction():
+        _run_each(connection, sql)
+
+
+def _late(step: Step, deadline_s: float, progress: str) -> Retryable:
+    detail = f" ({progress})" if progress else ""
+    return Retryable(
+        f"not reached after {abs(deadline_s):.0f} s: {step.after}{detail}",
+        operation=step.text,
+        subject=step.server,
+        hint=f"read the log of {step.server}; go on with: slotfailover resume",
+        exit_code=ExitCode.DEADLINE,
+    )

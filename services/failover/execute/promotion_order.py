@@ -1,0 +1,122 @@
+"""The promotion itself: what is waited for before, the order, and what tells that it was given."""
+
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from schemas.errors import ExitCode, OperatorNeeded, SetupError
+from services.failover.model.view import View
+from services.failover.observe.cluster import Cluster
+from services.failover.observe.replication import read_replication
+from services.failover.observe.server_link import Link, Unreachable
+from services.failover.plan.steps.step import Step
+from services.postgres.server import Connection, read_received
+
+POLL_S = 0.02
+_DRAIN_S = 5.0
+_SETTLED_S = 0.3
+"""A walreceiver that got nothing for this long gets no more, though its connection is open."""
+
+
+def promote(step: Step, cluster: Cluster, deadline: float, ordered: Callable[[], None]) -> None:
+    """Let the standby take in what its dead primary had sent; ask all once more; then promote it.
+
+    The promotion replays everything received. It does not read what is still in the walreceiver's
+    socket: so wait until that is empty, i.e. the receiver is gone or gets nothing more. Not after
+    a fenced primary, of which the final LSN is known (`step.lsn`) and has been received.
+
+    Raises what `step.guard` raises, and SetupError. `ordered` is called right before the order.
+    """
+    link = cluster.nodes[step.server]
+    if step.lsn is None:
+        drained = _watch_drain(link)
+        drain_until = min(deadline, time.monotonic() + _DRAIN_S)
+        while time.monotonic() < drain_until and not drained():
+            time.sleep(POLL_S)
+    for each in (*cluster.nodes.values(), *cluster.subscribers.values()):
+        each.ask_anew()
+    step.guard(cluster.observe())
+    ordered()
+    if link.ask(in_recovery):
+        link.order(lambda connection: _order(connection, step))
+
+
+def in_recovery(connection: Connection) -> bool:
+    """Whether the server is a standby, or not yet more than one."""
+    row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+    return bool(row and row[0])
+
+
+def promotion_ordered(link: Link) -> bool | None:
+    """Whether a standby has been told to promote itself, which takes time; None: it can't be told.
+
+    The order is a file until the startup process takes it up; from then on the server refuses to
+    resume its replay. Source: xlogrecovery.c, CheckForStandbyTrigger; xlogfuncs.c.
+    """
+    try:
+        return link.ask(_ordered)
+    except (Unreachable, SetupError):
+        return None
+
+
+def require_nothing_ordered(cluster: Cluster, view: View, *, known: bool = False) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) where a standby may be about to be a primary.
+
+    With `known`, the caller knows of all orders: what can't be told is then no refusal.
+    """
+    for node in view.standbys:
+        ordered = promotion_ordered(cluster.nodes[node.name])
+        if ordered or (ordered is None and not known):
+            what = "has been told to promote itself" if ordered else "may have been told to promote"
+            raise OperatorNeeded(
+                f"{node.name} {what}: nothing can be taken back",
+                operation="roll back",
+                subject=node.name,
+                hint="wait until it is the primary, then slotfailover resume"
+                if ordered
+                else f"connect to {node.name} as a superuser, who can see it",
+                exit_code=ExitCode.SPLIT_BRAIN,
+            )
+
+
+def _ordered(connection: Connection) -> bool:
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM pg_stat_file('promote', true) s WHERE s.size IS NOT NULL),"
+        " pg_get_wal_replay_pause_state() = 'not paused'"
+    ).fetchone()
+    waits, plays = row if row is not None else (False, False)
+    if waits:
+        return True
+    if plays:  # then this changes nothing
+        try:
+            connection.execute("SELECT pg_wal_replay_resume()")
+        except psycopg.errors.ObjectNotInPrerequisiteState:
+            return True
+    return False
+
+
+def _watch_drain(link: Link) -> Callable[[], bool]:
+    """A function that tells whether the walreceiver has nothing more to give."""
+    last = [-1, 0.0]
+
+    def drained() -> bool:
+        state = link.ask(read_replication)
+        received = link.ask(read_received) or 0
+        if received != last[0]:
+            last[:] = [received, time.monotonic()]
+        settled = time.monotonic() - last[1] > _SETTLED_S
+        return state.replay_waits and (not state.receiver_streaming or settled)
+
+    return drained
+
+
+def _order(connection: Connection, step: Step) -> None:
+    row = connection.execute(step.sql[0]).fetchone()
+    if not (row and row[0]):
+        raise SetupError(
+            "the server refused the order to promote",
+            operation=step.text,
+            subject=step.server,
+            hint=f"read the log of {step.server}",
+        )

@@ -1,0 +1,275 @@
+"""An old primary made a standby again, where its data folder is on this machine.
+
+    preflight   whose folder it is, access, rights, space: nothing is stopped or changed before
+    stop        its server, if it runs
+    rewind      recover what a crash left, pg_rewind -n, pg_rewind
+    copy        only if allowed: pg_basebackup into <data_folder>.copying, swapped in at the end
+    configure   its own configuration files, with where to stream from
+    start
+
+`<data_folder>.rejoining` holds the configuration meanwhile, and how far it is: `changing` once
+pg_rewind changes data (a folder that is broken off then can only be copied anew), `rewound` and
+`copied` once that is done, with the source's cluster and timeline in it: what was made for another
+source counts for nothing. `lock` there is held by us and by the programs that we start: a program
+that outlives us keeps a second rejoin away. The folder that a copy replaces is kept beside it
+(`<data_folder>.before-<time>`).
+"""
+
+import contextlib
+import fcntl
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from schemas.errors import ExitCode, Retryable, SetupError
+from services.failover.execute import host_programs
+from services.failover.execute.data_folder import DataFolder
+from services.failover.execute.rejoin_preflight import Source, preflight
+from services.failover.model.conninfo import Conninfo
+from services.failover.model.host_commands import Machine
+from services.failover.model.view import FENCE, FENCE_MARK
+from services.failover.observe.cluster import Cluster
+from services.failover.observe.server_link import Unreachable
+from services.failover.plan.steps.step import Step
+from services.failover.plan.steps.topology import upstream_of
+
+_CONFIGURATION = ("postgresql.conf", "postgresql.auto.conf", "pg_hba.conf", "pg_ident.conf")
+_OF_PRIMARIES = (FENCE, FENCE_MARK, "synchronized_standby_slots", "synchronous_standby_names")
+
+
+def rejoin(
+    step: Step,
+    cluster: Cluster,
+    deadline_s: float,
+    tell: Callable[[str], None] = lambda _text: None,
+) -> None:
+    """Do what `step` (Action.REJOIN) says. Raises SetupError, SettingsError, Retryable."""
+    machine = cluster.machines[step.server]
+    if step.command:
+        cluster.nodes[step.server].close()
+        host_programs.run_command(
+            step.command,
+            operation=step.text,
+            subject=step.server,
+            deadline_s=deadline_s,
+            os_user=machine.os_user,
+            passed=machine.environment,
+            ends_with_us=True,
+        )
+        return
+    try:
+        source = preflight(step, cluster)
+    except Unreachable as error:
+        raise Retryable(
+            f"{step.node} stopped answering: {error.detail}",
+            operation=step.text,
+            subject=step.server,
+            hint=f"go on once it answers: slotfailover rejoin {step.server}",
+        ) from error
+    cluster.nodes[step.server].close()
+    upstream = upstream_of(cluster.address(step.node), source.replication, step.subject)
+    _Rebuild(machine, step, source, deadline_s, tell).run(upstream)
+
+
+class _Rebuild:
+    """One rejoin of a data folder on this machine."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        step: Step,
+        source: Source,
+        deadline_s: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._machine = machine
+        self._step = step
+        self._source = source
+        self._tell = tell
+        self._deadline = time.monotonic() + deadline_s
+        self._folder = DataFolder(machine, step.text)
+        self._data = self._folder.path
+        self._kept = self._data.with_name(self._data.name + ".rejoining")
+        self._copying = self._data.with_name(self._data.name + ".copying")
+        self._lock = 0
+
+    def run(self, upstream: Conninfo) -> None:
+        self._kept.mkdir(exist_ok=True)
+        with self._locked():
+            if self._is_done("copied") and not self._data.exists():
+                self._copying.rename(self._data)
+            self._stop()
+            self._keep_configuration()
+            with host_programs.service_file(self._source.conninfo, self._machine.os_user) as found:
+                self._rebuild(found, upstream)
+            self._run(self._machine.command("start"))
+        shutil.rmtree(self._kept)
+
+    def _rebuild(self, environment: dict[str, str], upstream: Conninfo) -> None:
+        if self._is_done("rewound") or self._is_done("copied"):
+            self._configure(self._data, upstream)
+            return
+        reason = self._rewind(environment)
+        if not reason:
+            self._note_done("rewound")
+            self._configure(self._data, upstream)
+        elif self._step.copies:
+            self._tell(f"pg_rewind can't do it ({reason}): a base backup is taken")
+            self._copy(environment, upstream)
+        else:
+            node = self._step.server
+            changed = (self._kept / "changing").exists()
+            state = "its data is half changed" if changed else "its data was not changed"
+            raise SetupError(
+                f"pg_rewind can't make {node} a standby: {reason}; {state}. A base backup of "
+                f"{self._source.size_bytes // 2**20} MB does it: slotfailover rejoin {node} --copy",
+                operation=self._step.text,
+                subject=node,
+                hint=f"mend what it names, or slotfailover rejoin {node} --copy",
+            )
+
+    def _is_done(self, what: str) -> bool:
+        """Whether that was done already, from this very source."""
+        marker = self._kept / what
+        made_from = marker.read_text(encoding="utf-8") if marker.exists() else ""
+        return bool(made_from) and made_from == self._source.identity
+
+    def _note_done(self, what: str) -> None:
+        (self._kept / what).write_text(self._source.identity, encoding="utf-8")
+
+    def _rewind(self, environment: dict[str, str]) -> str:
+        """Rewind it; return why that can't be done, "" where it was done."""
+        if (self._kept / "changing").exists():
+            return "an earlier pg_rewind was broken off while it changed data"
+        if not self._folder.exists:
+            return f"there is no cluster in {self._data}"
+        control = self._folder.control()
+        if not control.rewindable:
+            return "the cluster has neither data checksums nor wal_log_hints"
+        if not control.clean:
+            if (self._data / "standby.signal").exists():
+                return f"it was a standby and did not shut down in order ({control.state})"
+            reason = self._attempt((*self._single(),))
+            if reason:
+                return f"its recovery fails: {reason}"
+        source = f"--source-server=service={host_programs.SERVICE}"
+        program = (self._machine.program("pg_rewind"), f"--target-pgdata={self._data}", source)
+        reason = self._attempt((*program, "-n"), environment)
+        if reason:
+            return reason
+        (self._kept / "changing").touch()
+        reason = self._attempt(program, environment)
+        if not reason:
+            (self._kept / "changing").unlink()
+        return reason
+
+    def _single(self) -> tuple[str, ...]:
+        """Recover what a crash has left, as pg_rewind does: nothing is archived meanwhile."""
+        program = (self._machine.program("postgres"), "--single", "-F", "-D", str(self._data))
+        return (*program, "-c", "archive_mode=on", "-c", "archive_command=false", "template1")
+
+    def _stop(self) -> None:
+        if self._folder.postmaster() is None:
+            return
+        self._run(self._machine.command("stop"))
+        running = self._folder.postmaster()
+        if running is not None:
+            raise SetupError(
+                f"its server still runs (pid {running.pid}) after `stop`",
+                operation=self._step.text,
+                subject=self._step.server,
+                hint="stop that server, then run this command again",
+            )
+
+    def _keep_configuration(self) -> None:
+        for name in _CONFIGURATION:
+            if (self._data / name).exists() and not (self._kept / name).exists():
+                shutil.copy2(self._data / name, self._kept / name)
+
+    def _copy(self, environment: dict[str, str], upstream: Conninfo) -> None:
+        """Take a base backup beside the folder; swap them once it is complete."""
+        if self._copying.exists():
+            shutil.rmtree(self._copying)
+        self._copying.mkdir(mode=0o700)
+        host_programs.own(self._copying, self._machine.os_user)
+        program = self._machine.program("pg_basebackup")
+        where = ("-d", f"service={host_programs.SERVICE}", "-D", str(self._copying))
+        self._run((program, *where, "--checkpoint=fast", "--wal-method=stream"), environment)
+        self._configure(self._copying, upstream)
+        self._note_done("copied")
+        if self._data.exists():
+            before = self._data.with_name(f"{self._data.name}.before-{time.time_ns()}")
+            self._data.rename(before)
+            self._tell(f"the folder from before is {before}: delete it once it is not needed")
+        self._copying.rename(self._data)
+
+    def _configure(self, folder: Path, upstream: Conninfo) -> None:
+        """Restore the node's own configuration, without the settings of a primary."""
+        for name in _CONFIGURATION:
+            if (self._kept / name).exists():
+                self._write(folder / name, (self._kept / name).read_text(encoding="utf-8"))
+        auto = folder / "postgresql.auto.conf"
+        values = {
+            **dict.fromkeys(_OF_PRIMARIES, None),
+            "primary_conninfo": upstream.text,
+            "primary_slot_name": self._step.subject,
+            "hot_standby_feedback": "on",
+            "sync_replication_slots": "on",
+        }
+        lines = [
+            line
+            for line in auto.read_text(encoding="utf-8").splitlines()
+            if line.partition("=")[0].strip() not in values
+        ]
+        lines += [f"{k} = {_quoted(v)}" for k, v in values.items() if v]
+        self._write(auto, "\n".join(lines) + "\n")
+        self._write(folder / "standby.signal", "")
+
+    def _write(self, path: Path, text: str) -> None:
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o600)
+        host_programs.own(path, self._machine.os_user)
+
+    def _attempt(self, command: tuple[str, ...], environment: dict[str, str] | None = None) -> str:
+        """Run it; return what it says where it fails, "" where it does not."""
+        try:
+            self._run(command, environment)
+        except SetupError as error:
+            return error.message
+        return ""
+
+    def _run(self, command: tuple[str, ...], environment: dict[str, str] | None = None) -> None:
+        starts = command == self._machine.command("start")
+        host_programs.run_command(
+            command,
+            operation=self._step.text,
+            subject=self._step.server,
+            deadline_s=max(1.0, self._deadline - time.monotonic()),
+            os_user=self._machine.os_user,
+            environment=environment,
+            passed=self._machine.environment,
+            ends_with_us=not starts,
+            inherited=() if starts else (self._lock,),
+        )
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self._kept / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise Retryable(
+                    f"another rejoin of {self._data} runs, or a program that one has started",
+                    operation=self._step.text,
+                    subject=self._step.server,
+                    hint=f"wait for its end; fuser {self._kept / 'lock'} names it",
+                    exit_code=ExitCode.LOCKED,
+                ) from None
+            self._lock = file.fileno()
+            yield
+
+
+def _quoted(value: str) -> str:
+    """As ALTER SYSTEM writes it: a backslash escapes in configuration files."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -1,0 +1,362 @@
+"""Observe, plan, perform the first step, and again, until nothing is left to do.
+
+Each round plans anew from what is observed, so a command that was killed at any step is resumed,
+and a server that comes or goes meanwhile is reckoned with. Each step is recorded before it is
+performed. A switchover or failover that fails before its promotion was ordered is taken back; from
+the order on nothing is.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
+from services.failover.checks.blockers import Left
+from services.failover.checks.readiness import Readiness
+from services.failover.execute import perform_step
+from services.failover.execute.interruption import Interrupted, Interruption
+from services.failover.execute.journal import DONE, Journal
+from services.failover.execute.perform_step import POLL_S, TELL_S
+from services.failover.execute.promotion_order import require_nothing_ordered
+from services.failover.model.view import Reach, View
+from services.failover.observe.cluster import Cluster
+from services.failover.plan.evidence import StillHeard
+from services.failover.plan.request import Plan, Wish, learned
+from services.failover.plan.resume import Planner, intent_of
+from services.failover.plan.steps.step import (
+    AFTERWARDS,
+    GIVES_WRITES,
+    NO_WAY_BACK,
+    OF_SUBSCRIBERS,
+    Action,
+    Step,
+)
+from services.failover.plan.switchover import plan_rollback
+
+_ATTEMPTS_MAX = 5
+DISABLE_S = 5.0
+"""A subscription that can't be disabled in this time does not keep everybody else waiting."""
+_HEARD_S = 6.0
+"""How long an open connection is observed again before it counts as proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class Performed:
+    """A step that was performed: what, and how long it took until it was verified."""
+
+    step: Step
+    seconds: float
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run has done, and what is left to do."""
+
+    new_primary: str
+    performed: tuple[Performed, ...]
+    slots: tuple[Readiness, ...]
+    left: tuple[Left, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """OK, or the gravest of what is left."""
+        gravity = (
+            *(ExitCode.WITNESSES_DISAGREE, ExitCode.NOT_READY, ExitCode.PRIVILEGE_MISSING),
+            *(ExitCode.SETTINGS, ExitCode.ANSWER_IS_NO),
+        )
+        found = {left.exit_code for left in self.left}
+        return next((code for code in gravity if code in found), ExitCode.OK)
+
+    def as_json(self) -> dict[str, object]:
+        """Return the document for `--json`."""
+        return {
+            "new_primary": self.new_primary,
+            "steps": [
+                {"step": p.step.text, "seconds": round(p.seconds, 3), "detail": p.detail}
+                for p in self.performed
+            ],
+            "slots": [slot.as_json() for slot in self.slots],
+            "left": [left.as_json() for left in self.left],
+            "notes": list(self.notes),
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(slots=True)
+class Run:
+    """One command's run. `narrate` is told of each step done, `tell` of a step's progress.
+
+    `started` is when the command began (time.monotonic), for the seconds of the result.
+    """
+
+    cluster: Cluster
+    journal: Journal
+    deadline_s: float
+    narrate: Callable[[Performed], None]
+    tell: Callable[[str], None]
+    started: float
+    performed: list[Performed] = field(default_factory=list)
+    late: list[Left] = field(default_factory=list)
+    attempts: Counter[str] = field(default_factory=Counter)
+    interruption: Interruption = field(default_factory=Interruption)
+    hold: Callable[[View], None] = lambda _view: None
+    """Sees that the commands' lock is still ours; raises Retryable (LOCKED)."""
+    begun: list[Step] = field(default_factory=list)
+    """What was performed, or may have been."""
+    _rival: bool = False
+    """Another command has the lock: what it may be doing is not interfered with."""
+    _found_writable: frozenset[str] = frozenset()
+    """What took writes when it began: no promotion had been ordered in its place."""
+    _wish: Wish = field(default_factory=Wish)
+    _view: View = field(default_factory=lambda: View((), ()))
+
+    def carry_out(self, view: View, wish: Wish, planner: Planner, *, undo: bool = False) -> Result:
+        """Plan and perform until nothing is left; with `undo`, a failure before the promotion is
+        taken back.
+
+        Raises what the planner and steps.perform raise, with the state of things in the hint. What
+        fails once writes are taken again, and a subscriber that is lost, are left for another run.
+        """
+        plan, view = plan_patiently(self.cluster, planner, view, wish, self._wait)
+        self.journal.begin(view, intent_of(wish, view))
+        self._wish, self._view = wish, view
+        self._found_writable = frozenset(node.name for node in view.writable)
+        try:
+            plan, view = self._loop(plan, view, planner)
+        except (SlotbridgeError, KeyboardInterrupt) as error:
+            raise self._broken_off(error, undo=undo) from error
+        except Exception as error:  # a bug of ours, too, must not leave a fence
+            bug = SlotbridgeError(f"{type(error).__name__}: {error}", operation="run")
+            raise self._broken_off(bug, undo=undo) from error
+        left = (*plan.left, *self.late)
+        seconds = time.monotonic() - self.started
+        outcome = "; ".join(item.line for item in left) or DONE
+        self.journal.end(view, outcome, seconds)
+        notes = (*plan.notes, *self.journal.problems)
+        return Result(plan.new_primary, tuple(self.performed), plan.slots, left, notes, seconds)
+
+    def _loop(self, plan: Plan, view: View, planner: Planner) -> tuple[Plan, View]:
+        notes = plan.notes
+        while plan.steps:
+            step, wish = plan.steps[0], self._wish
+            try:
+                view = self._perform(step, view)
+            except SlotbridgeError as error:
+                view = self._look()
+                if isinstance(error, Interrupted) or self._rival:
+                    raise
+                if step.action in AFTERWARDS:
+                    self.late.append(_not_done(step, error))
+                    self._wish = replace(wish, past=wish.past | {step.key})
+                elif self._may_lose(step, error):
+                    self._wish = replace(wish, past=wish.past | {step.key})
+                elif self._gives_up(step, error):
+                    name = f"{step.server}/{step.subject}"
+                    self._wish = replace(wish, given_up=wish.given_up | {name})
+                    self.late.append(_given_up(name, error))
+                elif not self._lost_subscriber(step, error):
+                    raise
+            else:
+                self._wish = learned(wish, step, view)
+            plan, view = plan_patiently(self.cluster, planner, view, self._wish, self._wait)
+            self._view = view
+            notes += tuple(note for note in plan.notes if note not in notes)
+        return replace(plan, notes=notes), view
+
+    def _wait(self, text: str) -> None:
+        self.interruption.check()
+        if text:
+            self.tell(text)
+
+    def _perform(self, step: Step, view: View) -> View:
+        """Perform one step, recorded before, narrated and recorded after, whatever comes of it."""
+        self.interruption.check()
+        self._keep_lock(view)
+        started = time.monotonic()
+        self.attempts[step.key] += 1
+        self.begun.append(step)
+        self.journal.started(step, view)
+        deadline_s = self.deadline_s
+        if step.action is Action.DISABLE:
+            deadline_s = min(deadline_s, DISABLE_S)
+        try:
+            seen = perform_step.perform(
+                step, self.cluster, deadline_s, self.tell, interruption=self.interruption
+            )
+        except SlotbridgeError as error:
+            self._note(step, self._look(), started, str(error))
+            raise
+        self._note(step, seen, started, step.after)
+        return seen
+
+    def _keep_lock(self, view: View) -> None:
+        """Raise Retryable (LOCKED), and remember it, where another command has the lock."""
+        try:
+            self.hold(view)
+        except Retryable as error:
+            self._rival = error.exit_code is ExitCode.LOCKED
+            raise
+
+    def _look(self) -> View:
+        """What is seen now; where that fails, what was seen last: an error hides no other."""
+        try:
+            return self.cluster.observe()
+        except SlotbridgeError:
+            return self._view
+
+    def _note(self, step: Step, view: View, begun: float, outcome: str) -> None:
+        seconds = time.monotonic() - begun
+        self.performed.append(Performed(step, seconds, outcome))
+        self.narrate(self.performed[-1])
+        self.journal.write(step, view, seconds, outcome)
+
+    def _lost_subscriber(self, step: Step, error: SlotbridgeError) -> bool:
+        """The step failed since a subscriber stopped answering: it is left for another run."""
+        lost = error.exit_code is ExitCode.SERVER_UNREACHABLE and step.action in OF_SUBSCRIBERS
+        return lost and self.attempts[step.key] < _ATTEMPTS_MAX
+
+    def _gives_up(self, step: Step, error: SlotbridgeError) -> bool:
+        """A subscriber does not keep a failover from its promotion, whatever is wrong with it."""
+        lost = error.exit_code is ExitCode.SERVER_UNREACHABLE
+        may = self._wish.subscribers_may_stay and not self._wish.require_subscribers
+        return may and step.action in OF_SUBSCRIBERS and not lost
+
+    def _may_lose(self, step: Step, error: SlotbridgeError) -> bool:
+        """The standby did not get all of a primary that is to be replaced by force: planned without
+        that wait, it is promoted if the loss was accepted, and else refused by the bytes.
+        """
+        late = step.action is Action.DRAIN and error.exit_code is ExitCode.DEADLINE
+        return late and (self._wish.fence or self._wish.accept_data_loss is not None)
+
+    def _broken_off(
+        self, error: SlotbridgeError | KeyboardInterrupt, *, undo: bool
+    ) -> SlotbridgeError:
+        """The error with what was done about it, and how things stand now."""
+        with self.interruption.shielded():
+            about = ""
+            if self.interruption.no_way_back:
+                names = [step.server for step in self.begun if step.action in NO_WAY_BACK]
+                about = f"; {names[-1]} had been told to promote itself, so nothing was taken back"
+            elif self._rival and self.begun:
+                about = "; nothing was taken back, as the other command may rely on what was done"
+            elif undo:
+                about = self._take_back() if self.begun else "; nothing had been changed"
+            view = self._look()
+            standing = "; ".join(f"{name} is {what}" for name, what in standing_of(view).items())
+            cause = error if isinstance(error, SlotbridgeError) else _interrupted()
+            hint = cause.hint
+            if self._rival and self.begun:
+                hint += "; then slotfailover resume goes on with what this one began"
+                if not self.interruption.no_way_back:
+                    hint += ", or slotfailover resume --rollback takes it back"
+            self.journal.end(view, f"{cause}{about}", time.monotonic() - self.started)
+        kind = type(cause)
+        return kind(
+            cause.message + about,
+            operation=cause.operation,
+            subject=cause.subject,
+            lsn=cause.lsn,
+            hint=f"{hint}. Now {standing}".removeprefix(". "),
+            exit_code=cause.exit_code,
+        )
+
+    def _take_back(self) -> str:
+        """Let the old primary go on, and standbys and subscriptions; says what came of it."""
+        stopped = {step.server for step in self.begun if step.action is Action.STOP}
+        self._wish = replace(
+            self._wish, stopped=self._wish.stopped | stopped, found_writable=self._found_writable
+        )
+        self._await_end_of(stopped)
+        shot = ", ".join(sorted(self._wish.shot))
+        stays = f"; {shot} was fenced by its machine's command, and stays so" if shot else ""
+        try:
+            view = self.cluster.observe()
+            while (plan := plan_rollback(view, self._wish)).steps:
+                if plan.steps[0].action in GIVES_WRITES:
+                    known = plan.new_primary in self._found_writable
+                    require_nothing_ordered(self.cluster, view, known=known)
+                self._perform(plan.steps[0], view)
+                view = self.cluster.observe()
+        except SlotbridgeError as error:
+            why = f"{error.message}; {error.hint}" if error.hint else error.message
+            return f"; and it could not be taken back ({why}){stays}"
+        goes_on = f", {plan.new_primary} goes on" if plan.new_primary else ", no primary answers"
+        return f"; it was taken back{goes_on}{stays}"
+
+    def _await_end_of(self, stopped: set[str]) -> None:
+        """Wait for servers that may be shutting down: they can't be started before."""
+        until = time.monotonic() + self.deadline_s
+        while time.monotonic() < until:
+            view = self._look()
+            if all(view.node(name).reach is not Reach.CLOSED for name in stopped):
+                return
+            time.sleep(POLL_S)
+
+
+def plan_patiently(
+    cluster: Cluster, planner: Planner, view: View, wish: Wish, tell: Callable[[str], None]
+) -> tuple[Plan, View]:
+    """The plan, and the view it is for. Raises what the planner raises.
+
+    While somebody still hears a primary, look again for a moment: that of one that has just died
+    ends by itself.
+    """
+    until = time.monotonic() + _HEARD_S
+    told = 0.0
+    while True:
+        try:
+            return planner(view, wish), view
+        except StillHeard as error:
+            if time.monotonic() > until:
+                raise
+            tells = time.monotonic() - told > TELL_S
+            told = time.monotonic() if tells else told
+            tell(f"looking again: {error.message}" if tells else "")
+        time.sleep(POLL_S)
+        view = cluster.observe()
+
+
+def standing_of(view: View) -> dict[str, str]:
+    """How each node stands, in a word or two; and which subscriptions are disabled."""
+    found = {}
+    for node in view.nodes:
+        if node.state is None:
+            found[node.name] = "down" if node.reach == "refused" else f"{node.reach}"
+        else:
+            role = "the primary" if node.leading else "a standby"
+            found[node.name] = f"{role}, fenced" if node.fenced else role
+    found |= {f"{where.name}/{s.name}": "disabled" for where, s in view.ours() if s.marked}
+    return found
+
+
+def _not_done(step: Step, error: SlotbridgeError) -> Left:
+    hints = {
+        Action.FLOW: "read the subscribers' logs; the subscriptions are enabled and go on trying",
+        Action.SEND: error.hint,
+        Action.BRIDGE: "see that it runs, and that source.conninfo names every node",
+        Action.REJOIN: f"mend it, then slotfailover rejoin {step.server}",
+        Action.READY: f"slotfailover check says why; then slotfailover rejoin {step.server}",
+    }
+    hint = hints.get(step.action) or error.hint or "go on with: slotfailover resume"
+    return Left(step.server, f"{step.text}: {error.message}", hint)
+
+
+def _given_up(name: str, error: SlotbridgeError) -> Left:
+    return Left(
+        name,
+        f"it could not be changed ({error.message}), and may still be fed by the old primary",
+        "keep the old primary off; then slotfailover repoint",
+    )
+
+
+def _interrupted() -> Retryable:
+    return Retryable(
+        "it was interrupted",
+        operation="run",
+        hint="go on with: slotfailover resume",
+        exit_code=ExitCode.DEADLINE,
+    )

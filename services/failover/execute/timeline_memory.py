@@ -1,0 +1,117 @@
+"""What is remembered outside of the servers' present state: by the journals and by Kafka.
+
+Kafka's progress record   how far Kafka is, on which timeline of which cluster
+the journal's promotions  the nodes that were ordered to promote themselves, and when
+the journal's ends        the timeline that a run left behind, the failover slots there were, and
+                          for which standbys commits waited
+
+Subscriptions remember for themselves (model.timelines). What can't be read is said.
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from schemas.lsn import parse_lsn
+from services.failover.execute.journal import Entry, instant
+from services.failover.model.loss_limit import Sighting
+from services.failover.model.timelines import Milestone, milestone_in
+from services.failover.model.view import Published
+from services.failover.observe.bridge_client import Bridge
+from services.failover.observe.cluster import Cluster
+from services.failover.observe.kafka_progress import read_published
+from services.failover.observe.last_contact import Told
+from services.failover.plan.steps.promotion import PROMOTES
+
+_KAFKA_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSlots:
+    """The failover slots that a primary had. `at`: UTC, ISO 8601."""
+
+    names: frozenset[str] = frozenset()
+    at: str = ""
+
+
+class Asked:
+    """Kafka's record, asked for while the servers are asked; a short deadline, then not judged."""
+
+    def __init__(self, bridge: Bridge | None) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka")
+        self._answer: Future[Published] | None = None
+        if bridge is not None and bridge.kafka is not None:
+            kafka, slot = bridge.kafka, bridge.slot
+            self._answer = self._pool.submit(read_published, kafka, slot, _KAFKA_S)
+
+    def answer(self) -> Published | None:
+        """The record; None where the settings have no Kafka."""
+        try:
+            return self._answer.result() if self._answer is not None else None
+        finally:
+            self._pool.shutdown(wait=False)
+
+
+def recall(
+    cluster: Cluster,
+    entries: Iterable[Entry],
+    published: Published | None,
+    unread: Iterable[str] = (),
+) -> list[str]:
+    """Have every view of the cluster remember this too; return what can't be judged, as notes.
+
+    `unread`: the journals that could not be read, and why.
+    """
+    found: list[tuple[str, Milestone]] = []
+    known = KnownSlots()
+    told: Told | None = None
+    promotions: list[tuple[str, str]] = []
+    kept = list(entries)
+    for entry in kept:
+        if entry.step.startswith(PROMOTES) and entry.server:
+            promotions.append((entry.server, entry.at))
+        met = _milestone(entry.intent.get("met"))
+        if met is not None:
+            found.append((f"the journal ({entry.command} of {entry.at})", met))
+            told = _later(told, _told(entry, met))
+        slots = entry.intent.get("failover_slots")
+        if isinstance(slots, list):
+            known = KnownSlots(frozenset(map(str, slots)), entry.at)
+    if published is not None and published.system_identifier:
+        cluster_, timeline = published.system_identifier, published.timeline
+        found.append(("Kafka", Milestone(cluster_, timeline, published.began)))
+    cluster.milestones = tuple(found)
+    cluster.published = published
+    cluster.promotions = tuple(promotions)
+    cluster.sightings.told = told
+    cluster.recorded_at = max((e.at for e in kept), default="", key=instant)
+    cluster.known_slots = known.names
+    cluster.known_slots_at = known.at
+    notes = [f"not judged: which timelines and orders to promote it has; {why}" for why in unread]
+    if published is not None and published.problem:
+        why = published.problem
+        notes.append(f"not judged: how far Kafka is, as its record can't be read ({why})")
+    return notes
+
+
+def _told(entry: Entry, met: Milestone) -> Told | None:
+    """The last primary as an entry of the journal has it; None where it does not tell."""
+    node, names, lsn = (entry.intent.get(key) for key in ("primary", "synchronous", "lsn"))
+    if not (isinstance(node, str) and isinstance(names, str) and isinstance(lsn, str)):
+        return None
+    try:
+        at = datetime.fromisoformat(entry.at)
+        seen = Sighting(node, met.timeline, parse_lsn(lsn), 0.0, names, by="by the journal")
+    except ValueError:
+        return None
+    return Told(met.system, at if at.tzinfo is not None else at.replace(tzinfo=UTC), seen)
+
+
+def _later(one: Told | None, other: Told | None) -> Told | None:
+    kept = [told for told in (one, other) if told is not None]
+    return max(kept, key=lambda told: told.sighting.position, default=None)
+
+
+def _milestone(text: object) -> Milestone | None:
+    return milestone_in(text) if isinstance(text, str) else None

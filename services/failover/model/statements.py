@@ -1,0 +1,110 @@
+"""The exact SQL of every step, as text that is both shown and run. Pure.
+
+Only `connection` has two forms: the one that is run, and the one with masked secrets to show.
+Source: PostgreSQL documentation 4.1 Lexical Structure, ALTER SUBSCRIPTION, ALTER SYSTEM.
+"""
+
+from services.failover.model.conninfo import Conninfo
+from services.failover.model.timelines import Milestone, without_milestone
+from services.failover.model.view import FENCE, FENCE_MARK, MARK
+
+PROMOTE = "SELECT pg_promote(false)"
+RELOAD = "SELECT pg_reload_conf()"
+FENCED_BY_US = f"ALTER SYSTEM SET {FENCE_MARK} = "
+FENCED = f"ALTER SYSTEM SET {FENCE} = on"
+UNFENCED = (f"ALTER SYSTEM RESET {FENCE_MARK}", f"ALTER SYSTEM RESET {FENCE}", RELOAD)
+"""The mark goes first, and comes last: broken off half-way, no mark stands without a fence."""
+MESSAGE_PREFIX = "slotfailover"
+"""The prefix of the marker messages; the bridge publishes them."""
+SNAPSHOT = "SELECT pg_log_standby_snapshot()"
+"""Lets a new slot's copy become persistent on a standby soon; else it may take 15 s."""
+
+
+def identifier(name: str) -> str:
+    """`name` as a quoted SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """`text` as an SQL string, right whatever standard_conforming_strings says."""
+    quoted = "'" + text.replace("'", "''").replace("\\", "\\\\") + "'"
+    return f"E{quoted}" if "\\" in text else quoted
+
+
+def disable(subscription: str, comment: str) -> tuple[str, ...]:
+    """Disable it and leave `comment`, which has the mark, in one transaction."""
+    name = identifier(subscription)
+    return (f"ALTER SUBSCRIPTION {name} DISABLE", comment_on(subscription, comment))
+
+
+def enable(subscription: str, comment: str) -> tuple[str, ...]:
+    """Enable it and leave `comment`, which has the mark no more, in one transaction."""
+    name = identifier(subscription)
+    return (f"ALTER SUBSCRIPTION {name} ENABLE", comment_on(subscription, comment))
+
+
+def connection(
+    subscription: str, conninfo: Conninfo, comment: str, *, masked: bool
+) -> tuple[str, ...]:
+    """Point it at another server, and note in its comment from which timeline it is fed."""
+    text = conninfo.masked if masked else conninfo.text
+    change = f"ALTER SUBSCRIPTION {identifier(subscription)} CONNECTION {literal(text)}"
+    return (change, comment_on(subscription, comment))
+
+
+def comment_on(subscription: str, comment: str) -> str:
+    """Return the SQL that sets a subscription's comment."""
+    text = literal(comment) if comment else "NULL"
+    return f"COMMENT ON SUBSCRIPTION {identifier(subscription)} IS {text}"
+
+
+def fenced(by_whom: str) -> tuple[str, ...]:
+    """Fence a primary, and say whose fence it is: both in one file, read by one reload."""
+    return (FENCED, f"{FENCED_BY_US}{literal(by_whom)}", RELOAD)
+
+
+def alter_system(setting: str, items: tuple[str, ...]) -> tuple[str, ...]:
+    """Set a list setting on the server, and have the server read it."""
+    value = ", ".join(literal(item) for item in items) or "''"
+    return (f"ALTER SYSTEM SET {identifier(setting)} = {value}", RELOAD)
+
+
+def marker(text: str) -> tuple[str, ...]:
+    """A logical message of its own transaction; it needs no standby to be committed."""
+    return (
+        "SET LOCAL synchronous_commit = local",
+        f"SELECT pg_logical_emit_message(true, {literal(MESSAGE_PREFIX)}, {literal(text)})",
+    )
+
+
+def create_physical_slot(name: str) -> tuple[str, ...]:
+    """A slot that keeps WAL from now on."""
+    return (f"SELECT pg_create_physical_replication_slot({literal(name)}, true)",)
+
+
+def drop_slots(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Drop them, one by one."""
+    return tuple(f"SELECT pg_drop_replication_slot({literal(name)})" for name in names)
+
+
+def primary_conninfo(text: str) -> tuple[str, ...]:
+    """Where a standby streams from."""
+    return (f"ALTER SYSTEM SET primary_conninfo = {literal(text)}", RELOAD)
+
+
+def marked(comment: str) -> str:
+    """The comment with the mark at its end."""
+    return comment if comment.endswith(MARK) else f"{comment} {MARK}".strip()
+
+
+def unmarked(comment: str) -> str:
+    """The comment as it was before `marked`."""
+    return comment.removesuffix(MARK).rstrip() if comment.endswith(MARK) else comment
+
+
+def noted(comment: str, milestone: Milestone | None) -> str:
+    """The comment with that milestone in place of the one before; as it is where there is none."""
+    if milestone is None:
+        return comment
+    text = f"{without_milestone(unmarked(comment))} {milestone.note}".strip()
+    return marked(text) if comment.endswith(MARK) else text

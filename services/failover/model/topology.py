@@ -1,0 +1,73 @@
+"""Who streams from whom, and through which slots, as the view shows it. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from services.postgres.slots import Slot
+
+if TYPE_CHECKING:
+    from services.failover.model.view import Node
+
+
+def slot_of(node: Node) -> str:
+    """The physical slot by which a standby streams: its own, or one named after it."""
+    own = node.state.setting("primary_slot_name") if node.standby and node.state else ""
+    return own or "slotfailover_" + re.sub(r"[^a-z0-9_]", "_", node.name.lower())[:40]
+
+
+def failover_slots(node: Node) -> tuple[Slot, ...]:
+    """The slots of a primary that its standbys synchronize; invalid ones never become ready."""
+    found = node.state.slots if node.state is not None else ()
+    return tuple(
+        s for s in found if s.failover and not s.temporary and s.invalidation_reason is None
+    )
+
+
+def has_slot(node: Node, name: str) -> bool:
+    """Whether the node has a valid physical slot of that name."""
+    found = node.state.slot(name) if node.state is not None else None
+    return found is not None and found.slot_type == "physical" and found.invalidation_reason is None
+
+
+def follows(node: Node, primary: Node) -> bool:
+    """Whether a standby is led to the primary: by its primary_conninfo, or by what both ends tell.
+
+    A standby may reach its primary by an address that the settings do not know.
+    """
+    state = node.state
+    if state is None or not node.standby:
+        return False
+    led = state.upstream is None or state.upstream.leads_to(primary.endpoints)
+    return led or feeds(primary, node)
+
+
+def feeds(primary: Node, standby: Node) -> bool:
+    """Whether the primary sends WAL into the slot by which the standby receives it.
+
+    PostgreSQL lets a standby receive only from a server of its own cluster, and one slot feeds one
+    standby at a time.
+    """
+    if primary.state is None or standby.state is None:
+        return False
+    fed = standby.state.provenance.fed
+    if fed is None or not fed.slot or fed.timeline != primary.state.server.timeline:
+        return False
+    names = {fed.application, application_name(standby)}
+    return any(
+        sent.slot == fed.slot and sent.application in names
+        for sent in primary.state.provenance.feeds
+    )
+
+
+def streams_from(node: Node, primary: Node) -> bool:
+    """Whether the node is a standby that gets WAL from the primary."""
+    state = node.state
+    return follows(node, primary) and state is not None and state.replication.receiver_streaming
+
+
+def application_name(node: Node) -> str:
+    """By which name the primary sees a standby, as far as its primary_conninfo tells."""
+    upstream = node.state.upstream if node.state is not None else None
+    return upstream.value("application_name") if upstream is not None else ""

@@ -1,0 +1,357 @@
+"""What was observed of a pair and its subscribers, as immutable facts. Pure.
+
+    View ── nodes ─────── Node ─────── state: NodeState, None where it does not answer
+         └─ subscribers ─ Subscriber ─ subscriptions: Subscription
+
+A server that can't be reached is a fact, not an error. Positions are WAL positions in bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from services.failover.model.loss_limit import LossLimit
+from services.failover.model.timelines import Milestone, Provenance, milestone_in
+
+if TYPE_CHECKING:
+    from services.failover.model.conninfo import Address, Conninfo, Endpoint
+    from services.failover.model.host_commands import Machine
+    from services.failover.model.loss_limit import Sighting
+    from services.failover.model.node_details import Elsewhere, Surroundings
+    from services.failover.model.replication import Replication
+    from services.postgres.server import Server, SettingValue
+    from services.postgres.slots import Slot
+
+MARK = "[disabled by slotfailover]"
+"""Stands in a subscription's comment while it is disabled for a failover, and only then."""
+
+
+FENCE = "default_transaction_read_only"
+"""The setting that fences a primary."""
+FENCE_MARK = "slotfailover.fenced"
+"""Set beside FENCE, in the same file, by slotfailover and nobody else: whose fence it is."""
+
+
+class Reach(StrEnum):
+    """How a server took to being asked."""
+
+    ANSWERS = "answers"
+    REFUSED = "refused"  # nothing listens there: it is down
+    SILENT = "silent"  # no answer in time, or no such host: down, hung or cut off
+    CLOSED = "closed"  # something listens and does not let us in: it may well be writing
+    BARRED = "barred"  # it lets us in, and our role can't see what is needed, or not in time
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What a node that answers says about itself."""
+
+    server: Server
+    replication: Replication
+    settings: dict[str, SettingValue]
+    """Absent: unknown to the server or hidden from our role."""
+    slots: tuple[Slot, ...]
+    origins: dict[str, int]
+    """Replication origin -> position; empty where our role may not see them, or no bridge is."""
+    upstream: Conninfo | None
+    """primary_conninfo without its secrets; None where hidden from our role or unset."""
+    switch_lsn: int | None
+    """Promoted primary: where its timeline left the one before."""
+    early_sessions: int = 0
+    """Client sessions from before the settings were last read; a fence has ended them."""
+    surroundings: Surroundings | None = None
+    """Only in a survey, for `check`."""
+    provenance: Provenance = field(default_factory=Provenance)
+    fence_mark: str = ""
+    """FENCE_MARK: the timeline that is fenced, by whom and since when; "" where nobody did."""
+    leaks: tuple[str, ...] = ()
+    """Primary: what a fence does not keep from writing, as long as the server runs."""
+    next_xid: int | None = None
+    """Primary: the next transaction number; it moves only when something is written."""
+    read_only: bool = False
+    """FENCE is on in its own configuration, for every role: by us or by somebody else."""
+    cut: bool = False
+    """Standby: its receiver is kept from every primary, by a primary_conninfo that leads nowhere.
+    `upstream` is what it was, and will be again."""
+
+    may_see_origins: bool = True
+    """Our role may see replication origins; also true where nobody asked, as no bridge is named."""
+
+    @property
+    def fenced(self) -> bool:
+        """Ordinary transactions can't write, by a fence of ours on this very timeline.
+
+        A base backup of a fenced primary carries the mark, on a timeline of its own once promoted.
+        """
+        return self.fence_mark.startswith(f"timeline {self.server.timeline} ")
+
+    def setting(self, name: str) -> str:
+        """A setting's value, empty where it is not known."""
+        known = self.settings.get(name)
+        return known.value if known else ""
+
+    def slot(self, name: str) -> Slot | None:
+        """The slot of that name."""
+        return next((slot for slot in self.slots if slot.slot_name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A server of the pair."""
+
+    name: str
+    address: Address
+    """What a repointed subscription will be given."""
+    endpoints: frozenset[Endpoint]
+    """Every (host, port) by which the settings know it."""
+    reach: Reach
+    detail: str
+    state: NodeState | None
+    machine: Machine | None = None
+    """The commands that act on its machine."""
+    follows: str = ""
+    """The node that the settings let it stream from while that is a standby; "": the primary."""
+    priority: int = 100
+    """Of standbys with equal WAL the highest is promoted; 0: never unless it is named."""
+    synchronized: bool = True
+    """Consumers are to wait for it, once it is a standby of the primary."""
+    private: bool = False
+    """Its address means another server elsewhere: a loopback address or a socket's folder."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether the node answers as a primary that is not fenced."""
+        return self.leading and not self.fenced
+
+    @property
+    def fenced(self) -> bool:
+        """Whether the node answers as a primary that refuses writes."""
+        return self.leading and self.state is not None and self.state.fenced
+
+    @property
+    def leading(self) -> bool:
+        """Whether the node answers as a primary, fenced or not."""
+        return self.state is not None and not self.state.server.in_recovery
+
+    @property
+    def standby(self) -> bool:
+        """Whether the node answers as a standby."""
+        return self.state is not None and self.state.server.in_recovery
+
+    def milestone(self, address: str) -> Milestone | None:
+        """Return the timeline as a subscription that reaches the node at `address` notes it.
+
+        None where it does not answer, or where its timeline began is not known.
+        """
+        if self.state is None or self.state.provenance.history is None:
+            return None
+        server, history = self.state.server, self.state.provenance.history
+        start = history[-1][1] if history else None
+        return Milestone(server.system_identifier, server.timeline, start, address)
+
+    @property
+    def received(self) -> int:
+        """The WAL it has, 0 where that is unknown."""
+        if self.state is None:
+            return 0
+        replication = self.state.replication
+        return replication.received_lsn or replication.written_lsn or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A subscription of a subscriber's database."""
+
+    name: str
+    enabled: bool
+    conninfo: Conninfo
+    slot_name: str | None
+    failover: bool
+    comment: str
+    remote_lsn: int | None
+    """The end of the last transaction it has applied."""
+    sync_slots: tuple[str, ...]
+    foreign_system: str
+    """The system_identifier found where its conninfo leads, if that is none of ours."""
+    worker: bool = True
+    """Its apply worker runs."""
+    copying: tuple[tuple[str, str], ...] = ()
+    """(table, srsubstate) of every initial copy that is not finished."""
+    fed: bool = False
+    """Its worker is connected: it has had a message since it was started."""
+    identified: bool = False
+    """A server of this pair answered where it leads."""
+    private: bool = False
+    """Its address is a loopback or socket address of another machine than ours."""
+    heard_age_s: float | None = None
+    """Seconds since its worker's last message; None where it has none."""
+
+    @property
+    def milestone(self) -> Milestone | None:
+        """The newest timeline from which it was fed, as its comment says."""
+        return milestone_in(self.comment)
+
+    @property
+    def marked(self) -> bool:
+        """Whether the subscription was disabled for a failover, to be enabled at its end."""
+        return not self.enabled and self.comment.endswith(MARK)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """A database that holds subscriptions."""
+
+    name: str
+    reach: Reach
+    detail: str
+    in_recovery: bool
+    subscriptions: tuple[Subscription, ...]
+    local: bool = False
+    """It runs on this machine: a loopback address means the same server there as here."""
+    elsewhere: tuple[Elsewhere, ...] | None = None
+    """The subscriptions of its other databases; only in a survey."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether the subscriber's subscriptions can be changed."""
+        return self.reach is Reach.ANSWERS and not self.in_recovery
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """How far Kafka's progress record says that Kafka is; all empty where there is none."""
+
+    lsn: int | None = None
+    """Read before the servers were."""
+    latest: int | None = None
+    """Read after them, where that matters."""
+    system_identifier: str = ""
+    timeline: int = 0
+    problem: str = ""
+    """Why it can't be read."""
+    began: int | None = None
+    """Where that timeline left its parent; None where the record does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything that was seen at one time."""
+
+    nodes: tuple[Node, ...]
+    subscribers: tuple[Subscriber, ...]
+    bridge_slot: str | None = None
+    """The bridge's slot, where the settings name one."""
+    published: Published | None = None
+    """What Kafka has, where the settings name it and it was asked."""
+    bridge_url: str = ""
+    """Where the bridge can be told of a new primary."""
+    milestones: tuple[tuple[str, Milestone], ...] = ()
+    """(who says so, timeline) of what the journal and Kafka remember; see `met`."""
+    sighting: Sighting | None = None
+    """While no node takes writes: the last that did, where that is remembered."""
+    known_standbys: frozenset[str] = frozenset()
+    """The nodes that were standbys when this machine last had an answer of them, and that no
+    journal has begun to promote since: where one gives no answer now, it is not a primary."""
+    seen_writable: str = ""
+    """The primary that this very process has last seen taking writes; "": none."""
+    promotions: tuple[tuple[str, str], ...] = ()
+    """(node, UTC time in ISO 8601) of each order to promote that the journals have, in order."""
+    synchronous_before: str = ""
+    """synchronous_standby_names of the primary before this one, while this one has none."""
+    loss_limit: LossLimit = LossLimit()  # noqa: RUF009 - it is frozen
+    """What a new primary may lack of the last one's WAL."""
+    known_slots: frozenset[str] = frozenset()
+    """The failover slots that a primary had when one was last seen, as the journal has it."""
+    known_slots_at: str = ""
+    managed_by: str | None = None
+    """The manager of the pair, as the settings have it; None where they say nothing."""
+
+    @property
+    def writable(self) -> tuple[Node, ...]:
+        """The nodes that are primaries and take writes."""
+        return tuple(node for node in self.nodes if node.writable)
+
+    @property
+    def primary(self) -> Node | None:
+        """The primary, if there is exactly one; a fenced one only where no other is."""
+        found = self.writable or tuple(node for node in self.nodes if node.fenced)
+        return found[0] if len(found) == 1 else None
+
+    @property
+    def standbys(self) -> tuple[Node, ...]:
+        """The standbys that answer, the one with the most WAL first."""
+        found = [node for node in self.nodes if node.standby]
+        return tuple(sorted(found, key=lambda node: (-node.received, node.name)))
+
+    def node(self, name: str) -> Node:
+        """The node of that name. Raises KeyError."""
+        return {node.name: node for node in self.nodes}[name]
+
+    def subscription(self, subscriber: str, name: str) -> Subscription | None:
+        """A subscription, None where it is gone or its subscriber gives no answer."""
+        for where, found in self.ours():
+            if (where.name, found.name) == (subscriber, name):
+                return found
+        return None
+
+    def ours(self) -> list[tuple[Subscriber, Subscription]]:
+        """The subscriptions that are fed by this pair, in order of subscriber and name."""
+        return [
+            (subscriber, subscription)
+            for subscriber in self.subscribers
+            for subscription in subscriber.subscriptions
+            if self._feeds(subscription)
+        ]
+
+    def strangers(self) -> list[tuple[Subscriber, Subscription]]:
+        """The subscriptions that another cluster feeds."""
+        return [
+            (subscriber, found)
+            for subscriber in self.subscribers
+            for found in subscriber.subscriptions
+            if found.foreign_system and not self._feeds(found)
+        ]
+
+    def unidentified(self) -> list[tuple[Subscriber, Subscription]]:
+        """The subscriptions of which nobody can tell whether this pair feeds them."""
+        return [
+            (subscriber, found)
+            for subscriber in self.subscribers
+            for found in subscriber.subscriptions
+            if not found.foreign_system and not self._feeds(found)
+        ]
+
+    @property
+    def system(self) -> str:
+        """The system identifier of the nodes, "" where none answers."""
+        found = {node.state.server.system_identifier for node in self.nodes if node.state}
+        return min(found, default="")
+
+    def met(self) -> list[tuple[str, Milestone]]:
+        """The timelines of this cluster that somebody has met, and who remembers it."""
+        noted = [
+            (f"{where.name}/{found.name}", found.milestone)
+            for where, found in self.ours()
+            if found.milestone is not None
+        ]
+        everything = (*noted, *self.milestones)
+        return [(who, met) for who, met in everything if met.system == self.system]
+
+    def _feeds(self, subscription: Subscription) -> bool:
+        """Judge by a known address, the server that answered there, or what was noted about it.
+
+        An equal slot name is not evidence: other clusters have slots of the same name.
+        """
+        if subscription.foreign_system:
+            return False
+        known = any(subscription.conninfo.names(node.endpoints) for node in self.nodes)
+        if subscription.identified or (known and not subscription.private):
+            return True
+        met = subscription.milestone
+        return (
+            met is not None
+            and met.system == self.system
+            and met.address == str(subscription.conninfo.address)
+        )

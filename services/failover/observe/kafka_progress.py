@@ -1,0 +1,43 @@
+"""What Kafka has of the bridge's slot: its last committed progress record."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from schemas.errors import SlotbridgeError
+from schemas.settings import KafkaSettings
+from services.failover.checks.facts import bridge_position
+from services.failover.model.view import Published, View
+
+_DEADLINE_S = 10.0
+
+
+def with_published(
+    kafka: KafkaSettings | None, slot: str | None, survey: Callable[[], View]
+) -> View:
+    """The view with Kafka's record, read before the standby's position as every consumer's is.
+
+    The origin follows the record, and is read after it: seen ahead, the record is read once more.
+    """
+    if kafka is None or slot is None:
+        return survey()
+    first = read_published(kafka, slot, _DEADLINE_S)
+    view = survey()
+    origin = bridge_position(view) or 0
+    again = not first.problem and origin > (first.lsn or 0)
+    later = read_published(kafka, slot, _DEADLINE_S) if again else first
+    return replace(view, published=replace(later, lsn=first.lsn, latest=later.latest))
+
+
+def read_published(kafka: KafkaSettings, slot: str, deadline_s: float) -> Published:
+    """The last committed progress record of the slot; why it can't be read, where it can't."""
+    from services.kafka.records import last_progress, no_such_topic  # imported late: it is slow
+
+    try:
+        record = last_progress(kafka, slot, deadline_s=deadline_s)
+    except SlotbridgeError as error:
+        return Published() if no_such_topic(error) else Published(problem=str(error))
+    if record is None:
+        return Published()
+    lsn = max(record.end_lsn, record.commit_lsn if record.seq else 0)
+    began = max(record.history.values(), default=None) if record.history is not None else None
+    return Published(lsn, lsn, record.system_identifier, record.timeline, began=began)

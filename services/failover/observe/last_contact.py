@@ -1,0 +1,221 @@
+"""What this machine remembers of the last primary: beside the journal, in `<journal>.seen`.
+
+{"system": "7…", "node": "a", "timeline": 2, "lsn": "0/3000148", "at": "…Z", "synchronous": "…",
+ "before": "…", "standbys": {"b": "…Z"}}
+
+Every command and `watch` write it when they see a primary that takes writes: at once where more
+than its position has changed, else at most once a second. So a failover knows how far the primary
+was when it was last seen, and which standbys its commits waited for. The journal's table, which
+travels to the standbys, tells the same to whoever has no such file (`told`), but only as of the
+last run or change. It is only a lower bound: it proves what was there, never what was not.
+"""
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from schemas.lsn import format_lsn, parse_lsn
+from schemas.settings import FailoverSettings
+from services.failover.model.loss_limit import LossLimit, Sighting
+from services.failover.model.view import View
+
+_EVERY_S = 1.0
+_CLOCKS_DIFFER = timedelta(seconds=60)
+"""By how much an order to promote in another machine's journal counts as later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The last primary as a journal has it."""
+
+    system: str
+    at: datetime
+    sighting: Sighting
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """A sighting with its cluster and its time."""
+
+    system: str
+    at: datetime
+    sighting: Sighting
+    before: str
+    """synchronous_standby_names of the primary before it, until it has one itself."""
+    standbys: dict[str, datetime]
+    """When each other node last answered, of those that answered as a standby then."""
+
+
+class Sightings:
+    """The memory of one process, and of the file where there is one. Thread-safe enough: the
+    newest note wins.
+    """
+
+    def __init__(self, settings: FailoverSettings) -> None:
+        journal = settings.journal
+        self._limit = LossLimit(
+            settings.lag_bytes_max_on_failover, settings.lag_seconds_max_on_failover
+        )
+        self._path = journal.with_name(journal.name + ".seen") if journal is not None else None
+        self._last: _Note | None = None
+        self._written: _Note | None = None
+        self._written_s = 0.0
+        self.told: Told | None = None
+        """What the journals tell of the last primary (execute.timeline_memory)."""
+
+    def complete(self, view: View) -> View:
+        """The view with what is remembered of the last primary, and of the one before."""
+        seen = self._remember(view)
+        before = self._last.before if self._last is not None and seen is None else ""
+        return replace(
+            view,
+            sighting=seen,
+            synchronous_before=before,
+            loss_limit=self._limit,
+            seen_writable=self._last.sighting.node if self._last is not None else "",
+            known_standbys=self._known_standbys(view),
+        )
+
+    def _known_standbys(self, view: View) -> frozenset[str]:
+        """The nodes that were standbys when last seen, but for those promoted, or so ordered."""
+        note, told = self._newest(view), self._told(view)
+        if note is None or (told is not None and told.sighting.position > note.sighting.position):
+            return frozenset()  # there was a primary since: who stood by then is not known
+        return frozenset(
+            node.name
+            for node in view.nodes
+            if (at := note.standbys.get(node.name)) is not None
+            and not node.leading
+            and not any(
+                name == node.name and _instant(begun) > at - _CLOCKS_DIFFER
+                for name, begun in view.promotions
+            )
+        )
+
+    def _newest(self, view: View) -> _Note | None:
+        """The newest note of the view's cluster."""
+        systems = {n.state.server.system_identifier for n in view.nodes if n.state is not None}
+        kept = [note for note in (self._last, self._read()) if note is not None]
+        fitting = [note for note in kept if note.system in systems]
+        return max(fitting, key=lambda note: note.at, default=None)
+
+    def _remember(self, view: View) -> Sighting | None:
+        """Note the primary of the view, if it has one; else return what was noted of the last."""
+        systems = {n.state.server.system_identifier for n in view.nodes if n.state is not None}
+        if len(view.writable) == 1:
+            self._note(view, *systems)
+            return None
+        names = {node.name for node in view.nodes}
+        kept = [
+            (found.sighting, found.at)
+            for found in (self._newest(view), self._told(view))
+            if found is not None and found.sighting.node in names
+        ]
+        if not kept:
+            return None
+        seen, at = max(kept, key=lambda pair: (pair[0].position, pair[1]))
+        return seen.aged(max(0.0, (datetime.now(UTC) - at).total_seconds()))
+
+    def _told(self, view: View) -> Told | None:
+        """What the journals tell, if it is of the view's cluster."""
+        systems = {n.state.server.system_identifier for n in view.nodes if n.state is not None}
+        return self.told if self.told is not None and self.told.system in systems else None
+
+    def _note(self, view: View, *systems: str) -> None:
+        (primary,) = view.writable
+        assert primary.state is not None
+        written = primary.state.replication.written_lsn
+        if written is None or len(systems) != 1:
+            return
+        seen = Sighting(
+            primary.name,
+            primary.state.server.timeline,
+            written,
+            0.0,
+            primary.state.setting("synchronous_standby_names"),
+        )
+        last = self._last or self._read()
+        known = last is not None and last.system == systems[0]
+        if last is not None and known and last.sighting.timeline > seen.timeline:
+            return  # an old primary that came back is not what was last
+        before = ""
+        if last is not None and last.system == systems[0] and not seen.synchronous:
+            same = last.sighting.node == primary.name
+            before = last.before if same else last.sighting.synchronous or last.before
+        now = datetime.now(UTC)
+        standbys = dict(last.standbys) if last is not None and known else {}
+        for node in view.nodes:
+            if node.standby:
+                standbys[node.name] = now
+            elif node.leading:
+                standbys.pop(node.name, None)
+        self._last = _Note(systems[0], now, seen, before, standbys)
+        moved_only = self._written is not None and _but_for_time(self._written, self._last)
+        if not moved_only or time.monotonic() - self._written_s > _EVERY_S:
+            self._written, self._written_s = self._last, time.monotonic()
+            self._write(self._last)
+
+    def _write(self, note: _Note) -> None:
+        """Replace the file; where it can't be written, there is less to go by, and no more."""
+        if self._path is None:
+            return
+        document = {
+            "system": note.system,
+            "node": note.sighting.node,
+            "timeline": note.sighting.timeline,
+            "lsn": format_lsn(note.sighting.lsn),
+            "at": note.at.isoformat(),
+            "synchronous": note.sighting.synchronous,
+            "before": note.before,
+            "standbys": {name: at.isoformat() for name, at in note.standbys.items()},
+        }
+        with contextlib.suppress(OSError):
+            handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(document, file)
+                os.fchmod(file.fileno(), 0o644)  # watch and an operator may be different users
+            Path(name).replace(self._path)
+
+    def _read(self) -> _Note | None:
+        if self._path is None:
+            return None
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            seen = Sighting(
+                str(found["node"]),
+                int(found["timeline"]),
+                parse_lsn(found["lsn"]),
+                0.0,
+                str(found["synchronous"]),
+            )
+            at, before = datetime.fromisoformat(found["at"]), str(found["before"])
+            standbys = {
+                str(name): datetime.fromisoformat(when)
+                for name, when in found.get("standbys", {}).items()
+            }
+            return _Note(str(found["system"]), at, seen, before, standbys)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def _but_for_time(one: _Note, other: _Note) -> bool:
+    """Whether only positions and times differ."""
+    mine, theirs = (replace(note.sighting, lsn=0) for note in (one, other))
+    same = (one.system, one.before, set(one.standbys)) == (
+        (other.system, other.before, set(other.standbys))
+    )
+    return same and mine == theirs
+
+
+def _instant(text: str) -> datetime:
+    """The time that a journal tells; one that can't be read is later than all others."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.max.replace(tzinfo=UTC)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -1,0 +1,309 @@
+"""Connections to servers that may be dead: every question has a deadline, every failure a kind.
+
+A link keeps its connection between questions. A server that did not answer in time is not asked
+again for a while, so that one dead server does not make every observation wait.
+"""
+
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import PGconn
+
+from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
+from services.failover.model.conninfo import Conninfo
+from services.failover.model.view import FENCE, Reach
+from services.postgres.server import Connection
+
+Answer = TypeVar("Answer")
+_SILENT_S = 10.0
+_SOCKET_FOLDERS = ("/var/run/postgresql", "/tmp")  # noqa: S108 - where libpq looks by default
+_DOWN = (errno.ECONNREFUSED, errno.ENOENT)
+"""Errors that mean nothing listens. A reset is not one: something took the connection first."""
+_KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+"""A middlebox that forgets idle connections would end the session that holds the lock."""
+
+
+class Unreachable(Exception):
+    """The server gave no answer; `reach` is the kind, the text the reason in one line."""
+
+    def __init__(self, reach: Reach, detail: str) -> None:
+        super().__init__(detail)
+        self.reach = reach
+        self.detail = detail
+
+
+class _Connection(psycopg.Connection[tuple[Any, ...]]):
+    """A connection whose every wait ends after `deadline_s` seconds (OperationalError)."""
+
+    deadline_s = 5.0
+
+    def wait(
+        self, gen: PQGen[Answer], interval: float = 0.1, timeout: float | None = None
+    ) -> Answer:
+        return super().wait(gen, interval, timeout or self.deadline_s)
+
+
+class Link:
+    """One server by its conninfo. Not thread-safe: one question at a time."""
+
+    def __init__(
+        self,
+        name: str,
+        conninfo: str,
+        *,
+        connect_timeout_s: int,
+        deadline_s: float,
+        pooler_may_answer: bool = False,
+    ) -> None:
+        self.name = name
+        self.conninfo = parse_conninfo(conninfo, subject=name)
+        self._connect_timeout_s = connect_timeout_s
+        self._deadline_s = deadline_s
+        self._connection: _Connection | None = None
+        self._silent: tuple[float, Unreachable] | None = None
+        self._pooler_may_answer = pooler_may_answer
+        given = self.conninfo.value
+        self._keepalives: dict[str, Any] = {k: v for k, v in _KEEPALIVES.items() if not given(k)}
+
+    def ask(self, question: Callable[[Connection], Answer]) -> Answer:
+        """The answer to `question`, a function of an autocommit connection that only reads.
+
+        It has as long as a connection has to be made, so that a server that hangs is soon known.
+        Raises Unreachable; SetupError (PRIVILEGE_MISSING, SERVER_SETTING).
+        """
+        return self._answer(question, float(self._connect_timeout_s))
+
+    def order(self, change: Callable[[Connection], Answer]) -> Answer:
+        """As `ask`, for a function that changes something: it has until the step's deadline.
+
+        It may be run twice, if the connection was lost. Also raises Retryable (DEADLINE) when a
+        statement took too long on a server that is up.
+        """
+        return self._answer(change, self._deadline_s)
+
+    def ask_anew(self) -> None:
+        """Ask the server again, even if it was silent a moment ago."""
+        self._silent = None
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._connection.close()
+        self._connection = None
+
+    def _answer(self, question: Callable[[Connection], Answer], deadline_s: float) -> Answer:
+        if self._silent is not None and time.monotonic() < self._silent[0]:
+            raise self._silent[1]
+        kept = self._connection is not None
+        try:
+            return self._ask_once(question, deadline_s)
+        except Unreachable:
+            if not kept:
+                raise
+        return self._ask_once(question, deadline_s)  # the kept one was lost: what says a new one?
+
+    def _ask_once(self, question: Callable[[Connection], Answer], deadline_s: float) -> Answer:
+        connection = self._connection or self._connect()
+        connection.deadline_s = deadline_s
+        try:
+            return question(connection)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise SetupError(
+                _first_line(error),
+                operation=f"ask {self.name}",
+                subject=self.name,
+                hint="connect as a superuser (docs/OPERATIONS.md lists the privileges)",
+                exit_code=ExitCode.PRIVILEGE_MISSING,
+            ) from error
+        except (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable) as error:
+            raise Retryable(
+                f"a statement did not end within {self._deadline_s:.0f} s",
+                operation=f"ask {self.name}",
+                subject=self.name,
+                hint="see pg_locks on that server, then run this command again",
+                exit_code=ExitCode.DEADLINE,
+            ) from error
+        except UnicodeDecodeError as error:
+            raise SetupError(
+                "a name or text on the server is not in UTF-8",
+                operation=f"ask {self.name}",
+                subject=self.name,
+                hint="see the names of its databases, slots, roles and subscriptions",
+            ) from error
+        except psycopg.Error as error:
+            if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+                raise SetupError(
+                    _first_line(error), operation=f"ask {self.name}", subject=self.name
+                ) from error
+            self.close()
+            raise Unreachable(Reach.SILENT, _first_line(error)) from error
+
+    def _connect(self) -> _Connection:
+        try:
+            self._connection = _Connection.connect(
+                self.conninfo.text,
+                autocommit=True,
+                connect_timeout=self._connect_timeout_s,
+                application_name="slotfailover",
+                client_encoding="UTF8",  # a database in SQL_ASCII would give bytes
+                **self._keepalives,
+            )
+            milliseconds = int(self._deadline_s * 1000)
+            self._connection.execute(
+                "SET search_path = pg_catalog; "
+                f"SET statement_timeout = {milliseconds}; SET lock_timeout = {milliseconds}; "
+                f"SET {FENCE} = off; SET idle_session_timeout = 0"
+            )
+        except psycopg.errors.ConnectionTimeout as error:
+            self.close()
+            message = f"no answer within {self._connect_timeout_s} s"
+            raise self._diagnosis(message, silent=True) from error
+        except psycopg.Error as error:
+            self.close()
+            raise self._diagnosis(_first_line(error)) from error
+        self._silent = None
+        self._require_server(self._connection)
+        return self._connection
+
+    def _require_server(self, connection: _Connection) -> None:
+        """Raise SetupError where a pooler answers: its sessions are not the server's, so that a
+        lock or a setting of ours would be somebody else's.
+        """
+        row = connection.execute("SELECT pg_backend_pid()").fetchone()
+        if self._pooler_may_answer or row == (connection.pgconn.backend_pid,):
+            return
+        self.close()
+        raise SetupError(
+            f"a connection pooler answers for {self.name}",
+            operation=f"ask {self.name}",
+            subject=self.name,
+            hint="name the server itself in its conninfo, not PgBouncer or another pooler",
+            exit_code=ExitCode.SERVER_SETTING,
+        )
+
+    def _diagnosis(self, message: str, *, silent: bool = False) -> Unreachable:
+        """Down, closed to us, or silent: from the sockets, as libpq's messages are translated.
+
+        A server that is `silent` although its socket accepts is up: it is frozen, or full.
+        """
+        kinds = {
+            self._knock(host, port) for names in self.conninfo.endpoints for host, port in names
+        }
+        if Reach.CLOSED in kinds:
+            return self._stands_still(message) if silent else Unreachable(Reach.CLOSED, message)
+        if Reach.SILENT in kinds:
+            return self._fell_silent(message)
+        return Unreachable(Reach.REFUSED, "connection refused")
+
+    def _fell_silent(self, message: str, reach: Reach = Reach.SILENT) -> Unreachable:
+        unreachable = Unreachable(reach, message)
+        self._silent = (time.monotonic() + _SILENT_S, unreachable)
+        return unreachable
+
+    def _stands_still(self, message: str) -> Unreachable:
+        return self._fell_silent(f"{message}, but its socket accepts connections", Reach.CLOSED)
+
+    def _knock(self, host: str, port: str) -> Reach:
+        """Whether anything listens there."""
+        local = [host] if host.startswith("/") else [] if host else list(_SOCKET_FOLDERS)
+        try:
+            if local:
+                return _knock_local([f"{folder}/.s.PGSQL.{port}" for folder in local])
+            with socket.create_connection((host, int(port)), self._connect_timeout_s):
+                return Reach.CLOSED
+        except OSError as error:
+            return Reach.REFUSED if error.errno in _DOWN else Reach.SILENT
+
+
+def runs_here(connection: Connection) -> bool:
+    """Whether the server runs on this machine: it sees our own socket as its client's.
+
+    A tunnel, a forwarded port or a pooler has a socket of its own.
+    """
+    try:
+        with socket.socket(fileno=os.dup(connection.pgconn.socket)) as ours:
+            if ours.family == socket.AF_UNIX:
+                return False
+            host, port = ours.getsockname()[:2]
+    except OSError:
+        return False
+    if not ipaddress.ip_address(host).is_loopback:
+        return False
+    row = connection.execute("SELECT host(inet_client_addr()), inet_client_port()").fetchone()
+    return row == (host, port)
+
+
+def parse_conninfo(text: str, *, subject: str) -> Conninfo:
+    """The connection string as libpq reads it. Raises SettingsError; never repeats its text."""
+    try:
+        return Conninfo.of(conninfo_to_dict(text))
+    except psycopg.ProgrammingError:
+        raise SettingsError(
+            "the value is not a connection string",
+            operation="read a conninfo",
+            subject=subject,
+            hint="write it as in host=… port=… dbname=… user=…",
+        ) from None
+
+
+def with_service(text: str, *, subject: str) -> str:
+    """The connection string with what its service file says, so that its host is known.
+
+    Raises SettingsError for a service that no file defines.
+    """
+    given = parse_conninfo(text, subject=subject)
+    if not given.value("service"):
+        return text
+    attempt = PGconn.connect_start(given.text.encode())  # the only way to have libpq read the file
+    try:
+        found = {o.keyword.decode(): o.val.decode() for o in attempt.info if o.val is not None}
+        if found and not (found.get("host") or found.get("hostaddr")):
+            found["host"] = attempt.host.decode()  # the folder of the default socket
+    finally:
+        attempt.finish()
+    if not found:
+        raise SettingsError(
+            f"no service file defines the service {given.value('service')}",
+            operation="read a conninfo",
+            subject=subject,
+            hint="define it in ~/.pg_service.conf, or name its file in PGSERVICEFILE",
+        )
+    places = ("host", "hostaddr", "port", "dbname", "user")
+    known = ((key, found[key]) for key in places if key in found and not given.value(key))
+    return Conninfo((*given.pairs, *known)).text
+
+
+def expanded(conninfo: Conninfo) -> Conninfo:
+    """The connection string with all that its service file says, secrets too."""
+    if not conninfo.value("service"):
+        return conninfo
+    attempt = PGconn.connect_start(conninfo.text.encode())
+    try:
+        found = {o.keyword.decode(): o.val.decode() for o in attempt.info if o.val}
+    finally:
+        attempt.finish()
+    known = {key: value for key, value in found.items() if not conninfo.value(key)}
+    return Conninfo((*conninfo.pairs, *known.items()))
+
+
+def _knock_local(paths: list[str]) -> Reach:
+    for path in paths:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knocker:
+            knocker.connect(path)
+            return Reach.CLOSED
+    return Reach.REFUSED
+
+
+def _first_line(error: psycopg.Error) -> str:
+    text = error.diag.message_primary or str(error)
+    return next(iter(text.strip().splitlines()), type(error).__name__)

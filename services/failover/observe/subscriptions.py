@@ -1,0 +1,110 @@
+"""The SQL about subscriptions, as typed rows; the role must be a superuser."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from services.failover.model.conninfo import Endpoint, is_private
+from services.failover.model.view import Subscription
+from services.failover.observe.server_link import parse_conninfo
+from services.postgres.server import Connection
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SubscriptionRow:
+    """A subscription of the connected database. `subconninfo` may hold a password: no repr."""
+
+    oid: int
+    subname: str
+    subenabled: bool
+    subconninfo: str
+    subslotname: str | None
+    subfailover: bool
+    comment: str | None
+    remote_lsn: int | None
+    """How far its origin `pg_<oid>` has come: the end of the last transaction applied."""
+    worker_pid: int | None
+    sync_slots: tuple[str, ...]
+    """Slots of initial table copies that still have to catch up (state `f`)."""
+    copying: tuple[tuple[str, str], ...]
+    """(table, srsubstate) of every initial copy that is not finished."""
+    fed: bool
+    """The worker has had a message since it was started: it is connected, or was until now."""
+    heard_age_s: float | None
+    """Seconds since the apply worker's last message."""
+
+
+def may_read_subscriptions(connection: Connection) -> bool:
+    """Whether this role may see the connection strings of subscriptions, as superusers may."""
+    row = connection.execute(
+        "SELECT has_column_privilege('pg_subscription', 'subconninfo', 'SELECT')"
+        " AND has_function_privilege('pg_show_replication_origin_status()', 'EXECUTE')"
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def read_subscriptions(connection: Connection) -> list[SubscriptionRow]:
+    """Every subscription of the connected database, by name (PostgreSQL 17 or newer).
+
+    Source: PostgreSQL documentation 52.54 pg_subscription, 29.3 Logical Replication Failover. The
+    role must be a superuser (see `may_read_subscriptions`).
+    """
+    rows = connection.execute(
+        """
+        SELECT s.oid::bigint, s.subname::text, s.subenabled, s.subconninfo, s.subslotname::text,
+               s.subfailover, obj_description(s.oid, 'pg_subscription'),
+               nullif((o.remote_lsn - '0/0')::bigint, 0),
+               (SELECT pid FROM pg_stat_subscription
+                 WHERE subid = s.oid AND worker_type = 'apply' LIMIT 1),
+               ARRAY(SELECT format('pg_%s_sync_%s_%s', r.srsubid, r.srrelid, c.system_identifier)
+                       FROM pg_subscription_rel r, pg_control_system() c
+                      WHERE r.srsubid = s.oid AND r.srsubstate = 'f'),
+               ARRAY(SELECT ARRAY[r.srrelid::regclass::text, r.srsubstate::text]
+                       FROM pg_subscription_rel r
+                      WHERE r.srsubid = s.oid AND r.srsubstate NOT IN ('r', 'f') ORDER BY 1),
+               EXISTS (SELECT FROM pg_stat_subscription
+                        WHERE subid = s.oid AND worker_type = 'apply' AND pid IS NOT NULL
+                          AND received_lsn IS NOT NULL),
+               (SELECT extract(epoch FROM clock_timestamp() - last_msg_receipt_time)::float8
+                  FROM pg_stat_subscription
+                 WHERE subid = s.oid AND worker_type = 'apply' AND pid IS NOT NULL LIMIT 1)
+          FROM pg_subscription s
+          LEFT JOIN pg_replication_origin_status o ON o.external_id = 'pg_' || s.oid
+         WHERE s.subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+         ORDER BY s.subname
+        """
+    ).fetchall()
+    found: list[list[Any]] = [
+        [*row[:9], tuple(row[9]), tuple(tuple(pair) for pair in row[10]), *row[11:]] for row in rows
+    ]
+    return [SubscriptionRow(*values) for values in found]
+
+
+def subscription_of(
+    row: SubscriptionRow,
+    subscriber: str,
+    *,
+    local: bool,
+    given: frozenset[Endpoint],
+    others: frozenset[Endpoint],
+) -> Subscription:
+    """Return a row as a fact of the view.
+
+    `given`: the advertised addresses, `others`: those of other clusters.
+    """
+    conninfo = parse_conninfo(row.subconninfo, subject=f"{subscriber}/{row.subname}")
+    return Subscription(
+        name=row.subname,
+        enabled=row.subenabled,
+        conninfo=conninfo,
+        slot_name=row.subslotname,
+        failover=row.subfailover,
+        comment=row.comment or "",
+        remote_lsn=row.remote_lsn,
+        sync_slots=row.sync_slots,
+        foreign_system="another, by failover.others" if conninfo.names(others) else "",
+        worker=row.worker_pid is not None,
+        copying=row.copying,
+        fed=row.fed,
+        private=not local and is_private(conninfo.address) and not conninfo.names(given),
+        heard_age_s=row.heard_age_s,
+    )

@@ -1,0 +1,271 @@
+"""What no plan may do, and what refuses one: rules that every plan is checked against. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schemas.errors import ExitCode, OperatorNeeded, SetupError, SlotbridgeError
+from services.failover.checks.readiness import Readiness, judge_all
+from services.failover.model import statements
+from services.failover.model.view import Reach
+from services.failover.plan.evidence import not_let_in, require_proof
+from services.failover.plan.request import OPERATION, Plan, Wish, learned
+from services.failover.plan.steps.step import Action
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from services.failover.checks.blockers import Left
+    from services.failover.model.view import Node, Subscription, View
+    from services.failover.plan.steps.step import Step
+
+
+def require_unpromoted(view: View, wish: Wish, old: Node) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) where the old primary must not be let write again.
+
+    An order to promote that a killed run gave can't be seen on a node that does not answer, nor one
+    that was carried out: every other node must answer as a standby, on no newer timeline. Of what
+    this run itself found writable and fenced, it knows that it has given no such order.
+    """
+    if old.name in wish.found_writable:
+        return
+    ours = old.state.server.timeline if old.state is not None else wish.begun_on
+    for node in view.nodes:
+        if node.name == old.name:
+            continue
+        if not node.standby:
+            what = f"{node.name} does not answer as a standby ({node.detail or node.reach})"
+        elif node.state is not None and ours and node.state.server.timeline > ours:
+            what = f"{node.name} is on timeline {node.state.server.timeline}, {old.name} on {ours}"
+        else:
+            continue
+        raise OperatorNeeded(
+            f"{what}: it may have been told to promote itself by the run that was broken off, so "
+            f"{old.name} is not let write again",
+            operation="roll back",
+            subject=node.name,
+            hint=f"let {node.name} answer, then slotfailover resume --rollback, or slotfailover "
+            f"resume if it is the primary by now; or make sure that {node.name} never runs again, "
+            "take it out of failover.nodes, and run this again",
+            exit_code=ExitCode.SPLIT_BRAIN,
+        )
+
+
+def require_same_timeline(view: View, old: Node, new: Node) -> None:
+    """Raise OperatorNeeded (TIMELINE) unless bytes tell what `new` lacks of the old primary's WAL.
+
+    They do on one timeline only: what a standby has of another one is other WAL.
+    """
+    if old.state is None or new.state is None:
+        return
+    theirs, own = old.state.server.timeline, new.state.server.timeline
+    what = ""
+    if own != theirs:
+        what = f"{new.name} is on timeline {own}, and the primary {old.name} on {theirs}"
+    else:
+        starts = {_start(old), _start(new)} - {None}
+        streams = new.state.replication.receiver_streaming
+        more = new.received - (old.state.replication.written_lsn or 0)
+        if len(starts) > 1:
+            what = f"timeline {own} of {new.name} began elsewhere than that of {old.name}"
+        elif more > 0 and not streams:
+            what = f"{new.name} has {more} bytes of WAL that {old.name} never wrote"
+    if what:
+        others = ", ".join(n.name for n in view.standbys if n is not new) or "none"
+        raise OperatorNeeded(
+            f"{what}: what would be lost can't be told",
+            operation=OPERATION,
+            subject=new.name,
+            lsn=old.received,
+            hint=f"let {new.name} stream from {old.name} (read the log of {new.name}), or make it "
+            f"a standby of it again: slotfailover rejoin {new.name}; or choose another with --to; "
+            f"other standbys now: {others}",
+            exit_code=ExitCode.TIMELINE,
+        )
+
+
+def _start(node: Node) -> int | None:
+    """Where the timeline of a node that answers began; None where that is not known, or first."""
+    met = node.milestone("")
+    return met.began if met is not None else None
+
+
+def check_invariants(plan: Plan, view: View, wish: Wish) -> None:
+    """Walk the plan in thought; raise SlotbridgeError (BUG) if a step would be dangerous there."""
+    for step in plan.steps:
+        broken = _broken_rule(step, view, wish)
+        if broken:
+            raise SlotbridgeError(f"planned {step.text} although {broken}", operation=OPERATION)
+        view = step.effect(view)
+        wish = learned(wish, step, view)
+
+
+def _broken_rule(step: Step, view: View, wish: Wish) -> str:
+    """The rule that the step would break in this view, or ""."""
+    node = view.node(step.node)
+    if step.action is Action.PROMOTE:
+        try:
+            require_proof(view, wish, node)
+        except OperatorNeeded as error:
+            return error.message
+        leaking = [n for n in view.nodes if n is not node and n.leading and _leaks(n)]
+        if leaking:
+            return f"{leaking[0].name} can still be written: {_leaks(leaking[0])}"
+        lacking = (wish.final_lsn or 0) - node.received
+        if lacking > (wish.accept_data_loss or 0):
+            return f"{node.name} has not received the final LSN"
+        lost = {slot.slot for slot in judge_all(view, node) if not slot.ready}
+        if lost - wish.accept_loss_of:
+            return f"slots are not ready: {', '.join(sorted(lost - wish.accept_loss_of))}"
+        fed = [
+            s.name
+            for where, s in view.ours()
+            if where.usable and s.enabled and moves(s, node)
+            if f"{where.name}/{s.name}" not in wish.given_up
+        ]
+        return f"subscriptions are enabled: {', '.join(fed)}" if fed else ""
+    if step.action is Action.REJOIN and view.node(step.server).writable:
+        return f"{step.server} is writable"
+    if step.action is Action.STOP and view.node(step.server).writable:
+        return f"{step.server} takes writes"
+    if step.action in (Action.REPOINT, Action.ENABLE):
+        subscription = view.subscription(step.server, step.subject)
+        if subscription is None or subscription.enabled:
+            return "the subscription is not there or enabled"
+        if view.primary is not node:
+            return f"{node.name} is not the primary"
+        if step.action is Action.ENABLE and not subscription.conninfo.leads_to(node.endpoints):
+            return "it still leads elsewhere"
+    return ""
+
+
+def require_nobody_hidden(view: View) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) if a node is up and does not let us in."""
+    for node in view.nodes:
+        if node.reach in (Reach.CLOSED, Reach.BARRED):
+            raise not_let_in(node)
+
+
+def require_ready(verdicts: tuple[Readiness, ...], wish: Wish) -> None:
+    """Raise OperatorNeeded (NOT_READY) unless every slot is ready or its loss is accepted."""
+    lost = [slot for slot in verdicts if not slot.ready and slot.slot not in wish.accept_loss_of]
+    if lost:
+        detail = "; ".join(f"{slot.slot}: {slot.reasons[0]}" for slot in lost)
+        accept = " ".join(f"--accept-loss-of {slot.slot}" for slot in lost)
+        raise OperatorNeeded(
+            f"{len(lost)} of {len(verdicts)} slots would be lost: {detail}",
+            operation=OPERATION,
+            subject=lost[0].standby,
+            hint=f"repair it ({lost[0].reasons[0].remedy}), or accept the loss: {accept}",
+            exit_code=ExitCode.NOT_READY,
+        )
+
+
+def require_nobody_left(left: Iterable[Left], wish: Wish) -> None:
+    """Raise OperatorNeeded (NOT_READY) for a subscriber or subscription that would be left behind,
+    where the operator wants none to be.
+    """
+    behind = list(left) if wish.require_subscribers else []
+    if behind:
+        raise OperatorNeeded(
+            "subscriptions would be left behind: "
+            + "; ".join(f"{item.subject}: {item.reason}" for item in behind),
+            operation=OPERATION,
+            subject=behind[0].subject,
+            hint=f"{behind[0].hint}; or promote without --require-subscribers, and move them "
+            "later: slotfailover repoint",
+            exit_code=ExitCode.NOT_READY,
+        )
+
+
+def require_tight(node: Node, ends: tuple[str, ...]) -> None:
+    """Raise OperatorNeeded (NOT_READY) if a fence would not hold and no command ends the node.
+
+    `ends` are the commands that the plan would use for it.
+    """
+    machine = node.machine
+    if machine is not None and any(machine.has(command) for command in ends):
+        return
+    if leaks := _leaks(node):
+        raise OperatorNeeded(
+            f"{node.name} could still be written while it is fenced, by {leaks}",
+            operation=OPERATION,
+            subject=node.name,
+            hint="end, decide, disable or reset each of them; or give the node a `stop` command: "
+            f"failover.machines.{node.name}",
+            exit_code=ExitCode.NOT_READY,
+        )
+
+
+def require_changeable(node: Node) -> None:
+    """Raise SetupError (SERVER_SETTING) where ALTER SYSTEM is switched off."""
+    assert node.state is not None
+    if node.state.setting("allow_alter_system") == "off":
+        raise SetupError(
+            f"allow_alter_system is off on {node.name}, so its settings can't be changed",
+            operation=OPERATION,
+            subject=node.name,
+            hint="this server's settings are managed by something else: have that fail over, then "
+            "slotfailover repoint; or set allow_alter_system = on",
+            exit_code=ExitCode.SERVER_SETTING,
+        )
+
+
+def _leaks(node: Node) -> str:
+    found = node.state.leaks if node.state is not None else ()
+    return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+
+
+def require_privileges(
+    node: Node, *, resets: bool, promotion: bool, cut: bool = False, fence: bool = False
+) -> None:
+    """Raise SetupError (PRIVILEGE_MISSING) unless our role may do what the plan needs there."""
+    assert node.state is not None
+    rights = node.state.replication
+    if fence and not rights.may_fence:
+        raise missing_privilege(node, "do not pass --fence")
+    if cut and not rights.may_cut:
+        raise missing_privilege(node, "GRANT ALTER SYSTEM ON PARAMETER primary_conninfo TO …")
+    if promotion and not rights.may_promote:
+        raise missing_privilege(node, "GRANT EXECUTE ON FUNCTION pg_promote(boolean, integer) TO …")
+    if resets and not rights.may_configure:
+        raise missing_privilege(
+            node,
+            "GRANT ALTER SYSTEM ON PARAMETER synchronized_standby_slots, synchronous_standby_names "
+            "TO …; GRANT EXECUTE ON FUNCTION pg_reload_conf() TO …",
+        )
+
+
+def has_stray_fence(node: Node) -> bool:
+    """Whether a standby, or a promoted one, has the fence of a primary of which it is a copy."""
+    return node.state is not None and bool(node.state.fence_mark) and not node.fenced
+
+
+def require_unfencing(node: Node) -> None:
+    """Raise SetupError (PRIVILEGE_MISSING) if it has such a fence that our role can't lift."""
+    if has_stray_fence(node) and node.state is not None and not node.state.replication.may_fence:
+        raise missing_privilege(node, f"run as one there: {'; '.join(statements.UNFENCED)}")
+
+
+def require_readable_history(node: Node) -> None:
+    """Raise SetupError where our role could not tell, after a promotion, who is past its start."""
+    if node.state is not None and not node.state.provenance.may_read_history:
+        raise missing_privilege(
+            node, "run sql/roles.sql on the primary: it makes slotfailover.timeline_history()"
+        )
+
+
+def missing_privilege(node: Node, grant: str) -> SetupError:
+    """The error of a role that may not do what it must."""
+    return SetupError(
+        f"our role lacks a privilege on {node.name}",
+        operation=OPERATION,
+        subject=node.name,
+        hint=f"connect as a superuser, or {grant}",
+        exit_code=ExitCode.PRIVILEGE_MISSING,
+    )
+
+
+def moves(subscription: Subscription, node: Node) -> bool:
+    """Return whether the subscription has to be moved to reach the node."""
+    return not subscription.conninfo.leads_to(node.endpoints)

@@ -1,0 +1,134 @@
+"""What is asked for, and what comes of it: a wish and a plan. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from services.failover.plan.steps.fencing import written
+from services.failover.plan.steps.step import Action
+
+if TYPE_CHECKING:
+    from services.failover.checks.blockers import Left
+    from services.failover.checks.readiness import Readiness
+    from services.failover.model.view import View
+    from services.failover.plan.steps.step import Step
+
+OPERATION = "fail over"
+_ONCE = frozenset({Action.SETTLE, Action.LABEL, Action.FLOW, Action.SEND, Action.BRIDGE})
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the operator asked for, and what this run has learned that can't be seen."""
+
+    accept_loss_of: frozenset[str] = frozenset()
+    target: str = ""
+    """The standby that is to be the primary; "": the best."""
+    rejoin: frozenset[str] = frozenset()
+    """The nodes that are to be made standbys at the end."""
+    fence: bool = False
+    """A primary that is alive, or may be, is fenced instead of being a reason to refuse."""
+    copies: bool = False
+    """A node that pg_rewind can't make a standby again may be replaced by a base backup."""
+    accept_data_loss: int | None = None
+    """How many bytes of WAL that the candidate may lack may be lost; None: none."""
+    old_primary_is_off: bool = False
+    """The operator vouches that a primary that gives no answer is off, and not only cut off."""
+    given_up: frozenset[str] = frozenset()
+    """`subscriber/subscription` of what could not be changed in this run, and is left as it is."""
+    begun_on: int = 0
+    """The timeline on which the command that is gone on with began; 0: it is not known."""
+    labels: bool = False
+    """The new primary's `label` command is run."""
+    require_subscribers: bool = False
+    """Nothing is promoted while a subscription would be left behind."""
+    subscribers_may_stay: bool = False
+    """A subscription that can't be changed is left, instead of ending the run."""
+    revive: bool = True
+    """To take it back, a primary that does not run is started; else only one we have stopped."""
+    found_writable: frozenset[str] = frozenset()
+    """The nodes that took writes when this run began, if it takes back what it did itself."""
+    stopped: frozenset[str] = frozenset()
+    """The nodes that this run has stopped."""
+    lag_bytes_max: int = 16 * 2**20
+    synchronous_standbys: int = 0
+    promoted: str = ""
+    """The node that this run has promoted or led subscriptions to, once it has."""
+    final_lsn: int | None = None
+    """The last position of the fenced primary that can matter, once it is known."""
+    shot: frozenset[str] = frozenset()
+    """The nodes whose `fence` command has ended with 0 in this run."""
+    final_xid: int | None = None
+    """The next transaction number of the fenced primary, when the final LSN was noted."""
+    past: frozenset[str] = frozenset()
+    """Keys of steps not to be planned again: done without a trace, or given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What has to be done, why so, and what can't be done now."""
+
+    new_primary: str
+    why: str
+    steps: tuple[Step, ...]
+    slots: tuple[Readiness, ...]
+    left: tuple[Left, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def learned(wish: Wish, step: Step, view: View) -> Wish:
+    """The wish after a step, once `view` shows it done."""
+    if step.action in (Action.PROMOTE, Action.REPOINT):
+        return replace(wish, promoted=step.node)
+    if step.action is Action.MARK:
+        state = view.node(step.server).state
+        final_xid = state.next_xid if state is not None else None
+        return replace(wish, final_lsn=written(view, view.node(step.server)), final_xid=final_xid)
+    if step.action is Action.STOP:
+        return replace(wish, stopped=wish.stopped | {step.server})
+    if step.action is Action.SHOOT:
+        return replace(wish, shot=wish.shot | {step.server})
+    if step.action in _ONCE:
+        return replace(wish, past=wish.past | {step.key})
+    return wish
+
+
+class Draft:
+    """Steps one after another, each in the view that the ones before lead to."""
+
+    def __init__(self, view: View, wish: Wish) -> None:
+        self.view = view
+        self.wish = wish
+        self.steps: list[Step] = []
+
+    def add(self, *steps: Step) -> None:
+        """Plan these, but for those that are past."""
+        for step in steps:
+            if step.key not in self.wish.past:
+                self.steps.append(step)
+                self.view = step.effect(self.view)
+                self.wish = learned(self.wish, step, self.view)
+
+
+def plan_as_json(plan: Plan, *, hooks: bool = True) -> dict[str, object]:
+    """A plan that was not carried out; without `hooks` it hides what commands say, as secrets."""
+    return {
+        "new_primary": plan.new_primary,
+        "why": plan.why,
+        "steps": [
+            {
+                "step": step.text,
+                "server": step.server,
+                "before": step.before,
+                "sql": list(step.shown)
+                if hooks or not step.command
+                else [f"the command of failover.machines.{step.server}"],
+                "after": step.after,
+            }
+            for step in plan.steps
+        ],
+        "slots": [slot.as_json() for slot in plan.slots],
+        "left": [left.as_json() for left in plan.left],
+        "notes": list(plan.notes),
+    }

@@ -1,0 +1,117 @@
+"""The steps at subscribers: disable, repoint, enable. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.failover.model import statements
+from services.failover.model.timelines import Milestone
+from services.failover.plan.steps.step import Action, Step, with_subscription
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from services.failover.model.view import Node, Subscriber, Subscription, View
+
+
+def disable(subscriber: Subscriber, subscription: Subscription, node: Node) -> Step:
+    """Stop the subscription from being fed by a primary that may come back."""
+    noted = subscription.comment
+    if subscription.milestone is None:
+        address = str(subscription.conninfo.address)
+        noted = statements.noted(noted, _cluster_of(node, subscription, address))
+    comment = statements.marked(noted)
+    sql = statements.disable(subscription.name, comment)
+    return Step(
+        action=Action.DISABLE,
+        server=subscriber.name,
+        subject=subscription.name,
+        node=node.name,
+        text=f"disable subscription {subscription.name} at {subscriber.name}",
+        before="the subscription is enabled",
+        after="the subscription is disabled, and its comment says so",
+        effect=_changing(
+            subscriber, subscription, lambda s: replace(s, enabled=False, comment=comment)
+        ),
+        holds=_asking(subscriber, subscription, lambda s: not s.enabled),
+        shown=sql,
+        sql=sql,
+    )
+
+
+def repoint(subscriber: Subscriber, subscription: Subscription, node: Node) -> Step:
+    """Point the subscription at the new primary."""
+    conninfo = subscription.conninfo.at(node.address)
+    comment = statements.noted(
+        subscription.comment, _cluster_of(node, subscription, str(node.address))
+    )
+    return Step(
+        action=Action.REPOINT,
+        server=subscriber.name,
+        subject=subscription.name,
+        node=node.name,
+        text=f"point subscription {subscription.name} at {subscriber.name} to {node.address}",
+        before=f"the subscription is disabled, and {node.name} is writable",
+        after=f"the subscription's connection string leads to {node.name}",
+        effect=_changing(
+            subscriber, subscription, lambda s: replace(s, conninfo=conninfo, comment=comment)
+        ),
+        holds=_asking(subscriber, subscription, lambda s: s.conninfo.leads_to(node.endpoints)),
+        shown=statements.connection(subscription.name, conninfo, comment, masked=True),
+        sql=statements.connection(subscription.name, conninfo, comment, masked=False),
+    )
+
+
+def enable(subscriber: Subscriber, subscription: Subscription, node: Node) -> Step:
+    """Let the subscription go on from the new primary."""
+    milestone = node.milestone(str(subscription.conninfo.address))
+    comment = statements.unmarked(statements.noted(subscription.comment, milestone))
+    sql = statements.enable(subscription.name, comment)
+    return Step(
+        action=Action.ENABLE,
+        server=subscriber.name,
+        subject=subscription.name,
+        node=node.name,
+        text=f"enable subscription {subscription.name} at {subscriber.name}",
+        before=f"the subscription leads to {node.name}, whose slot is valid and not ahead of it",
+        after="the subscription is enabled, and the mark is gone from its comment",
+        effect=_changing(
+            subscriber, subscription, lambda s: replace(s, enabled=True, comment=comment)
+        ),
+        holds=_asking(subscriber, subscription, lambda s: s.enabled),
+        shown=sql,
+        sql=sql,
+    )
+
+
+def _cluster_of(node: Node, subscription: Subscription, address: str) -> Milestone | None:
+    """Return the cluster that feeds the subscription by `address`, to be noted in its comment.
+
+    The note keeps the timeline that has fed it, if that is known, and tells the cluster later when
+    no server answers. Only `enable` may note the node's own timeline.
+    """
+    if node.state is None:
+        return subscription.milestone
+    system, met = node.state.server.system_identifier, subscription.milestone
+    if met is not None and met.system == system:
+        return replace(met, address=address)
+    return Milestone(system, 0, None, address)
+
+
+def _changing(
+    subscriber: Subscriber,
+    subscription: Subscription,
+    change: Callable[[Subscription], Subscription],
+) -> Callable[[View], View]:
+    return lambda view: with_subscription(view, subscriber.name, subscription.name, change)
+
+
+def _asking(
+    subscriber: Subscriber, subscription: Subscription, holds: Callable[[Subscription], bool]
+) -> Callable[[View], bool]:
+    def ask(view: View) -> bool:
+        found = view.subscription(subscriber.name, subscription.name)
+        return found is not None and holds(found)
+
+    return ask

@@ -1,0 +1,137 @@
+"""What one observation says about acting on it: whole or partial, and what is to be done. Pure.
+
+seen                                                            then
+half of the servers or more give no sign of life                partial
+no node takes writes, or two do                                 forbidden
+nodes of several clusters; a node is up and lets nobody in      forbidden
+a standby is on a newer timeline than the primary               forbidden
+a subscription that is to move, or a standby, is still fed by
+another server: the old primary lives                           forbidden
+a node is neither there nor gone                                allowed, after a longer wait
+otherwise                                                       what a repoint would do
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schemas.errors import SlotbridgeError
+from services.failover.model.topology import follows
+from services.failover.model.view import Reach
+from services.failover.plan.invariants import moves
+from services.failover.plan.rejoin import plan_repoint
+from services.failover.plan.steps.step import OF_SUBSCRIBERS
+
+if TYPE_CHECKING:
+    from services.failover.model.view import Node, Subscription, View
+    from services.failover.plan.request import Plan, Wish
+
+_SIGNS = (Reach.ANSWERS, Reach.REFUSED, Reach.CLOSED, Reach.BARRED)
+"""Something is there, or nothing listens there: either is known. Silence is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One observation, as far as acting depends on it. Equal ones agree."""
+
+    primary: str = ""
+    """The one node that takes writes."""
+    timeline: int = 0
+    partial: str = ""
+    """Why this is not the whole picture."""
+    forbidden: str = ""
+    """Why nothing may be done, whole or not."""
+    silent: tuple[str, ...] = ()
+    """Nodes that are neither there nor gone."""
+    pending: tuple[str, ...] = ()
+    """The steps by which subscriptions would be moved."""
+    remembered: bool = False
+    """Somebody remembers the newest timeline of this cluster, and the primary descends from it."""
+    complete: bool = False
+    """Every node answered."""
+
+    @property
+    def actionable(self) -> bool:
+        """Acting on it is right, were it seen often and long enough."""
+        return bool(self.primary and self.pending) and not (self.partial or self.forbidden)
+
+
+def sight_of(view: View, wish: Wish) -> Sight:
+    """What the view says."""
+    silent = tuple(node.name for node in view.nodes if node.reach is Reach.SILENT)
+    partial = _partial(view)
+    try:
+        plan = plan_repoint(view, wish)
+    except SlotbridgeError as error:
+        primary = view.writable[0].name if len(view.writable) == 1 else ""
+        return Sight(primary, 0, partial, error.message, silent)
+    node = view.node(plan.new_primary)
+    assert node.state is not None
+    return Sight(
+        primary=node.name,
+        timeline=node.state.server.timeline,
+        partial=partial,
+        forbidden=_newer_elsewhere(view, node) or _fed_elsewhere(view, node),
+        silent=silent,
+        pending=moving(plan),
+        remembered=_remembered(view),
+        complete=all(found.state is not None for found in view.nodes),
+    )
+
+
+def moving(plan: Plan) -> tuple[str, ...]:
+    """The texts of the steps that change subscriptions; waiting for consumers is none."""
+    return tuple(step.text for step in plan.steps if step.action in OF_SUBSCRIBERS)
+
+
+def _remembered(view: View) -> bool:
+    """Whether somebody tells of the newest timeline: not a subscription that was led elsewhere
+    since it noted one, as that note is of an older time.
+    """
+    noted = [found.milestone for _, found in view.ours() if _is_current(found)]
+    told = [met for _, met in view.milestones]
+    return any(met and met.timeline and met.system == view.system for met in (*noted, *told))
+
+
+def _is_current(subscription: Subscription) -> bool:
+    met = subscription.milestone
+    return met is not None and met.address == str(subscription.conninfo.address)
+
+
+def _partial(view: View) -> str:
+    servers = [(node.name, node.reach) for node in view.nodes]
+    servers += [(subscriber.name, subscriber.reach) for subscriber in view.subscribers]
+    unknown = [name for name, reach in servers if reach not in _SIGNS]
+    if 2 * len(unknown) < len(servers):
+        return ""
+    return f"{len(unknown)} of {len(servers)} servers are silent: {', '.join(unknown)}"
+
+
+def _newer_elsewhere(view: View, primary: Node) -> str:
+    assert primary.state is not None
+    timeline = primary.state.server.timeline
+    newer = [
+        f"{node.name} is a standby on timeline {node.state.server.timeline}"
+        for node in view.nodes
+        if node.state is not None and node.state.server.timeline > timeline
+    ]
+    return f"{'; '.join(newer)}, {primary.name} a primary on {timeline}" if newer else ""
+
+
+def _fed_elsewhere(view: View, primary: Node) -> str:
+    """Who says that another primary lives."""
+    fed = [
+        f"{where.name}/{found.name} is connected to another server"
+        for where, found in view.ours()
+        if found.fed and found.enabled and moves(found, primary)
+    ]
+    known = [node for node in view.nodes if node.state is not None]
+    fed += [
+        f"{node.name} streams from a server that does not answer here"
+        for node in view.standbys
+        if node.state is not None
+        and node.state.replication.receiver_streaming
+        and not any(follows(node, above) for above in known if above is not node)
+    ]
+    return "; ".join(fed)

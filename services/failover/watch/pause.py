@@ -1,0 +1,63 @@
+"""Paused or not, by whom and why: one row on the primary that every replica of `watch` follows.
+
+A replica remembers what it saw last: the newer of its own and the row's holds, and is written back,
+so that a pause outlives a primary that was lost before a standby had the row.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import cast
+
+from services.failover.observe.own_tables import Published, reading, writing
+from services.postgres.server import Connection
+
+_WRITE = """
+    INSERT INTO slotfailover.watch AS w (paused, at, by, reason, version)
+    VALUES (%s, %s, %s, %s, %s)
+    ON CONFLICT (one) DO UPDATE
+       SET paused = excluded.paused, at = excluded.at, by = excluded.by, reason = excluded.reason,
+           version = excluded.version
+     WHERE w.version < excluded.version
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """`at`: UTC, ISO 8601; "" where nobody has ever paused or resumed."""
+
+    paused: bool = False
+    at: str = ""
+    by: str = ""
+    reason: str = ""
+    version: int = 0
+    """The higher holds: clocks of replicas differ."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the document for /v1/status."""
+        return asdict(self)
+
+
+def newer(one: Pause, other: Pause) -> Pause:
+    """The one that holds; of two that were said apart, the pause."""
+    return max(one, other, key=lambda pause: (pause.version, pause.paused, pause.at, pause.by))
+
+
+def read_pause(connection: Connection) -> Pause:
+    """What the table says; the default where there is none."""
+    with reading(connection, "watch") as there:
+        if not there:
+            return Pause()
+        row = connection.execute(
+            "SELECT paused, at, by, reason, version FROM slotfailover.watch"
+        ).fetchone()
+    return Pause(*cast("tuple[bool, str, str, str, int]", row)) if row is not None else Pause()
+
+
+def write_pause(connection: Connection, pause: Pause) -> bool:
+    """Store it, without waiting for standbys; False in a database that publishes all its tables."""
+    try:
+        with writing(connection, "watch"):
+            values = [pause.paused, pause.at, pause.by, pause.reason, pause.version]
+            connection.execute(_WRITE, values)
+    except Published:
+        return False
+    return True

@@ -1,0 +1,106 @@
+"""The database on the primary where replicas of `watch` and commands meet: one session, kept.
+
+leads     the replica whose session has the advisory lock; it ends with the process, and where the
+          machine is gone without a word, the server ends the session after `idle_s` seconds
+paused    one row that all replicas follow (watch.pausing)
+at work   who holds the commands' lock
+entries   the journal's last entries
+"""
+
+import contextlib
+from dataclasses import dataclass, field, replace
+
+from schemas.errors import SlotbridgeError
+from services.failover.execute.history import LastDrill, read_entries, read_last_drill
+from services.failover.execute.journal import Entry
+from services.failover.execute.lock import holder
+from services.failover.observe.cluster import Cluster
+from services.failover.observe.server_link import Link, Unreachable
+from services.failover.watch.pause import Pause, newer, read_pause, write_pause
+from services.postgres.server import Connection
+
+KEY = 0x510_7FA_111
+"""The advisory lock's number."""
+_HELD = """
+    SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND granted
+       AND objsubid = 1 AND (classid::bigint << 32) + objid::bigint = %s
+"""
+_ENTRIES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Desktop:
+    """What lies there. Nothing where there is no primary to ask."""
+
+    leading: bool = False
+    pause: Pause = field(default_factory=Pause)
+    shared: bool = False
+    """The pause is stored for all replicas."""
+    at_work: str = ""
+    entries: tuple[Entry, ...] = ()
+    drill: LastDrill | None = None
+    problem: str = ""
+
+
+class Desk:
+    """Asked by one thread."""
+
+    def __init__(self, cluster: Cluster, database: str, idle_s: float) -> None:
+        self._cluster = cluster
+        self._database = database
+        self._idle_ms = int(idle_s * 1000)
+        self._primary = ""
+        self._link: Link | None = None
+        self._exits = contextlib.ExitStack()
+
+    def look(self, primary: str, ours: Pause, *, ordered: bool = False) -> Desktop:
+        """What lies there now ("": there is no primary); leave our pause where it is the newer.
+
+        `ordered`: ours was said just now, so that it follows whatever lies there.
+        """
+        if primary != self._primary:
+            self.close()
+        if not primary:
+            return Desktop(pause=ours)
+        if self._link is None:
+            there = self._cluster.in_database(primary, self._database)
+            self._link = self._exits.enter_context(there)
+            self._primary = primary
+        try:
+            return self._link.ask(lambda c: _look(c, ours, self._idle_ms, ordered=ordered))
+        except Unreachable as error:
+            return Desktop(pause=ours, problem=error.detail)
+        except SlotbridgeError as error:
+            return Desktop(pause=ours, problem=str(error))
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._exits.close()
+        self._link, self._primary = None, ""
+
+
+def _look(connection: Connection, ours: Pause, idle_ms: int, *, ordered: bool) -> Desktop:
+    connection.execute("SELECT set_config('idle_session_timeout', %s, false)", [str(idle_ms)])
+    theirs = read_pause(connection)
+    if ordered and theirs.version >= ours.version:
+        ours = replace(ours, version=theirs.version + 1)
+    pause = newer(ours, theirs)
+    shared = pause == theirs or write_pause(connection, pause)
+    if shared:
+        pause = read_pause(connection)  # another replica may have been faster
+    return Desktop(
+        leading=_take(connection),
+        pause=pause,
+        shared=shared,
+        at_work=holder(connection),
+        entries=tuple(read_entries(connection, _ENTRIES)),
+        drill=read_last_drill(connection),
+    )
+
+
+def _take(connection: Connection) -> bool:
+    """Whether this session has the lock, taken now where it is free."""
+    if connection.execute(_HELD, [KEY]).fetchone() is not None:
+        return True
+    row = connection.execute("SELECT pg_try_advisory_lock(%s)", [KEY]).fetchone()
+    return bool(row and row[0])

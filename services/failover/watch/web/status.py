@@ -1,0 +1,114 @@
+"""The documents of /v1/status and /v1/plan, made from a snapshot. Pure; LSNs as PostgreSQL's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from schemas.errors import SlotbridgeError
+from schemas.lsn import format_lsn
+from services.failover.model.managers import is_managed
+from services.failover.plan.failover import plan_failover
+from services.failover.plan.rejoin import plan_repoint
+from services.failover.plan.request import plan_as_json
+from services.failover.plan.switchover import plan_switchover
+from services.failover.watch.snapshot import lags_of, position_of, role_of
+
+if TYPE_CHECKING:
+    from services.failover.model.view import Node, Subscriber, Subscription, View
+    from services.failover.plan.request import Wish
+    from services.failover.watch.snapshot import Snapshot
+
+
+def status_of(snapshot: Snapshot) -> dict[str, Any]:
+    """What was seen last, what is decided, and what watch has done."""
+    view, checkup, sight = snapshot.view, snapshot.checkup, snapshot.memory.sight
+    drilled = snapshot.drilled
+    return {
+        "at": snapshot.at or None,
+        "observations": snapshot.counts.observations,
+        "problem": snapshot.problem or None,
+        "primary": sight.primary or None,
+        "timeline": sight.timeline or None,
+        "ready": checkup.ready if checkup is not None else None,
+        "severity": checkup.severity if checkup is not None else None,
+        "summary": checkup.summary if checkup is not None else None,
+        "decision": {
+            "verdict": snapshot.decision.verdict,
+            "reason": snapshot.decision.reason,
+            "pending": list(sight.pending),
+            "agreeing": snapshot.memory.agreeing,
+        },
+        "automatic": snapshot.automatic,
+        "leading": snapshot.leading,
+        "pause": snapshot.pause.as_json(),
+        "at_work": snapshot.at_work or None,
+        "nodes": [_node(node) for node in view.nodes] if view is not None else [],
+        "slots": [slot.as_json() for slot in checkup.slots] if checkup is not None else [],
+        "subscribers": [_subscriber(found) for found in view.subscribers] if view else [],
+        "lag_bytes": lags_of(view) if view is not None else {},
+        "events": [{"at": event.at, "text": event.text} for event in snapshot.events],
+        "repoints": snapshot.counts.repoints,
+        "repoint_failures": snapshot.counts.failures,
+        "last_drill": None
+        if drilled is None
+        else {
+            "at": drilled.at,
+            "usable": drilled.well,
+            "outcome": drilled.outcome,
+            "age_s": round(drilled.age_s),
+        },
+    }
+
+
+def plan_of(view: View, wish: Wish) -> dict[str, Any]:
+    """What a switchover would do now, or a failover where no primary answers; or why not."""
+    alive = view.primary
+    managed = is_managed(view.managed_by)
+    name = "repoint" if managed else "failover" if alive is None else "switchover"
+    try:
+        if managed:
+            plan = plan_repoint(view, wish)
+        elif alive is None:
+            plan = plan_failover(view, wish)
+        else:
+            plan = plan_switchover(view, replace(wish, rejoin=frozenset({alive.name})))
+    except SlotbridgeError as error:
+        problem = {"error": error.message, "hint": error.hint, "exit_code": int(error.exit_code)}
+        return {"order": name, **problem}
+    return {"order": name, **plan_as_json(plan, hooks=False)}
+
+
+def _node(node: Node) -> dict[str, Any]:
+    state = node.state
+    position = position_of(node)
+    return {
+        "name": node.name,
+        "role": role_of(node),
+        "address": str(node.address),
+        "reach": node.reach,
+        "detail": node.detail or None,
+        "timeline": state.server.timeline if state is not None else None,
+        "lsn": format_lsn(position) if position is not None else None,
+        "streams": state.replication.receiver_streaming if state is not None else None,
+    }
+
+
+def _subscriber(subscriber: Subscriber) -> dict[str, Any]:
+    return {
+        "name": subscriber.name,
+        "reach": subscriber.reach,
+        "detail": subscriber.detail or None,
+        "subscriptions": [_subscription(found) for found in subscriber.subscriptions],
+    }
+
+
+def _subscription(found: Subscription) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "enabled": found.enabled,
+        "slot": found.slot_name,
+        "leads_to": str(found.conninfo.address),
+        "connected": found.fed,
+        "lsn": format_lsn(found.remote_lsn) if found.remote_lsn is not None else None,
+    }

@@ -1,0 +1,33 @@
+"""Replication origins and their progress."""
+
+from services.postgres.server import Connection
+
+
+def origin_exists(connection: Connection, origin: str) -> bool:
+    """Whether the replication origin is known to the server."""
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM pg_replication_origin WHERE roname = %s)", [origin]
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def create_origin(connection: Connection, origin: str) -> None:
+    """Create the replication origin; it travels to standbys in the WAL."""
+    connection.execute("SELECT pg_replication_origin_create(%s)", [origin])
+
+
+def origin_progress(connection: Connection, origin: str) -> int | None:
+    """The origin's position in bytes, None where it has never been moved."""
+    row = connection.execute(
+        "SELECT (pg_replication_origin_progress(%s, true) - '0/0')::bigint", [origin]
+    ).fetchone()
+    return int(row[0]) if row is not None and row[0] else None
+
+
+def read_origins(connection: Connection) -> dict[str, int]:
+    """Every replication origin that has been moved -> its position in bytes."""
+    rows = connection.execute(
+        "SELECT external_id, (remote_lsn - '0/0')::bigint FROM pg_replication_origin_status"
+        " WHERE external_id IS NOT NULL AND remote_lsn > '0/0'"
+    ).fetchall()
+    return {name: int(lsn) for name, lsn in rows}

@@ -1,0 +1,120 @@
+"""Publications, their tables and keys, as typed rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import LiteralString
+
+from psycopg import sql
+from psycopg.rows import class_row
+
+from services.postgres.server import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryKey:
+    """A table's primary key as it is now, `columns` empty where there is none; xids of 32 bits.
+
+    `made_by` has made its index, `table_made_by` the table, `next_xid` is not yet given out.
+    """
+
+    columns: Sequence[str]
+    made_by: int
+    table_made_by: int
+    next_xid: int
+
+
+def publication_oid(connection: Connection, publication: str) -> int | None:
+    """The publication's oid, which another one of the same name has not; None: there is none."""
+    row = connection.execute(
+        "SELECT oid::bigint FROM pg_publication WHERE pubname = %s", [publication]
+    ).fetchone()
+    return int(row[0]) if row is not None else None
+
+
+def create_publication(connection: Connection, publication: str, tables: tuple[str, ...]) -> None:
+    """Create the publication for `tables` (`schema.table` each), or for all tables when empty."""
+    name = sql.Identifier(publication)
+    if tables:
+        parts = sql.SQL(", ").join(sql.Identifier(*table.split(".")) for table in tables)
+        statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(name, parts)
+    else:
+        statement = sql.SQL("CREATE PUBLICATION {} FOR ALL TABLES").format(name)
+    connection.execute(statement)
+
+
+def published_columns(
+    connection: Connection, publication: str
+) -> dict[tuple[str, str], tuple[str, ...]]:
+    """(schema, table) -> its published columns, of every table in the publication.
+
+    As pg_publication_tables has it, but from the catalogs alone: that view opens every table, and
+    so waits for whoever has locked one, who may wait for the bridge (synchronous_standby_names).
+    Source: pg_publication.c, pg_get_publication_tables.
+    """
+    rows = connection.execute(_PUBLISHED, [publication]).fetchall()
+    return {(schema, table): tuple(columns) for schema, table, columns in rows}
+
+
+_PUBLISHED: LiteralString = """
+    WITH RECURSIVE chosen AS (
+      SELECT oid, puballtables, pubviaroot,
+             coalesce(to_jsonb(p) ->> 'pubgencols', 'n') = 's' AS generated
+        FROM pg_publication p WHERE pubname = %s
+    ), listed (relid, columns) AS (
+      SELECT r.prrelid, r.prattrs::int2[] FROM pg_publication_rel r JOIN chosen p ON p.oid = prpubid
+       UNION ALL
+      SELECT c.oid, NULL FROM chosen p JOIN pg_publication_namespace n ON n.pnpubid = p.oid
+        JOIN pg_class c ON c.relnamespace = n.pnnspid
+       UNION ALL
+      SELECT c.oid, NULL FROM chosen p JOIN pg_class c ON p.puballtables
+    ), below (relid, columns, root) AS (
+      SELECT relid, columns, relid FROM listed
+       UNION ALL
+      SELECT i.inhrelid, b.columns, b.root FROM below b
+        JOIN pg_class parent ON parent.oid = b.relid AND parent.relkind = 'p'
+        JOIN pg_inherits i ON i.inhparent = b.relid
+    )
+    SELECT DISTINCT ON (c.oid) n.nspname::text, c.relname::text,
+           ARRAY(SELECT a.attname::text FROM pg_attribute a
+                  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                    AND CASE WHEN b.columns IS NOT NULL THEN a.attnum = ANY (b.columns)
+                             ELSE a.attgenerated = '' OR p.generated AND a.attgenerated = 's' END
+                  ORDER BY a.attnum)
+      FROM chosen p, below b JOIN pg_class c ON c.oid = b.relid
+      JOIN pg_namespace n ON n.oid = c.relnamespace
+     WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+       AND CASE WHEN p.pubviaroot THEN NOT EXISTS (
+                     SELECT FROM below other WHERE other.relid = c.oid AND other.root <> c.oid)
+                ELSE c.relkind = 'r' END
+     ORDER BY c.oid, b.root <> c.oid
+"""
+
+
+def primary_key(connection: Connection, relation_oid: int) -> PrimaryKey | None:
+    """The primary key of a table as it is now, None when there is no such table.
+
+    One that is DEFERRABLE is none: two rows may have it at a time, within a transaction.
+    pg_attribute's rows of `ctid` and of an index's column are written once, with the relation.
+    """
+    with connection.cursor(row_factory=class_row(PrimaryKey)) as cursor:
+        cursor.execute(
+            """
+            SELECT coalesce(k.columns, '{}') AS columns,
+                   coalesce(made.xmin::text::bigint, 0) AS made_by,
+                   born.xmin::text::bigint AS table_made_by,
+                   (pg_snapshot_xmax(pg_current_snapshot())::text::numeric %% 4294967296)::bigint
+                     AS next_xid
+              FROM pg_attribute born
+              LEFT JOIN pg_index i ON i.indrelid = born.attrelid AND i.indisprimary
+                                  AND i.indimmediate
+              LEFT JOIN pg_attribute made ON made.attrelid = i.indexrelid AND made.attnum = 1
+              LEFT JOIN LATERAL (
+                    SELECT array_agg(a.attname::text) AS columns
+                      FROM pg_attribute a
+                     WHERE a.attrelid = i.indrelid
+                       AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) k ON true
+             WHERE born.attrelid = %s::oid AND born.attname = 'ctid' AND born.attnum < 0
+            """,
+            [relation_oid],
+        )
+        return cursor.fetchone()

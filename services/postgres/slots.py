@@ -1,0 +1,108 @@
+"""The SQL about servers, slots, publications and origins, as typed rows.
+
+Source: PostgreSQL documentation 53.20 pg_replication_slots, 9.28.6 Replication Management
+Functions, 54.4 Streaming Replication Protocol.
+"""
+
+from dataclasses import dataclass
+from typing import LiteralString
+
+from psycopg.rows import class_row
+
+from schemas.lsn import parse_lsn
+from services.postgres.server import Connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A row of pg_replication_slots; positions in bytes, None where the server has none."""
+
+    slot_name: str
+    plugin: str | None
+    slot_type: str
+    database: str | None
+    temporary: bool
+    active_pid: int | None
+    restart_lsn: int | None
+    confirmed_flush_lsn: int | None
+    wal_status: str | None
+    two_phase: bool
+    failover: bool
+    synced: bool
+    invalidation_reason: str | None
+    safe_wal_size: int | None = None
+    """Bytes that can be written before the slot may be lost; None without a limit."""
+    inactive_since: str | None = None
+    """UTC. Of a synchronized copy: when it was last synchronized."""
+    xmin_age: int | None = None
+    """How many transactions ago the oldest row version began that VACUUM keeps for the slot."""
+    catalog_xmin_age: int | None = None
+    """The same for rows of system catalogs."""
+
+    @property
+    def ready(self) -> bool:
+        """True on a standby when the slot would survive its promotion."""
+        return self.synced and not self.temporary and self.invalidation_reason is None
+
+
+_SLOTS: LiteralString = """
+    SELECT slot_name::text, plugin::text, slot_type, database::text, temporary, active_pid,
+           (restart_lsn - '0/0')::bigint AS restart_lsn,
+           (confirmed_flush_lsn - '0/0')::bigint AS confirmed_flush_lsn,
+           wal_status, two_phase, failover, synced, invalidation_reason, safe_wal_size,
+           to_char(inactive_since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')
+           AS inactive_since,
+           age(xmin) AS xmin_age, age(catalog_xmin) AS catalog_xmin_age
+      FROM pg_replication_slots
+"""
+
+
+def read_slots(connection: Connection) -> list[Slot]:
+    """Every slot of the server, by name (PostgreSQL 17 or newer)."""
+    with connection.cursor(row_factory=class_row(Slot)) as cursor:
+        return cursor.execute(_SLOTS + " ORDER BY slot_name").fetchall()
+
+
+def read_slot(connection: Connection, slot: str) -> Slot | None:
+    """One slot, or None where there is none of that name."""
+    with connection.cursor(row_factory=class_row(Slot)) as cursor:
+        return cursor.execute(_SLOTS + " WHERE slot_name = %s", [slot]).fetchone()
+
+
+def create_failover_slot(connection: Connection, slot: str, *, two_phase: bool = False) -> int:
+    """Create a permanent pgoutput slot with failover on; return its confirmed_flush_lsn (bytes).
+
+    The connection must be in autocommit: the function can't run in a transaction that has written.
+    """
+    row = connection.execute(
+        "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, %s, true)",
+        [slot, two_phase],
+    ).fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
+
+
+def withheld_by(connection: Connection, application_name: str) -> tuple[str, ...]:
+    """Why the walsender of that name sends no commits: `slot: state` of the standbys it awaits.
+
+    Empty while it awaits none. Those that are only behind are told where no other is the cause.
+    Source: slot.c, StandbySlotsHaveCaughtup; the event is WaitForStandbyConfirmation.
+    """
+    rows = connection.execute(
+        """
+        SELECT listed.name, s.slot_name IS NOT NULL AND s.active AND s.slot_type = 'physical',
+               CASE WHEN s.slot_name IS NULL THEN 'there is no such slot'
+                    WHEN s.slot_type <> 'physical' THEN 'it is not a physical slot'
+                    WHEN s.invalidation_reason IS NOT NULL THEN 'it is invalidated'
+                    WHEN NOT s.active THEN 'no standby is connected'
+                    ELSE 'the standby is behind' END
+          FROM pg_stat_activity a,
+               unnest(string_to_array(current_setting('synchronized_standby_slots'), ',')) entry,
+               trim(entry, ' "') listed (name)
+          LEFT JOIN pg_replication_slots s ON s.slot_name = listed.name
+         WHERE a.application_name = %s AND a.wait_event = 'WaitForStandbyConfirmation'
+        """,
+        [application_name],
+    ).fetchall()
+    causes = [row for row in rows if not row[1]] or rows
+    return tuple(f"{name}: {state}" for name, _connected, state in causes)

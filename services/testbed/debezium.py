@@ -1,0 +1,213 @@
+"""A real Debezium: Kafka Connect in one process, from locked jars, one connector for each slot.
+
+    folder/worker.properties offsets    Connect's own, JsonConverter without schemas
+    folder/NAME.properties              a connector's
+
+The slot and the publication exist already (pg_copy_logical_replication_slot gives a connector the
+WAL that another client of the source reads); a snapshot is not taken.
+"""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from schemas.errors import ExitCode, Retryable, SetupError
+from services.testbed import procfs
+from services.testbed.jars import class_path
+from services.testbed.java import find_java_home
+from services.testbed.ports import LOOPBACK, free_port
+from services.testbed.processes import Processes
+
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 30.0
+_JVM_OPTIONS = (
+    *("-Xms128m", "-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true"),
+    "-Duser.timezone=UTC",  # else arrays of times are shifted
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+)
+
+_PLAIN_JSON = {"": "org.apache.kafka.connect.json.JsonConverter", ".schemas.enable": "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """What one Debezium connector reads, and where to; `options` are added to its properties."""
+
+    name: str
+    conninfo: str
+    slot: str
+    publication: str
+    topic_prefix: str
+    options: Mapping[str, str | int] = field(default_factory=dict)
+
+    def properties(self) -> dict[str, str | int]:
+        """Write the properties file of one connector."""
+        source = conninfo_to_dict(self.conninfo)
+        return {
+            "name": self.name,
+            "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+            "tasks.max": 1,
+            "database.hostname": source["host"] or LOOPBACK,
+            "database.port": source["port"] or 5432,
+            "database.user": source["user"] or "",
+            "database.password": source.get("password") or "none",
+            "database.dbname": source["dbname"] or "",
+            "topic.prefix": self.topic_prefix,
+            "plugin.name": "pgoutput",
+            "slot.name": self.slot,
+            "publication.name": self.publication,
+            "publication.autocreate.mode": "disabled",
+            "snapshot.mode": "no_data",
+            "topic.creation.default.replication.factor": 1,
+            "topic.creation.default.partitions": 1,
+            **self.options,
+        }
+
+
+class Debezium:
+    """Kafka Connect in standalone mode with some connectors; offsets stay over restarts."""
+
+    def __init__(
+        self,
+        folder: Path,
+        connectors: Sequence[Connector],
+        *,
+        bootstrap_servers: str,
+        processes: Processes,
+        name: str = "debezium",
+        java_home: Path | None = None,
+        heap: str = "512m",
+        jvm_options: Sequence[str] = (),
+        settings: Mapping[str, str | int] | None = None,
+    ) -> None:
+        self.name = name
+        self.folder = folder
+        self.connectors = tuple(connectors)
+        self._bootstrap_servers = bootstrap_servers
+        self._processes = processes
+        self._java_home = java_home
+        self._jvm_options = (*_JVM_OPTIONS, f"-Xmx{heap}", *jvm_options)
+        self._settings = dict(settings or {})
+        self._worker: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        """What Connect has logged: warnings and errors."""
+        return self._processes.log_path(self.name)
+
+    @property
+    def running(self) -> bool:
+        """True while Connect's process runs."""
+        return self._worker is not None and self._worker.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Return the process id of Kafka Connect."""
+        assert self._worker is not None, f"{self.name} does not run"
+        return self._worker.pid
+
+    def start(self, *, timeout_s: float = _START_TIMEOUT_S) -> None:
+        """Start, and wait until every connector streams from its slot.
+
+        Raises SetupError with Connect's own reason when it ends, and Retryable (DEADLINE) when a
+        slot is not in use within `timeout_s` seconds.
+        """
+        self.launch()
+        worker = self._worker
+        assert worker is not None
+        procfs.wait_until(
+            lambda: worker.poll() is not None or self._streaming(), timeout_s=timeout_s
+        )
+        if worker.poll() is not None:
+            self._processes.forget(worker)
+            raise SetupError(
+                self._reason(),
+                operation="start Debezium",
+                hint=f"read {self.log}",
+                exit_code=ExitCode.PROGRAM_MISSING,
+            )
+        if not self._streaming():
+            self.kill()
+            raise Retryable(
+                f"not all slots are in use after {timeout_s:.0f} s: {self._reason()}",
+                operation="start Debezium",
+                hint=f"read {self.log}",
+                exit_code=ExitCode.DEADLINE,
+            )
+
+    def launch(self) -> None:
+        """Start without waiting: a benchmark's clock runs from here."""
+        assert not self.running, f"{self.name} runs already"
+        home = self._java_home or find_java_home()
+        self.folder.mkdir(exist_ok=True)
+        worker = self._write("worker", self._worker_properties())
+        files = [self._write(one.name, one.properties()) for one in self.connectors]
+        self._worker = self._processes.spawn(
+            self.name,
+            [
+                home / "bin" / "java",
+                *self._jvm_options,
+                *("-cp", class_path("debezium"), "org.apache.kafka.connect.cli.ConnectStandalone"),
+                worker,
+                *files,
+            ],
+            cwd=self.folder,
+        )
+
+    def stop(self) -> None:
+        """Stop in order; SIGKILL after 30 s."""
+        if self._worker is not None:
+            self._processes.stop(self._worker, grace_s=_STOP_TIMEOUT_S)
+            self._worker = None
+
+    def kill(self) -> None:
+        """SIGKILL Connect and wait for its end."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker.wait(timeout=_STOP_TIMEOUT_S)
+            self._processes.forget(self._worker)
+            self._worker = None
+
+    def _worker_properties(self) -> dict[str, str | int]:
+        return {
+            "bootstrap.servers": self._bootstrap_servers,
+            **{
+                f"{part}.converter{key}": value
+                for part in ("key", "value", "header")
+                for key, value in _PLAIN_JSON.items()
+            },
+            "offset.storage.file.filename": str(self.folder / "offsets"),
+            "offset.flush.interval.ms": 1000,
+            "listeners": f"http://{LOOPBACK}:{free_port()}",
+            "plugin.discovery": "service_load",
+            **self._settings,
+        }
+
+    def _write(self, name: str, properties: Mapping[str, str | int]) -> Path:
+        path = self.folder / f"{name}.properties"
+        text = "".join(f"{key}={value}\n" for key, value in properties.items())
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def _streaming(self) -> bool:
+        """Whether every connector's slot is in use."""
+        return all(_in_use(connector) for connector in self.connectors)
+
+    def _reason(self) -> str:
+        """The last line of the log that names an error."""
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        telling = [line for line in lines if "Exception" in line or "ERROR" in line]
+        return (telling or lines or ["it has said nothing"])[-1][:300]
+
+
+def _in_use(connector: Connector) -> bool:
+    with psycopg.connect(connector.conninfo, autocommit=True) as connection:
+        row = connection.execute(
+            "SELECT active FROM pg_replication_slots WHERE slot_name = %s", [connector.slot]
+        ).fetchone()
+    return row is not None and bool(row[0])

