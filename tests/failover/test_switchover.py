@@ -56,7 +56,7 @@ def test_nodes_by_unix_socket_and_by_ipv6(local_trio: NewTrio, tmp_path: Path) -
     config = configuration(tmp_path, trio, nodes=nodes, advertised=advertised)
     ran = slotfailover("switchover", "--config", config, "--yes", "--to", "b", "--no-rejoin")
     assert ran.code == 1, ran.err
-    assert "TO DO     a: it is fenced and still runs" in ran.out
+    assert "TO DO     a: the node is fenced and still runs" in ran.out
     moved = ask(trio.subscriber, "SELECT subconninfo FROM pg_subscription", trio.dbname)
     assert "host='::1'" in moved
     write(trio.standby, trio.dbname, 1)

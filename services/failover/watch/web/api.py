@@ -168,4 +168,4 @@ def _json(document: dict[str, Any], status_code: int = 200) -> Response:
 
 
 def _read(name: str) -> str:
-    return files("services.failover.watch").joinpath(name).read_text(encoding="utf-8")
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
