@@ -25,8 +25,8 @@ AS_ROLES = os.environ.get("AS_ROLES", "") not in ("", "0")
 COMMAND = "from services.start import slotfailover; slotfailover()"
 KILLED_AFTER_A_STEP = """
 import os, signal
-from services.failover import report
-report.print_performed = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from services.failover.cli import output
+output.print_performed = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 """
 """Put before COMMAND: the process dies by SIGKILL as soon as one step is done."""
 

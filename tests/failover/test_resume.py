@@ -34,8 +34,8 @@ from tests.providers.waiting import eventually
 
 DIES_IN_THE_FENCE = """
 import os, signal
-from services.failover import steps
-steps.end_sessions_before_reload = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from services.failover.execute import perform_step
+perform_step.end_sessions_before_reload = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 """
 HOLDS_THE_LOCK = """
 import sys, time
