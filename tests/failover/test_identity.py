@@ -257,6 +257,8 @@ def test_other_names_of_a_node_are_known_and_floating_ones_never_rewritten(
             "reports": trio.subscriber.conninfo("reports"),
         }
         config = configuration(tmp_path, trio, subscribers=subscribers)
+        plan = ("repoint", "--config", config, "--dry-run", "--json")
+        eventually(lambda: slotfailover(*plan).json["steps"] == [], what="both workers stream")
         ran = slotfailover("repoint", "--config", config, "--yes", "--json")
         assert (ran.code, ran.json["steps"]) == (0, []), ran.out + ran.err  # both lead to a
         own = {n: f"host=127.0.0.1 port={s.port}" for n, s in nodes(trio).items()}
