@@ -379,7 +379,7 @@ def _compare(name: str, truth: list[Values], rebuilt: list[Values]) -> int:
     rest = [json.loads(text) for text in left.elements()]
     unknown = 0
     for row in partial:
-        match = next((r for r in rest if all(r[name] == row[name] for name in row)), None)
+        match = next((known for known in rest if row.items() <= known.items()), None)
         assert match is not None, (
             f"{name}: {str(row)[:500]} is not in the database: {str(rest)[:500]}"
         )
