@@ -118,7 +118,7 @@ def test_a_slot_that_is_not_ready_refuses_until_its_loss_is_accepted(
     trio.primary.kill()
     refused = slotfailover("failover", "--config", config, "--yes", "--json")
     assert refused.code == 34
-    assert "1 of 2 slots would be lost: s2: b does not have it" in refused.json["error"]
+    assert "1 of 2 slots would be lost: s2: b does not have the slot" in refused.json["error"]
     assert "--accept-loss-of s2" in refused.json["hint"]
     assert ask(trio.subscriber, "SELECT bool_and(subenabled) FROM pg_subscription")
     ran = slotfailover("failover", "--config", config, "--yes", "--json", "--accept-loss-of", "s2")

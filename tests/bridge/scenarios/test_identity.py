@@ -185,7 +185,7 @@ def test_a_partition_whose_identity_is_not_its_roots_key_is_refused(scene: Scene
     scene.run("INSERT INTO p VALUES (1001, 's', 'x'), (7, 's', 'x')", "DELETE FROM p WHERE id = 7")
     scene.run("DELETE FROM p WHERE id = 1001")
     assert scene.bridge.exit_code() == ExitCode.UNDECODABLE, scene.bridge.output
-    assert "does not tell the old row's key (public.p, at LSN" in scene.bridge.output
+    assert "does not have the old row's key (public.p, at LSN" in scene.bridge.output
 
 
 def test_a_deferrable_primary_key_is_no_key(scene: Scene) -> None:
