@@ -1,6 +1,6 @@
 """What a type is: pg_type's rows as far as encoding needs them. Pure.
 
-Built-in types are known by oid (`decoding.pg_types`); what the database adds is read
+Built-in types are known by oid (`pg_types`); what the database adds is read
 from its catalog by whoever has a connection.
 """
 

@@ -16,10 +16,10 @@ of ours can be open, every partition that stays unstable gets one record that me
              partition shows events beyond it
     abort    else: the slot sends again what it had
 
-of the producer that has written it (`turns`; of both where that is not known). Committed, that
-record is a tombstone of a key that no table has. A partition is ours to end where the record at its
-last stable offset is: that one belongs to what is open. What other producers have open is left
-alone, or none the worse for a marker of ours.
+of the producer that has written it (`producer_pair`; of both where that is not known). Committed,
+that record is a tombstone of a key that no table has. A partition is ours to end where the record
+at its last stable offset is: that one belongs to what is open. What other producers have open is
+left alone, or none the worse for a marker of ours.
 """
 
 import json

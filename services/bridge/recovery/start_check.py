@@ -1,4 +1,4 @@
-"""All witnesses of what Kafka has, read at a start and compared (`agreement`, `evidence`)."""
+"""All witnesses of what Kafka has, read at a start and compared (`ledger`, `consistency`)."""
 
 import contextlib
 import time

@@ -1,16 +1,16 @@
 """Whether the partitions of a transaction were told how it was decided, asked of their leaders.
 
-A producer must not write again where its last transaction hangs (`hanging`): the abort of what it
-writes there would take that along. So its next transaction begins only once every partition's last
-stable offset is at or beyond where its records end. Nothing else is evidence: no error need come to
-the client of a broker that was lost, and of a leader that was none for a moment.
+A producer must not write again where its last transaction hangs (`hanging_transactions`): the abort
+of what it writes there would take that along. So its next transaction begins only once every
+partition's last stable offset is at or beyond where its records end. Nothing else is evidence: no
+error need come to the client of a broker that was lost, and of a leader that was none for a moment.
 
     producer 0   records, acknowledged | commit                        | records …
                                        ends?                       stable?  each >= its end
     producer 1                                  records, acknowledged | commit
 
 Both are asked while a commit is on its way, so that as a rule nobody waits for the answers. The
-ends are also what a progress record notes (`tails`).
+ends are also what a progress record notes (`partition_ends`).
 """
 
 import time

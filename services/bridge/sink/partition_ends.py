@@ -4,7 +4,7 @@ An unclean election, a disk that is lost with the only replica, a volume that wa
 records of a partition are gone, and nothing else tells of it. So progress records note where each
 partition ended once what was written there was acknowledged, about once a second: at most the last
 second before a crash is not judged. Where a partition has been led anew since, the leader is also
-asked whether it has all of that (`epochs`): at a start, and while the bridge runs.
+asked whether it has all of that (`leader_epochs`): at a start, and while the bridge runs.
 """
 
 import time
@@ -37,7 +37,7 @@ class Lost(NamedTuple):
 
 
 CutOff = Callable[[Mapping[Partition, End]], Mapping[Partition, bool]]
-"""As `epochs.cut_off`."""
+"""As `leader_epochs.cut_off`."""
 
 
 class Tails:

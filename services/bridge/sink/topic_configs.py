@@ -66,7 +66,7 @@ class Configs:
         return {name: int(config[key]) for name, config in self._known.items() if key in config}
 
     def check(self, replicas: Iterable[tuple[str, int]]) -> None:
-        """Raise SetupError, or warn, where topics are not as the guarantee asks (`contract`).
+        """Raise SetupError, or warn, where topics are not as `topic_requirements` asks.
 
         `replicas`: every topic that this slot may have written to, and how many it has.
         """

@@ -109,7 +109,7 @@ class Conninfo:
 
     @property
     def by_service(self) -> bool:
-        """A service file tells its host or port, and `links.with_service` has not read it."""
+        """A service file tells its host or port, and `server_link.with_service` has not read it."""
         told = self.value("port") and (self.value("host") or self.value("hostaddr"))
         return bool(self.value("service")) and not told
 

@@ -264,13 +264,9 @@ def with_service(text: str, *, subject: str) -> str:
     given = parse_conninfo(text, subject=subject)
     if not given.value("service"):
         return text
-    attempt = PGconn.connect_start(given.text.encode())  # the only way to have libpq read the file
-    try:
-        found = {o.keyword.decode(): o.val.decode() for o in attempt.info if o.val is not None}
-        if found and not (found.get("host") or found.get("hostaddr")):
-            found["host"] = attempt.host.decode()  # the folder of the default socket
-    finally:
-        attempt.finish()
+    found, host = _read_by_libpq(given)
+    if found and not (found.get("host") or found.get("hostaddr")):
+        found["host"] = host  # the folder of the default socket
     if not found:
         raise SettingsError(
             f"no service file defines the service {given.value('service')}",
@@ -287,13 +283,22 @@ def expanded(conninfo: Conninfo) -> Conninfo:
     """The connection string with all that its service file says, secrets too."""
     if not conninfo.value("service"):
         return conninfo
+    found, _ = _read_by_libpq(conninfo)
+    known = {key: value for key, value in found.items() if value and not conninfo.value(key)}
+    return Conninfo((*conninfo.pairs, *known.items()))
+
+
+def _read_by_libpq(conninfo: Conninfo) -> tuple[dict[str, str], str]:
+    """Return the parameters with those of a service file and the defaults, and the first host.
+
+    To begin a connection is the only way to have libpq read the file.
+    """
     attempt = PGconn.connect_start(conninfo.text.encode())
     try:
-        found = {o.keyword.decode(): o.val.decode() for o in attempt.info if o.val}
+        values = {o.keyword.decode(): o.val.decode() for o in attempt.info if o.val is not None}
+        return values, attempt.host.decode()
     finally:
         attempt.finish()
-    known = {key: value for key, value in found.items() if not conninfo.value(key)}
-    return Conninfo((*conninfo.pairs, *known.items()))
 
 
 def _knock_local(paths: list[str]) -> Reach:

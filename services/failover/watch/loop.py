@@ -275,9 +275,8 @@ class Watch:
                 done = self._repoint(view, journal, lock)
         except SlotbridgeError as error:
             self._tell(f"repoint failed: {error}")
-            well = (
-                error.exit_code is ExitCode.LOCKED
-            )  # another command is at work: this does not count as an attempt
+            # Where another command is at work, this does not count as an attempt.
+            well = error.exit_code is ExitCode.LOCKED
             counts = replace(counts, failures=counts.failures + (not well))
         else:
             well = done.exit_code is ExitCode.OK
