@@ -202,7 +202,7 @@ def test_a_standby_that_was_started_anew_has_more_wal_than_it_tells(sound: Exami
     trio = sound.trio
     written = ask(trio.standby, "SELECT count(*) FROM t", trio.dbname)
     set_on(trio.standby, recovery_min_apply_delay="'1h'")
-    write(trio.primary, trio.dbname, 3001)
+    write(trio.primary, trio.dbname, 3101)
     target = ask(trio.primary, "SELECT pg_current_wal_flush_lsn()::text")
     received = f"SELECT pg_last_wal_receive_lsn() >= '{target}'"
     eventually(lambda: ask(trio.standby, received), what="b has received it")
