@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-WORKERS ?= 4
+WORKERS ?= 3
 # Empty: an environment without pyspark, and no tests of the Spark consumers.
 SPARK  ?= 1
 
@@ -21,7 +21,8 @@ help: ## list the targets
 demo: $(READY) ## the whole product under load: kill the primary, fail over, compare the four copies
 	@$(BIN)/slotbridge demo $(DEMO_OPTIONS)
 
-# WORKERS processes with servers of their own; a file's tests stay together and share what they make.
+# WORKERS processes with servers of their own: with more on two processors, deadlines pass.
+# A file's tests stay together and share what they make.
 # The bridge's scenarios run on the oldest supported PostgreSQL too; POSTGRES=17.10 runs all else on that.
 # Then the tests without servers on every other Python 3.11 to 3.13 that is found: PYTHONS= leaves them out.
 PYTHONS ?= 1

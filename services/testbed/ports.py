@@ -1,5 +1,6 @@
 """Free TCP ports on the loopback address."""
 
+import atexit
 import random
 import socket
 from collections import deque
@@ -57,6 +58,12 @@ def require_free(port: int, *, server: str) -> None:
             hint="stop the program that listens there (`ss -ltnp` names it), then try again",
             exit_code=ExitCode.PORT_IN_USE,
         )
+
+
+@atexit.register
+def _close_marks() -> None:
+    while _marks:
+        _marks.pop().close()
 
 
 def _mark(port: int) -> bool:

@@ -66,6 +66,10 @@ class Member:
         except (urllib.error.URLError, OSError):
             return False
 
+    def may_lead(self) -> bool:
+        """Whether Patroni has it as the synchronous standby, the only one that it promotes."""
+        return _is_200(f"http://127.0.0.1:{self.rest_port}/sync")
+
     def kill(self) -> None:
         """SIGKILL to Patroni and to every process of its PostgreSQL, as when the machine dies."""
         assert self.process is not None
@@ -203,6 +207,10 @@ def patroni_pair() -> Iterator[PatroniPair]:
         try:
             pair.start()
             yield pair
+        except BaseException:
+            for name in pair.members:
+                print(f"the end of {name}'s log:", pair.log_of(name)[-5000:], sep="\n")  # noqa: T201
+            raise
         finally:
             pair.end()
 

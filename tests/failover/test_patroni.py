@@ -67,6 +67,7 @@ def test_patroni_promotes_and_watch_does_the_rest(
             eventually(lambda: ids(subscriber, dbname) == acknowledged, what="it has all")
             ran = slotfailover("switchover", "--config", str(config), "--yes")
             assert (ran.code, "patronictl switchover" in ran.err) == (2, True), ran.err
+            eventually(b.may_lead, what="b is the synchronous standby")
             a.kill()
             eventually(
                 lambda: b.leads() and takes_writes(b),

@@ -274,7 +274,7 @@ def test_bytes_are_named_also_where_the_standby_seems_to_stream(
     tell(trio.primary, "CREATE TABLE t (id int PRIMARY KEY, note text)", dbname=trio.dbname)
     names = "ALTER SYSTEM SET synchronous_standby_names = ''"
     tell(trio.primary, names, "SELECT pg_reload_conf()")
-    config = configuration(tmp_path, trio, step_deadline_ms=1_500)
+    config = configuration(tmp_path, trio, step_deadline_ms=5_000)
     receiver = psutil.Process(ask(trio.standby, "SELECT pid FROM pg_stat_wal_receiver"))
     receiver.suspend()
     try:

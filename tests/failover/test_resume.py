@@ -215,7 +215,7 @@ def test_a_consumer_that_does_not_drain_lets_the_switchover_be_taken_back(
     """The subscriber waits for a lock: it has all the WAL, and can't confirm it."""
     trio = new_pair()
     subscribe(trio, "s1")
-    config = configuration(tmp_path, trio, step_deadline_ms=2500)
+    config = configuration(tmp_path, trio, step_deadline_ms=5000)
     with connect(trio.subscriber, trio.dbname) as locker:
         with locker.transaction():
             locker.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
