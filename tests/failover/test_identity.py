@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -71,6 +72,38 @@ def test_no_command_and_no_new_watch_follows_an_old_primary_that_came_back(
         assert replica.metric("slotfailover_repoints_total") == 0
     assert f"port='{trio.standby.port}'" in ask(trio.subscriber, SUBSCRIPTION + "'s1'", trio.dbname)
     assert (5000,) not in ids(trio.subscriber, trio.dbname)
+
+
+def test_check_finds_an_old_primary_by_what_the_journal_alone_remembers(
+    new_pair: NewPair, tmp_path: Path
+) -> None:
+    """No subscription tells of the newer timeline, as where a bridge is the only consumer."""
+    trio = new_pair()
+    promote(trio.primary, trio.standby)
+    config = configuration(tmp_path, trio)
+    assert slotfailover("repoint", "--config", config, "--yes").code == 0
+    trio.standby.kill()
+    for setting in ("synchronized_standby_slots", "synchronous_standby_names"):
+        tell_at_start(trio.primary, setting)
+    journal = tmp_path / "journal"
+    (found,) = timeline_findings(config)
+    assert (found["severity"], found["subject"]) == ("critical", "a"), found
+    assert "older than timeline 2" in found["what"] and "the journal" in found["what"]
+    status = slotfailover("status", "--config", config, "--json")
+    (line,) = [line for line in status.json["lines"] if line["kind"] == "PRIMARY"]
+    assert not line["good"] and "an OLD primary" in line["text"], line
+    journal.unlink()
+    (found,) = timeline_findings(config)
+    assert found["severity"] == "ok", "nothing remembers it"
+    journal.mkdir()
+    unread = timeline_findings(config)
+    assert [f["severity"] for f in unread] == ["ok", "not judged"], unread
+    assert "journal" in unread[1]["what"]
+
+
+def timeline_findings(config: Path) -> list[Any]:
+    checked = slotfailover("check", "--config", config, "--json")
+    return [f for f in checked.json["findings"] if f["check"] == "primary-timeline"]
 
 
 def tell_at_start(server: Server, setting: str) -> None:

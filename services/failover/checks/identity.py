@@ -40,6 +40,8 @@ def primary_timeline(facts: Facts) -> Iterator[Seen]:
             because="two lines of history can't be joined by a program",
         ),
     )
+    for why in facts.view.unread:
+        yield Seen(primary.name, "", unknown=why)
 
 
 @check(

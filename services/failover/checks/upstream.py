@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from services.failover.checks import hba, remedies
 from services.failover.checks.model import Needs, Seen, Severity, check
 from services.failover.checks.standby import GROUP, NO_NEW_COPIES
+from services.failover.model.preconditions import outdated
 from services.failover.model.receiver import reconnected
 from services.failover.model.statements import RELOAD
 from services.failover.model.topology import follows
@@ -129,10 +130,11 @@ def standby_cut_off(facts: Facts) -> Iterator[Seen]:
 
 
 def _reconnect(facts: Facts, node: Node) -> Remedy:
-    """Where it led before, unless another node is the primary by now, or none is."""
+    """Where it led before, unless another node is the primary by now, an old one, or none is."""
     around = node.state.surroundings if node.state is not None else None
     primary = facts.view.primary
-    if not node.leading and (primary is None or not primary.writable or not follows(node, primary)):
+    right = primary is not None and primary.writable and not outdated(facts.view, primary)
+    if not node.leading and not (right and primary is not None and follows(node, primary)):
         return remedies.manual(
             f"go on with the command that was broken off: slotfailover resume, which leads "
             f"{node.name} to the primary; or, where nothing was promoted, slotfailover resume "

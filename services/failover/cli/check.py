@@ -7,13 +7,17 @@ from typing import Annotated
 import typer
 
 from schemas.errors import ExitCode, SettingsError
+from schemas.settings import FailoverSettings
 from services.failover.checks.check_report import Checkup, check_up
 from services.failover.checks.model import Order
 from services.failover.cli import output
 from services.failover.cli.options import Config, Json, settings_of
 from services.failover.execute.fix import Fixes, fixes_of, repair
+from services.failover.execute.history import read_history
 from services.failover.execute.journal import FIX
+from services.failover.execute.timeline_memory import recall
 from services.failover.model.managers import require_unmanaged
+from services.failover.model.view import View
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.kafka_progress import with_published
 from services.runtime.process import configure_logging, exit_codes
@@ -59,9 +63,10 @@ def check(
         if fix:
             require_unmanaged(settings.managed_by, FIX)
         with Cluster(settings, bridge, admin=fix) as cluster:
+            memory = _Memory(cluster, settings)
 
             def look() -> Checkup:
-                view = with_published(kafka, slot, cluster.survey)
+                view = with_published(kafka, slot, memory.survey)
                 return check_up(view, standby)
 
             checkup = look()
@@ -77,6 +82,27 @@ def check(
         else:
             output.print_check(output.on_stdout(), checkup, problems=problems)
         raise SystemExit(int(checkup.strict_exit_code if strict else checkup.exit_code))
+
+
+class _Memory:
+    """The cluster, surveyed with what the journals remember, which are read once."""
+
+    def __init__(self, cluster: Cluster, settings: FailoverSettings) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._recalled = False
+
+    def survey(self) -> View:
+        """Survey as `Cluster.survey` does."""
+        view = self._cluster.survey()
+        if self._recalled:
+            return view
+        path, database = self._settings.journal, self._settings.journal_database
+        unread: list[str] = []
+        entries = read_history(self._cluster, view, path, database, unread)
+        recall(self._cluster, entries, None, unread)
+        self._recalled = True
+        return self._cluster.with_memory(view)
 
 
 def _agrees(fixes: Fixes, *, yes: bool) -> bool:

@@ -8,6 +8,7 @@ from services.failover.cli.options import Config, Json, settings_of
 from services.failover.execute.history import read_history, unfinished
 from services.failover.execute.lock import holder
 from services.failover.execute.pair_status import status_of
+from services.failover.execute.timeline_memory import recall
 from services.failover.model.view import View
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.server_link import Unreachable
@@ -20,14 +21,19 @@ def status(config: Config, as_json: Json = False) -> None:
         settings, bridge = settings_of(config)
         with Cluster(settings, bridge) as cluster:
             view, problems = cluster.observe_all()
-            entries = read_history(cluster, view, settings.journal, settings.journal_database)
+            unread: list[str] = []
+            path, database = settings.journal, settings.journal_database
+            entries = read_history(cluster, view, path, database, unread)
+            notes = recall(cluster, entries, None, unread)
+            view = cluster.with_memory(view)
             holders = _holders(cluster, view, settings.journal_database)
             found = status_of(view, entries, unfinished(entries), holders)
         if as_json:
             output.print_json(found.as_json())
         else:
             output.print_status(output.on_stdout(), found)
-            output.print_notes(output.on_stderr(), [str(error) for error in problems.values()])
+            unseen = [*(str(error) for error in problems.values()), *notes]
+            output.print_notes(output.on_stderr(), unseen)
         raise SystemExit(int(found.exit_code))
 
 

@@ -17,6 +17,7 @@ from schemas.errors import ExitCode
 from schemas.lsn import format_lsn
 from services.failover.checks.loss import last_contact, losses
 from services.failover.checks.readiness import candidate, judge_all
+from services.failover.model.preconditions import outdated
 from services.failover.model.topology import follows
 
 if TYPE_CHECKING:
@@ -90,7 +91,10 @@ def _node(view: View, node: Node, entries: list[Entry]) -> Line:
             text = f"timeline {timeline}, FENCED ({mark}): no writes; {since}"
         else:
             text = f"timeline {timeline}, takes writes; {since}"
-        return Line("PRIMARY", node.name, text, good=alone and not node.fenced)
+        old = outdated(view, node)
+        if old:
+            text += f"; an OLD primary: {old}"
+        return Line("PRIMARY", node.name, text, good=alone and not node.fenced and not old)
     primary = view.primary
     if primary is None or primary.state is None:
         at = format_lsn(node.received)

@@ -20,7 +20,7 @@ from services.failover.model.timelines import Milestone, milestone_in
 from services.failover.model.view import Published
 from services.failover.observe.bridge_client import Bridge
 from services.failover.observe.cluster import Cluster
-from services.failover.observe.kafka_progress import read_published
+from services.failover.observe.kafka_progress import KAFKA, read_published
 from services.failover.observe.last_contact import Told
 from services.failover.plan.steps.promotion import PROMOTES
 
@@ -78,17 +78,19 @@ def recall(
         slots = entry.intent.get("failover_slots")
         if isinstance(slots, list):
             known = KnownSlots(frozenset(map(str, slots)), entry.at)
-    if published is not None and published.system_identifier:
-        cluster_, timeline = published.system_identifier, published.timeline
-        found.append(("Kafka", Milestone(cluster_, timeline, published.began)))
+    if published is not None and published.milestone is not None:
+        found.append((KAFKA, published.milestone))
     cluster.milestones = tuple(found)
+    cluster.unread = tuple(unread)
     cluster.published = published
     cluster.promotions = tuple(promotions)
     cluster.sightings.told = told
     cluster.recorded_at = max((e.at for e in kept), default="", key=instant)
     cluster.known_slots = known.names
     cluster.known_slots_at = known.at
-    notes = [f"not judged: which timelines and orders to promote it has; {why}" for why in unread]
+    notes = [
+        f"not judged: which timelines and orders to promote it has; {why}" for why in cluster.unread
+    ]
     if published is not None and published.problem:
         why = published.problem
         notes.append(f"not judged: how far Kafka is, as its record can't be read ({why})")

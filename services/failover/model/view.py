@@ -234,6 +234,13 @@ class Published:
     began: int | None = None
     """Where that timeline left its parent; None where the record does not tell."""
 
+    @property
+    def milestone(self) -> Milestone | None:
+        """The timeline that Kafka has met; None where there is no record."""
+        if not self.system_identifier:
+            return None
+        return Milestone(self.system_identifier, self.timeline, self.began)
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -249,6 +256,8 @@ class View:
     """Where the bridge can be told of a new primary."""
     milestones: tuple[tuple[str, Milestone], ...] = ()
     """(who says so, timeline) of what the journal and Kafka remember; see `met`."""
+    unread: tuple[str, ...] = ()
+    """The journals that could not be read, and why: what these remember is not known."""
     sighting: Sighting | None = None
     """While no node takes writes: the last that did, where that is remembered."""
     known_standbys: frozenset[str] = frozenset()

@@ -123,6 +123,7 @@ class Cluster:
         self._pool = ThreadPoolExecutor(servers + 2, thread_name_prefix="observe")
         self._publishers = Publishers(self._stranger, self._pool, float(self._timeout_s))
         self.milestones: tuple[tuple[str, Milestone], ...] = ()
+        self.unread: tuple[str, ...] = ()
         self.published: Published | None = None
         self.known_slots: frozenset[str] = frozenset()
         self.promotions: tuple[tuple[str, str], ...] = ()
@@ -167,17 +168,25 @@ class Cluster:
             tuple(subscribers),
             self._bridge_slot,
             bridge_url=url,
-            milestones=self.milestones,
-            published=self.published,
-            known_slots=self.known_slots,
-            known_slots_at=self.known_slots_at,
-            promotions=self.promotions,
             managed_by=self._managed_by,
         )
         require_distinct(view)
         view = self._publishers.identify(view)
         view = replace(view, nodes=tuple(self._pool.map(self._with_received, view.nodes)))
-        return self.sightings.complete(view), problems
+        return self.with_memory(view), problems
+
+    def with_memory(self, view: View) -> View:
+        """The view with what journals, Kafka and this machine remember, as far as it is known."""
+        remembering = replace(
+            view,
+            milestones=self.milestones,
+            unread=self.unread,
+            published=self.published,
+            known_slots=self.known_slots,
+            known_slots_at=self.known_slots_at,
+            promotions=self.promotions,
+        )
+        return self.sightings.complete(remembering)
 
     @contextlib.contextmanager
     def in_database(self, name: str, dbname: str) -> Iterator[Link]:

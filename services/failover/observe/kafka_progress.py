@@ -9,6 +9,8 @@ from services.failover.checks.facts import bridge_position
 from services.failover.model.view import Published, View
 
 _DEADLINE_S = 10.0
+KAFKA = "Kafka"
+"""Who remembers the timeline of a progress record."""
 
 
 def with_published(
@@ -25,7 +27,9 @@ def with_published(
     origin = bridge_position(view) or 0
     again = not first.problem and origin > (first.lsn or 0)
     later = read_published(kafka, slot, _DEADLINE_S) if again else first
-    return replace(view, published=replace(later, lsn=first.lsn, latest=later.latest))
+    published = replace(later, lsn=first.lsn, latest=later.latest)
+    met = () if published.milestone is None else ((KAFKA, published.milestone),)
+    return replace(view, published=published, milestones=(*view.milestones, *met))
 
 
 def read_published(kafka: KafkaSettings, slot: str, deadline_s: float) -> Published:

@@ -98,7 +98,6 @@ def test_the_position_in_kafka(bridged: Examiner, kafka: Broker, topic_prefix: s
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 2})
     producer.produce(progress_topic(other), record.model_dump_json(), SLOT)
     assert producer.flush(30) == 0
-    del producer, admin  # ended before the broker is
     ahead = changed(bridged, topic_prefix=other)
     found = ahead.expect("kafka-record", "consumer-ahead")
     planned = slotfailover_process("switchover", "--to", "b", "--dry-run", "--config", ahead.config)
@@ -106,6 +105,13 @@ def test_the_position_in_kafka(bridged: Examiner, kafka: Broker, topic_prefix: s
     assert f"{SLOT}: its consumer is ahead of b" in planned.err
     assert "of another database" in found["kafka-record"][0]["what"]
     assert found["consumer-ahead"][0]["evidence"].startswith("Kafka is at ")
+    system = ask(bridged.trio.primary, "SELECT system_identifier::text FROM pg_control_system()")
+    newer = record.model_copy(update={"system_identifier": system, "timeline": 2})
+    producer.produce(progress_topic(other), newer.model_dump_json(), SLOT)
+    assert producer.flush(30) == 0
+    del producer, admin  # ended before the broker is
+    (finding,) = ahead.expect("primary-timeline", "consumer-ahead")["primary-timeline"]
+    assert "older than timeline 2, which Kafka remembers" in finding["what"]
 
     away = changed(bridged, bootstrap_servers=f"127.0.0.1:{free_port()}")
     (finding,) = away.expect("kafka-record")["kafka-record"]
