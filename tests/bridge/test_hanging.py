@@ -69,6 +69,9 @@ def test_each_witness_alone_is_enough() -> None:
     assert not was_committed(waiting, after, confirmed_lsn=129), "what was announced, no more"
     assert was_committed(WHOLE, after, shown=[Place(120, 0)])
     assert was_committed(PART, record(200, 110, seq=9), shown=[Place(200, 5)])
+    part, next_part = record(200, 110, seq=9), record(200, 110, seq=14, producer=1)
+    assert was_committed(PART, part, confirmed_lsn=110, behind=[part, next_part])
+    assert not was_committed(PART, part, confirmed_lsn=110, behind=[part])
 
 
 @given(st.binary() | st.none())

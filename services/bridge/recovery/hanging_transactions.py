@@ -13,7 +13,8 @@ of ours can be open, every partition that stays unstable gets one record that me
     commit   where its events are among what the last visible progress record covers, or where a
              witness shows that Kafka had decided so: the origin is beyond that record, the slot is
              beyond what it announces or was told of all that the first hidden one has, some
-             partition shows events beyond it
+             partition shows events beyond it, the other producer's record stands behind the hidden
+             one
     abort    else: the slot sends again what it had
 
 of the producer that has written it (`producer_pair`; of both where that is not known). Committed,
@@ -40,6 +41,7 @@ from schemas.events import (
 )
 from services.bridge.events.event import Event
 from services.bridge.events.shaping.outbox import Headers
+from services.bridge.recovery.visible_record import read_visible
 from services.bridge.sink.offsets import Partition
 from services.bridge.sink.producer_pair import BOTH
 from services.bridge.sink.topics import Topics
@@ -168,6 +170,7 @@ def _was_committed(
         confirmed_lsn=(found.confirmed_flush_lsn if found is not None else None) or 0,
         origin_lsn=primary.origin_lsn() or 0,
         shown=[place for place in _shown(topics, stuck) if remaining(place, lost)],
+        behind=read_visible(topics, slot).hidden if record is not None else (),
     )
 
 
@@ -245,12 +248,16 @@ def was_committed(
     confirmed_lsn: int = 0,
     origin_lsn: int = 0,
     shown: Iterable[Place] = (),
+    behind: Iterable[ProgressRecord] = (),
 ) -> bool:
     """Whether a witness shows that Kafka had decided to commit what hangs. Pure.
 
     `last`: the last visible record, `hanging`: the first that is not. `confirmed_lsn`,
     `origin_lsn`: how far the slot and the origin have been told. `shown`: places of the last
-    visible events.
+    visible events. `behind`: the records from `hanging` on, whether Kafka has committed them or
+    not. The bridge begins a transaction only once the one before, which is the other producer's,
+    has committed. Slot and origin need not know: they are never told of a part of a transaction,
+    and may be out of reach.
 
     Where commits wait, the slot is told of what was announced: but of a position with events only
     once Kafka had committed them, so also of the end of a record that covers whole transactions.
@@ -263,6 +270,7 @@ def was_committed(
         or origin_lsn > recorded
         or confirmed_lsn > announced
         or any(not has(last, place) for place in shown)
+        or (hanging is not None and any(one.producer != hanging.producer for one in behind))
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from schemas.errors import ExitCode
+from schemas.events import progress_topic
 from schemas.settings import KafkaSettings
 from services.bridge.recovery import hanging_transactions
 from services.bridge.sink.topics import Topics
@@ -139,7 +140,7 @@ def test_the_next_transaction_is_aborted_and_does_not_take_it_along(
     names = forget_markers(own_kafka, bridge.prefix, since_ms, is_any)
     tell(conninfo, bridge, record.end_lsn)
     own_kafka.start()
-    name = f"slotbridge.{bridge.prefix}.{bridge.slot}" + ("", "~2")[1 - record.producer]
+    name = transactional_id(bridge, 1 - record.producer)
     following = Producer(
         {"bootstrap.servers": own_kafka.bootstrap_servers, "transactional.id": name}
     )
@@ -153,6 +154,43 @@ def test_the_next_transaction_is_aborted_and_does_not_take_it_along(
     await_session(bridge, 3)
     assert "decision=commit" in bridge.output
     assert_intact(bridge, load, conninfo)
+
+
+def test_a_record_behind_it_tells_that_it_was_committed(
+    conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
+) -> None:
+    """Nobody could tell the slot: the network to the server was cut meanwhile. The bridge went on
+    with its other producer, whose transaction has no events, and was told to all partitions.
+    """
+    bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
+    load.more(20)
+    bridge.kill()
+    since_ms = _commit_once(bridge, load)
+    record = bridge.progress()[-1]
+    own_kafka.kill()
+    assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
+    own_kafka.start()
+    following = record.model_copy(update={"producer": 1 - record.producer, "ends": {}})
+    producer = Producer(
+        {
+            "bootstrap.servers": own_kafka.bootstrap_servers,
+            "transactional.id": transactional_id(bridge, following.producer),
+        }
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    value = following.model_dump_json().encode()
+    producer.produce(progress_topic(bridge.prefix), value, bridge.slot.encode(), 0)
+    producer.commit_transaction(30)
+    bridge.start()
+    await_session(bridge, 3)
+    assert_intact(bridge, load, conninfo)
+    assert "decision=commit" in bridge.output
+
+
+def transactional_id(bridge: Bridge, turn: int) -> str:
+    """Of one of the bridge's two producers."""
+    return f"slotbridge.{bridge.prefix}.{bridge.slot}" + ("", "~2")[turn]
 
 
 def test_it_looks_at_what_a_partition_was_not_told_before_it_goes_on(
