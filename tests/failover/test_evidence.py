@@ -11,13 +11,13 @@ from services.failover.model.loss_limit import Sighting
 from services.failover.model.timelines import Feeding
 from services.failover.model.view import Node, NodeState, Reach, Subscription, View
 from services.failover.plan.failover import plan_failover
-from services.failover.plan.request import Plan, Wish
+from services.failover.plan.request import Plan, Request
 from services.failover.plan.steps.step import Action
 from services.failover.plan.switchover import plan_switchover
 from tests.failover.views import PORTS, node, slot, state, subscriber, subscription
 
-OFF = Wish(old_primary_is_off=True)
-NOW = Wish()
+OFF = Request(old_primary_is_off=True)
+NOW = Request()
 
 
 def anywhere(names: str = "abc") -> Conninfo:
@@ -37,15 +37,15 @@ def fed_by(said: NodeState, name: str, host: str = "db") -> NodeState:
     return replace(said, provenance=replace(said.provenance, fed=fed))
 
 
-def refusal(view: View, wish: Wish = NOW, planner: Any = plan_failover) -> SlotbridgeError:
+def refusal(view: View, request: Request = NOW, planner: Any = plan_failover) -> SlotbridgeError:
     with pytest.raises(OperatorNeeded) as refused:
-        planner(view, wish)
+        planner(view, request)
     assert refused.value.exit_code is ExitCode.SPLIT_BRAIN
     return refused.value
 
 
-def promotes(view: View, name: str, wish: Wish = NOW) -> Plan:
-    plan = plan_failover(view, wish)
+def promotes(view: View, name: str, request: Request = NOW) -> Plan:
+    plan = plan_failover(view, request)
     assert plan.new_primary == name
     assert Action.PROMOTE in [step.action for step in plan.steps]
     return plan
@@ -112,13 +112,13 @@ def test_a_drained_primary_that_feeds_by_an_unknown_address_is_known_by_its_slot
     found = subscription("s1", at="6432", fed=True, heard_age_s=0.1, identified=True)
     where = replace(subscriber("sub", found), in_recovery=True)
     b = node("b", state(slot("s1"), streams=True))
-    wish = Wish(fence=True, target="b")
+    request = Request(fence=True, target="b")
     for pid in (7, None):
         a = node("a", state(slot("s1", synced=False, active_pid=pid), standby=False))
         if pid is None:
-            assert "sub/s1 is fed by" in refusal(View((a, b), (where,)), wish).message
+            assert "sub/s1 is fed by" in refusal(View((a, b), (where,)), request).message
         else:
-            promotes(View((a, b), (where,)), "b", wish)
+            promotes(View((a, b), (where,)), "b", request)
 
 
 def test_a_silent_node_may_have_been_promoted() -> None:
@@ -128,16 +128,16 @@ def test_a_silent_node_may_have_been_promoted() -> None:
     # A switchover to b that was killed once it had given the order: a is fenced, b cut off.
     fenced = node("a", state(standby=False, fenced=True))
     streams = node("c", state(streams=True))
-    wish = Wish(target="c", final_lsn=1000)
+    request = Request(target="c", final_lsn=1000)
     for planner in (plan_failover, plan_switchover):
-        refused = refusal(trio(fenced, silent("b"), streams), wish, planner)
+        refused = refusal(trio(fenced, silent("b"), streams), request, planner)
         assert "b does not answer" in refused.message
     # A primary that takes writes is handed over, whoever else is away.
     here = trio(node("a", state(standby=False)), silent("b"), streams, seen_writable="a")
-    plan = plan_switchover(here, Wish(target="c"))
+    plan = plan_switchover(here, Request(target="c"))
     assert Action.PROMOTE in [step.action for step in plan.steps]
     begun = replace(here, promotions=(("b", "2026-01-01T00:00:00+00:00"),))
-    assert "b does not answer" in refusal(begun, Wish(target="c"), plan_switchover).message
+    assert "b does not answer" in refusal(begun, Request(target="c"), plan_switchover).message
 
 
 def test_a_silent_node_that_was_a_standby_is_only_no_witness() -> None:
@@ -156,7 +156,7 @@ def test_a_silent_node_that_was_a_standby_is_only_no_witness() -> None:
 def test_the_last_primary_that_is_silent_is_not_overridden_by_accepting_losses() -> None:
     seen = Sighting("c", 2, 1000, 3.0, "")
     view = trio(node("a", None), node("b", state()), silent("c"), sighting=seen)
-    assert "c does not answer" in refusal(view, Wish(accept_data_loss=0)).message
+    assert "c does not answer" in refusal(view, Request(accept_data_loss=0)).message
 
 
 def test_a_third_node_that_was_a_standby_does_not_veto() -> None:
@@ -193,7 +193,7 @@ def test_a_standby_that_was_copied_from_a_fenced_primary_is_let_write() -> None:
     assert "ALTER SYSTEM RESET default_transaction_read_only" in refused.value.hint
     living = View((node("a", state(standby=False)), node("b", replace(copied, replication=replace(
         copied.replication, receiver_streaming=True)))), ())  # fmt: skip
-    switched = plan_switchover(living, Wish(target="b"))
+    switched = plan_switchover(living, Request(target="b"))
     assert any("default_transaction_read_only" in step.subject for step in switched.steps)
 
 

@@ -24,7 +24,7 @@ from services.failover.model.loss_limit import LossLimit, Sighting
 from services.failover.model.view import Node, View
 from services.failover.observe.last_contact import Sightings
 from services.failover.plan.failover import plan_failover
-from services.failover.plan.request import Wish
+from services.failover.plan.request import Request
 from services.failover.plan.resume import Intent
 from services.testbed.postgres import PostgresServer
 from tests.conftest import NewPair
@@ -32,7 +32,9 @@ from tests.failover.servers import ask, configuration, slotfailover, subscribe, 
 from tests.failover.views import PORTS, node, state
 from tests.providers.waiting import eventually
 
-OFF: dict[str, Any] = {"old_primary_is_off": True} if hasattr(Wish(), "old_primary_is_off") else {}
+OFF: dict[str, Any] = (
+    {"old_primary_is_off": True} if hasattr(Request(), "old_primary_is_off") else {}
+)
 
 
 def standby(name: str, received: int, timeline: int = 1, application: str = "") -> Node:
@@ -46,16 +48,16 @@ def view(*nodes: Node, lsn: int = 0, synchronous: str = "", timeline: int = 1) -
     return View((node("a", None), *nodes), (), sighting=seen, loss_limit=LossLimit(100))
 
 
-def refusal(seen: View, wish: Wish = Wish()) -> OperatorNeeded:  # noqa: B008 - it is frozen
+def refusal(seen: View, request: Request = Request()) -> OperatorNeeded:  # noqa: B008 - it is frozen
     with pytest.raises(OperatorNeeded) as refused:
-        plan_failover(seen, replace(wish, **OFF))
+        plan_failover(seen, replace(request, **OFF))
     assert refused.value.exit_code is ExitCode.NOT_READY
     return refused.value
 
 
 def planned(seen: View, **wanted: Any) -> str:
-    wish = replace(Wish(), **{**wanted, **OFF})
-    return "; ".join(plan_failover(seen, wish).notes)
+    request = replace(Request(), **{**wanted, **OFF})
+    return "; ".join(plan_failover(seen, request).notes)
 
 
 def test_an_older_timeline_with_more_wal_is_not_promoted() -> None:
@@ -63,7 +65,7 @@ def test_an_older_timeline_with_more_wal_is_not_promoted() -> None:
     chosen = candidate(seen)
     assert chosen is not None
     assert chosen.name == "b"
-    refused = refusal(seen, Wish(target="c"))
+    refused = refusal(seen, Request(target="c"))
     assert "c is on timeline 1, b on 2" in refused.message
 
 
@@ -80,10 +82,10 @@ def test_two_timelines_of_one_number_are_not_taken_for_one() -> None:
 
 def test_a_target_behind_another_standby_is_refused_by_the_bytes() -> None:
     seen = view(standby("b", 1000), standby("c", 1064))
-    refused = refusal(seen, Wish(target="b"))
+    refused = refusal(seen, Request(target="b"))
     assert "b lacks 64 bytes of WAL that c has" in refused.message
     assert "--accept-data-loss 64" in refused.hint
-    refusal(seen, Wish(target="b", accept_data_loss=63))
+    refusal(seen, Request(target="b", accept_data_loss=63))
     assert "loss accepted" in planned(seen, target="b", accept_data_loss=64)
 
 

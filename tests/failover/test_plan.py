@@ -11,7 +11,7 @@ from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, Slot
 from services.failover.checks.readiness import judge_all
 from services.failover.model.view import Published, Reach, View
 from services.failover.plan.failover import plan_failover
-from services.failover.plan.request import Plan, Wish
+from services.failover.plan.request import Plan, Request
 from services.failover.plan.steps.step import Action
 from tests.failover.views import (
     RECEIVED,
@@ -25,23 +25,23 @@ from tests.failover.views import (
     views,
 )
 
-wishes = st.builds(
-    Wish,
+requests = st.builds(
+    Request,
     st.sets(st.sampled_from((*SLOT_NAMES, "gone"))).map(frozenset),
     require_subscribers=st.booleans(),
 )
 
 
-def planned(view: View, wish: Wish) -> Plan | None:
+def planned(view: View, request: Request) -> Plan | None:
     """The plan, or None if the failover is refused; a bug is no refusal."""
     with contextlib.suppress(OperatorNeeded, Retryable, SetupError):
-        return plan_failover(view, wish)
+        return plan_failover(view, request)
     return None
 
 
-def refusal(view: View, wish: Wish | None = None) -> SlotbridgeError:
+def refusal(view: View, request: Request | None = None) -> SlotbridgeError:
     with pytest.raises(SlotbridgeError) as caught:
-        plan_failover(view, wish or Wish())
+        plan_failover(view, request or Request())
     return caught.value
 
 
@@ -49,16 +49,18 @@ def actions(plan: Plan) -> list[str]:
     return [step.action.value for step in plan.steps]
 
 
-@given(views(), wishes)
-def test_plans_resumed_from_every_interrupted_prefix_reach_the_goal(view: View, wish: Wish) -> None:
-    whole = planned(view, wish)
+@given(views(), requests)
+def test_plans_resumed_from_every_interrupted_prefix_reach_the_goal(
+    view: View, request: Request
+) -> None:
+    whole = planned(view, request)
     if whole is None:
         return
     for step in (None, *whole.steps):
         view = view if step is None else step.effect(view)
         here = view
         for _ in range(50):
-            plan = plan_failover(here, wish)
+            plan = plan_failover(here, request)
             if not plan.steps:
                 break
             here = plan.steps[0].effect(here)
@@ -71,22 +73,24 @@ def test_plans_resumed_from_every_interrupted_prefix_reach_the_goal(view: View, 
             assert not where.usable or found.conninfo.leads_to(here.primary.endpoints)
 
 
-@given(views(), wishes)
-def test_no_plan_promotes_what_would_lose_a_slot_or_split_the_pair(view: View, wish: Wish) -> None:
-    plan = planned(view, wish)
+@given(views(), requests)
+def test_no_plan_promotes_what_would_lose_a_slot_or_split_the_pair(
+    view: View, request: Request
+) -> None:
+    plan = planned(view, request)
     if plan is None or Action.PROMOTE not in [step.action for step in plan.steps]:
         return
     chosen = view.node(plan.new_primary)
     assert not view.writable
     assert all(n.reach is not Reach.CLOSED for n in view.nodes)
     lost = {verdict.slot for verdict in judge_all(view, chosen) if not verdict.ready}
-    assert lost <= wish.accept_loss_of
+    assert lost <= request.accept_loss_of
     assert chosen.received == max(n.received for n in view.standbys)
 
 
-@given(views(), wishes)
-def test_subscriptions_are_disabled_before_the_promotion(view: View, wish: Wish) -> None:
-    plan = planned(view, wish)
+@given(views(), requests)
+def test_subscriptions_are_disabled_before_the_promotion(view: View, request: Request) -> None:
+    plan = planned(view, request)
     if plan is None or Action.PROMOTE not in [step.action for step in plan.steps]:
         return
     for step in plan.steps:
@@ -99,18 +103,18 @@ def test_subscriptions_are_disabled_before_the_promotion(view: View, wish: Wish)
         assert not (where.usable and fed_by_old)
 
 
-@given(views(), wishes)
+@given(views(), requests)
 def test_an_old_primary_that_comes_back_before_the_promotion_stops_it(
-    view: View, wish: Wish
+    view: View, request: Request
 ) -> None:
-    plan = planned(view, wish)
+    plan = planned(view, request)
     if plan is None:
         return
     for step in plan.steps:
         if step.action is Action.PROMOTE:
             back = node("a", state(slot("s1", synced=False), standby=False))
             revived = replace(view, nodes=(back, *view.nodes[1:]))
-            assert refusal(revived, wish).exit_code is ExitCode.SPLIT_BRAIN
+            assert refusal(revived, request).exit_code is ExitCode.SPLIT_BRAIN
         view = step.effect(view)
 
 
@@ -129,7 +133,7 @@ def test_the_steps_are_in_order_and_show_no_password() -> None:
             synchronized="standby_1",
             synchronous="x",
         ),
-        Wish(),
+        Request(),
     )
     expected = [
         *("reset", "reset", "disable", "cut", "promote"),
@@ -166,12 +170,12 @@ def test_a_promotion_made_by_a_person_is_completed() -> None:
     view = dead_primary(
         subscriber("sub", subscription("s1")), slots=(slot("s1"),), standby=False, timeline=2
     )
-    assert actions(plan_failover(view, Wish())) == ["disable", "repoint", "enable", "flow"]
+    assert actions(plan_failover(view, Request())) == ["disable", "repoint", "enable", "flow"]
 
 
 def test_a_subscription_that_a_person_disabled_stays_so_but_follows() -> None:
     view = dead_primary(subscriber("sub", subscription("s1", enabled=False)), slots=(slot("s1"),))
-    plan = plan_failover(view, Wish())
+    plan = plan_failover(view, Request())
     assert actions(plan) == ["cut", "promote", "repoint", "reconnect"]
     assert any("stays so" in note for note in plan.notes)
 
@@ -186,9 +190,9 @@ def test_the_standby_with_the_most_wal_is_chosen_even_if_its_slots_refuse_it() -
         (),
     )
     assert refusal(view).exit_code is ExitCode.NOT_READY
-    assert plan_failover(view, Wish(frozenset({"s1"}))).new_primary == "b"
+    assert plan_failover(view, Request(frozenset({"s1"}))).new_primary == "b"
     same = replace(view, nodes=(*view.nodes[:2], node("c", state(slot("s1"), received=2000))))
-    assert plan_failover(same, Wish()).new_primary == "c"
+    assert plan_failover(same, Request()).new_primary == "c"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +214,7 @@ def test_a_consumer_ahead_of_the_standby_refuses_and_once_accepted_is_not_fed() 
     ahead = subscription("s1", remote_lsn=1001)
     view = dead_primary(subscriber("sub", ahead), slots=(slot("s1"),))
     assert refusal(view).exit_code is ExitCode.NOT_READY
-    plan = plan_failover(view, Wish(frozenset({"s1"})))
+    plan = plan_failover(view, Request(frozenset({"s1"})))
     assert actions(plan) == ["disable", "cut", "promote", "repoint", "reconnect"]
     assert any(note.startswith("loss accepted") for note in plan.notes)
 
@@ -222,10 +226,10 @@ def test_a_slot_made_after_the_failover_is_a_gap_that_can_be_accepted() -> None:
         standby=False,
         timeline=2,
     )
-    plan = plan_failover(view, Wish())
+    plan = plan_failover(view, Request())
     assert actions(plan) == ["repoint"]
     assert [left.exit_code for left in plan.left] == [ExitCode.WITNESSES_DISAGREE]
-    accepted = plan_failover(view, Wish(frozenset({"s1"})))
+    accepted = plan_failover(view, Request(frozenset({"s1"})))
     assert actions(accepted) == ["repoint", "enable", "flow"]
 
 
@@ -235,7 +239,7 @@ def test_a_synchronized_slot_past_the_last_applied_transaction_is_no_gap() -> No
         subscriber("sub", subscription("s1", remote_lsn=450)),
         slots=(slot("s1", confirmed_flush_lsn=500),),
     )
-    assert "enable" in actions(plan_failover(view, Wish()))
+    assert "enable" in actions(plan_failover(view, Request()))
 
 
 def test_an_unreachable_subscriber_is_left_for_another_run() -> None:
@@ -244,14 +248,14 @@ def test_an_unreachable_subscriber_is_left_for_another_run() -> None:
         subscriber("far", reach=Reach.SILENT),
         slots=(slot("s1"),),
     )
-    plan = plan_failover(view, Wish())
+    plan = plan_failover(view, Request())
     assert [left.subject for left in plan.left] == ["far"]
     assert "promote" in actions(plan)
 
 
 def test_subscriptions_that_would_be_left_behind_refuse_where_none_may_be() -> None:
     """One that gives no answer, one that nobody knows, one that is given no address."""
-    everybody = Wish(require_subscribers=True)
+    everybody = Request(require_subscribers=True)
     far = subscriber("far", reach=Reach.SILENT)
     unknown = subscriber("near", subscription("s1", at="6432"))
     behind = {
@@ -261,7 +265,7 @@ def test_subscriptions_that_would_be_left_behind_refuse_where_none_may_be() -> N
     a, b = dead_primary(slots=(slot("s1"),)).nodes
     private = View((a, replace(b, private=True)), (subscriber("near", subscription("s1")),))
     for subject, view in {**behind, "near/s1 ": private}.items():
-        assert "promote" in actions(plan_failover(view, Wish()))
+        assert "promote" in actions(plan_failover(view, Request()))
         refused = refusal(view, everybody)
         assert (refused.exit_code, refused.subject) == (ExitCode.NOT_READY, subject.strip())
         assert "promote without --require-subscribers" in refused.hint
@@ -277,7 +281,7 @@ def test_subscriptions_that_would_be_left_behind_refuse_where_none_may_be() -> N
 def test_events_that_kafka_has_and_the_standby_lacks_refuse() -> None:
     """The bridge's slot looks ready: only its progress record tells."""
     view = replace(dead_primary(slots=(slot("s1"),)), bridge_slot="s1")
-    assert "promote" in actions(plan_failover(view, Wish()))
+    assert "promote" in actions(plan_failover(view, Request()))
     ahead = replace(view, published=Published(RECEIVED + 1, RECEIVED + 1, "7000", 1))
     refused = refusal(ahead)
     assert refused.exit_code is ExitCode.NOT_READY
@@ -300,7 +304,7 @@ def test_nodes_of_different_clusters_and_nodes_that_hide_are_refused() -> None:
 
 
 def test_a_setting_from_the_command_line_is_left_to_the_operator() -> None:
-    plan = plan_failover(dead_primary(synchronous="x", source="command line"), Wish())
+    plan = plan_failover(dead_primary(synchronous="x", source="command line"), Request())
     assert actions(plan) == ["cut", "promote", "reconnect"]
     assert "command line" in plan.left[0].reason
 
@@ -311,7 +315,7 @@ def test_a_subscription_of_another_cluster_is_left_alone() -> None:
     unknown = subscription("s3", at="proxy")
     slots = (slot("s1"), slot("s2"), slot("s3"))
     view = dead_primary(subscriber("sub", foreign, ours, unknown), slots=slots)
-    plan = plan_failover(view, Wish())
+    plan = plan_failover(view, Request())
     assert {step.subject for step in plan.steps} == {"", "s2"}
     assert [found.name for _, found in view.strangers()] == ["s1"]
     assert [found.name for _, found in view.unidentified()] == ["s3"]

@@ -15,7 +15,7 @@ from services.failover.model.host_commands import machine_of
 from services.failover.model.view import Reach, View
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.rejoin import plan_rejoin, plan_repoint
-from services.failover.plan.request import Plan, Wish, learned
+from services.failover.plan.request import Plan, Request, after_step
 from services.failover.plan.resume import Intent, choose
 from services.failover.plan.steps.step import Action
 from services.failover.plan.switchover import plan_rollback, plan_switchover
@@ -76,13 +76,15 @@ pairs = st.builds(
         max_size=1,
     ),
 )
-wishes = st.builds(
-    Wish, target=st.sampled_from(["", "b"]), rejoin=st.sampled_from([frozenset(), frozenset("a")])
+requests = st.builds(
+    Request,
+    target=st.sampled_from(["", "b"]),
+    rejoin=st.sampled_from([frozenset(), frozenset("a")]),
 )
 
 
 def test_the_whole_way_in_order() -> None:
-    plan = plan_switchover(pair(), Wish(rejoin=frozenset("a")))
+    plan = plan_switchover(pair(), Request(rejoin=frozenset("a")))
     assert actions(plan) == BEFORE + AFTER
     assert plan.why == "a hands over to it"
     assert not plan.left
@@ -92,7 +94,7 @@ def test_the_whole_way_in_order() -> None:
 
 def test_a_consumer_far_behind_is_waited_for_before_writes_are_fenced() -> None:
     view = pair(consumer=0, received=2**30, standby={"received": 2**30})
-    assert actions(plan_switchover(view, Wish()))[:2] == ["settle", "fence"]
+    assert actions(plan_switchover(view, Request()))[:2] == ["settle", "fence"]
 
 
 def test_a_consumer_that_no_standby_gets_is_waited_for_before_the_server_is_stopped() -> None:
@@ -104,33 +106,33 @@ def test_a_consumer_that_no_standby_gets_is_waited_for_before_the_server_is_stop
         assert living.state is not None
         more = replace(living.state, slots=(*living.state.slots, other))
         view = replace(view, nodes=(replace(living, state=more), view.nodes[1]))
-        drain = next(s for s in plan_switchover(view, Wish()).steps if s.action is Action.DRAIN)
+        drain = next(s for s in plan_switchover(view, Request()).steps if s.action is Action.DRAIN)
         assert ("other" in drain.slots) == hands
 
 
 def test_without_commands_it_says_what_is_left() -> None:
-    plan = plan_switchover(pair(hands=False), Wish(rejoin=frozenset("a")))
+    plan = plan_switchover(pair(hands=False), Request(rejoin=frozenset("a")))
     assert "stop" not in actions(plan)
     assert "rejoin" not in actions(plan)
     assert any("no `stop` command" in note for note in plan.notes)
     assert [left.subject for left in plan.left] == ["a"]
 
 
-@given(pairs, wishes, st.integers(0, 20))
-def test_every_prefix_goes_on_to_the_same_end(view: View, wish: Wish, cut: int) -> None:
+@given(pairs, requests, st.integers(0, 20))
+def test_every_prefix_goes_on_to_the_same_end(view: View, request: Request, cut: int) -> None:
     """Cut anywhere, with what the run had learned forgotten, `resume` ends as the plan does."""
     with contextlib.suppress(OperatorNeeded, Retryable, SetupError):
-        whole = plan_switchover(view, wish)
+        whole = plan_switchover(view, request)
         for step in whole.steps[:cut]:
             view = step.effect(view)
-        intent = Intent("switchover", "b", wish.rejoin)
-        planner, again = choose(view, Wish(), intent)
+        intent = Intent("switchover", "b", request.rejoin)
+        planner, again = choose(view, Request(), intent)
         for _ in range(60):
             plan = planner(view, again)
             if not plan.steps:
                 break
             view = plan.steps[0].effect(view)
-            again = learned(again, plan.steps[0], view)
+            again = after_step(again, plan.steps[0], view)
             assert plan.steps[0].holds(view)
         assert not plan.steps
         assert [n.name for n in view.writable] == ["b"]
@@ -139,17 +141,19 @@ def test_every_prefix_goes_on_to_the_same_end(view: View, wish: Wish, cut: int) 
             assert not found.marked
 
 
-@given(pairs, wishes, st.integers(0, 20))
-def test_every_prefix_before_the_promotion_goes_back(view: View, wish: Wish, cut: int) -> None:
+@given(pairs, requests, st.integers(0, 20))
+def test_every_prefix_before_the_promotion_goes_back(
+    view: View, request: Request, cut: int
+) -> None:
     with contextlib.suppress(OperatorNeeded, Retryable, SetupError):
-        whole = plan_switchover(view, wish)
+        whole = plan_switchover(view, request)
         for step in whole.steps[:cut]:
             if step.action is Action.PROMOTE:
                 break
             if step.action is Action.STOP:
                 break  # what a start brings back is for servers to show
             view = step.effect(view)
-        while (plan := plan_rollback(view, Wish())).steps:
+        while (plan := plan_rollback(view, Request())).steps:
             view = plan.steps[0].effect(view)
         assert [n.name for n in view.writable] == ["a"]
         settled = [
@@ -158,10 +162,12 @@ def test_every_prefix_before_the_promotion_goes_back(view: View, wish: Wish, cut
         assert not any(found.marked for found in settled)
 
 
-@given(pairs, wishes)
-def test_nobody_is_promoted_beside_a_primary_that_takes_writes(view: View, wish: Wish) -> None:
+@given(pairs, requests)
+def test_nobody_is_promoted_beside_a_primary_that_takes_writes(
+    view: View, request: Request
+) -> None:
     with contextlib.suppress(OperatorNeeded, Retryable, SetupError):
-        for step in plan_switchover(view, wish).steps:
+        for step in plan_switchover(view, request).steps:
             if step.action is Action.PROMOTE:
                 assert not view.writable
                 assert step.lsn is None or view.node("b").received >= step.lsn
@@ -181,7 +187,7 @@ def test_nobody_is_promoted_beside_a_primary_that_takes_writes(view: View, wish:
 )
 def test_what_refuses_it_while_nothing_is_changed(view: View, code: ExitCode, says: str) -> None:
     with pytest.raises((OperatorNeeded, SetupError)) as caught:
-        plan_switchover(view, Wish())
+        plan_switchover(view, Request())
     assert caught.value.exit_code is code
     assert says in str(caught.value)
 
@@ -189,55 +195,55 @@ def test_what_refuses_it_while_nothing_is_changed(view: View, code: ExitCode, sa
 def test_a_switchover_leaves_no_subscription_behind_where_none_may_be() -> None:
     view = pair()
     away = replace(view, subscribers=(*view.subscribers, subscriber("far", reach=Reach.SILENT)))
-    everybody = Wish(target="b", require_subscribers=True)
+    everybody = Request(target="b", require_subscribers=True)
     assert "promote" in actions(plan_switchover(view, everybody))
-    assert "promote" in actions(plan_switchover(away, Wish(target="b")))
+    assert "promote" in actions(plan_switchover(away, Request(target="b")))
     with pytest.raises(OperatorNeeded) as refused:
         plan_switchover(away, everybody)
     assert (refused.value.exit_code, refused.value.subject) == (ExitCode.NOT_READY, "far")
     begun = Intent.of("switchover", {"target": "b", "system": "7000", "require_subscribers": True})
-    assert choose(away, Wish(), begun)[1].require_subscribers
+    assert choose(away, Request(), begun)[1].require_subscribers
 
 
 def test_targets_that_are_none() -> None:
     with pytest.raises(SettingsError, match="x is not a node"):
-        plan_switchover(pair(), Wish(target="x"))
-    assert actions(plan_switchover(pair(), Wish(target="a"))) == []
+        plan_switchover(pair(), Request(target="x"))
+    assert actions(plan_switchover(pair(), Request(target="a"))) == []
     gone = pair()
     gone = replace(gone, nodes=(gone.nodes[0], node("b", None)))
     with pytest.raises(Retryable, match="no standby answers"):
-        plan_switchover(gone, Wish())
+        plan_switchover(gone, Request())
 
 
 def test_a_dead_primary_is_not_switched_over() -> None:
     dead = View((node("a", None), node("b", state(slot("s1")))), ())
     with pytest.raises(Retryable, match="no node answers as a primary"):
-        plan_switchover(dead, Wish())
-    assert "promote" in actions(plan_switchover(dead, Wish(final_lsn=RECEIVED)))
+        plan_switchover(dead, Request())
+    assert "promote" in actions(plan_switchover(dead, Request(final_lsn=RECEIVED)))
 
 
 def test_fencing_a_primary_that_lives_or_may_live() -> None:
     armed = MachineSettings(fence="stonith {node} {port}")
     alive = pair(hands=False)
-    plan = plan_failover(alive, Wish(fence=True))
+    plan = plan_failover(alive, Request(fence=True))
     assert actions(plan)[:4] == ["fence", "mark", "disable", "promote"]
     old = replace(alive.nodes[0], machine=machine_of("a", armed, Address("db", "", "1")))
-    plan = plan_failover(replace(alive, nodes=(old, alive.nodes[1])), Wish(fence=True))
+    plan = plan_failover(replace(alive, nodes=(old, alive.nodes[1])), Request(fence=True))
     assert actions(plan)[:5] == ["fence", "mark", "disable", "shoot", "promote"]
     assert plan.steps[3].command == ("stonith", "a", "1")
     hidden = replace(old, state=None, reach=Reach.CLOSED)
     closed = replace(alive, nodes=(hidden, alive.nodes[1]))
     with pytest.raises(OperatorNeeded, match="may be writing"):
-        plan_failover(closed, Wish())
-    assert "shoot" in actions(plan_failover(closed, Wish(fence=True)))
+        plan_failover(closed, Request())
+    assert "shoot" in actions(plan_failover(closed, Request(fence=True)))
     dead = replace(alive, nodes=(replace(old, state=None, reach=Reach.REFUSED), alive.nodes[1]))
-    assert actions(plan_failover(dead, Wish(fence=True)))[0] == "shoot"
+    assert actions(plan_failover(dead, Request(fence=True)))[0] == "shoot"
 
 
 def test_several_standbys_the_others_follow_and_one_that_is_ahead_must_rejoin() -> None:
     third = node("c", state(slot("s1"), streams=True, received=900))
     view = replace(pair(), nodes=(*pair().nodes, third))
-    plan = plan_switchover(view, Wish(rejoin=frozenset("a")))
+    plan = plan_switchover(view, Request(rejoin=frozenset("a")))
     assert plan.new_primary == "b"
     assert "follow" in actions(plan)
     named = [s for s in plan.steps if s.subject == "synchronized_standby_slots"][-1]
@@ -245,7 +251,7 @@ def test_several_standbys_the_others_follow_and_one_that_is_ahead_must_rejoin() 
     assert "standby_1" in named.text
     promoted = state(slot("s1"), standby=False, timeline=2, switch_lsn=900)
     ahead = View((node("a", None), node("b", promoted), node("c", state(received=950))), ())
-    assert [left.subject for left in plan_failover(ahead, Wish()).left] == ["c"]
+    assert [left.subject for left in plan_failover(ahead, Request()).left] == ["c"]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +266,7 @@ def test_a_standby_is_compared_with_every_switch_of_the_primarys_history(
     history = replace(promoted.provenance, history=((1, 500), (2, 900)))
     c = state(timeline=timeline, received=received)
     view = View((node("b", replace(promoted, provenance=history)), node("c", c)), ())
-    plan = plan_switchover(view, Wish(target="b", promoted="b"))
+    plan = plan_switchover(view, Request(target="b", promoted="b"))
     assert ("follow" in actions(plan)) is not diverged
     assert [left.subject for left in plan.left] == (["c"] if diverged else [])
 
@@ -271,7 +277,7 @@ def test_repoint_touches_subscriptions_alone() -> None:
         (node("a", None), node("b", promoted), node("c", state())),
         (subscriber("sub", subscription("s1")),),
     )
-    plan = plan_repoint(view, Wish())
+    plan = plan_repoint(view, Request())
     assert actions(plan) == ["disable", "repoint", "enable", "flow"]
     assert any("names standbys not there" in note for note in plan.notes)
 
@@ -286,30 +292,30 @@ def test_a_bridge_whose_slot_is_gone_is_told_of_if_it_ever_ran() -> None:
         (replace(promoted, slots=(lost,)), ["bridge"]),
     ):
         view = View((node("a", None), node("b", said)), (), "own")
-        plan = plan_repoint(view, Wish())
+        plan = plan_repoint(view, Request())
         assert [item.subject for item in plan.left] == left
         assert "bridge" not in actions(plan)
-        assert not plan_repoint(view, Wish(frozenset({"own"}))).left
+        assert not plan_repoint(view, Request(frozenset({"own"}))).left
 
 
 def test_rejoin_refuses_strangers_the_primary_and_pairs_without_one() -> None:
     with pytest.raises(SettingsError, match="x is not a node"):
-        plan_rejoin(pair(), Wish(rejoin=frozenset("x")))
+        plan_rejoin(pair(), Request(rejoin=frozenset("x")))
     with pytest.raises(OperatorNeeded, match="a is the primary"):
-        plan_rejoin(pair(), Wish(rejoin=frozenset("a")))
+        plan_rejoin(pair(), Request(rejoin=frozenset("a")))
     with pytest.raises(OperatorNeeded, match="takes writes"):
-        plan_rejoin(View((node("a", None), node("b", state())), ()), Wish(rejoin=frozenset("a")))
+        plan_rejoin(View((node("a", None), node("b", state())), ()), Request(rejoin=frozenset("a")))
 
 
 def test_resume_without_anything_begun() -> None:
     nothing = View((node("a", None), node("b", state(slot("s1")))), ())
     with pytest.raises(OperatorNeeded, match="nothing was begun"):
-        choose(nothing, Wish(), None)
-    planner, _ = choose(nothing, Wish(), Intent("failover", "b"))
+        choose(nothing, Request(), None)
+    planner, _ = choose(nothing, Request(), Intent("failover", "b"))
     assert planner is plan_failover
     marked = pair(subscriptions=[subscription("s1", marked=True)])
-    planner, wish = choose(marked, Wish(), None)
-    assert actions(planner(marked, wish)) == ["enable"]
+    planner, request = choose(marked, Request(), None)
+    assert actions(planner(marked, request)) == ["enable"]
 
 
 def test_commands_with_mistakes_are_named() -> None:

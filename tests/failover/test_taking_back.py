@@ -23,12 +23,12 @@ from services.failover.model.timelines import Milestone, Provenance
 from services.failover.model.view import Node, Reach, View
 from services.failover.observe.cluster import Cluster
 from services.failover.plan.failover import plan_failover
-from services.failover.plan.request import Wish
+from services.failover.plan.request import Request
 from services.failover.plan.resume import Intent, choose
 from services.failover.plan.steps.step import Action, Step
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.failover.watch import loop
-from services.failover.watch.assessment import sight_of
+from services.failover.watch.assessment import assess
 from tests.failover.test_plan_switchover import actions, pair
 from tests.failover.views import RECEIVED, node, slot, state, subscriber, subscription
 
@@ -61,18 +61,18 @@ def test_a_fence_stays_while_a_standby_that_may_have_been_promoted_is_not_seen(
 ) -> None:
     view = unanswered(pair(fenced=True), "b", reach)
     with pytest.raises(OperatorNeeded, match="b does not answer as a standby") as caught:
-        plan_rollback(view, Wish())
+        plan_rollback(view, Request())
     assert caught.value.exit_code is ExitCode.SPLIT_BRAIN
     assert "slotfailover resume --rollback" in caught.value.hint
-    itself = Wish(found_writable=frozenset("a"))
+    itself = Request(found_writable=frozenset("a"))
     assert actions(plan_rollback(view, itself))[0] == "unfence"
 
 
 def test_a_fence_stays_while_a_standby_is_on_a_newer_timeline() -> None:
     view = pair(fenced=True, standby={"timeline": 2})
     with pytest.raises(OperatorNeeded, match="b is on timeline 2, a on 1"):
-        plan_rollback(view, Wish())
-    assert "unfence" in actions(plan_rollback(pair(fenced=True), Wish()))
+        plan_rollback(view, Request())
+    assert "unfence" in actions(plan_rollback(pair(fenced=True), Request()))
 
 
 class Fake:
@@ -125,9 +125,9 @@ def test_a_lock_that_another_command_has_got_leaves_everything_as_it_is(
             )
 
     run = run_of(fake, monkeypatch, hold)
-    wish = Wish(target="b", fence=command is plan_failover, subscribers_may_stay=True)
+    request = Request(target="b", fence=command is plan_failover, subscribers_may_stay=True)
     with pytest.raises(Retryable, match="nothing was taken back") as caught:
-        run.carry_out(fake.view, wish, command, undo=True)
+        run.carry_out(fake.view, request, command, undo=True)
     assert caught.value.exit_code is ExitCode.LOCKED
     assert "(on a: x)" in caught.value.message
     assert "Now a is the primary, fenced" in caught.value.hint
@@ -151,7 +151,7 @@ def test_an_error_while_an_error_is_told_hides_neither_it_nor_the_journals_end(
 
     monkeypatch.setattr(fake, "observe", blind)
     with pytest.raises(Retryable, match="it failed; and it could not be taken back") as caught:
-        run.carry_out(fake.view, Wish(target="b"), plan_switchover, undo=True)
+        run.carry_out(fake.view, Request(target="b"), plan_switchover, undo=True)
     assert "nothing can be seen" in caught.value.message
     assert caught.value.hint.startswith("try again. Now a is the primary, fenced")
     (outcome,) = ended
@@ -168,7 +168,7 @@ def test_what_is_taken_back_asks_every_standby_whether_it_is_to_be_a_primary(
     fake = Fake(pair(hands=False))
     run = run_of(fake, monkeypatch, lambda _view: None, fails="disable")
     with pytest.raises(SlotbridgeError) as caught:
-        run.carry_out(fake.view, Wish(target="b"), plan_switchover, undo=True)
+        run.carry_out(fake.view, Request(target="b"), plan_switchover, undo=True)
     assert ("b has been told to promote itself" in caught.value.message) is not goes_on
     assert fake.view.node("a").fenced is not goes_on
 
@@ -177,20 +177,20 @@ def test_an_older_timeline_is_not_compared_in_bytes() -> None:
     behind = {"timeline": 1, "received": RECEIVED, "streams": False}
     alive = pair(hands=False, timeline=2, received=900, standby=behind)
     fenced = pair(hands=False, timeline=2, received=900, standby=behind, fenced=True)
-    for planner, view, wish in (
-        (plan_failover, alive, Wish(fence=True)),
-        (plan_failover, fenced, Wish(fence=True)),
-        (plan_switchover, alive, Wish()),
-        (plan_switchover, fenced, Wish()),
+    for planner, view, request in (
+        (plan_failover, alive, Request(fence=True)),
+        (plan_failover, fenced, Request(fence=True)),
+        (plan_switchover, alive, Request()),
+        (plan_switchover, fenced, Request()),
     ):
         with pytest.raises(OperatorNeeded, match="b is on timeline 1, and the primary a on 2"):
-            planner(view, wish)
+            planner(view, request)
 
 
 def test_wal_that_the_primary_never_wrote_is_not_compared_in_bytes() -> None:
     more = pair(hands=False, received=900, standby={"streams": False})
     with pytest.raises(OperatorNeeded, match="b has 100 bytes of WAL that a never wrote"):
-        plan_failover(more, Wish(fence=True))
+        plan_failover(more, Request(fence=True))
 
     def since(each: Node, lsn: int) -> Node:
         assert each.state is not None
@@ -199,7 +199,7 @@ def test_wal_that_the_primary_never_wrote_is_not_compared_in_bytes() -> None:
     view = pair(hands=False, timeline=2, standby={"timeline": 2})
     view = replace(view, nodes=(since(view.nodes[0], 300), since(view.nodes[1], 200)))
     with pytest.raises(OperatorNeeded, match="timeline 2 of b began elsewhere"):
-        plan_failover(view, Wish(fence=True))
+        plan_failover(view, Request(fence=True))
 
 
 def test_the_mark_never_stands_without_the_fence() -> None:
@@ -217,24 +217,24 @@ def test_a_switchover_past_a_leak_asks_for_a_stop_command(fenced: bool) -> None:
     view = pair(hands=False, leaks=(LEAK,), fenced=fenced)
     armed = with_machine(view, "a", MachineSettings(fence="stonith {node}"))
     with pytest.raises(OperatorNeeded, match="a could still be written") as caught:
-        plan_switchover(armed, Wish())
+        plan_switchover(armed, Request())
     assert "`stop` command" in caught.value.hint
     stops = with_machine(view, "a", MachineSettings(stop="stop {node}"))
-    assert "promote" in actions(plan_switchover(stops, Wish()))
-    assert "shoot" in actions(plan_failover(armed, Wish(fence=True)))
+    assert "promote" in actions(plan_switchover(stops, Request()))
+    assert "shoot" in actions(plan_failover(armed, Request(fence=True)))
 
 
 def test_resume_does_not_wait_for_wal_that_does_not_come() -> None:
     lacks = pair(
         hands=False, fenced=True, consumer=500, standby={"streams": False, "received": 900}
     )
-    planner, wish = choose(lacks, Wish(), Intent("failover", "b"))
+    planner, request = choose(lacks, Request(), Intent("failover", "b"))
     with pytest.raises(OperatorNeeded, match="b lacks 100 bytes of WAL that a has") as caught:
-        planner(lacks, wish)
+        planner(lacks, request)
     assert "slotfailover resume --rollback" in caught.value.hint
     has = pair(hands=False, fenced=True, standby={"streams": False})
-    planner, wish = choose(has, Wish(), Intent("failover", "b"))
-    assert "promote" in actions(planner(has, wish))
+    planner, request = choose(has, Request(), Intent("failover", "b"))
+    assert "promote" in actions(planner(has, request))
 
 
 def test_a_note_of_a_subscription_that_was_led_elsewhere_since_is_not_the_newest() -> None:
@@ -244,7 +244,7 @@ def test_a_note_of_a_subscription_that_was_led_elsewhere_since_is_not_the_newest
         promoted = state(slot("s1"), standby=False, timeline=2)
         promoted = replace(promoted, provenance=Provenance(history=((1, 900),)))
         view = View((node("a", None), node("b", promoted)), (there,), milestones=milestones)
-        return sight_of(view, Wish()).remembered
+        return assess(view, Request()).remembered
 
     leads_to = str(Conninfo((("host", "db"), ("port", "5002"))).address)
     assert seen(leads_to)
@@ -300,7 +300,7 @@ def test_watch_sees_before_each_step_that_its_lock_is_held(
     monkeypatch.setattr(loop, "Run", run)
     held = SimpleNamespace(hold=lambda _view: None)
     watch = SimpleNamespace(
-        _cluster=None, _settings=SimpleNamespace(step_deadline_ms=1000), _wish=Wish()
+        _cluster=None, _settings=SimpleNamespace(step_deadline_ms=1000), _request=Request()
     )
     repoint: Any = loop.Watch._repoint
     repoint(watch, View((), ()), None, cast("Lock", held))
@@ -322,11 +322,11 @@ def test_a_primary_that_answers_and_was_fenced_by_this_run_goes_on_beside_a_dead
 
     monkeypatch.setattr(perform_step, "perform", dies)
     with pytest.raises(Retryable, match="it was taken back, a goes on"):
-        run.carry_out(fake.view, Wish(target="b"), plan_switchover, undo=True)
+        run.carry_out(fake.view, Request(target="b"), plan_switchover, undo=True)
     assert fake.view.node("a").writable
 
 
 def test_a_subscription_that_was_given_up_is_not_disabled_again_and_again() -> None:
-    assert "disable" in actions(plan_switchover(pair(), Wish()))
-    before = actions(plan_switchover(pair(), Wish(given_up=frozenset({"sub/s1"}))))
+    assert "disable" in actions(plan_switchover(pair(), Request()))
+    before = actions(plan_switchover(pair(), Request(given_up=frozenset({"sub/s1"}))))
     assert "disable" not in before[: before.index("promote")]

@@ -16,8 +16,8 @@ from services.failover.model.timelines import (
     without_milestone,
 )
 from services.failover.model.view import MARK, View
-from services.failover.plan.request import Wish
-from services.failover.watch.assessment import sight_of
+from services.failover.plan.request import Request
+from services.failover.watch.assessment import assess
 from services.failover.watch.decision import Memory, Rules, Verdict, decide, remember
 from tests.failover.views import node, slot, state, subscriber, subscription
 
@@ -97,7 +97,7 @@ def test_watch_follows_the_timeline_that_was_met_and_no_branch_of_that_number() 
     ):
         memory = Memory()
         for moment in range(3):
-            memory = remember(memory, sight_of(view, Wish()), float(moment), rules)
+            memory = remember(memory, assess(view, Request()), float(moment), rules)
         found = decide(memory, 2.0, rules, paused=False, leading=True)
         assert found.verdict is verdict, found.reason
 
@@ -117,6 +117,6 @@ def test_what_is_not_known_never_lets_watch_act() -> None:
     for view in (unread, forgotten, strange):
         memory = Memory()
         for moment in range(20):
-            memory = remember(memory, sight_of(view, Wish()), float(moment), rules)
+            memory = remember(memory, assess(view, Request()), float(moment), rules)
             found = decide(memory, float(moment), rules, paused=False, leading=True)
             assert found.verdict is not Verdict.ACT, found.reason

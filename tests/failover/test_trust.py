@@ -17,7 +17,7 @@ import pytest
 
 from schemas.errors import SlotbridgeError
 from services.failover.observe import bridge_client
-from services.failover.observe.server_link import Link
+from services.failover.observe.server_link import ServerLink
 from services.testbed.postgres import PostgresServer
 from tests.conftest import NewPair
 from tests.failover.pgbouncer import INSTALLED, pgbouncer
@@ -333,7 +333,7 @@ def test_a_pooler_in_front_of_a_node_is_refused(new_pair: NewPair, tmp_path: Pat
                 ran = slotfailover("failover", "--config", config, "--yes")
                 said = "a connection pooler answers for a" in ran.err
                 assert (ran.code, said) == (25, True), ran.err
-    link = Link("a", trio.primary.conninfo(), connect_timeout_s=3, deadline_s=5)
+    link = ServerLink("a", trio.primary.conninfo(), connect_timeout_s=3, deadline_s=5)
     assert link.ask(lambda c: c.execute("SELECT 1").fetchone()) == (1,)
     link.close()
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from schemas.errors import OperatorNeeded, Retryable, SetupError
 from services.failover.model.view import Node, NodeState, Reach, Subscription, View
 from services.failover.plan.failover import plan_failover
-from services.failover.plan.request import Plan, Wish
+from services.failover.plan.request import Plan, Request
 from services.failover.plan.resume import Intent, choose
 from services.failover.plan.steps.step import Action
 from tests.failover.views import views
 from tests.failover.weakenings import WEAKENINGS, missing, weaker, well_known
 
-wishes = st.builds(
-    Wish,
+requests = st.builds(
+    Request,
     st.sets(st.sampled_from(("s1", "s2", "s3", "s4", "gone"))).map(frozenset),
     old_primary_is_off=st.booleans(),
     fence=st.booleans(),
@@ -29,7 +29,7 @@ wishes = st.builds(
 
 willing = st.builds(
     replace,
-    wishes,
+    requests,
     accept_loss_of=st.sampled_from(
         [frozenset(("s1", "s2", "s3", "s4", "kept", "gone"))] * 3 + [frozenset()]
     ),
@@ -70,29 +70,29 @@ def _weak(subscription: Subscription) -> Subscription:
     return replace(subscription, fed=True, heard_age_s=None)
 
 
-def promotes(view: View, wish: Wish) -> Plan | None:
+def promotes(view: View, request: Request) -> Plan | None:
     """The plan, if it promotes; None where it is refused, or where nothing is to be promoted."""
     with contextlib.suppress(OperatorNeeded, Retryable, SetupError):
-        plan = plan_failover(view, wish)
+        plan = plan_failover(view, request)
         if any(step.action is Action.PROMOTE for step in plan.steps):
             return plan
     return None
 
 
-@given(views(), wishes, st.sampled_from(sorted(NODES)), st.sampled_from("abc"))
+@given(views(), requests, st.sampled_from(sorted(NODES)), st.sampled_from("abc"))
 def test_a_weakened_node_never_enables_a_promotion(
-    view: View, wish: Wish, how: str, name: str
+    view: View, request: Request, how: str, name: str
 ) -> None:
     """What was refused stays refused, for the same candidate, once less is known."""
     weaker = replace(view, nodes=tuple(NODES[how](n) if n.name == name else n for n in view.nodes))
-    plan = promotes(weaker, wish)
+    plan = promotes(weaker, request)
     if plan is None:
         return
-    before = promotes(view, replace(wish, target=plan.new_primary))
+    before = promotes(view, replace(request, target=plan.new_primary))
     others = [n for n in view.nodes if n.name != plan.new_primary]
     if any(n.leading or n.reach is Reach.CLOSED for n in others):
         # It fell silent: then somebody has to vouch for that.
-        assert wish.old_primary_is_off or wish.fence
+        assert request.old_primary_is_off or request.fence
     elif name != plan.new_primary and how != "hides its slots":
         assert before is not None
 
@@ -104,20 +104,20 @@ def test_every_field_of_what_is_observed_has_been_thought_about() -> None:
 
 @given(well_known(), willing, st.sampled_from(WEAKENINGS), st.sampled_from("abc"))
 def test_a_field_that_is_not_known_never_enables_a_promotion_in_silence(
-    view: View, wish: Wish, weakening: tuple[type, str, Any, bool], name: str
+    view: View, request: Request, weakening: tuple[type, str, Any, bool], name: str
 ) -> None:
     owner, field, value, said = weakening
-    plan = promotes(weaker(view, owner, field, value, name), wish)
-    if plan is None or promotes(view, replace(wish, target=plan.new_primary)) is not None:
+    plan = promotes(weaker(view, owner, field, value, name), request)
+    if plan is None or promotes(view, replace(request, target=plan.new_primary)) is not None:
         return
     assert said, f"without {owner.__name__}.{field} it is promoted"
     notes = "; ".join(plan.notes)
     assert "not judged" in notes or "what came after the last contact" in notes
 
 
-@given(views(), wishes)
+@given(views(), requests)
 def test_a_subscription_that_may_be_fed_by_another_server_forbids_it(
-    view: View, wish: Wish
+    view: View, request: Request
 ) -> None:
     weaker = replace(
         view,
@@ -126,7 +126,7 @@ def test_a_subscription_that_may_be_fed_by_another_server_forbids_it(
             for each in view.subscribers
         ),
     )
-    plan = promotes(weaker, wish)
+    plan = promotes(weaker, request)
     if plan is None:
         return
     new = view.node(plan.new_primary)
@@ -139,24 +139,26 @@ def test_a_subscription_that_may_be_fed_by_another_server_forbids_it(
     assert not elsewhere or drained
 
 
-@given(views(), wishes)
-def test_a_standby_that_may_still_receive_is_asked_or_forbids_it(view: View, wish: Wish) -> None:
+@given(views(), requests)
+def test_a_standby_that_may_still_receive_is_asked_or_forbids_it(
+    view: View, request: Request
+) -> None:
     receives = NODES["may still be receiving"]
     nodes = tuple(receives(node) if node.standby else node for node in view.nodes)
     weaker = replace(view, nodes=nodes)
-    plan = promotes(weaker, wish)
+    plan = promotes(weaker, request)
     if plan is None:
         return
     asked = {step.server for step in plan.steps if step.action is Action.ASK}
     drained = any(step.action is Action.MARK for step in plan.steps)
     assert drained or asked == {node.name for node in weaker.standbys}
-    assert drained or wish.old_primary_is_off or wish.fence
+    assert drained or request.old_primary_is_off or request.fence
 
 
-@given(views(), wishes)
-def test_a_promotion_is_ordered_only_on_proof(view: View, wish: Wish) -> None:
+@given(views(), requests)
+def test_a_promotion_is_ordered_only_on_proof(view: View, request: Request) -> None:
     """Whatever is planned, at the order nobody else leads, hides, or feeds anybody."""
-    plan = promotes(view, wish)
+    plan = promotes(view, request)
     if plan is None:
         return
     shot = {step.server for step in plan.steps if step.action is Action.SHOOT}
@@ -181,7 +183,7 @@ def test_an_intent_of_another_day_cluster_or_timeline_is_not_taken_up(
 ) -> None:
     intent = Intent("failover", "b", frozenset("a"), system, timeline, age_s)
     with contextlib.suppress(OperatorNeeded, Retryable, SetupError):
-        _, wish = choose(view, Wish(), intent)
-        assert not wish.accept_loss_of
+        _, request = choose(view, Request(), intent)
+        assert not request.accept_loss_of
         if age_s > 86_400 or system == "9":
-            assert not wish.rejoin
+            assert not request.rejoin

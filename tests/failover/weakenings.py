@@ -89,7 +89,7 @@ TABLE: dict[type, dict[str, Unknown | str]] = {
         "may_see_origins": _unknown(_no_origins, said=True),
         "upstream": _unknown(None),
         "early_sessions": "a fence needs a superuser, who sees every session",
-        "surroundings": CHECK,
+        "details": CHECK,
         "fence_mark": _unknown("", "timeline 99 by x"),
         "cut": "it is part of primary_conninfo, as `upstream` is",
     },

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Blocker:
     """Something that is still to do, or that an operator must do."""
 
     subject: str
@@ -45,7 +45,7 @@ class Left:
 
 def fault_of(
     subscriber: Subscriber, subscription: Subscription, node: Node, *, positions: bool
-) -> Left | None:
+) -> Blocker | None:
     """Why the subscription must not be fed by the new primary `node`; None if it may.
 
     `positions`: it has not been fed by it before, so its position must fit.
@@ -55,7 +55,7 @@ def fault_of(
     name = subscription.slot_name
     slot = node.state.slot(name) if name is not None else None
     if name is None or slot is None or slot.temporary:
-        return Left(
+        return Blocker(
             where,
             f"the slot {name} is not on {node.name}" if name else "it has no slot",
             "what it missed is lost to it: create the slot, then load its tables anew "
@@ -64,7 +64,7 @@ def fault_of(
             name or "",
         )
     if slot.invalidation_reason is not None:
-        return Left(
+        return Blocker(
             where,
             f"the slot {name} is invalidated on {node.name}: {slot.invalidation_reason}",
             "drop the slot, create it again, and load the subscription's tables anew",
@@ -74,7 +74,7 @@ def fault_of(
     return _misplaced(where, subscription, node, name) if positions else None
 
 
-def _misplaced(where: str, subscription: Subscription, node: Node, name: str) -> Left | None:
+def _misplaced(where: str, subscription: Subscription, node: Node, name: str) -> Blocker | None:
     state = node.state
     assert state is not None
     slot = state.slot(name)
@@ -82,7 +82,7 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
     if slot is None or position is None:
         return None
     if state.server.timeline > 1 and state.provenance.history is None:
-        return Left(
+        return Blocker(
             where,
             f"nobody can tell whether it has transactions that {node.name} never had: our role "
             f"can't read the history of timeline {state.server.timeline}",
@@ -93,7 +93,7 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
         )
     switch = _left_its_timeline(subscription, state, switch)
     if switch is not None and position > switch:
-        return Left(
+        return Blocker(
             where,
             f"it has transactions that {node.name} never had: it is at {format_lsn(position)}, "
             f"the timeline of {node.name} begins at {format_lsn(switch)}",
@@ -103,7 +103,7 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
         )
     written = state.replication.written_lsn
     if written is not None and position > written:
-        return Left(
+        return Blocker(
             where,
             f"it is at {format_lsn(position)}, {node.name} has WAL up to {format_lsn(written)}: "
             "another primary has fed it",
@@ -114,7 +114,7 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
         )
     flushed = slot.confirmed_flush_lsn or 0
     if not slot.synced and flushed > position:
-        return Left(
+        return Blocker(
             where,
             f"the slot {name} on {node.name} was made after the failover and begins at "
             f"{format_lsn(flushed)}, but the subscription is at {format_lsn(position)}",
@@ -139,11 +139,13 @@ def _left_its_timeline(
     return left_at(state.provenance.history or (), met.timeline)
 
 
-def lost_copies(subscriber: Subscriber, subscription: Subscription, node: Node) -> tuple[Left, ...]:
+def lost_copies(
+    subscriber: Subscriber, subscription: Subscription, node: Node
+) -> tuple[Blocker, ...]:
     """Initial copies that can't be finished from `node`; the other tables go on."""
     known = {slot.slot_name for slot in node.state.slots} if node.state is not None else set()
     return tuple(
-        Left(
+        Blocker(
             f"{subscriber.name}/{subscription.name}",
             f"a table's initial copy waits for the slot {name}, which is not on {node.name}",
             "TRUNCATE that table there, take it out of the publication, REFRESH PUBLICATION, add "
@@ -154,10 +156,10 @@ def lost_copies(subscriber: Subscriber, subscription: Subscription, node: Node) 
     )
 
 
-def unreachable(view: View) -> tuple[Left, ...]:
+def unreachable(view: View) -> tuple[Blocker, ...]:
     """The subscribers whose subscriptions can't be changed now."""
     return tuple(
-        Left(
+        Blocker(
             subscriber.name,
             "it is a standby, its subscriptions can't be changed there"
             if subscriber.in_recovery
@@ -169,11 +171,11 @@ def unreachable(view: View) -> tuple[Left, ...]:
     )
 
 
-def unidentified(view: View) -> tuple[Left, ...]:
+def unidentified(view: View) -> tuple[Blocker, ...]:
     """The subscriptions that are not touched, as nobody can tell whose they are."""
     slots = {slot.slot_name for node in view.nodes if node.state for slot in node.state.slots}
     return tuple(
-        Left(
+        Blocker(
             f"{subscriber.name}/{found.name}",
             f"the publisher is unknown: {found.conninfo.address} is not a known address of a node, "
             "and no server that answers there can be identified",

@@ -53,7 +53,7 @@ def primary_answers(facts: Facts) -> Iterator[Seen]:
 def primary_fenced(facts: Facts) -> Iterator[Seen]:
     """Who fenced it and since when stands in the fence's own mark, where slotfailover did."""
     for primary, state in facts.above:
-        read_only = state.surroundings.read_only if state.surroundings is not None else None
+        read_only = state.details.read_only if state.details is not None else None
         if read_only is None and not primary.fenced:
             why = f"whether {primary.name} is read-only for others was not seen"
             yield Seen(primary.name, "", unknown=why)

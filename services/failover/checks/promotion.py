@@ -33,7 +33,7 @@ _PASSING = "the prepared transaction "
 def standby_read_only(facts: Facts) -> Iterator[Seen]:
     """As a base backup of a fenced primary leaves it, or a policy for standbys."""
     for standby, state in facts.below:
-        read_only = state.surroundings.read_only if state.surroundings is not None else None
+        read_only = state.details.read_only if state.details is not None else None
         if read_only is None:
             why = f"whether {standby.name} is read-only for others was not seen"
             yield Seen(standby.name, "", unknown=why)
@@ -61,14 +61,14 @@ def standby_read_only(facts: Facts) -> Iterator[Seen]:
 def standby_admits_consumers(facts: Facts) -> Iterator[Seen]:
     """Each consumer as it is connected to the primary now: role, address, database, encryption."""
     for _, above, standby, below in facts.both:
-        if below.surroundings is None or below.surroundings.hba is None:
+        if below.details is None or below.details.hba is None:
             why = f"our role may not read pg_hba_file_rules of {standby.name}"
             yield Seen(standby.name, "", unknown=why)
             continue
-        if above.surroundings is None:
+        if above.details is None:
             yield Seen(standby.name, "", unknown="who is connected to the primary was not asked")
             continue
-        connected = {found.slot: found for found in above.surroundings.consumers}
+        connected = {found.slot: found for found in above.details.consumers}
         for required in facts.required:
             consumer = connected.get(required.slot)
             if consumer is None:
@@ -76,7 +76,7 @@ def standby_admits_consumers(facts: Facts) -> Iterator[Seen]:
                 yield Seen(required.slot, "", unknown=why)
                 continue
             verdict = hba.verdict(
-                below.surroundings.hba,
+                below.details.hba,
                 database=consumer.database,
                 user=consumer.user,
                 address=consumer.address,

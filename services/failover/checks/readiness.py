@@ -81,11 +81,11 @@ def judge_all(view: View, standby: Node | None) -> tuple[Readiness, ...]:
 
 def judge_promoted(view: View, node: Node) -> tuple[Readiness, ...]:
     """Every required slot, judged on the new primary itself: there, permanent and valid."""
-    verdicts = []
+    judged = []
     for required in required_slots(view):
         facts = Facts(view, node, (required,))
-        verdicts.append(_readiness(facts, required, _wrong(PROMOTED, facts)))
-    return tuple(verdicts)
+        judged.append(_readiness(facts, required, _wrong(PROMOTED, facts)))
+    return tuple(judged)
 
 
 def candidate(view: View) -> Node | None:

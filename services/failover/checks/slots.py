@@ -330,7 +330,7 @@ def _hasten(facts: Facts, text: str) -> Remedy:
 
 def _oldest(facts: Facts) -> str:
     for primary, state in facts.above:
-        oldest = state.surroundings.oldest if state.surroundings is not None else None
+        oldest = state.details.oldest if state.details is not None else None
         if oldest is not None:
             who = f"prepared transaction {oldest.gid}" if oldest.gid else f"pid {oldest.pid}"
             return f"; the oldest open transaction on {primary.name}: {who}, since {oldest.since}"

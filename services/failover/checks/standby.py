@@ -171,10 +171,10 @@ def slot_capacity(facts: Facts) -> Iterator[Seen]:
 )
 def databases(facts: Facts) -> Iterator[Seen]:
     for _, above, standby, below in facts.both:
-        if below.surroundings is None:
+        if below.details is None:
             yield Seen(standby.name, "", unknown=f"the databases of {standby.name} were not read")
             continue
-        here = below.surroundings.databases
+        here = below.details.databases
         for slot in above.slots:
             if slot.failover and slot.database and slot.database not in here:
                 yield Seen(
@@ -199,10 +199,10 @@ def databases(facts: Facts) -> Iterator[Seen]:
 def replay(facts: Facts) -> Iterator[Seen]:
     for standby, state in facts.below:
         delay = state.setting("recovery_min_apply_delay") or "0"
-        if state.surroundings is None:
+        if state.details is None:
             unknown = f"whether {standby.name} replays was not asked"
             yield Seen(standby.name, "", unknown=unknown)
-        paused = state.surroundings.replay if state.surroundings is not None else ""
+        paused = state.details.replay if state.details is not None else ""
         if paused not in ("", "not paused"):
             yield Seen(
                 standby.name,

@@ -131,7 +131,7 @@ def standby_cut_off(facts: Facts) -> Iterator[Seen]:
 
 def _reconnect(facts: Facts, node: Node) -> Remedy:
     """Where it led before, unless another node is the primary by now, an old one, or none is."""
-    around = node.state.surroundings if node.state is not None else None
+    around = node.state.details if node.state is not None else None
     primary = facts.view.primary
     right = primary is not None and primary.writable and not outdated(facts.view, primary)
     if not node.leading and not (right and primary is not None and follows(node, primary)):
@@ -178,7 +178,7 @@ def primary_conninfo_dbname(facts: Facts) -> Iterator[Seen]:
 def _with_dbname(facts: Facts, standby: Node) -> Remedy:
     """The same connection string with a database that the primary has: postgres, if it has it."""
     there = _databases(facts)
-    around = standby.state.surroundings if standby.state is not None else None
+    around = standby.state.details if standby.state is not None else None
     if standby.state is not None and standby.state.cut:
         return remedies.follow("repair standby-cut-off first")
     if around is None or around.upstream is None or not there:
@@ -193,8 +193,8 @@ def _with_dbname(facts: Facts, standby: Node) -> Remedy:
 
 def _databases(facts: Facts) -> frozenset[str]:
     for _, state in facts.above:
-        if state.surroundings is not None:
-            return state.surroundings.databases
+        if state.details is not None:
+            return state.details.databases
     return frozenset()
 
 
@@ -208,7 +208,7 @@ def _databases(facts: Facts) -> frozenset[str]:
 def pg_hba(facts: Facts) -> Iterator[Seen]:
     """The worker comes as the walreceiver does, but with a database: same role, same address."""
     for primary, above, standby, below in facts.both:
-        around = above.surroundings
+        around = above.details
         dbname = below.upstream.value("dbname") if below.upstream else ""
         slot = below.setting("primary_slot_name")
         if around is None or around.hba is None:

@@ -32,7 +32,7 @@ from services.failover.model.view import View
 from services.failover.observe.cluster import Cluster
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.rejoin import plan_rejoin, plan_repoint
-from services.failover.plan.request import Plan, Wish, plan_as_json
+from services.failover.plan.request import Plan, Request, plan_as_json
 from services.failover.plan.resume import Intent, Planner, choose
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.runtime.process import exit_codes
@@ -73,10 +73,10 @@ AcceptLoss = Annotated[
         help="Continue although up to this many bytes of the old primary's WAL are lost.",
     ),
 ]
-Chosen = tuple[Planner, Wish]
+Chosen = tuple[Planner, Request]
 _OF_ADMINS = frozenset({"failover", "switchover", "resume", "rejoin"})
 """What promotes, fences or rejoins: refused under a manager, and done by failover.admins."""
-Choose = Callable[[Cluster, View, Wish], Chosen]
+Choose = Callable[[Cluster, View, Request], Chosen]
 
 
 def failover(
@@ -95,9 +95,9 @@ def failover(
 ) -> None:
     """Replace a dead primary: promote its standby and move subscriptions and bridge to it."""
 
-    def choose_it(_cluster: Cluster, view: View, wish: Wish) -> Chosen:
+    def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
         return plan_failover, replace(
-            wish,
+            request,
             accept_loss_of=_known(view, accept_loss_of),
             accept_data_loss=accept_data_loss,
             target=to,
@@ -126,7 +126,7 @@ def switchover(
 ) -> None:
     """The primary is alive: hand over to the standby --to NODE without losing anything."""
 
-    def choose_it(_cluster: Cluster, view: View, wish: Wish) -> Chosen:
+    def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
         if not to:
             best = candidate(view)
             raise SettingsError(
@@ -137,7 +137,7 @@ def switchover(
             )
         old = {node.name for node in view.nodes if node.leading and not no_rejoin}
         return plan_switchover, replace(
-            wish,
+            request,
             accept_loss_of=_known(view, accept_loss_of),
             target=to,
             rejoin=frozenset(old - {to}),
@@ -166,12 +166,12 @@ def resume(
     """Go on with what was broken off, from what is observed and from the journal."""
     order = _Order("resume", config, yes, dry_run, as_json)
 
-    def choose_it(cluster: Cluster, view: View, wish: Wish) -> Chosen:
+    def choose_it(cluster: Cluster, view: View, request: Request) -> Chosen:
         settings = order.settings
         entries = read_history(cluster, view, settings.journal, settings.journal_database)
         begun = unfinished(entries)
-        wish = replace(
-            wish,
+        request = replace(
+            request,
             accept_loss_of=_known(view, accept_loss_of),
             accept_data_loss=accept_data_loss,
             old_primary_is_off=old_primary_is_off,
@@ -181,9 +181,9 @@ def resume(
         )
         if rollback:
             require_nothing_ordered(cluster, view)
-            return plan_rollback, wish
+            return plan_rollback, request
         intent = Intent.of(begun.command, begun.intent, _age_s(begun)) if begun else None
-        return choose(view, wish, intent)
+        return choose(view, request, intent)
 
     order.give(choose_it)
 
@@ -211,7 +211,9 @@ def repoint(
     config: Config, yes: Yes = False, dry_run: DryRun = False, as_json: Json = False
 ) -> None:
     """Someone else promoted a standby: move the subscriptions, verify them and the bridge."""
-    _Order("repoint", config, yes, dry_run, as_json).give(lambda _c, _v, wish: (plan_repoint, wish))
+    _Order("repoint", config, yes, dry_run, as_json).give(
+        lambda _c, _v, request: (plan_repoint, request)
+    )
 
 
 def rejoin(
@@ -226,10 +228,10 @@ def rejoin(
 ) -> None:
     """Make an old primary a standby of the new one: rewound or copied anew, its slots ready."""
 
-    def choose_it(cluster: Cluster, view: View, wish: Wish) -> Chosen:
-        wish = replace(wish, rejoin=frozenset({node}), copies=copy)
-        require_rejoinable(cluster, plan_rejoin(view, wish))
-        return plan_rejoin, wish
+    def choose_it(cluster: Cluster, view: View, request: Request) -> Chosen:
+        request = replace(request, rejoin=frozenset({node}), copies=copy)
+        require_rejoinable(cluster, plan_rejoin(view, request))
+        return plan_rejoin, request
 
     _Order("rejoin", config, yes, dry_run, as_json).give(choose_it)
 
@@ -242,8 +244,8 @@ def plan(
 ) -> None:
     """Print the plan of a switchover, or of a failover if no primary answers."""
 
-    def choose_it(_cluster: Cluster, view: View, wish: Wish) -> Chosen:
-        given = replace(wish, accept_loss_of=frozenset(accept_loss_of or ()), target=to)
+    def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
+        given = replace(request, accept_loss_of=frozenset(accept_loss_of or ()), target=to)
         alive = view.primary
         if is_managed(view.managed_by):
             return plan_repoint, given
@@ -299,8 +301,8 @@ class _Order:
                 self._recall(cluster, view, asked)
                 if self._dry_run:
                     view = cluster.observe()
-                    planner, wish = choose_it(cluster, view, self._wish())
-                    plan, view = plan_patiently(cluster, planner, view, wish, lambda _text: None)
+                    planner, request = choose_it(cluster, view, self._request())
+                    plan, view = plan_patiently(cluster, planner, view, request, lambda _text: None)
                     self._show(self._noted(view, plan))
                     raise SystemExit(int(ExitCode.OK))
                 database, path = self.settings.journal_database, self.settings.journal
@@ -317,11 +319,11 @@ class _Order:
     ) -> Result:
         narration = output.on_stderr()
         view = cluster.observe()
-        planner, wish = choose_it(cluster, view, self._wish())
-        plan, view = plan_patiently(cluster, planner, view, wish, lambda _text: None)
+        planner, request = choose_it(cluster, view, self._request())
+        plan, view = plan_patiently(cluster, planner, view, request, lambda _text: None)
         plan = self._noted(view, plan)
         self._confirm(plan, narration)
-        wish = replace(wish, target=wish.target or plan.new_primary)
+        request = replace(request, target=request.target or plan.new_primary)
         settings = self.settings
         with Interruption() as interruption:
             run = Run(
@@ -335,7 +337,7 @@ class _Order:
                 hold=lock.hold,
             )
             view = cluster.observe() if not self._yes else view
-            result = run.carry_out(view, wish, planner, undo=undo)
+            result = run.carry_out(view, request, planner, undo=undo)
         more = tuple(note for note in plan.notes if note not in result.notes)
         return replace(result, notes=(*more, *result.notes))
 
@@ -353,8 +355,8 @@ class _Order:
         more = (*self._notes, *(notes_on(view) if promotes else ()))
         return replace(plan, notes=(*more, *forgotten(view, plan.new_primary), *plan.notes))
 
-    def _wish(self) -> Wish:
-        return Wish(
+    def _request(self) -> Request:
+        return Request(
             lag_bytes_max=self.settings.lag_bytes_max,
             synchronous_standbys=self.settings.synchronous_standbys,
         )

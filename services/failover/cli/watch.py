@@ -6,7 +6,7 @@ import typer
 
 from services.failover.cli.options import Config, settings_of
 from services.failover.observe.cluster import Cluster
-from services.failover.plan.request import Wish
+from services.failover.plan.request import Request
 from services.runtime.process import Probes, configure_logging, exit_codes, stop_on_signals
 
 
@@ -30,14 +30,14 @@ def watch(
         logger = structlog.get_logger(__name__)
         given = settings.watch
         token = read_token(given.token, given.token_file, section=SECTION)
-        wish = Wish(
+        request = Request(
             lag_bytes_max=settings.lag_bytes_max,
             synchronous_standbys=settings.synchronous_standbys,
         )
         stop = stop_on_signals()
         with Cluster(settings, bridge) as cluster:
-            loop = Watch(settings, cluster, wish)
-            api = Api(loop, wish, token, given)
+            loop = Watch(settings, cluster, request)
+            api = Api(loop, request, token, given)
             with Probes(
                 given.http_host,
                 given.http_port,

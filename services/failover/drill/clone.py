@@ -19,7 +19,7 @@ from pathlib import Path
 from schemas.errors import ExitCode, SettingsError, SetupError
 from services.failover.execute import host_programs
 from services.failover.model.conninfo import Conninfo
-from services.failover.observe.server_link import Link
+from services.failover.observe.server_link import ServerLink
 
 SLOT = "slotfailover_drill"
 """The clone's physical slot on the primary."""
@@ -186,10 +186,12 @@ class Clone:
         self._write("postgresql.conf", "\n".join(kept) + "\n")
 
     @contextlib.contextmanager
-    def link(self, user: str, dbname: str, deadline_s: float) -> Iterator[Link]:
+    def link(self, user: str, dbname: str, deadline_s: float) -> Iterator[ServerLink]:
         """A connection to one of its databases."""
         pairs = (("host", str(self._socket)), ("port", "5432"), ("user", user), ("dbname", dbname))
-        link = Link("the clone", Conninfo(pairs).text, connect_timeout_s=30, deadline_s=deadline_s)
+        link = ServerLink(
+            "the clone", Conninfo(pairs).text, connect_timeout_s=30, deadline_s=deadline_s
+        )
         try:
             yield link
         finally:

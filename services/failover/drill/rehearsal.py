@@ -27,7 +27,7 @@ from services.failover.model import statements
 from services.failover.model.conninfo import Conninfo
 from services.failover.model.view import Node, View
 from services.failover.observe.cluster import Cluster
-from services.failover.observe.server_link import Link, Unreachable
+from services.failover.observe.server_link import ServerLink, Unreachable
 from services.postgres.server import Connection, read_received, read_settings
 from services.postgres.slots import Slot, read_slots
 
@@ -152,7 +152,7 @@ class Rehearsal:
             time.sleep(_POLL_S)
         return False
 
-    def _own_slot(self, link: Link) -> Slot | None:
+    def _own_slot(self, link: ServerLink) -> Slot | None:
         return next((s for s in link.ask(read_slots) if s.slot_name == SLOT), None)
 
     def _conninfo(self, node: Node) -> Conninfo:
@@ -177,13 +177,13 @@ class Rehearsal:
         link = self.cluster.nodes[self.primary.name]
         return link.ask(_superuser), link.ask(_databases)
 
-    def _catch_up(self, clone: Link) -> None:
+    def _catch_up(self, clone: ServerLink) -> None:
         """Until it has all that the primary had at this moment."""
         target = self.cluster.observe().node(self.primary.name).received
         with self._part("catch up", f"it has the WAL up to {format_lsn(target)}"):
             _until(lambda: (clone.ask(read_received) or 0) >= target, self.slots_s, "catch up")
 
-    def _slots(self, clone: Link, wanted: list[str]) -> dict[str, str]:
+    def _slots(self, clone: ServerLink, wanted: list[str]) -> dict[str, str]:
         """Synchronize until all are there for good; slot -> why it is not."""
         deadline = time.monotonic() + self.slots_s
         reason = ""
@@ -206,7 +206,7 @@ class Rehearsal:
             )
             time.sleep(_POLL_S)
 
-    def _cut_off(self, clone: Link) -> None:
+    def _cut_off(self, clone: ServerLink) -> None:
         self.clone.cut_off()
         clone.order(lambda c: c.execute(statements.RELOAD.encode()))
         self._drop_slot(self.primary.name)
@@ -268,7 +268,7 @@ def _databases(connection: Connection) -> list[str]:
     return [name for (name,) in rows]
 
 
-def _promote(clone: Link, deadline_s: float) -> None:
+def _promote(clone: ServerLink, deadline_s: float) -> None:
     clone.order(lambda c: c.execute(statements.PROMOTE.encode()))
     _until(lambda: not clone.ask(_in_recovery), deadline_s, "promote")
 

@@ -71,7 +71,7 @@ def repair(
 def perform(cluster: Cluster, orders: Iterable[Order], lock: Lock, journal: Journal) -> None:
     """Run them, one by one, each recorded before and after, and only while the lock is ours.
 
-    Raises Retryable (LOCKED, SERVER_UNREACHABLE), and what Link.order raises.
+    Raises Retryable (LOCKED, SERVER_UNREACHABLE), and what ServerLink.order raises.
     """
     begun = time.monotonic()
     view = cluster.observe()

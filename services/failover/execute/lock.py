@@ -16,7 +16,7 @@ from schemas.errors import ExitCode, Retryable, SettingsError
 from services.failover.model.view import Reach, View
 from services.failover.observe.client_sessions import COMMAND_LOCK as KEY
 from services.failover.observe.cluster import Cluster
-from services.failover.observe.server_link import Link, Unreachable
+from services.failover.observe.server_link import ServerLink, Unreachable
 from services.postgres.server import Connection
 
 
@@ -27,7 +27,7 @@ class Lock:
         self._cluster = cluster
         self._database = database
         self._stack = stack
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, ServerLink] = {}
 
     def hold(self, view: View) -> None:
         """See that it is held on every node that answers; take it where a session was lost.
@@ -52,7 +52,7 @@ class Lock:
             if taken_by:
                 raise _taken(f"on {node.name}: {taken_by}")
 
-    def _link(self, name: str) -> Link:
+    def _link(self, name: str) -> ServerLink:
         if name not in self._links:
             there = self._cluster.in_database(name, self._database)
             self._links[name] = self._stack.enter_context(there)

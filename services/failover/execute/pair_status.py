@@ -165,15 +165,15 @@ def _outlook(view: View) -> list[Line]:
     chosen = candidate(view)
     if chosen is None:
         return [Line("failover", "", "NOT READY: no standby answers that may be promoted", False)]
-    verdicts = judge_all(view, chosen)
-    lost = [slot.slot for slot in verdicts if not slot.ready]
+    readiness = judge_all(view, chosen)
+    lost = [slot.slot for slot in readiness if not slot.ready]
     reasons = [f"slots {', '.join(lost)} (slotfailover check says why)"] if lost else []
     if view.primary is None:
         reasons += [loss.reason for loss in losses(view, chosen)]
         word = f"NOT READY: {'; '.join(reasons)}" if reasons else "ready"
         text = f"{word}; {last_contact(view, chosen)}"
         return [Line("failover", f"to {chosen.name}", text, good=not reasons)]
-    word = f"NOT READY: {'; '.join(reasons)}" if reasons else f"{len(verdicts)} slots ready"
+    word = f"NOT READY: {'; '.join(reasons)}" if reasons else f"{len(readiness)} slots ready"
     return [Line("failover", f"to {chosen.name}", word, good=not reasons)]
 
 

@@ -9,7 +9,7 @@ from schemas.errors import ExitCode, OperatorNeeded, SetupError
 from services.failover.model.view import View
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.replication import read_replication
-from services.failover.observe.server_link import Link, Unreachable
+from services.failover.observe.server_link import ServerLink, Unreachable
 from services.failover.plan.steps.step import Step
 from services.postgres.server import Connection, read_received
 
@@ -48,7 +48,7 @@ def in_recovery(connection: Connection) -> bool:
     return bool(row and row[0])
 
 
-def promotion_ordered(link: Link) -> bool | None:
+def promotion_ordered(link: ServerLink) -> bool | None:
     """Whether a standby has been told to promote itself, which takes time; None: it can't be told.
 
     The order is a file until the startup process takes it up; from then on the server refuses to
@@ -96,7 +96,7 @@ def _ordered(connection: Connection) -> bool:
     return False
 
 
-def _watch_drain(link: Link) -> Callable[[], bool]:
+def _watch_drain(link: ServerLink) -> Callable[[], bool]:
     """A function that tells whether the walreceiver has nothing more to give."""
     last = [-1, 0.0]
 

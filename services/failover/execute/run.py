@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
-from services.failover.checks.blockers import Left
+from services.failover.checks.blockers import Blocker
 from services.failover.checks.readiness import Readiness
 from services.failover.execute import perform_step
 from services.failover.execute.interruption import Interrupted, Interruption
@@ -22,7 +22,7 @@ from services.failover.execute.promotion_order import require_nothing_ordered
 from services.failover.model.view import Reach, View
 from services.failover.observe.cluster import Cluster
 from services.failover.plan.evidence import StillHeard
-from services.failover.plan.request import Plan, Wish, learned
+from services.failover.plan.request import Plan, Request, after_step
 from services.failover.plan.resume import Planner, intent_of
 from services.failover.plan.steps.step import (
     AFTERWARDS,
@@ -57,7 +57,7 @@ class Result:
     new_primary: str
     performed: tuple[Performed, ...]
     slots: tuple[Readiness, ...]
-    left: tuple[Left, ...]
+    left: tuple[Blocker, ...]
     notes: tuple[str, ...]
     seconds: float
 
@@ -100,7 +100,7 @@ class Run:
     tell: Callable[[str], None]
     started: float
     performed: list[Performed] = field(default_factory=list)
-    late: list[Left] = field(default_factory=list)
+    late: list[Blocker] = field(default_factory=list)
     attempts: Counter[str] = field(default_factory=Counter)
     interruption: Interruption = field(default_factory=Interruption)
     hold: Callable[[View], None] = lambda _view: None
@@ -111,19 +111,21 @@ class Run:
     """Another command has the lock: what it may be doing is not interfered with."""
     _found_writable: frozenset[str] = frozenset()
     """What took writes when it began: no promotion had been ordered in its place."""
-    _wish: Wish = field(default_factory=Wish)
+    _request: Request = field(default_factory=Request)
     _view: View = field(default_factory=lambda: View((), ()))
 
-    def carry_out(self, view: View, wish: Wish, planner: Planner, *, undo: bool = False) -> Result:
+    def carry_out(
+        self, view: View, request: Request, planner: Planner, *, undo: bool = False
+    ) -> Result:
         """Plan and perform until nothing is left; with `undo`, a failure before the promotion is
         taken back.
 
         Raises what the planner and steps.perform raise, with the state of things in the hint. What
         fails once writes are taken again, and a subscriber that is lost, are left for another run.
         """
-        plan, view = plan_patiently(self.cluster, planner, view, wish, self._wait)
-        self.journal.begin(view, intent_of(wish, view))
-        self._wish, self._view = wish, view
+        plan, view = plan_patiently(self.cluster, planner, view, request, self._wait)
+        self.journal.begin(view, intent_of(request, view))
+        self._request, self._view = request, view
         self._found_writable = frozenset(node.name for node in view.writable)
         try:
             plan, view = self._loop(plan, view, planner)
@@ -142,7 +144,7 @@ class Run:
     def _loop(self, plan: Plan, view: View, planner: Planner) -> tuple[Plan, View]:
         notes = plan.notes
         while plan.steps:
-            step, wish = plan.steps[0], self._wish
+            step, request = plan.steps[0], self._request
             try:
                 view = self._perform(step, view)
             except SlotbridgeError as error:
@@ -151,18 +153,18 @@ class Run:
                     raise
                 if step.action in AFTERWARDS:
                     self.late.append(_not_done(step, error))
-                    self._wish = replace(wish, past=wish.past | {step.key})
+                    self._request = replace(request, done_steps=request.done_steps | {step.key})
                 elif self._may_lose(step, error):
-                    self._wish = replace(wish, past=wish.past | {step.key})
+                    self._request = replace(request, done_steps=request.done_steps | {step.key})
                 elif self._gives_up(step, error):
                     name = f"{step.server}/{step.subject}"
-                    self._wish = replace(wish, given_up=wish.given_up | {name})
+                    self._request = replace(request, given_up=request.given_up | {name})
                     self.late.append(_given_up(name, error))
                 elif not self._lost_subscriber(step, error):
                     raise
             else:
-                self._wish = learned(wish, step, view)
-            plan, view = plan_patiently(self.cluster, planner, view, self._wish, self._wait)
+                self._request = after_step(request, step, view)
+            plan, view = plan_patiently(self.cluster, planner, view, self._request, self._wait)
             self._view = view
             notes += tuple(note for note in plan.notes if note not in notes)
         return replace(plan, notes=notes), view
@@ -222,7 +224,7 @@ class Run:
     def _gives_up(self, step: Step, error: SlotbridgeError) -> bool:
         """A subscriber does not keep a failover from its promotion, whatever is wrong with it."""
         lost = error.exit_code is ExitCode.SERVER_UNREACHABLE
-        may = self._wish.subscribers_may_stay and not self._wish.require_subscribers
+        may = self._request.subscribers_may_stay and not self._request.require_subscribers
         return may and step.action in OF_SUBSCRIBERS and not lost
 
     def _may_lose(self, step: Step, error: SlotbridgeError) -> bool:
@@ -230,7 +232,7 @@ class Run:
         that wait, it is promoted if the loss was accepted, and else refused by the bytes.
         """
         late = step.action is Action.DRAIN and error.exit_code is ExitCode.DEADLINE
-        return late and (self._wish.fence or self._wish.accept_data_loss is not None)
+        return late and (self._request.fence or self._request.accept_data_loss is not None)
 
     def _broken_off(
         self, error: SlotbridgeError | KeyboardInterrupt, *, undo: bool
@@ -267,15 +269,17 @@ class Run:
     def _take_back(self) -> str:
         """Let the old primary go on, and standbys and subscriptions; says what came of it."""
         stopped = {step.server for step in self.begun if step.action is Action.STOP}
-        self._wish = replace(
-            self._wish, stopped=self._wish.stopped | stopped, found_writable=self._found_writable
+        self._request = replace(
+            self._request,
+            stopped=self._request.stopped | stopped,
+            found_writable=self._found_writable,
         )
         self._await_end_of(stopped)
-        shot = ", ".join(sorted(self._wish.shot))
-        stays = f"; {shot} was fenced by its machine's command, and stays so" if shot else ""
+        off = ", ".join(sorted(self._request.power_fenced))
+        stays = f"; {off} was fenced by its machine's command, and stays so" if off else ""
         try:
             view = self.cluster.observe()
-            while (plan := plan_rollback(view, self._wish)).steps:
+            while (plan := plan_rollback(view, self._request)).steps:
                 if plan.steps[0].action in GIVES_WRITES:
                     known = plan.new_primary in self._found_writable
                     require_nothing_ordered(self.cluster, view, known=known)
@@ -298,7 +302,7 @@ class Run:
 
 
 def plan_patiently(
-    cluster: Cluster, planner: Planner, view: View, wish: Wish, tell: Callable[[str], None]
+    cluster: Cluster, planner: Planner, view: View, request: Request, tell: Callable[[str], None]
 ) -> tuple[Plan, View]:
     """The plan, and the view it is for. Raises what the planner raises.
 
@@ -309,7 +313,7 @@ def plan_patiently(
     told = 0.0
     while True:
         try:
-            return planner(view, wish), view
+            return planner(view, request), view
         except StillHeard as error:
             if time.monotonic() > until:
                 raise
@@ -333,7 +337,7 @@ def standing_of(view: View) -> dict[str, str]:
     return found
 
 
-def _not_done(step: Step, error: SlotbridgeError) -> Left:
+def _not_done(step: Step, error: SlotbridgeError) -> Blocker:
     hints = {
         Action.FLOW: "read the subscribers' logs; the subscriptions are enabled and go on trying",
         Action.SEND: error.hint,
@@ -342,11 +346,11 @@ def _not_done(step: Step, error: SlotbridgeError) -> Left:
         Action.READY: f"slotfailover check says why; then slotfailover rejoin {step.server}",
     }
     hint = hints.get(step.action) or error.hint or "go on with: slotfailover resume"
-    return Left(step.server, f"{step.text}: {error.message}", hint)
+    return Blocker(step.server, f"{step.text}: {error.message}", hint)
 
 
-def _given_up(name: str, error: SlotbridgeError) -> Left:
-    return Left(
+def _given_up(name: str, error: SlotbridgeError) -> Blocker:
+    return Blocker(
         name,
         f"it could not be changed ({error.message}), and may still be fed by the old primary",
         "keep the old primary off; then slotfailover repoint",

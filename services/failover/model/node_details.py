@@ -60,7 +60,7 @@ class OpenTransaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class NodeDetails:
     """The rest of a node."""
 
     databases: frozenset[str]

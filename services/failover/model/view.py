@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from services.failover.model.conninfo import Address, Conninfo, Endpoint
     from services.failover.model.host_commands import Machine
     from services.failover.model.loss_limit import Sighting
-    from services.failover.model.node_details import Elsewhere, Surroundings
+    from services.failover.model.node_details import Elsewhere, NodeDetails
     from services.failover.model.replication import Replication
     from services.postgres.server import Server, SettingValue
     from services.postgres.slots import Slot
@@ -61,7 +61,7 @@ class NodeState:
     """Promoted primary: where its timeline left the one before."""
     early_sessions: int = 0
     """Client sessions from before the settings were last read; a fence has ended them."""
-    surroundings: Surroundings | None = None
+    details: NodeDetails | None = None
     """Only in a survey, for `check`."""
     provenance: Provenance = field(default_factory=Provenance)
     fence_mark: str = ""

@@ -43,7 +43,7 @@ from services.failover.observe.provenance import read_history, read_newest_segme
 from services.failover.observe.publishers import Publishers
 from services.failover.observe.replication import read_replication
 from services.failover.observe.server_link import (
-    Link,
+    ServerLink,
     Unreachable,
     parse_conninfo,
     runs_here,
@@ -189,7 +189,7 @@ class Cluster:
         return self.sightings.complete(remembering)
 
     @contextlib.contextmanager
-    def in_database(self, name: str, dbname: str) -> Iterator[Link]:
+    def in_database(self, name: str, dbname: str) -> Iterator[ServerLink]:
         """A link of its own to a node's database."""
         conninfo = self.nodes[name].conninfo
         pairs = (*((k, v) for k, v in conninfo.pairs if k != "dbname"), ("dbname", dbname))
@@ -229,12 +229,12 @@ class Cluster:
             return replace(subscriber, elsewhere=found)
         return subscriber
 
-    def _configured(self, name: str, conninfo: SecretStr) -> Link:
+    def _configured(self, name: str, conninfo: SecretStr) -> ServerLink:
         return self._link(name, with_service(conninfo.get_secret_value(), subject=name))
 
-    def _stranger(self, name: str, conninfo: str) -> Link:
+    def _stranger(self, name: str, conninfo: str) -> ServerLink:
         """A link to whoever is behind an address that the settings do not name."""
-        return Link(
+        return ServerLink(
             name,
             conninfo,
             connect_timeout_s=self._timeout_s,
@@ -242,8 +242,10 @@ class Cluster:
             pooler_may_answer=True,
         )
 
-    def _link(self, name: str, conninfo: str) -> Link:
-        return Link(name, conninfo, connect_timeout_s=self._timeout_s, deadline_s=self._deadline_s)
+    def _link(self, name: str, conninfo: str) -> ServerLink:
+        return ServerLink(
+            name, conninfo, connect_timeout_s=self._timeout_s, deadline_s=self._deadline_s
+        )
 
     def _observe_node(self, name: str, problems: dict[str, SlotbridgeError]) -> Node:
         place = self._places[name]
@@ -364,7 +366,7 @@ class Cluster:
         if upstream is not None and around.upstream is not None:
             masked = SettingValue(around.upstream.masked, upstream.source)
             settings = {**settings, "primary_conninfo": masked}
-        return replace(node, state=replace(node.state, settings=settings, surroundings=around))
+        return replace(node, state=replace(node.state, settings=settings, details=around))
 
 
 def _origins(connection: Connection) -> dict[str, int] | None:

@@ -16,8 +16,8 @@ from services.failover.model.node_details import (
     Elsewhere,
     Follower,
     HbaRule,
+    NodeDetails,
     OpenTransaction,
-    Surroundings,
 )
 from services.failover.model.view import FENCE
 from services.failover.observe.server_link import parse_conninfo
@@ -33,8 +33,8 @@ def may_look(connection: Connection) -> bool:
     return bool(row and row[0])
 
 
-def look(connection: Connection, name: str) -> tuple[Surroundings, SettingValue | None]:
-    """The surroundings, and primary_conninfo where it is set."""
+def look(connection: Connection, name: str) -> tuple[NodeDetails, SettingValue | None]:
+    """The details, and primary_conninfo where it is set."""
     if not may_look(connection):
         raise SetupError(
             "our role may not see the settings and activity of others, so nothing can be judged",
@@ -51,7 +51,7 @@ def look(connection: Connection, name: str) -> tuple[Surroundings, SettingValue 
     return replace(around, upstream=upstream), found
 
 
-def read_surroundings(connection: Connection) -> Surroundings:
+def read_surroundings(connection: Connection) -> NodeDetails:
     """All of it (PostgreSQL 17 or newer)."""
     row = connection.execute(
         """
@@ -60,7 +60,7 @@ def read_surroundings(connection: Connection) -> Surroundings:
         """
     ).fetchone()
     assert row is not None
-    return Surroundings(
+    return NodeDetails(
         databases=frozenset(row[0]),
         followers=_followers(connection),
         hba=_hba(connection),

@@ -21,13 +21,13 @@ from schemas.errors import SlotbridgeError
 from services.failover.model.conninfo import DEFAULT_PORT, Conninfo, Endpoint
 from services.failover.model.view import Node, Subscription, View
 from services.failover.observe.provenance import read_provenance
-from services.failover.observe.server_link import Link, Unreachable
+from services.failover.observe.server_link import ServerLink, Unreachable
 from services.postgres.server import Connection, read_server
 
 ANSWER_S = 2.0
 _UNSAFE = frozenset({"gssdelegation", "sslkeylogfile", "service", "servicefile"})
 """Keywords by which another's connection string would act on this machine."""
-NewLink = Callable[[str, str], Link]
+NewLink = Callable[[str, str], ServerLink]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Publishers:
         self._pool = pool
         self._timeout_s = timeout_s
         self._answers: dict[str, tuple[float, Answered]] = {}
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, ServerLink] = {}
         self._resolved: dict[Endpoint, tuple[float, frozenset[Endpoint]]] = {}
 
     def identify(self, view: View) -> View:

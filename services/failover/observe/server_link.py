@@ -52,7 +52,7 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
         return super().wait(gen, interval, timeout or self.deadline_s)
 
 
-class Link:
+class ServerLink:
     """One server by its conninfo. Not thread-safe: one question at a time."""
 
     def __init__(

@@ -14,7 +14,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode
-from services.failover.checks.blockers import Left, fault_of, lost_copies, unidentified, unreachable
+from services.failover.checks.blockers import (
+    Blocker,
+    fault_of,
+    lost_copies,
+    unidentified,
+    unreachable,
+)
 from services.failover.checks.readiness import judge_promoted
 from services.failover.model.standby_settings import (
     commits_can_go_on,
@@ -56,9 +62,9 @@ def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
     left = [*unreachable(draft.view), *unidentified(draft.view)]
     notes = _subscriptions(draft, name, left)
     if any(step.action is Action.PROMOTE for step in draft.steps):
-        require_nobody_left(left, draft.wish)
+        require_nobody_left(left, draft.request)
     left += _settings_out_of_reach(node)
-    left += _read_only(node) if draft.wish.promoted == name else []
+    left += _read_only(node) if draft.request.promoted == name else []
     if not standbys:
         notes += [f"{setting} of {name} names standbys not there" for setting, _ in _stale(node)]
         return _drawn(draft, name, left, notes)
@@ -78,7 +84,7 @@ def attach(draft: Draft, name: str) -> Plan:
     return _drawn(draft, name, left, [])
 
 
-def _drawn(draft: Draft, name: str, left: list[Left], notes: list[str]) -> Plan:
+def _drawn(draft: Draft, name: str, left: list[Blocker], notes: list[str]) -> Plan:
     node = draft.view.node(name)
     assert node.state is not None
     return Plan(
@@ -96,25 +102,25 @@ def _label(draft: Draft, name: str, primary: str) -> None:
     whether an earlier one, that was killed, came to it.
     """
     node = draft.view.node(name)
-    given = draft.wish.labels if name == primary else name in draft.wish.rejoin
+    given = draft.request.labels if name == primary else name in draft.request.rejoin
     if given and node.machine is not None and node.machine.has("label"):
         draft.add(promotion.label(node, draft.view.node(primary)))
 
 
-def _subscriptions(draft: Draft, primary: str, left: list[Left]) -> list[str]:
+def _subscriptions(draft: Draft, primary: str, left: list[Blocker]) -> list[str]:
     """Move the subscriptions and the bridge; return notes, and add to `left`."""
-    view, wish = draft.view, draft.wish
+    view, request = draft.view, draft.request
     node = view.node(primary)
     notes: list[str] = []
     fed: set[str] = set()
     for subscriber, subscription in view.ours():
-        if not subscriber.usable or f"{subscriber.name}/{subscription.name}" in wish.given_up:
+        if not subscriber.usable or f"{subscriber.name}/{subscription.name}" in request.given_up:
             continue
         if not reachable_from(subscriber, subscription, node):
             left.append(_no_address(subscriber, subscription, node))
             continue
         fault = _fault(subscriber, subscription, node)
-        accepted = fault is not None and fault.slot in wish.accept_loss_of
+        accepted = fault is not None and fault.slot in request.accept_loss_of
         if fault is not None and accepted:
             notes.append(f"loss accepted: {fault.line}")
         elif fault is not None:
@@ -128,7 +134,7 @@ def _subscriptions(draft: Draft, primary: str, left: list[Left]) -> list[str]:
         if not subscription.enabled and not subscription.marked:
             notes.append(f"{subscriber.name}/{subscription.name} was disabled before, it stays so")
     # After a move all are verified, also those that have come by themselves.
-    fresh = draft.wish.promoted == primary
+    fresh = draft.request.promoted == primary
     waiting = {name for name in fed if fresh or not _flows(node, name)}
     if waiting:
         draft.add(promotion.flow(node, tuple(sorted(waiting))))
@@ -142,8 +148,8 @@ def reachable_from(subscriber: Subscriber, subscription: Subscription, node: Nod
     return not moves(subscription, node) or not node.private or subscriber.local
 
 
-def _no_address(subscriber: Subscriber, subscription: Subscription, node: Node) -> Left:
-    return Left(
+def _no_address(subscriber: Subscriber, subscription: Subscription, node: Node) -> Blocker:
+    return Blocker(
         f"{subscriber.name}/{subscription.name}",
         f"{node.name} is known as {node.address} only, which means another server on the machine "
         f"of {subscriber.name}",
@@ -164,27 +170,27 @@ def _flows(node: Node, name: str) -> bool:
 
 def _written_late(draft: Draft) -> list[str]:
     """What was written on the fenced primary after its final LSN was noted: it will be lost."""
-    wish = draft.wish
+    request = draft.request
     return [
-        f"{node.name} gave out {node.state.next_xid - wish.final_xid} transaction numbers after "
+        f"{node.name} gave out {node.state.next_xid - request.final_xid} transaction numbers after "
         "the final LSN: by autovacuum, the bridge's heartbeat, or a client that asked for READ "
         f"WRITE, whose changes are lost when {node.name} rejoins; its log may tell"
         for node in draft.view.nodes
         if node.fenced and node.state is not None and node.state.next_xid is not None
-        if wish.final_xid is not None and node.state.next_xid > wish.final_xid
+        if request.final_xid is not None and node.state.next_xid > request.final_xid
     ]
 
 
-def _bridge(draft: Draft, node: Node, slot: str, *, fresh: bool) -> list[Left]:
+def _bridge(draft: Draft, node: Node, slot: str, *, fresh: bool) -> list[Blocker]:
     """Plan to wait for the bridge; return why it can't come. One that never ran has no origin."""
     assert node.state is not None
     found = node.state.slot(slot)
     gone = found is None and f"slotbridge_{slot}" in node.state.origins
     invalid = found is not None and found.invalidation_reason is not None
-    if (gone or invalid) and slot not in draft.wish.accept_loss_of:
+    if (gone or invalid) and slot not in draft.request.accept_loss_of:
         reason = f"is invalidated on {node.name}" if invalid else f"is not on {node.name}"
         return [
-            Left(
+            Blocker(
                 "bridge",
                 f"the slot {slot} {reason}",
                 "events are missing from here on: start over with a new slot and topic prefix",
@@ -199,7 +205,7 @@ def _bridge(draft: Draft, node: Node, slot: str, *, fresh: bool) -> list[Left]:
     return []
 
 
-def _fault(subscriber: Subscriber, subscription: Subscription, node: Node) -> Left | None:
+def _fault(subscriber: Subscriber, subscription: Subscription, node: Node) -> Blocker | None:
     """Why the subscription can't go on; None also for one that an operator keeps disabled."""
     if not (subscription.marked or subscription.enabled):
         return None
@@ -234,18 +240,18 @@ def resets(node: Node) -> tuple[Step, ...]:
     return (*stale, *([promotion.lift(node)] if has_stray_fence(node) else []))
 
 
-def _read_only(node: Node) -> list[Left]:
+def _read_only(node: Node) -> list[Blocker]:
     """Somebody else's setting, that would keep everybody from writing."""
     if node.state is None or not node.state.read_only or node.state.fence_mark:
         return []
     sql = f"ALTER SYSTEM RESET {FENCE}; SELECT pg_reload_conf()"
     why = f"{FENCE} is on there, and not by slotfailover: every write fails"
-    return [Left(node.name, why, f"unless somebody wants it so: {sql}")]
+    return [Blocker(node.name, why, f"unless somebody wants it so: {sql}")]
 
 
-def _settings_out_of_reach(node: Node) -> list[Left]:
+def _settings_out_of_reach(node: Node) -> list[Blocker]:
     return [
-        Left(
+        Blocker(
             node.name,
             f"{setting} names standbys that are not there, and comes from the command line",
             f"restart {node.name} without it, or commits or decoding wait for ever",

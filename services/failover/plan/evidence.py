@@ -32,7 +32,7 @@ from services.failover.plan.steps.step import active
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, Subscriber, Subscription, View
-    from services.failover.plan.request import Wish
+    from services.failover.plan.request import Request
 
 QUIET_S = 3.0
 """An open connection is dead once silent for this long, if somebody vouches for it."""
@@ -55,15 +55,15 @@ class StillHeard(OperatorNeeded):
     """Somebody still hears a primary: connections of one that has just died end in a moment."""
 
 
-def require_proof(view: View, wish: Wish, new: Node) -> None:
+def require_proof(view: View, request: Request, new: Node) -> None:
     """Raise OperatorNeeded (SPLIT_BRAIN) unless no primary but `new` can be alive.
 
     StillHeard where looking again for a moment may show it.
     """
     for node in view.nodes:
         if node.name != new.name:
-            _require_gone(node, wish, suspect=not _no_primary(node, wish, new, view))
-    heard = (*_receiving(view, wish, new), *_fed(view, wish, new))
+            _require_gone(node, request, suspect=not _no_primary(node, request, new, view))
+    heard = (*_receiving(view, request, new), *_fed(view, request, new))
     if heard:
         raise StillHeard(
             f"a primary lives: {'; '.join(heard)}",
@@ -77,14 +77,14 @@ def require_proof(view: View, wish: Wish, new: Node) -> None:
         )
 
 
-def cant_tell(view: View, wish: Wish, new: Node) -> list[str]:
+def cant_tell(view: View, request: Request, new: Node) -> list[str]:
     """What was not judged, for the notes."""
     notes = [
         f"not judged: {node.name} does not answer ({node.detail}), and what it sees is not known"
         for node in view.nodes
         if node.state is None
         and node.name != new.name
-        and (_no_primary(node, wish, new, view) or not _may_lead(node, new, view))
+        and (_no_primary(node, request, new, view) or not _may_lead(node, new, view))
     ]
     notes += [
         f"not judged: whether {where.name} is still fed by the old primary; it does not answer"
@@ -100,18 +100,20 @@ def cant_tell(view: View, wish: Wish, new: Node) -> list[str]:
     notes += [
         f"taken on your word: {node.name} does not answer ({node.detail}), and is off"
         for node in view.nodes
-        if node.reach is Reach.SILENT and wish.old_primary_is_off and node.name not in wish.shot
+        if node.reach is Reach.SILENT
+        and request.old_primary_is_off
+        and node.name not in request.power_fenced
     ]
     return notes
 
 
-def drained(node: Node, wish: Wish) -> bool:
+def drained(node: Node, request: Request) -> bool:
     """Whether this run has fenced the node, and knows its last position."""
-    return node.fenced and wish.final_lsn is not None
+    return node.fenced and request.final_lsn is not None
 
 
-def _require_gone(node: Node, wish: Wish, *, suspect: bool) -> None:
-    if node.standby or node.reach is Reach.REFUSED or drained(node, wish):
+def _require_gone(node: Node, request: Request, *, suspect: bool) -> None:
+    if node.standby or node.reach is Reach.REFUSED or drained(node, request):
         return
     if node.leading:
         raise OperatorNeeded(
@@ -125,9 +127,9 @@ def _require_gone(node: Node, wish: Wish, *, suspect: bool) -> None:
     if not suspect:
         return
     if node.reach is not Reach.SILENT:
-        shot = "; its `fence` command had ended with 0" if node.name in wish.shot else ""
+        shot = "; its `fence` command had ended with 0" if node.name in request.power_fenced else ""
         raise not_let_in(node, shot)
-    if not _vouched([node], wish):
+    if not _vouched([node], request):
         raise OperatorNeeded(
             f"{node.name} does not answer, may be cut off from here, and may still take writes: "
             f"{node.detail}",
@@ -150,12 +152,14 @@ def _led_by(new: Node, view: View) -> list[Node]:
     return [other for other in view.nodes if other.name != new.name and _leads(new, other)]
 
 
-def _no_primary(node: Node, wish: Wish, new: Node, view: View) -> bool:
+def _no_primary(node: Node, request: Request, new: Node, view: View) -> bool:
     """Whether a node without an answer is known to be none: it was a standby when it was last seen,
     or this process saw the primary that it has drained take writes until then.
     """
-    ended = [n.name for n in view.nodes if drained(n, wish)] + [*(wish.shot | wish.stopped)]
-    handed_over = wish.final_lsn is not None and view.seen_writable in ended
+    ended = [n.name for n in view.nodes if drained(n, request)] + [
+        *(request.power_fenced | request.stopped)
+    ]
+    handed_over = request.final_lsn is not None and view.seen_writable in ended
     latest = view.promotions[-1][0] if view.promotions else ""
     silent = node.reach is Reach.SILENT and node.name != latest
     return _was_standby(node, new, view) or (silent and handed_over)
@@ -178,17 +182,19 @@ def _leads(standby: Node, other: Node) -> bool:
     return state is not None and state.upstream is not None and follows(standby, other)
 
 
-def to_ask(view: View, wish: Wish, new: Node) -> list[Node]:
+def to_ask(view: View, request: Request, new: Node) -> list[Node]:
     """The standbys whose receiver may hold a dead connection, as somebody vouches for its server.
 
     An idle primary says nothing for minutes, as one without power does: a new connection tells.
     """
-    return [standby for standby, above in _streaming(view, wish, new) if _vouched(above, wish)]
+    return [
+        standby for standby, above in _streaming(view, request, new) if _vouched(above, request)
+    ]
 
 
-def _receiving(view: View, wish: Wish, new: Node) -> list[str]:
+def _receiving(view: View, request: Request, new: Node) -> list[str]:
     found = []
-    for standby, _ in _streaming(view, wish, new):
+    for standby, _ in _streaming(view, request, new):
         known = _sources(standby, view)
         source = " or ".join(other.name for other in known) or "a server that is not a node"
         age_s = standby.state.replication.heard_age_s if standby.state is not None else None
@@ -196,14 +202,14 @@ def _receiving(view: View, wish: Wish, new: Node) -> list[str]:
     return found
 
 
-def _streaming(view: View, wish: Wish, new: Node) -> list[tuple[Node, list[Node]]]:
+def _streaming(view: View, request: Request, new: Node) -> list[tuple[Node, list[Node]]]:
     """(standby, the nodes that may feed it) of each that has a receiver, and from no standby."""
     found = []
     for standby in view.standbys:
         if standby.state is None or not standby.state.replication.receiver_streaming:
             continue
         above = _sources(standby, view)
-        if not above or not all(other.standby or drained(other, wish) for other in above):
+        if not above or not all(other.standby or drained(other, request) for other in above):
             found.append((standby, above or [n for n in view.nodes if n.name != new.name]))
     return found
 
@@ -226,18 +232,20 @@ def _sources(standby: Node, view: View) -> list[Node]:
     return [n for n in others if place in n.endpoints] or [n for n in others if feeds(n, standby)]
 
 
-def _fed(view: View, wish: Wish, new: Node) -> list[str]:
+def _fed(view: View, request: Request, new: Node) -> list[str]:
     found = []
-    for where, subscription in (*view.ours(), *_perhaps_ours(view, wish, new)):
+    for where, subscription in (*view.ours(), *_perhaps_ours(view, request, new)):
         if not (subscription.fed and subscription.enabled):
             continue
         if _fed_by_itself(subscription, new):
             continue
         above = [n for n in view.nodes if n is not new and subscription.conninfo.names(n.endpoints)]
-        if any(drained(other, wish) for other in above or _holding(subscription, view)):
+        if any(drained(other, request) for other in above or _holding(subscription, view)):
             continue
         age_s = subscription.heard_age_s
-        if _vouched(above or [n for n in view.nodes if n.name != new.name], wish) and _quiet(age_s):
+        if _vouched(above or [n for n in view.nodes if n.name != new.name], request) and _quiet(
+            age_s
+        ):
             continue
         source = " or ".join(other.name for other in above) or "another server"
         name = f"{where.name}/{subscription.name}"
@@ -251,12 +259,12 @@ def _holding(subscription: Subscription, view: View) -> list[Node]:
     return [node for node in view.nodes if node.leading and active(node, name)]
 
 
-def _perhaps_ours(view: View, wish: Wish, new: Node) -> list[tuple[Subscriber, Subscription]]:
+def _perhaps_ours(view: View, request: Request, new: Node) -> list[tuple[Subscriber, Subscription]]:
     """The subscriptions by an address that nobody knows, whose slot the candidate has.
 
     Not once the primary was drained: it is what feeds them.
     """
-    if wish.final_lsn is not None or not new.standby or new.state is None:
+    if request.final_lsn is not None or not new.standby or new.state is None:
         return []
     names = {slot.slot_name for slot in new.state.slots if slot.slot_type == "logical"}
     return [(where, found) for where, found in view.unidentified() if found.slot_name in names]
@@ -276,11 +284,11 @@ def _fed_by_itself(subscription: Subscription, new: Node) -> bool:
     return slot is not None and slot.active_pid is not None and not slot.synced
 
 
-def _vouched(nodes: list[Node], wish: Wish) -> bool:
+def _vouched(nodes: list[Node], request: Request) -> bool:
     """Whether a person says that these are off, or a command of this run has ended one of them."""
     gone = all(node.state is None or node.standby for node in nodes)
-    ended = wish.shot | wish.stopped
-    return gone and (wish.old_primary_is_off or any(node.name in ended for node in nodes))
+    ended = request.power_fenced | request.stopped
+    return gone and (request.old_primary_is_off or any(node.name in ended for node in nodes))
 
 
 def _quiet(age_s: float | None) -> bool:

@@ -47,14 +47,14 @@ from services.failover.plan.invariants import (
     require_unfencing,
 )
 from services.failover.plan.loss import require_no_loss
-from services.failover.plan.request import OPERATION, Draft, Plan, Wish
+from services.failover.plan.request import OPERATION, Draft, Plan, Request
 from services.failover.plan.steps import fencing, promotion, receivers, subscriptions
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, View
 
 
-def plan_failover(view: View, wish: Wish) -> Plan:
+def plan_failover(view: View, request: Request) -> Plan:
     """The steps from `view` to a new primary that feeds the reachable subscriptions.
 
     Raises OperatorNeeded: SPLIT_BRAIN where a primary may be alive, NOT_READY where a slot or too
@@ -63,19 +63,19 @@ def plan_failover(view: View, wish: Wish) -> Plan:
     SERVER_SETTING) before anything is changed.
     """
     require_one_system(view)
-    require_node(view, wish.target, OPERATION)
-    draft = Draft(view, wish)
-    new = _promoted(view, wish)
+    require_node(view, request.target, OPERATION)
+    draft = Draft(view, request)
+    new = _promoted(view, request)
     if new is not None:
         _shoot_the_rest(draft, new)
         require_one_primary(draft.view, OPERATION)
         for node in draft.view.nodes:
             if node.reach not in (Reach.ANSWERS, Reach.REFUSED, Reach.SILENT):
-                require_proof(draft.view, draft.wish, draft.view.node(new.name))
+                require_proof(draft.view, draft.request, draft.view.node(new.name))
         plan = complete(draft, new.name)
     else:
         plan = _promotion(draft, view)
-    check_invariants(plan, view, wish)
+    check_invariants(plan, view, request)
     return plan
 
 
@@ -89,20 +89,20 @@ def require_node(view: View, name: str, operation: str) -> None:
         )
 
 
-def _promoted(view: View, wish: Wish) -> Node | None:
+def _promoted(view: View, request: Request) -> Node | None:
     """Return the node that was promoted in place of a primary that is gone, or None.
 
     Of several primaries, with --fence, the newest. Raises OperatorNeeded for any other primary.
     """
     if not view.writable:
         return None
-    if not wish.fence:
+    if not request.fence:
         require_one_primary(view, OPERATION)
     node = max(view.writable, key=_timeline)
-    keeps = node.name == wish.promoted or took_over(node, view)
-    if keeps and wish.target in ("", node.name):
+    keeps = node.name == request.promoted or took_over(node, view)
+    if keeps and request.target in ("", node.name):
         return node
-    if wish.fence and len(view.writable) == 1:
+    if request.fence and len(view.writable) == 1:
         return None
     require_one_primary(view, OPERATION)
     raise OperatorNeeded(
@@ -118,9 +118,9 @@ def _promoted(view: View, wish: Wish) -> Node | None:
 def _shoot_the_rest(draft: Draft, new: Node) -> None:
     """With --fence, plan the `fence` command of every node that is not seen to be a standby."""
     for node in draft.view.nodes:
-        needed = node.name not in (new.name, *draft.wish.shot) and not node.standby
+        needed = node.name not in (new.name, *draft.request.power_fenced) and not node.standby
         armed = node.machine is not None and node.machine.has("fence")
-        if draft.wish.fence and needed and armed:
+        if draft.request.fence and needed and armed:
             draft.add(fencing.shoot(node, new))
 
 
@@ -161,37 +161,37 @@ def _hint_of_marked(view: View) -> str:
 
 def _promotion(draft: Draft, before: View) -> Plan:
     """The whole way: no node was promoted yet."""
-    view, wish = draft.view, draft.wish
-    chosen = _chosen(view, wish)
-    old = _answering(view, wish, chosen)
+    view, request = draft.view, draft.request
+    chosen = _chosen(view, request)
+    old = _answering(view, request, chosen)
     if old is None:
         _shoot_the_rest(draft, chosen)
     _require_powers(draft, chosen, old)
     require_newest(view, chosen, OPERATION)
     require_readable_history(chosen)
-    for standby in to_ask(draft.view, draft.wish, chosen):
+    for standby in to_ask(draft.view, draft.request, chosen):
         draft.add(receivers.ask(standby, chosen))
-    require_proof(fencing.gone(draft.view, old) if old else draft.view, draft.wish, chosen)
-    verdicts = judge_all(view, chosen)
-    require_ready(verdicts, wish)
+    require_proof(fencing.gone(draft.view, old) if old else draft.view, draft.request, chosen)
+    readiness = judge_all(view, chosen)
+    require_ready(readiness, request)
     stale = resets(chosen)
-    notes = cant_tell(before, wish, chosen)
+    notes = cant_tell(before, request, chosen)
     if old is not None:
         notes += _drain(draft, old, chosen)
-    elif wish.final_lsn is None:
-        notes += require_no_loss(view, wish, chosen, OPERATION)
+    elif request.final_lsn is None:
+        notes += require_no_loss(view, request, chosen, OPERATION)
     draft.add(*stale)
     for subscriber, subscription in view.ours():
-        given_up = f"{subscriber.name}/{subscription.name}" in wish.given_up
+        given_up = f"{subscriber.name}/{subscription.name}" in request.given_up
         moved = subscription.enabled and moves(subscription, chosen)
         if subscriber.usable and moved and not given_up:
             draft.add(subscriptions.disable(subscriber, subscription, chosen))
     if old is not None:
         _put_down(draft, old, chosen)
-    if draft.wish.final_lsn is None:
+    if draft.request.final_lsn is None:
         _cut_off(draft, chosen)
     final = _at_least(draft, chosen)
-    told = draft.wish
+    told = draft.request
     if old is not None:  # by what can be seen of it, it may still feed somebody
         require_proof(draft.view, told, draft.view.node(chosen.name))
     draft.add(
@@ -202,18 +202,18 @@ def _promotion(draft: Draft, before: View) -> Plan:
     rest = complete(draft, chosen.name)
     return replace(
         rest,
-        why="it was chosen with --to" if wish.target else _why(chosen, view),
-        slots=verdicts,
+        why="it was chosen with --to" if request.target else _why(chosen, view),
+        slots=readiness,
         notes=(*rest.notes, *notes),
     )
 
 
-def _answering(view: View, wish: Wish, chosen: Node) -> Node | None:
+def _answering(view: View, request: Request, chosen: Node) -> Node | None:
     """The old primary, where it answers and is to be fenced or was. Raises OperatorNeeded."""
     found = [node for node in view.nodes if node.leading and node.name != chosen.name]
     for node in found:
-        if not (wish.fence and len(found) == 1) and not drained(node, wish):
-            require_proof(view, wish, chosen)
+        if not (request.fence and len(found) == 1) and not drained(node, request):
+            require_proof(view, request, chosen)
     return found[0] if len(found) == 1 else None
 
 
@@ -223,12 +223,12 @@ def _require_powers(draft: Draft, chosen: Node, old: Node | None) -> None:
     require_unfencing(chosen)
     if resets(chosen):
         require_changeable(chosen)
-    if old is None and draft.wish.final_lsn is None:
+    if old is None and draft.request.final_lsn is None:
         for standby in draft.view.standbys:
             if _to_be_cut(standby) and (standby.name == chosen.name or _receives(standby)):
                 require_changeable(standby)
                 require_privileges(standby, resets=False, promotion=False, cut=True)
-    if old is not None and not drained(old, draft.wish):
+    if old is not None and not drained(old, draft.request):
         require_changeable(old)
         require_privileges(old, resets=False, promotion=False, fence=True)
         require_tight(old, ("stop", "fence"))
@@ -242,18 +242,18 @@ def _drain(draft: Draft, old: Node, chosen: Node) -> list[str]:
     require_same_timeline(draft.view, old, chosen)
     streams = chosen.state is not None and chosen.state.replication.receiver_streaming
     streams = streams and follows(chosen, old)
-    if not drained(old, draft.wish):
+    if not drained(old, draft.request):
         if old.writable or fencing.early_sessions(draft.view, old):
             draft.add(fencing.fence(old, chosen))
         draft.add(fencing.mark(old, chosen))
-    final = draft.wish.final_lsn
+    final = draft.request.final_lsn
     assert final is not None
     lacking = max(0, final - draft.view.node(chosen.name).received)
     waits = fencing.drain(old, chosen, (), final)
-    if lacking and streams and waits.key not in draft.wish.past:
+    if lacking and streams and waits.key not in draft.request.done_steps:
         draft.add(waits)
         return []
-    accepted = draft.wish.accept_data_loss or 0
+    accepted = draft.request.accept_data_loss or 0
     if lacking > accepted:
         raise OperatorNeeded(
             f"{chosen.name} lacks {lacking} bytes of WAL that {old.name} has, which answers"
@@ -272,7 +272,7 @@ def _put_down(draft: Draft, old: Node, chosen: Node) -> None:
     """Plan the end of a primary that was drained, by what its machine has for it."""
     machine = old.machine
     if machine is not None and machine.has("fence"):
-        if old.name not in draft.wish.shot:
+        if old.name not in draft.request.power_fenced:
             draft.add(fencing.shoot(old, chosen))
     elif machine is not None and machine.has("stop"):
         draft.add(fencing.stop(old, chosen))
@@ -280,7 +280,7 @@ def _put_down(draft: Draft, old: Node, chosen: Node) -> None:
 
 def _at_least(draft: Draft, chosen: Node) -> int | None:
     """What the candidate must have before it is promoted: the final LSN, unless less will do."""
-    final = draft.wish.final_lsn
+    final = draft.request.final_lsn
     has = draft.view.node(chosen.name).received
     return final if final is not None and has >= final else None
 
@@ -308,8 +308,8 @@ def _receives(standby: Node) -> bool:
     return standby.state is not None and standby.state.replication.receiver_streaming
 
 
-def _chosen(view: View, wish: Wish) -> Node:
-    chosen = view.node(wish.target) if wish.target else candidate(view)
+def _chosen(view: View, request: Request) -> Node:
+    chosen = view.node(request.target) if request.target else candidate(view)
     if chosen is None or not chosen.standby:
         raise Retryable(
             "no standby answers: "

@@ -9,27 +9,27 @@ from services.failover.checks.readiness import Readiness, judge_all
 from services.failover.model import statements
 from services.failover.model.view import Reach
 from services.failover.plan.evidence import not_let_in, require_proof
-from services.failover.plan.request import OPERATION, Plan, Wish, learned
+from services.failover.plan.request import OPERATION, Plan, Request, after_step
 from services.failover.plan.steps.step import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from services.failover.checks.blockers import Left
+    from services.failover.checks.blockers import Blocker
     from services.failover.model.view import Node, Subscription, View
     from services.failover.plan.steps.step import Step
 
 
-def require_unpromoted(view: View, wish: Wish, old: Node) -> None:
+def require_unpromoted(view: View, request: Request, old: Node) -> None:
     """Raise OperatorNeeded (SPLIT_BRAIN) where the old primary must not be let write again.
 
     An order to promote that a killed run gave can't be seen on a node that does not answer, nor one
     that was carried out: every other node must answer as a standby, on no newer timeline. Of what
     this run itself found writable and fenced, it knows that it has given no such order.
     """
-    if old.name in wish.found_writable:
+    if old.name in request.found_writable:
         return
-    ours = old.state.server.timeline if old.state is not None else wish.begun_on
+    ours = old.state.server.timeline if old.state is not None else request.begun_on
     for node in view.nodes:
         if node.name == old.name:
             continue
@@ -90,38 +90,38 @@ def _start(node: Node) -> int | None:
     return met.began if met is not None else None
 
 
-def check_invariants(plan: Plan, view: View, wish: Wish) -> None:
+def check_invariants(plan: Plan, view: View, request: Request) -> None:
     """Walk the plan in thought; raise SlotbridgeError (BUG) if a step would be dangerous there."""
     for step in plan.steps:
-        broken = _broken_rule(step, view, wish)
+        broken = _broken_rule(step, view, request)
         if broken:
             raise SlotbridgeError(f"planned {step.text} although {broken}", operation=OPERATION)
         view = step.effect(view)
-        wish = learned(wish, step, view)
+        request = after_step(request, step, view)
 
 
-def _broken_rule(step: Step, view: View, wish: Wish) -> str:
+def _broken_rule(step: Step, view: View, request: Request) -> str:
     """The rule that the step would break in this view, or ""."""
     node = view.node(step.node)
     if step.action is Action.PROMOTE:
         try:
-            require_proof(view, wish, node)
+            require_proof(view, request, node)
         except OperatorNeeded as error:
             return error.message
         leaking = [n for n in view.nodes if n is not node and n.leading and _leaks(n)]
         if leaking:
             return f"{leaking[0].name} can still be written: {_leaks(leaking[0])}"
-        lacking = (wish.final_lsn or 0) - node.received
-        if lacking > (wish.accept_data_loss or 0):
+        lacking = (request.final_lsn or 0) - node.received
+        if lacking > (request.accept_data_loss or 0):
             return f"{node.name} has not received the final LSN"
         lost = {slot.slot for slot in judge_all(view, node) if not slot.ready}
-        if lost - wish.accept_loss_of:
-            return f"slots are not ready: {', '.join(sorted(lost - wish.accept_loss_of))}"
+        if lost - request.accept_loss_of:
+            return f"slots are not ready: {', '.join(sorted(lost - request.accept_loss_of))}"
         fed = [
             s.name
             for where, s in view.ours()
             if where.usable and s.enabled and moves(s, node)
-            if f"{where.name}/{s.name}" not in wish.given_up
+            if f"{where.name}/{s.name}" not in request.given_up
         ]
         return f"subscriptions are enabled: {', '.join(fed)}" if fed else ""
     if step.action is Action.REJOIN and view.node(step.server).writable:
@@ -146,14 +146,16 @@ def require_nobody_hidden(view: View) -> None:
             raise not_let_in(node)
 
 
-def require_ready(verdicts: tuple[Readiness, ...], wish: Wish) -> None:
+def require_ready(readiness: tuple[Readiness, ...], request: Request) -> None:
     """Raise OperatorNeeded (NOT_READY) unless every slot is ready or its loss is accepted."""
-    lost = [slot for slot in verdicts if not slot.ready and slot.slot not in wish.accept_loss_of]
+    lost = [
+        slot for slot in readiness if not slot.ready and slot.slot not in request.accept_loss_of
+    ]
     if lost:
         detail = "; ".join(f"{slot.slot}: {slot.reasons[0]}" for slot in lost)
         accept = " ".join(f"--accept-loss-of {slot.slot}" for slot in lost)
         raise OperatorNeeded(
-            f"{len(lost)} of {len(verdicts)} slots would be lost: {detail}",
+            f"{len(lost)} of {len(readiness)} slots would be lost: {detail}",
             operation=OPERATION,
             subject=lost[0].standby,
             hint=f"repair it ({lost[0].reasons[0].remedy}), or accept the loss: {accept}",
@@ -161,11 +163,11 @@ def require_ready(verdicts: tuple[Readiness, ...], wish: Wish) -> None:
         )
 
 
-def require_nobody_left(left: Iterable[Left], wish: Wish) -> None:
+def require_nobody_left(left: Iterable[Blocker], request: Request) -> None:
     """Raise OperatorNeeded (NOT_READY) for a subscriber or subscription that would be left behind,
     where the operator wants none to be.
     """
-    behind = list(left) if wish.require_subscribers else []
+    behind = list(left) if request.require_subscribers else []
     if behind:
         raise OperatorNeeded(
             "subscriptions would be left behind: "

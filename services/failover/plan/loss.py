@@ -19,13 +19,13 @@ from services.failover.checks.loss import _told_all, last_contact, losses
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, View
-    from services.failover.plan.request import Wish
+    from services.failover.plan.request import Request
 
 
-def require_no_loss(view: View, wish: Wish, chosen: Node, operation: str) -> list[str]:
+def require_no_loss(view: View, request: Request, chosen: Node, operation: str) -> list[str]:
     """Raise OperatorNeeded (NOT_READY) for more loss than was accepted; return what to note."""
     found = losses(view, chosen)
-    accepted = wish.accept_data_loss
+    accepted = request.accept_data_loss
     for loss in found:
         if accepted is None or loss.lacking > accepted:
             accept = f"--accept-data-loss {loss.lacking}"

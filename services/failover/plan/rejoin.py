@@ -8,25 +8,25 @@ from schemas.errors import ExitCode, OperatorNeeded, SettingsError, SetupError
 from services.failover.model.preconditions import require_one_primary, require_one_system
 from services.failover.plan.completion import attach, complete
 from services.failover.plan.invariants import check_invariants, require_nobody_hidden
-from services.failover.plan.request import Draft, Plan, Wish
+from services.failover.plan.request import Draft, Plan, Request
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, View
 
 
-def plan_repoint(view: View, wish: Wish) -> Plan:
+def plan_repoint(view: View, request: Request) -> Plan:
     """Subscriptions and bridge go on from the primary there is; its settings are not touched."""
     primary = _primary(view, "repoint")
     require_nobody_hidden(view)
-    plan = complete(Draft(view, wish), primary.name, standbys=False)
-    check_invariants(plan, view, wish)
+    plan = complete(Draft(view, request), primary.name, standbys=False)
+    check_invariants(plan, view, request)
     return plan
 
 
-def plan_rejoin(view: View, wish: Wish) -> Plan:
-    """The nodes of `wish.rejoin` as standbys of the primary there is."""
+def plan_rejoin(view: View, request: Request) -> Plan:
+    """The nodes of `request.rejoin` as standbys of the primary there is."""
     known = {node.name for node in view.nodes}
-    strangers = sorted(wish.rejoin - known)
+    strangers = sorted(request.rejoin - known)
     if strangers:
         raise SettingsError(
             f"{strangers[0]} is not a node",
@@ -34,7 +34,7 @@ def plan_rejoin(view: View, wish: Wish) -> Plan:
             hint=f"failover.nodes has {', '.join(sorted(known))}",
         )
     primary = _primary(view, "rejoin")
-    if primary.name in wish.rejoin:
+    if primary.name in request.rejoin:
         raise OperatorNeeded(
             f"{primary.name} is the primary",
             operation="rejoin",
@@ -42,9 +42,9 @@ def plan_rejoin(view: View, wish: Wish) -> Plan:
             hint="rejoin the node that is not; slotfailover switchover makes another the primary",
             exit_code=ExitCode.SPLIT_BRAIN,
         )
-    plan = attach(Draft(view, wish), primary.name)
+    plan = attach(Draft(view, request), primary.name)
     for left in plan.left:
-        if left.exit_code is ExitCode.PRIVILEGE_MISSING and left.subject in wish.rejoin:
+        if left.exit_code is ExitCode.PRIVILEGE_MISSING and left.subject in request.rejoin:
             raise SetupError(
                 left.reason,
                 operation="rejoin",
@@ -52,7 +52,7 @@ def plan_rejoin(view: View, wish: Wish) -> Plan:
                 hint=left.hint,
                 exit_code=ExitCode.PRIVILEGE_MISSING,
             )
-    check_invariants(plan, view, wish)
+    check_invariants(plan, view, request)
     return plan
 
 

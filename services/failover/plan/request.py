@@ -1,4 +1,4 @@
-"""What is asked for, and what comes of it: a wish and a plan. Pure."""
+"""What is asked for, and what comes of it: a request and a plan. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.failover.plan.steps.fencing import written
 from services.failover.plan.steps.step import Action
 
 if TYPE_CHECKING:
-    from services.failover.checks.blockers import Left
+    from services.failover.checks.blockers import Blocker
     from services.failover.checks.readiness import Readiness
     from services.failover.model.view import View
     from services.failover.plan.steps.step import Step
@@ -19,7 +19,7 @@ _ONCE = frozenset({Action.SETTLE, Action.LABEL, Action.FLOW, Action.SEND, Action
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Request:
     """What the operator asked for, and what this run has learned that can't be seen."""
 
     accept_loss_of: frozenset[str] = frozenset()
@@ -57,11 +57,11 @@ class Wish:
     """The node that this run has promoted or led subscriptions to, once it has."""
     final_lsn: int | None = None
     """The last position of the fenced primary that can matter, once it is known."""
-    shot: frozenset[str] = frozenset()
+    power_fenced: frozenset[str] = frozenset()
     """The nodes whose `fence` command has ended with 0 in this run."""
     final_xid: int | None = None
     """The next transaction number of the fenced primary, when the final LSN was noted."""
-    past: frozenset[str] = frozenset()
+    done_steps: frozenset[str] = frozenset()
     """Keys of steps not to be planned again: done without a trace, or given up."""
 
 
@@ -73,42 +73,44 @@ class Plan:
     why: str
     steps: tuple[Step, ...]
     slots: tuple[Readiness, ...]
-    left: tuple[Left, ...] = ()
+    left: tuple[Blocker, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def learned(wish: Wish, step: Step, view: View) -> Wish:
-    """The wish after a step, once `view` shows it done."""
+def after_step(request: Request, step: Step, view: View) -> Request:
+    """The request after a step, once `view` shows it done."""
     if step.action in (Action.PROMOTE, Action.REPOINT):
-        return replace(wish, promoted=step.node)
+        return replace(request, promoted=step.node)
     if step.action is Action.MARK:
         state = view.node(step.server).state
         final_xid = state.next_xid if state is not None else None
-        return replace(wish, final_lsn=written(view, view.node(step.server)), final_xid=final_xid)
+        return replace(
+            request, final_lsn=written(view, view.node(step.server)), final_xid=final_xid
+        )
     if step.action is Action.STOP:
-        return replace(wish, stopped=wish.stopped | {step.server})
+        return replace(request, stopped=request.stopped | {step.server})
     if step.action is Action.SHOOT:
-        return replace(wish, shot=wish.shot | {step.server})
+        return replace(request, power_fenced=request.power_fenced | {step.server})
     if step.action in _ONCE:
-        return replace(wish, past=wish.past | {step.key})
-    return wish
+        return replace(request, done_steps=request.done_steps | {step.key})
+    return request
 
 
 class Draft:
     """Steps one after another, each in the view that the ones before lead to."""
 
-    def __init__(self, view: View, wish: Wish) -> None:
+    def __init__(self, view: View, request: Request) -> None:
         self.view = view
-        self.wish = wish
+        self.request = request
         self.steps: list[Step] = []
 
     def add(self, *steps: Step) -> None:
-        """Plan these, but for those that are past."""
+        """Plan these, except those that are done."""
         for step in steps:
-            if step.key not in self.wish.past:
+            if step.key not in self.request.done_steps:
                 self.steps.append(step)
                 self.view = step.effect(self.view)
-                self.wish = learned(self.wish, step, self.view)
+                self.request = after_step(self.request, step, self.view)
 
 
 def plan_as_json(plan: Plan, *, hooks: bool = True) -> dict[str, object]:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import ExitCode, OperatorNeeded
 from services.failover.model.preconditions import require_one_primary, require_one_system
 from services.failover.plan.failover import plan_failover, took_over
-from services.failover.plan.request import Plan, Wish
+from services.failover.plan.request import Plan, Request
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 
 if TYPE_CHECKING:
     from services.failover.model.view import View
 
-Planner = Callable[["View", Wish], Plan]
+Planner = Callable[["View", Request], Plan]
 INTENT_MAX_S = 24 * 3600.0
 """What began earlier is history."""
 
@@ -76,49 +76,49 @@ class Intent:
         return ""
 
 
-def intent_of(wish: Wish, view: View) -> dict[str, Any]:
+def intent_of(request: Request, view: View) -> dict[str, Any]:
     """Return the intent of a run, for the journal's `begin` entry."""
     states = [node.state for node in view.nodes if node.state is not None]
     return {
-        "target": wish.target,
-        "rejoin": sorted(wish.rejoin),
-        "accept_loss_of": sorted(wish.accept_loss_of),
-        "accept_data_loss": wish.accept_data_loss,
-        "old_primary_is_off": wish.old_primary_is_off,
-        "require_subscribers": wish.require_subscribers,
+        "target": request.target,
+        "rejoin": sorted(request.rejoin),
+        "accept_loss_of": sorted(request.accept_loss_of),
+        "accept_data_loss": request.accept_data_loss,
+        "old_primary_is_off": request.old_primary_is_off,
+        "require_subscribers": request.require_subscribers,
         "system": states[0].server.system_identifier if states else "",
         "timeline": max(
             (node.state.server.timeline for node in view.nodes if node.leading and node.state),
-            default=wish.begun_on,
+            default=request.begun_on,
         ),
     }
 
 
-def choose(view: View, wish: Wish, intent: Intent | None) -> tuple[Planner, Wish]:
-    """How to go on: the planner, and the wish as it was. Raises OperatorNeeded."""
+def choose(view: View, request: Request, intent: Intent | None) -> tuple[Planner, Request]:
+    """How to go on: the planner, and the request as it was. Raises OperatorNeeded."""
     require_one_system(view)
     require_one_primary(view, "resume")
     stale = intent.stale(view) if intent is not None else ""
     intent = None if stale else intent
     if intent is not None:
         known = {node.name for node in view.nodes}
-        wish = replace(
-            wish,
-            target=wish.target or (intent.target if intent.target in known else ""),
-            rejoin=wish.rejoin | (intent.rejoin & known),
+        request = replace(
+            request,
+            target=request.target or (intent.target if intent.target in known else ""),
+            rejoin=request.rejoin | (intent.rejoin & known),
             begun_on=intent.timeline,
-            require_subscribers=wish.require_subscribers or intent.require_subscribers,
+            require_subscribers=request.require_subscribers or intent.require_subscribers,
         )
     marked = any(found.marked for _, found in view.ours())
     if view.writable:
         node = view.writable[0]
-        if took_over(node, view) or (wish.target == node.name and intent is not None):
-            return plan_switchover, replace(wish, target=node.name, promoted=node.name)
+        if took_over(node, view) or (request.target == node.name and intent is not None):
+            return plan_switchover, replace(request, target=node.name, promoted=node.name)
         if intent is not None and intent.command == "switchover":
-            return plan_switchover, wish
-        return plan_rollback, wish
+            return plan_switchover, request
+        return plan_rollback, request
     if view.primary is not None:
-        return plan_switchover, wish
+        return plan_switchover, request
     if intent is None and not marked:
         raise OperatorNeeded(
             "no primary answers, and nothing was begun that could go on"
@@ -127,4 +127,4 @@ def choose(view: View, wish: Wish, intent: Intent | None) -> tuple[Planner, Wish
             hint="slotfailover failover replaces a dead primary",
             exit_code=ExitCode.NOT_READY,
         )
-    return plan_failover, wish
+    return plan_failover, request

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode
-from services.failover.checks.blockers import Left
+from services.failover.checks.blockers import Blocker
 from services.failover.model.standby_settings import listed, quorum, slots_that_exist
 from services.failover.model.timelines import left_at
 from services.failover.model.topology import (
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from services.failover.plan.request import Draft
 
 
-def attach_standbys(draft: Draft, primary: str) -> list[Left]:
+def attach_standbys(draft: Draft, primary: str) -> list[Blocker]:
     """Plan what every other node needs as a standby of `primary`; return what can't be done."""
-    left: list[Left] = []
+    left: list[Blocker] = []
     others = [node for node in draft.view.nodes if node.name != primary]
     for node in sorted(others, key=lambda node: not node.standby):  # a rejoin takes its time
         left += _attach(draft, node.name, primary)
@@ -50,9 +50,9 @@ def attach_standbys(draft: Draft, primary: str) -> list[Left]:
     return left
 
 
-def _attach(draft: Draft, name: str, primary: str) -> list[Left]:
+def _attach(draft: Draft, name: str, primary: str) -> list[Blocker]:
     node, above = draft.view.node(name), draft.view.node(primary)
-    wished = name in draft.wish.rejoin
+    wished = name in draft.request.rejoin
     if streams_from(node, above) or (node.standby and follows(node, above)):
         return []
     if _cascades(draft, node, primary):
@@ -69,7 +69,7 @@ def _attach(draft: Draft, name: str, primary: str) -> list[Left]:
         return []  # a split brain, which is refused elsewhere
     if node.machine is None or not node.machine.may_rejoin:
         return [
-            Left(
+            Blocker(
                 name,
                 f"the node is not a standby of {primary} yet, and failover.machines.{name} has "
                 "neither `rejoin` nor `data_folder`",
@@ -81,7 +81,7 @@ def _attach(draft: Draft, name: str, primary: str) -> list[Left]:
     if missing:
         return missing
     if _slot(draft, name, primary):
-        draft.add(effects.rejoin(node, above, copies=draft.wish.copies))
+        draft.add(effects.rejoin(node, above, copies=draft.request.copies))
     return []
 
 
@@ -91,14 +91,14 @@ def _cascades(draft: Draft, node: Node, primary: str) -> bool:
     return upstream is not None and upstream.name != primary and upstream.standby and node.standby
 
 
-def _not_wished(node: Node, primary: str, *, diverged: bool) -> list[Left]:
+def _not_wished(node: Node, primary: str, *, diverged: bool) -> list[Blocker]:
     if node.fenced:
         reason = "the node is fenced and still runs, on the old timeline"
     elif diverged:
         reason = f"the node has WAL that {primary} never had"
     else:
         return []
-    return [Left(node.name, reason, f"slotfailover rejoin {node.name}")]
+    return [Blocker(node.name, reason, f"slotfailover rejoin {node.name}")]
 
 
 def _diverged(standby: Node, primary: Node) -> bool:
@@ -122,7 +122,7 @@ def _slot(draft: Draft, name: str, primary: str) -> bool:
     return has_slot(draft.view.node(primary), wanted)
 
 
-def _rights(draft: Draft, name: str, primary: str) -> list[Left]:
+def _rights(draft: Draft, name: str, primary: str) -> list[Blocker]:
     """What our role lacks on the primary to make the node its standby."""
     node, above = draft.view.node(name), draft.view.node(primary)
     assert above.state is not None
@@ -136,7 +136,7 @@ def _rights(draft: Draft, name: str, primary: str) -> list[Left]:
     if not lacking:
         return []
     return [
-        Left(
+        Blocker(
             name,
             f"our role may not make it a standby: on {primary} it lacks {' and '.join(lacking)}",
             f"connect to {primary} as a superuser, then slotfailover rejoin {name}",
@@ -203,7 +203,7 @@ def _await(draft: Draft, primary: str) -> None:
     before = quorum(draft.view.synchronous_before)
     current = above.state.setting("synchronous_standby_names")
     remembered = before[0] if before is not None and not current else 0
-    count = draft.wish.synchronous_standbys or remembered
+    count = draft.request.synchronous_standbys or remembered
     seen = {application_name(node) for node in streaming} - {""}
     if count and len(seen & set(above.state.replication.followers)) >= count:
         value = _quorum(count, seen)

@@ -43,7 +43,7 @@ from services.failover.plan.invariants import (
     require_tight,
     require_unpromoted,
 )
-from services.failover.plan.request import Draft, Plan, Wish
+from services.failover.plan.request import Draft, Plan, Request
 from services.failover.plan.steps import fencing, promotion, receivers, subscriptions
 from services.failover.plan.steps.step import active
 
@@ -53,19 +53,19 @@ if TYPE_CHECKING:
 OPERATION = "switch over"
 
 
-def plan_switchover(view: View, wish: Wish) -> Plan:
-    """The steps from `view` to `wish.target` (the best standby) as the primary.
+def plan_switchover(view: View, request: Request) -> Plan:
+    """The steps from `view` to `request.target` (the best standby) as the primary.
 
     Raises OperatorNeeded (SPLIT_BRAIN, NOT_READY, WRONG_DATABASE), SettingsError for a target that
     is not a standby, SetupError (PRIVILEGE_MISSING).
     """
     require_one_system(view)
-    require_node(view, wish.target, OPERATION)
+    require_node(view, request.target, OPERATION)
     require_nobody_hidden(view)
     require_one_primary(view, OPERATION)
-    if view.writable and view.writable[0].name in (wish.promoted, wish.target):
-        plan = complete(Draft(view, wish), view.writable[0].name)
-    elif view.primary is None and wish.final_lsn is None:
+    if view.writable and view.writable[0].name in (request.promoted, request.target):
+        plan = complete(Draft(view, request), view.writable[0].name)
+    elif view.primary is None and request.final_lsn is None:
         raise Retryable(
             "no node answers as a primary",
             operation=OPERATION,
@@ -74,24 +74,24 @@ def plan_switchover(view: View, wish: Wish) -> Plan:
             "a switchover has stopped it",
         )
     elif view.primary is None:
-        return plan_failover(view, wish)
+        return plan_failover(view, request)
     else:
-        plan = _whole(view, wish, view.primary)
-    check_invariants(plan, view, wish)
+        plan = _whole(view, request, view.primary)
+    check_invariants(plan, view, request)
     return plan
 
 
-def plan_rollback(view: View, wish: Wish) -> Plan:
+def plan_rollback(view: View, request: Request) -> Plan:
     """The steps that put things back as they were before an unfinished switchover or failover.
 
     The old primary goes on, where it lives or was stopped by us. Raises as above.
     """
     require_one_system(view)
     require_one_primary(view, "roll back")
-    draft = Draft(view, wish)
-    old = view.primary or _stopped(view, wish)
+    draft = Draft(view, request)
+    old = view.primary or _stopped(view, request)
     if old is not None and not old.writable:
-        require_unpromoted(view, wish, old)
+        require_unpromoted(view, request, old)
     if old is not None and not old.leading:
         draft.add(fencing.start(old))
         return Plan(old.name, f"{old.name} is started again", tuple(draft.steps), ())
@@ -116,50 +116,50 @@ def _led_to(subscription: Subscription, view: View) -> Node | None:
     return next((node for node in view.nodes if not moves(subscription, node)), None)
 
 
-def _whole(view: View, wish: Wish, old: Node) -> Plan:
-    new = _target(view, wish, old)
-    verdicts = judge_all(view, new)
-    _require_fit(view, wish, old, new)
+def _whole(view: View, request: Request, old: Node) -> Plan:
+    new = _target(view, request, old)
+    readiness = judge_all(view, new)
+    _require_fit(view, request, old, new)
     stale = resets(new)
     require_privileges(new, resets=bool(stale), promotion=True)
-    draft = Draft(view, wish)
+    draft = Draft(view, request)
     draft.add(*stale)
     stops = old.machine is not None and old.machine.has("stop")
     slots = _connected(old, stops=stops)
-    ahead = fencing.written(view, old) - wish.lag_bytes_max
+    ahead = fencing.written(view, old) - request.lag_bytes_max
     if old.writable and fencing.behind(view, old, new, slots, ahead):
-        draft.add(fencing.settle(old, new, slots, wish.lag_bytes_max))
+        draft.add(fencing.settle(old, new, slots, request.lag_bytes_max))
     if old.writable or fencing.early_sessions(view, old):
         draft.add(fencing.fence(old, new))
-    if wish.final_lsn is None:
+    if request.final_lsn is None:
         draft.add(fencing.mark(old, new))
-    final = draft.wish.final_lsn
+    final = draft.request.final_lsn
     assert final is not None
-    _require_drainable(wish, old, new, final)
-    waits = wish.final_lsn is None or bool(fencing.behind(view, old, new, slots, final))
+    _require_drainable(request, old, new, final)
+    waits = request.final_lsn is None or bool(fencing.behind(view, old, new, slots, final))
     if waits:
         draft.add(fencing.drain(old, new, slots, final))
     for subscriber, subscription in view.ours():
-        given_up = f"{subscriber.name}/{subscription.name}" in wish.given_up
+        given_up = f"{subscriber.name}/{subscription.name}" in request.given_up
         moved = subscription.enabled and moves(subscription, new)
         if subscriber.usable and moved and not given_up:
             draft.add(subscriptions.disable(subscriber, subscription, new))
     if stops:
         draft.add(fencing.stop(old, new))
-    told = draft.wish
+    told = draft.request
     require_proof(draft.view, told, draft.view.node(new.name))
     draft.add(
         promotion.promote(new, final, lambda seen: require_proof(seen, told, seen.node(new.name)))
     )
     rest = complete(draft, new.name)
     return replace(
-        rest, why=f"{old.name} hands over to it", slots=verdicts,
+        rest, why=f"{old.name} hands over to it", slots=readiness,
         notes=(*_notes(view, old, slots, stops=stops), *rest.notes),
     )  # fmt: skip
 
 
-def _target(view: View, wish: Wish, old: Node) -> Node:
-    new = view.node(wish.target) if wish.target else candidate(view)
+def _target(view: View, request: Request, old: Node) -> Node:
+    new = view.node(request.target) if request.target else candidate(view)
     if new is None or not new.standby:
         name = f"{new.name} is not a standby that answers" if new else "no standby answers"
         others = ", ".join(node.name for node in view.standbys) or "none"
@@ -172,10 +172,10 @@ def _target(view: View, wish: Wish, old: Node) -> Node:
     return new
 
 
-def _require_fit(view: View, wish: Wish, old: Node, new: Node) -> None:
+def _require_fit(view: View, request: Request, old: Node, new: Node) -> None:
     """Everything that would make it fail or lose something, while nothing is changed yet."""
     assert old.state is not None and new.state is not None
-    require_ready(judge_all(view, new), wish)
+    require_ready(judge_all(view, new), request)
     if not old.state.replication.may_fence:
         raise missing_privilege(old, "connect as a superuser, who may end sessions and fence")
     for node in (old, new):
@@ -207,13 +207,13 @@ def _require_fit(view: View, wish: Wish, old: Node, new: Node) -> None:
         )
 
 
-def _require_drainable(wish: Wish, old: Node, new: Node, final: int) -> None:
+def _require_drainable(request: Request, old: Node, new: Node, final: int) -> None:
     """Raise OperatorNeeded (NOT_READY) where a run begins with a fenced primary whose last WAL does
     not come: it would only be waited for in vain.
     """
     assert new.state is not None
     lacking = final - new.received
-    if wish.final_lsn is not None or old.writable or lacking <= (wish.accept_data_loss or 0):
+    if request.final_lsn is not None or old.writable or lacking <= (request.accept_data_loss or 0):
         return
     if new.state.replication.receiver_streaming and follows(new, old):
         return
@@ -258,11 +258,11 @@ def _notes(view: View, old: Node, slots: tuple[str, ...], *, stops: bool) -> lis
     return found
 
 
-def _stopped(view: View, wish: Wish) -> Node | None:
+def _stopped(view: View, request: Request) -> Node | None:
     """Return the only node that is not a standby, if it was stopped and may be started again."""
     found = [node for node in view.nodes if not node.standby]
     if len(found) != 1:
         return None
     node = found[0]
-    ours = node.name in wish.stopped or (wish.revive and node.reach is Reach.REFUSED)
+    ours = node.name in request.stopped or (request.revive and node.reach is Reach.REFUSED)
     return node if ours and node.machine is not None and node.machine.has("start") else None

@@ -25,14 +25,14 @@ from services.failover.plan.steps.step import OF_SUBSCRIBERS
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, Subscription, View
-    from services.failover.plan.request import Plan, Wish
+    from services.failover.plan.request import Plan, Request
 
 _SIGNS = (Reach.ANSWERS, Reach.REFUSED, Reach.CLOSED, Reach.BARRED)
 """Something is there, or nothing listens there: either is known. Silence is not."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Assessment:
     """One observation, as far as acting depends on it. Equal ones agree."""
 
     primary: str = ""
@@ -57,18 +57,18 @@ class Sight:
         return bool(self.primary and self.pending) and not (self.partial or self.forbidden)
 
 
-def sight_of(view: View, wish: Wish) -> Sight:
+def assess(view: View, request: Request) -> Assessment:
     """What the view says."""
     silent = tuple(node.name for node in view.nodes if node.reach is Reach.SILENT)
     partial = _partial(view)
     try:
-        plan = plan_repoint(view, wish)
+        plan = plan_repoint(view, request)
     except SlotbridgeError as error:
         primary = view.writable[0].name if len(view.writable) == 1 else ""
-        return Sight(primary, 0, partial, error.message, silent)
+        return Assessment(primary, 0, partial, error.message, silent)
     node = view.node(plan.new_primary)
     assert node.state is not None
-    return Sight(
+    return Assessment(
         primary=node.name,
         timeline=node.state.server.timeline,
         partial=partial,

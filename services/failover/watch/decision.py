@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from services.failover.watch.assessment import Sight
+from services.failover.watch.assessment import Assessment
 
 if TYPE_CHECKING:
     from schemas.settings import WatchSettings
@@ -76,7 +76,7 @@ class Rules:
 class Memory:
     """What is remembered between observations; times as given to `consider`."""
 
-    sight: Sight = field(default_factory=Sight)
+    assessment: Assessment = field(default_factory=Assessment)
     agreeing: int = 0
     """How many observations in a row say the same as the last."""
     since: float = 0.0
@@ -95,31 +95,37 @@ class Memory:
     """Every node has answered in one observation of this process."""
 
 
-def remember(memory: Memory, sight: Sight, now: float, rules: Rules) -> Memory:
+def remember(memory: Memory, assessment: Assessment, now: float, rules: Rules) -> Memory:
     """The memory with one more observation."""
-    row = sight == memory.sight and memory.agreeing > 0 and now - memory.seen <= rules.stale_s
+    row = (
+        assessment == memory.assessment
+        and memory.agreeing > 0
+        and now - memory.seen <= rules.stale_s
+    )
     return replace(
         memory,
-        sight=sight,
+        assessment=assessment,
         agreeing=memory.agreeing + 1 if row else 1,
         since=memory.since if row else now,
         seen=now,
-        timeline_max=max(memory.timeline_max, sight.timeline if not sight.partial else 0),
+        timeline_max=max(memory.timeline_max, assessment.timeline if not assessment.partial else 0),
         begun=now if memory.begun is None else memory.begun,
-        complete=memory.complete or sight.complete,
+        complete=memory.complete or assessment.complete,
     )
 
 
 def decide(memory: Memory, now: float, rules: Rules, *, paused: bool, leading: bool) -> Decision:
     """What to do about what was seen last."""
-    sight = memory.sight
+    assessment = memory.assessment
     aside = _forbidden(memory)
     if aside:
         return Decision(Verdict.FORBID, aside)
-    if not sight.pending:
-        return Decision(Verdict.REST, f"{sight.primary} is the primary, and everything leads there")
+    if not assessment.pending:
+        return Decision(
+            Verdict.REST, f"{assessment.primary} is the primary, and everything leads there"
+        )
     if paused:
-        return Decision(Verdict.PAUSED, f"paused; to do: {sight.pending[0]}")
+        return Decision(Verdict.PAUSED, f"paused; to do: {assessment.pending[0]}")
     if not rules.automatic:
         return Decision(Verdict.PASSIVE, "failover.watch.repoint is off: slotfailover repoint")
     if not leading:
@@ -127,7 +133,7 @@ def decide(memory: Memory, now: float, rules: Rules, *, paused: bool, leading: b
     missing = _not_yet(memory, now, rules)
     if missing:
         return Decision(Verdict.WAIT, missing)
-    return Decision(Verdict.ACT, f"{sight.primary} leads on timeline {sight.timeline}")
+    return Decision(Verdict.ACT, f"{assessment.primary} leads on timeline {assessment.timeline}")
 
 
 def acted(memory: Memory, now: float, rules: Rules, *, well: bool) -> Memory:
@@ -138,14 +144,14 @@ def acted(memory: Memory, now: float, rules: Rules, *, well: bool) -> Memory:
 
 
 def _forbidden(memory: Memory) -> str:
-    sight = memory.sight
-    if sight.partial or sight.forbidden:
-        return "; ".join(filter(None, (sight.forbidden, sight.partial)))
-    if sight.pending and not sight.primary:
+    assessment = memory.assessment
+    if assessment.partial or assessment.forbidden:
+        return "; ".join(filter(None, (assessment.forbidden, assessment.partial)))
+    if assessment.pending and not assessment.primary:
         return "no node is the primary"
-    if sight.timeline < memory.timeline_max:
+    if assessment.timeline < memory.timeline_max:
         return (
-            f"{sight.primary} is on timeline {sight.timeline}, a primary was seen on "
+            f"{assessment.primary} is on timeline {assessment.timeline}, a primary was seen on "
             f"{memory.timeline_max}: an old one has come back"
         )
     return ""
@@ -156,7 +162,7 @@ def _unremembered(memory: Memory, now: float, rules: Rules) -> float:
 
     After a power cut nodes and `watch` start in any order, the old primary perhaps first.
     """
-    if memory.sight.remembered or memory.complete or memory.begun is None:
+    if memory.assessment.remembered or memory.complete or memory.begun is None:
         return 0.0
     return memory.begun + rules.first_s - now
 
@@ -170,10 +176,14 @@ def _not_yet(memory: Memory, now: float, rules: Rules) -> str:
             f"nothing tells which timeline is the newest, and not every node answers: "
             f"{unremembered_s:.0f} s more"
         )
-    wait_s = max(rules.settle_s, rules.silence_s if memory.sight.silent else 0)
+    wait_s = max(rules.settle_s, rules.silence_s if memory.assessment.silent else 0)
     left_s = max(memory.since + wait_s, memory.not_before) - now
     if left_s > 0:
-        why = f"{', '.join(memory.sight.silent)} is silent" if memory.sight.silent else "settling"
+        why = (
+            f"{', '.join(memory.assessment.silent)} is silent"
+            if memory.assessment.silent
+            else "settling"
+        )
         return f"{left_s:.0f} s more ({why})"
     if now - memory.seen > rules.stale_s:
         return "the last observation is stale"

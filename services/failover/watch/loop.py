@@ -30,8 +30,8 @@ from services.failover.observe.cluster import Cluster
 from services.failover.observe.server_link import Unreachable
 from services.failover.plan.invariants import moves
 from services.failover.plan.rejoin import plan_repoint
-from services.failover.plan.request import Wish
-from services.failover.watch.assessment import Sight, sight_of
+from services.failover.plan.request import Request
+from services.failover.watch.assessment import Assessment, assess
 from services.failover.watch.decision import (
     Decision,
     Memory,
@@ -42,7 +42,7 @@ from services.failover.watch.decision import (
     remember,
 )
 from services.failover.watch.pause import Pause, newer
-from services.failover.watch.shared_state import Desk, Desktop
+from services.failover.watch.shared_state import SharedState, SharedStateStore
 from services.failover.watch.snapshot import Event, Point, Snapshot, lags_of
 from services.runtime.process import Stop
 
@@ -79,9 +79,9 @@ class Ordered:
 class Watch:
     """One replica. `run` is called once; `snapshot`, `healthy` and `order` from any thread."""
 
-    def __init__(self, settings: FailoverSettings, cluster: Cluster, wish: Wish) -> None:
+    def __init__(self, settings: FailoverSettings, cluster: Cluster, request: Request) -> None:
         self._settings = settings
-        self._wish = wish
+        self._request = request
         self._cluster = cluster
         watch = settings.watch
         self._interval_s = watch.interval_ms / 1000
@@ -89,7 +89,7 @@ class Watch:
         self._rules = Rules.of(watch, longest_s)
         self._patience_s = self._rules.stale_s + settings.step_deadline_ms / 1000
         idle_s = max(_LEAD_IDLE_S, 2 * self._rules.stale_s)
-        self._desk = Desk(cluster, settings.journal_database, idle_s)
+        self._store = SharedStateStore(cluster, settings.journal_database, idle_s)
         self._points: deque[Point] = deque(maxlen=watch.history_points_max)
         self._events: deque[Event] = deque(maxlen=_EVENTS_MAX)
         self._memory = Memory()
@@ -117,7 +117,7 @@ class Watch:
                     left_s = self._interval_s - (time.monotonic() - begun)
                 self._wake.clear()
         finally:
-            self._desk.close()
+            self._store.close()
 
     def healthy(self) -> bool:
         """The loop goes round."""
@@ -144,13 +144,15 @@ class Watch:
     def _once(self) -> None:
         begun = time.monotonic()
         view, problem = self._look()
-        sight = sight_of(view, self._wish) if view is not None else Sight(partial=problem)
+        assessment = (
+            assess(view, self._request) if view is not None else Assessment(partial=problem)
+        )
         before = self.snapshot
-        self._memory = remember(self._memory, sight, time.monotonic(), self._rules)
+        self._memory = remember(self._memory, assessment, time.monotonic(), self._rules)
         counts = replace(before.counts, observations=before.counts.observations + 1)
         if self._promoted(before.memory.timeline_max):
             counts = replace(counts, promotions=counts.promotions + 1)
-        desktop = self._meet(sight.primary)
+        shared_state = self._meet(assessment.primary)
         if view is not None:
             self._points.append(Point(time.time(), lags_of(view)))
         self._beat = time.monotonic()
@@ -161,22 +163,22 @@ class Watch:
                 at=_now(),
                 at_s=time.time(),
                 took_s=self._beat - begun,
-                leading=desktop.leading,
-                at_work=desktop.at_work,
-                entries=desktop.entries or before.entries,
-                drilled=desktop.drill or before.drilled,
+                leading=shared_state.leading,
+                at_work=shared_state.at_work,
+                entries=shared_state.entries or before.entries,
+                drilled=shared_state.drill or before.drilled,
                 counts=counts,
             )
         )
         verdict = self.snapshot.decision.verdict
         if verdict is Verdict.ACT and view is not None:
             self._act(view)
-        elif verdict is Verdict.REST and view is not None and self._may_change(desktop):
-            self._note(view, sight)
+        elif verdict is Verdict.REST and view is not None and self._may_change(shared_state):
+            self._note(view, assessment)
             self._remember(view)
 
-    def _may_change(self, desktop: Desktop) -> bool:
-        return desktop.leading and self._rules.automatic and not self._is_paused()
+    def _may_change(self, shared_state: SharedState) -> bool:
+        return shared_state.leading and self._rules.automatic and not self._is_paused()
 
     def _look(self) -> tuple[View | None, str]:
         """What can be seen; a server that can't be read is one fact, and hides no other."""
@@ -206,10 +208,10 @@ class Watch:
         for note in recall(self._cluster, entries, asked.answer(), unread):
             self._tell(note)
 
-    def _note(self, view: View, sight: Sight) -> None:
+    def _note(self, view: View, assessment: Assessment) -> None:
         """Have each subscription remember the timeline that feeds it, for whoever starts anew."""
         primary = view.primary
-        if primary is None or sight.partial or sight.forbidden:
+        if primary is None or assessment.partial or assessment.forbidden:
             return
         for subscriber, found in view.ours():
             milestone = primary.milestone(str(found.conninfo.address))
@@ -230,32 +232,32 @@ class Watch:
 
     def _promoted(self, timeline_before: int) -> bool:
         """Tell of a promotion: a node out of recovery, on a newer timeline than any before."""
-        sight = self._memory.sight
+        now = self._memory.assessment
         if not timeline_before or self._memory.timeline_max <= timeline_before:
             return False
-        self._tell(f"{sight.primary} was promoted: timeline {timeline_before} -> {sight.timeline}")
+        self._tell(f"{now.primary} was promoted: timeline {timeline_before} -> {now.timeline}")
         return True
 
-    def _meet(self, primary: str) -> Desktop:
+    def _meet(self, primary: str) -> SharedState:
         """Who leads, whether it is paused, what commands do; let others know what we were told."""
         with self._pause_lock:
             ours, orders, self._orders = self._pause, self._orders, ()
-        desktop = self._desk.look(primary, ours, ordered=bool(orders))
-        if desktop.problem:
-            logger.warning("the journal's database can't be used", reason=desktop.problem)
-        said = desktop.pause
+        shared_state = self._store.look(primary, ours, ordered=bool(orders))
+        if shared_state.problem:
+            logger.warning("the journal's database can't be used", reason=shared_state.problem)
+        said = shared_state.pause
         with self._pause_lock:
             self._pause = newer(self._pause, said)
             now = self._pause
         for wanted, answer in orders:
-            answer.set_result(Ordered(now, now.paused == wanted.paused, desktop.shared))
+            answer.set_result(Ordered(now, now.paused == wanted.paused, shared_state.shared))
         if said.at and said != self._told:
             self._told = said
-            where = "" if desktop.shared else " (this replica only)"
+            where = "" if shared_state.shared else " (this replica only)"
             self._tell(f"{'paused' if said.paused else 'resumed'} by {said.by}{where}")
-        if desktop.leading != self.snapshot.leading:
-            self._tell(f"this replica {'leads' if desktop.leading else 'does not lead'}")
-        return desktop
+        if shared_state.leading != self.snapshot.leading:
+            self._tell(f"this replica {'leads' if shared_state.leading else 'does not lead'}")
+        return shared_state
 
     def _act(self, view: View) -> None:
         """Repoint, under the lock and on what is seen once it is held."""
@@ -268,7 +270,7 @@ class Watch:
             with locked(self._cluster, view, database, path) as lock:
                 self._recall()
                 view = self._cluster.observe()
-                if sight_of(view, self._wish) != self._memory.sight or self._is_paused():
+                if assess(view, self._request) != self._memory.assessment or self._is_paused():
                     self._tell("repoint not done: the cluster changed meanwhile")
                     return
                 journal = Journal(path, self._cluster, database, "watch")
@@ -305,7 +307,7 @@ class Watch:
             started=time.monotonic(),
             hold=lock.hold,
         )
-        return run.carry_out(view, self._wish, plan_repoint)
+        return run.carry_out(view, self._request, plan_repoint)
 
     def _publish(self, snapshot: Snapshot) -> None:
         """Let others see it, with what is decided on the strength of it."""

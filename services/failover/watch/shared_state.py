@@ -15,7 +15,7 @@ from services.failover.execute.history import LastDrill, read_entries, read_last
 from services.failover.execute.journal import Entry
 from services.failover.execute.lock import holder
 from services.failover.observe.cluster import Cluster
-from services.failover.observe.server_link import Link, Unreachable
+from services.failover.observe.server_link import ServerLink, Unreachable
 from services.failover.watch.pause import Pause, newer, read_pause, write_pause
 from services.postgres.server import Connection
 
@@ -29,8 +29,8 @@ _ENTRIES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Desktop:
-    """What lies there. Nothing where there is no primary to ask."""
+class SharedState:
+    """What the replicas share, as read from the primary; empty where there is no primary."""
 
     leading: bool = False
     pause: Pause = field(default_factory=Pause)
@@ -42,26 +42,26 @@ class Desktop:
     problem: str = ""
 
 
-class Desk:
-    """Asked by one thread."""
+class SharedStateStore:
+    """Reads and writes the shared state in one session of the primary; for one thread."""
 
     def __init__(self, cluster: Cluster, database: str, idle_s: float) -> None:
         self._cluster = cluster
         self._database = database
         self._idle_ms = int(idle_s * 1000)
         self._primary = ""
-        self._link: Link | None = None
+        self._link: ServerLink | None = None
         self._exits = contextlib.ExitStack()
 
-    def look(self, primary: str, ours: Pause, *, ordered: bool = False) -> Desktop:
-        """What lies there now ("": there is no primary); leave our pause where it is the newer.
+    def look(self, primary: str, ours: Pause, *, ordered: bool = False) -> SharedState:
+        """Return the shared state ("": there is no primary); write our pause if it is the newer.
 
-        `ordered`: ours was said just now, so that it follows whatever lies there.
+        `ordered`: our pause was ordered just now, so it counts as the newer one.
         """
         if primary != self._primary:
             self.close()
         if not primary:
-            return Desktop(pause=ours)
+            return SharedState(pause=ours)
         if self._link is None:
             there = self._cluster.in_database(primary, self._database)
             self._link = self._exits.enter_context(there)
@@ -69,9 +69,9 @@ class Desk:
         try:
             return self._link.ask(lambda c: _look(c, ours, self._idle_ms, ordered=ordered))
         except Unreachable as error:
-            return Desktop(pause=ours, problem=error.detail)
+            return SharedState(pause=ours, problem=error.detail)
         except SlotbridgeError as error:
-            return Desktop(pause=ours, problem=str(error))
+            return SharedState(pause=ours, problem=str(error))
 
     def close(self) -> None:
         """Let go of everything."""
@@ -79,7 +79,7 @@ class Desk:
         self._link, self._primary = None, ""
 
 
-def _look(connection: Connection, ours: Pause, idle_ms: int, *, ordered: bool) -> Desktop:
+def _look(connection: Connection, ours: Pause, idle_ms: int, *, ordered: bool) -> SharedState:
     connection.execute("SELECT set_config('idle_session_timeout', %s, false)", [str(idle_ms)])
     theirs = read_pause(connection)
     if ordered and theirs.version >= ours.version:
@@ -88,7 +88,7 @@ def _look(connection: Connection, ours: Pause, idle_ms: int, *, ordered: bool) -
     shared = pause == theirs or write_pause(connection, pause)
     if shared:
         pause = read_pause(connection)  # another replica may have been faster
-    return Desktop(
+    return SharedState(
         leading=_take(connection),
         pause=pause,
         shared=shared,

@@ -8,7 +8,7 @@ from services.failover.checks.readiness import candidate
 from services.failover.checks.registry import run_checks
 from services.failover.model.view import Node, View
 from services.failover.plan.rejoin import plan_rejoin
-from services.failover.plan.request import Wish
+from services.failover.plan.request import Request
 from services.postgres.server import SettingValue
 from services.postgres.slots import Slot
 from tests.failover.check.examining import Examiner, reset_on, set_on
@@ -90,7 +90,7 @@ def test_a_cascade_is_left_alone_and_keeps_its_slot() -> None:
     below = using(node("c", state(follows="b", streams=False)), "cascade")
     for cascade in (replace(below, follows="b"), below):
         view = View((node("a", above), middle, cascade), ())
-        plan = plan_rejoin(view, Wish(rejoin=frozenset({"b"})))
+        plan = plan_rejoin(view, Request(rejoin=frozenset({"b"})))
         lines = [f"{step.action} {step.server} {step.subject}" for step in plan.steps]
         cleaned = "clean b slotfailover_a" if cascade.follows else "clean b cascade,slotfailover_a"
         assert cleaned in lines
@@ -103,7 +103,7 @@ def test_consumers_do_not_wait_for_a_standby_that_is_not_to_be_waited_for() -> N
     above = state(physical("standby_1", active_pid=5), physical("far", active_pid=6), standby=False)
     near = using(node("b", state(streams=True)), "standby_1")
     far = replace(using(node("c", state(streams=True)), "far"), synchronized=False)
-    plan = plan_rejoin(View((node("a", above), near, far), ()), Wish(rejoin=frozenset({"b"})))
+    plan = plan_rejoin(View((node("a", above), near, far), ()), Request(rejoin=frozenset({"b"})))
     (listing,) = [step.sql[0] for step in plan.steps if step.action == "reset"]
     assert "'standby_1'" in listing
     assert "far" not in listing

@@ -15,7 +15,7 @@ from services.failover.checks.facts import facts_of, required_slots
 from services.failover.checks.model import Finding, Severity
 from services.failover.checks.readiness import candidate, judge_all
 from services.failover.checks.registry import CHECKS, run_checks
-from services.failover.model.node_details import HbaRule, Surroundings
+from services.failover.model.node_details import HbaRule, NodeDetails
 from services.failover.model.timelines import Milestone
 from services.failover.model.view import Node, View
 from services.postgres.server import SettingValue
@@ -120,8 +120,8 @@ def test_who_was_cut_off_is_led_to_no_primary_that_never_fed_it() -> None:
 def test_who_was_cut_off_is_not_led_back_to_an_old_primary() -> None:
     """It is up alone again, and somebody remembers that another node was promoted since."""
     cut = state(cut=True)
-    around = Surroundings(frozenset(), (), None, None, "not paused", upstream=cut.upstream)
-    led, old = replace(cut, surroundings=around), node("a", state(standby=False))
+    around = NodeDetails(frozenset(), (), None, None, "not paused", upstream=cut.upstream)
+    led, old = replace(cut, details=around), node("a", state(standby=False))
     for met, fixes in (((), True), ((("Kafka", Milestone("7000", 2, None)),), False)):
         view = View((old, node("b", None), node("c", led)), (), milestones=met)
         (found,) = (

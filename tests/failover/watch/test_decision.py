@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from schemas.settings import WatchSettings
 from services.failover.model.view import Reach, View
-from services.failover.plan.request import Wish
-from services.failover.watch.assessment import Sight, sight_of
+from services.failover.plan.request import Request
+from services.failover.watch.assessment import Assessment, assess
 from services.failover.watch.decision import Memory, Rules, Verdict, acted, decide, remember
 from tests.failover.views import node, slot, state, subscriber, subscription, views
 
 RULES = Rules(automatic=True, quorum=3, settle_s=5.0, silence_s=30.0, cooldown_s=20.0, stale_s=10.0)
 PENDING = ("point subscription s1 at sub to db:5002",)
-PROMOTED = Sight("b", 2, pending=PENDING)
+PROMOTED = Assessment("b", 2, pending=PENDING)
 
 sights = st.builds(
-    Sight,
+    Assessment,
     primary=st.sampled_from(["b", "b", "b", "c", ""]),
     timeline=st.sampled_from([2, 2, 2, 1, 3]),
     partial=st.sampled_from(["", "", "", "", "2 of 3 servers are silent"]),
@@ -40,15 +40,15 @@ looks = st.lists(
 
 @given(looks)
 def test_it_acts_only_on_a_whole_picture_seen_often_and_long_enough(
-    looks: list[tuple[Sight, float, bool, bool, bool]],
+    looks: list[tuple[Assessment, float, bool, bool, bool]],
 ) -> None:
     memory, now, acts = Memory(), 0.0, [(-1000.0, True)]
-    row: list[tuple[float, Sight]] = []
+    row: list[tuple[float, Assessment]] = []
     timelines = [0]
-    for sight, passed, paused, leading, well in looks:
+    for assessment, passed, paused, leading, well in looks:
         now += passed
-        row.append((now, sight))
-        memory = remember(memory, sight, now, RULES)
+        row.append((now, assessment))
+        memory = remember(memory, assessment, now, RULES)
         decision = decide(memory, now, RULES, paused=paused, leading=leading)
         free = decide(memory, now, RULES, paused=False, leading=True)
         if free.verdict is Verdict.ACT:
@@ -60,21 +60,21 @@ def test_it_acts_only_on_a_whole_picture_seen_often_and_long_enough(
             ):
                 bound = decide(memory, now, rules, paused=pause, leading=lead)
                 assert bound.verdict in (Verdict.PAUSED, Verdict.PASSIVE)
-        if not sight.partial:
-            timelines.append(sight.timeline)
+        if not assessment.partial:
+            timelines.append(assessment.timeline)
         if decision.verdict is Verdict.ACT:
-            assert sight.actionable
+            assert assessment.actionable
             assert not paused
             assert leading
-            assert sight.timeline == max(timelines)
+            assert assessment.timeline == max(timelines)
             last = [seen for seen in row if seen[0] > acts[-1][0]]
-            while last and any(seen != sight for _, seen in last):
+            while last and any(seen != assessment for _, seen in last):
                 last = last[1:]
             gaps = [later - at for (at, _), (later, _) in pairwise(last)]
             while gaps and max(gaps) > RULES.stale_s:
                 last, gaps = last[1:], gaps[1:]
             assert len(last) >= RULES.quorum
-            wait_s = RULES.silence_s if sight.silent else RULES.settle_s
+            wait_s = RULES.silence_s if assessment.silent else RULES.settle_s
             assert now - last[0][0] >= wait_s
             assert now - acts[-1][0] >= RULES.cooldown_s
             memory = acted(memory, now, RULES, well=well)
@@ -89,13 +89,13 @@ def test_of_real_views_none_with_two_primaries_or_someone_hidden_is_acted_on(
     rules = replace(RULES, automatic=automatic, settle_s=0.0, silence_s=0.0)
     memory = Memory()
     for moment, view in enumerate([view for view in seen for _ in range(4)]):
-        memory = remember(memory, sight_of(view, Wish()), float(moment), rules)
+        memory = remember(memory, assess(view, Request()), float(moment), rules)
         verdict = decide(memory, float(moment), rules, paused=False, leading=True).verdict
         if verdict is Verdict.ACT:
             assert automatic
             assert len(view.writable) == 1
             assert not any(found.reach is Reach.CLOSED for found in view.nodes)
-            assert view.writable[0].name == memory.sight.primary
+            assert view.writable[0].name == memory.assessment.primary
 
 
 def promoted_pair(**of_a: object) -> View:
@@ -111,38 +111,38 @@ def test_a_promotion_is_acted_on_after_the_quorum_and_not_again() -> None:
     view, memory = promoted_pair(), Memory()
     verdicts = []
     for moment in range(0, 12, 2):
-        memory = remember(memory, sight_of(view, Wish()), float(moment), RULES)
+        memory = remember(memory, assess(view, Request()), float(moment), RULES)
         verdicts.append(decide(memory, float(moment), RULES, paused=False, leading=True).verdict)
     assert verdicts == [Verdict.WAIT] * 3 + [Verdict.ACT] * 3
     memory = acted(memory, 10.0, RULES, well=False)
     for later in (12.0, 14.0, 16.0, 48.0):
-        memory = remember(memory, sight_of(view, Wish()), later, RULES)
+        memory = remember(memory, assess(view, Request()), later, RULES)
         found = decide(memory, later, RULES, paused=False, leading=True)
         assert found.verdict is Verdict.WAIT
     assert "1 of 3" in found.reason  # after a failure, and after a row that was broken
 
 
 def test_what_a_sight_says() -> None:
-    assert sight_of(promoted_pair(), Wish()).actionable
-    silent = sight_of(promoted_pair(reach=Reach.SILENT), Wish())
+    assert assess(promoted_pair(), Request()).actionable
+    silent = assess(promoted_pair(reach=Reach.SILENT), Request())
     assert silent.actionable
     assert silent.silent == ("a",)
-    assert "does not let us in" in sight_of(promoted_pair(reach=Reach.CLOSED), Wish()).forbidden
+    assert "does not let us in" in assess(promoted_pair(reach=Reach.CLOSED), Request()).forbidden
     view = promoted_pair()
     fed = (subscriber("sub", subscription("s1", fed=True)),)
     assert (
         "is connected to another server"
-        in sight_of(replace(view, subscribers=fed), Wish()).forbidden
+        in assess(replace(view, subscribers=fed), Request()).forbidden
     )
     gone = (subscriber("sub", reach=Reach.SILENT),)
     silent_too = replace(promoted_pair(reach=Reach.SILENT), subscribers=gone)
-    assert "2 of 3 servers are silent" in sight_of(silent_too, Wish()).partial
+    assert "2 of 3 servers are silent" in assess(silent_too, Request()).partial
     two = (node("a", state(standby=False)), view.nodes[1])
-    assert "several nodes are writable" in sight_of(replace(view, nodes=two), Wish()).forbidden
+    assert "several nodes are writable" in assess(replace(view, nodes=two), Request()).forbidden
     newer = (view.nodes[1], node("c", state(timeline=3, follows="b")))
-    assert "a standby on timeline 3" in sight_of(replace(view, nodes=newer), Wish()).forbidden
+    assert "a standby on timeline 3" in assess(replace(view, nodes=newer), Request()).forbidden
     elsewhere = (view.nodes[1], node("c", state(streams=True, follows="a")))
-    assert "streams from a server" in sight_of(replace(view, nodes=elsewhere), Wish()).forbidden
+    assert "streams from a server" in assess(replace(view, nodes=elsewhere), Request()).forbidden
 
 
 def test_an_old_primary_that_comes_back_alone_is_not_followed() -> None:

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from schemas.settings import WatchSettings
 from services.failover.execute.history import history_as_json
-from services.failover.plan.request import Wish
+from services.failover.plan.request import Request as PlanRequest
 from services.failover.watch.loop import Watch
 from services.failover.watch.web.page import page
 from services.failover.watch.web.status import plan_of, status_of
@@ -43,12 +43,14 @@ Answer = Callable[[Request], Awaitable[Response]]
 class Api:
     """The routes of one replica."""
 
-    def __init__(self, watch: Watch, wish: Wish, token: bytes, settings: WatchSettings) -> None:
+    def __init__(
+        self, watch: Watch, plan_request: PlanRequest, token: bytes, settings: WatchSettings
+    ) -> None:
         refresh_s = settings.interval_ms / 1000
         self._hosts = {name.lower() for name in (*settings.allowed_hosts, settings.http_host)}
         self._token_to_read = settings.token_to_read
         self._watch = watch
-        self._wish = wish
+        self._plan_request = plan_request
         self._token = token
         self._refresh_s = refresh_s
         self._files = {name: _read(name) for name in ("page.css", "page.js")}
@@ -106,7 +108,7 @@ class Api:
         snapshot = self._watch.snapshot
         if snapshot.view is None:
             return _json({"problem": snapshot.problem or "nothing was observed yet"}, 503)
-        return _json(plan_of(snapshot.view, self._wish))
+        return _json(plan_of(snapshot.view, self._plan_request))
 
     async def _history(self, _request: Request) -> Response:
         return _json(history_as_json(self._watch.snapshot.entries))

@@ -63,7 +63,7 @@ def _of_watch(snapshot: Snapshot) -> Iterator[Family]:
         (
             "pending_steps",
             "Steps that a repoint would run now.",
-            len(snapshot.memory.sight.pending),
+            len(snapshot.memory.assessment.pending),
         ),
         (
             "agreeing_observations",

@@ -27,7 +27,7 @@ _EVENTS_MAX = 12
 def page(snapshot: Snapshot, refresh_s: float) -> str:
     """The whole page as HTML."""
     seconds = max(1, round(refresh_s))
-    name = snapshot.memory.sight.primary
+    name = snapshot.memory.assessment.primary
     head = el(
         "head",
         el("meta", charset="utf-8"),
@@ -114,8 +114,8 @@ def _fact(name: str, value: str) -> tuple[Element, Element]:
 
 
 def _primary(snapshot: Snapshot) -> str:
-    sight = snapshot.memory.sight
-    return f"{sight.primary}, timeline {sight.timeline}" if sight.primary else "none"
+    assessment = snapshot.memory.assessment
+    return f"{assessment.primary}, timeline {assessment.timeline}" if assessment.primary else "none"
 
 
 def _own_state(snapshot: Snapshot) -> str:

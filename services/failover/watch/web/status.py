@@ -16,27 +16,27 @@ from services.failover.watch.snapshot import lags_of, position_of, role_of
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, Subscriber, Subscription, View
-    from services.failover.plan.request import Wish
+    from services.failover.plan.request import Request
     from services.failover.watch.snapshot import Snapshot
 
 
 def status_of(snapshot: Snapshot) -> dict[str, Any]:
     """What was seen last, what is decided, and what watch has done."""
-    view, checkup, sight = snapshot.view, snapshot.checkup, snapshot.memory.sight
+    view, checkup, assessment = snapshot.view, snapshot.checkup, snapshot.memory.assessment
     drilled = snapshot.drilled
     return {
         "at": snapshot.at or None,
         "observations": snapshot.counts.observations,
         "problem": snapshot.problem or None,
-        "primary": sight.primary or None,
-        "timeline": sight.timeline or None,
+        "primary": assessment.primary or None,
+        "timeline": assessment.timeline or None,
         "ready": checkup.ready if checkup is not None else None,
         "severity": checkup.severity if checkup is not None else None,
         "summary": checkup.summary if checkup is not None else None,
         "decision": {
             "verdict": snapshot.decision.verdict,
             "reason": snapshot.decision.reason,
-            "pending": list(sight.pending),
+            "pending": list(assessment.pending),
             "agreeing": snapshot.memory.agreeing,
         },
         "automatic": snapshot.automatic,
@@ -61,18 +61,18 @@ def status_of(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def plan_of(view: View, wish: Wish) -> dict[str, Any]:
+def plan_of(view: View, request: Request) -> dict[str, Any]:
     """What a switchover would do now, or a failover where no primary answers; or why not."""
     alive = view.primary
     managed = is_managed(view.managed_by)
     name = "repoint" if managed else "failover" if alive is None else "switchover"
     try:
         if managed:
-            plan = plan_repoint(view, wish)
+            plan = plan_repoint(view, request)
         elif alive is None:
-            plan = plan_failover(view, wish)
+            plan = plan_failover(view, request)
         else:
-            plan = plan_switchover(view, replace(wish, rejoin=frozenset({alive.name})))
+            plan = plan_switchover(view, replace(request, rejoin=frozenset({alive.name})))
     except SlotbridgeError as error:
         problem = {"error": error.message, "hint": error.hint, "exit_code": int(error.exit_code)}
         return {"order": name, **problem}
