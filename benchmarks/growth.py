@@ -3,7 +3,7 @@
     make bench GROWTH=1    python -m benchmarks.growth [--axes relations,transaction] [--scale 0.1]
 
 Each point is a race (benchmarks.race) of its own load between the bridge and pg_recvlogical;
-medians of `--laps`. `backlog` lies before the slot when the bridge starts: up to 10 GB of WAL.
+medians of `--trials`. `backlog` lies before the slot when the bridge starts: up to 10 GB of WAL.
 """
 
 import json
@@ -16,13 +16,13 @@ import typer
 
 from benchmarks.bridge import Figures, report
 from benchmarks.race import results
-from benchmarks.race.arena import Arena, arena, say
 from benchmarks.race.contenders import RecvLogical, Slotbridge
-from benchmarks.race.course import Course, warm_up
+from benchmarks.race.environment import Environment, environment, say
 from benchmarks.race.plot import lines
+from benchmarks.race.workload_run import WorkloadRun, warm_up
 from benchmarks.race.workloads import ROWS_A_TRANSACTION, Workload, many, narrow, sized
 
-LAP_S: Final = 3600.0
+TRIAL_S: Final = 3600.0
 _WIDTH_BYTES: Final = 200_000_000
 
 
@@ -56,21 +56,21 @@ AXES: Final = {
 
 
 def measure(
-    place: Arena, name: str, points: tuple[int, ...], scale: float, laps: int
+    place: Environment, name: str, points: tuple[int, ...], scale: float, trials: int
 ) -> list[Figures]:
     """One line for each point of the axis and contender. `scale`: of each point's rows."""
     axis, found = AXES[name], []
     for point in points or axis.points:
         workload = axis.workload(point)
         rows = max(point if name == "transaction" else 100, int(workload.rows * scale))
-        course = Course(place, f"{name}_{point}", workload, rows)
+        run = WorkloadRun(place, f"{name}_{point}", workload, rows)
         say(f"{name} {point:,}: {workload.title}, {rows:,} rows: loading")
-        course.prepare()
-        in_turns = [make for _ in range(laps) for make in (RecvLogical, Slotbridge)]
-        raced = [course.lap(make(), timeout_s=LAP_S) for make in in_turns]
-        course.drop()
+        run.prepare()
+        in_turns = [make for _ in range(trials) for make in (RecvLogical, Slotbridge)]
+        raced = [run.trial(make(), timeout_s=TRIAL_S) for make in in_turns]
+        run.drop()
         for line in results.medians(raced):
-            found.append(_line(name, point, line, course.wal_bytes))
+            found.append(_line(name, point, line, run.wal_bytes))
             say(str(found[-1]))
     return found
 
@@ -112,7 +112,7 @@ def main(
     axes: Annotated[str, typer.Option(help=", ".join(AXES))] = ",".join(AXES),
     points: Annotated[str, typer.Option(help="instead of the axis's own, by comma")] = "",
     scale: Annotated[float, typer.Option(help="of each point's rows")] = 1.0,
-    laps: Annotated[int, typer.Option(min=1)] = 1,
+    trials: Annotated[int, typer.Option(min=1)] = 1,
     out: Annotated[Path, typer.Option()] = Path("bench-results"),
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
@@ -124,9 +124,9 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     found: list[Figures] = []
     for name in names:
-        with arena() as place:
+        with environment() as place:
             warm_up(place)
-            of_axis = measure(place, name, chosen, scale, laps)
+            of_axis = measure(place, name, chosen, scale, trials)
         _plot(out, name, of_axis)
         found += of_axis
     (out / "growth.json").write_text(json.dumps(found, indent=1), encoding="utf-8")

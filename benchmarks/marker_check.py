@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.bridge import Figures, report
-from benchmarks.race.arena import arena
+from benchmarks.race.environment import environment
 from schemas.events import ProgressRecord
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.events.event import Event
@@ -77,7 +77,7 @@ def main(
 ) -> None:
     """Start a broker, measure, print."""
     found: dict[bool, list[float]] = {True: [], False: []}
-    with arena() as (bed, _):
+    with environment() as (bed, _):
         servers = bed.kafka.bootstrap_servers
         for number in range(rounds):
             for check in (True, False):

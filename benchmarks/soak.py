@@ -22,10 +22,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.bridge import Connection, report, wait_until
-from benchmarks.race.arena import Arena, arena, say
-from benchmarks.race.contenders import PUBLICATION, Lane, Slotbridge
-from benchmarks.race.meters import Usage, usage
+from benchmarks.race.contenders import PUBLICATION, Slotbridge, SlotCopy
+from benchmarks.race.environment import Environment, environment, say
 from benchmarks.race.plot import lines
+from benchmarks.race.process_metrics import Usage, usage
 from benchmarks.race.workloads import narrow, narrow_inserts
 from services.testbed.pair import create_database
 
@@ -175,19 +175,19 @@ class Soak:
         return list((Path("/proc") / str(self._bridge.pid) / folder).iterdir())
 
 
-def run(place: Arena, minutes: float, share: float) -> tuple[Verdict, list[Sample]]:
+def run(place: Environment, minutes: float, share: float) -> tuple[Verdict, list[Sample]]:
     """On a database of its own."""
     create_database(place.server, NAME)
-    lane = Lane(place.bed, place.server, NAME, "", True, NAME)
+    slot_copy = SlotCopy(place.bed, place.server, NAME, "", True, NAME)
     bridge = Slotbridge()
-    topic = f"{lane.prefix}.public.narrow"
+    topic = f"{slot_copy.prefix}.public.narrow"
     admin = AdminClient({"bootstrap.servers": place.bed.kafka.bootstrap_servers})
     admin.create_topics([NewTopic(topic, 1, 1, config=_SMALL)])[topic].result(30)
-    with psycopg.connect(lane.conninfo, autocommit=True) as connection:
+    with psycopg.connect(slot_copy.conninfo, autocommit=True) as connection:
         connection.execute("SET synchronous_commit = off")
         connection.execute(narrow(10, 0).setup.encode())
         connection.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE narrow".encode())
-        bridge.launch(lane)
+        bridge.launch(slot_copy)
         try:
             active = "SELECT count(*) = 1 FROM pg_replication_slots WHERE active"
             wait_until(
@@ -210,7 +210,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Start servers of its own, soak, print the verdict, write JSON and a plot."""
-    with arena() as place:
+    with environment() as place:
         found, samples = run(place, minutes, share)
     out.mkdir(parents=True, exist_ok=True)
     document = {"verdict": asdict(found), "samples": [asdict(s) for s in samples]}

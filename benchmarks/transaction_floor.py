@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.bridge import Figures, report
-from benchmarks.race.arena import arena
+from benchmarks.race.environment import environment
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.sink.options import producer_options
 from services.bridge.sink.producer_pair import Turns
@@ -70,7 +70,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Start a broker, measure, print."""
-    with arena() as (bed, _):
+    with environment() as (bed, _):
         found = measure(bed.kafka.bootstrap_servers, transactions, debug)
     report([found], as_json=as_json)
 

@@ -19,7 +19,7 @@ class ExitCode(IntEnum):
     """What a command's exit status means. Documented in docs/OPERATIONS.md; values never change."""
 
     OK = 0
-    ANSWER_IS_NO = 1  # the command ran; its check or comparison failed
+    CHECK_FAILED = 1  # the command ran; its check or comparison failed
     SETTINGS = 2
     SERVER_UNREACHABLE = 10
     SLOT_IN_USE = 11

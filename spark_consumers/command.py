@@ -116,7 +116,7 @@ def verify(
             for comparison in found:
                 _write(comparison.line())
         if not equal:
-            raise SystemExit(int(ExitCode.ANSWER_IS_NO))
+            raise SystemExit(int(ExitCode.CHECK_FAILED))
 
 
 @app.command()

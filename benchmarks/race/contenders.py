@@ -23,8 +23,8 @@ STOP_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """What one lap gets: a slot of its own on `server`, and topics `<prefix>.public.<table>`."""
+class SlotCopy:
+    """What one trial gets: a slot of its own on `server`, and topics `<prefix>.public.<table>`."""
 
     bed: Bed
     server: PostgresServer
@@ -40,7 +40,7 @@ class Lane:
 
     @property
     def prefix(self) -> str:
-        """Of the lap's topics."""
+        """Of the trial's topics."""
         return self.slot
 
 
@@ -50,7 +50,7 @@ class Contender(Protocol):
     name: str
     to_kafka: bool
 
-    def launch(self, lane: Lane) -> None: ...
+    def launch(self, slot_copy: SlotCopy) -> None: ...
     def stop(self) -> None: ...
     @property
     def pid(self) -> int: ...
@@ -65,11 +65,13 @@ class _Spawned:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._lane: Lane | None = None
+        self._slot_copy: SlotCopy | None = None
 
-    def _spawn(self, lane: Lane, argv: list[str | Path], env: Mapping[str, str | None]) -> None:
-        self._lane = lane
-        self._process = lane.bed.spawn(f"{self.name}-{lane.slot}", argv, env=env)
+    def _spawn(
+        self, slot_copy: SlotCopy, argv: list[str | Path], env: Mapping[str, str | None]
+    ) -> None:
+        self._slot_copy = slot_copy
+        self._process = slot_copy.bed.spawn(f"{self.name}-{slot_copy.slot}", argv, env=env)
 
     @property
     def pid(self) -> int:
@@ -79,14 +81,14 @@ class _Spawned:
 
     def stop(self) -> None:
         """In order; killed when it takes too long."""
-        if self._process is not None and self._lane is not None:
-            self._lane.bed.processes.stop(self._process, grace_s=STOP_S)
+        if self._process is not None and self._slot_copy is not None:
+            self._slot_copy.bed.processes.stop(self._process, grace_s=STOP_S)
             self._process = None
 
     def complaint(self) -> str:
         """The end of its log."""
-        assert self._lane is not None
-        path = self._lane.bed.processes.log_path(f"{self.name}-{self._lane.slot}")
+        assert self._slot_copy is not None
+        path = self._slot_copy.bed.processes.log_path(f"{self.name}-{self._slot_copy.slot}")
         return path.read_text(encoding="utf-8", errors="replace")[-1500:]
 
 
@@ -100,20 +102,20 @@ class RecvLogical(_Spawned):
         super().__init__()
         self._target = target
 
-    def launch(self, lane: Lane) -> None:
+    def launch(self, slot_copy: SlotCopy) -> None:
         """With the protocol and options that the bridge asks for."""
         options = {
             "proto_version": "4",
             "publication_names": PUBLICATION,
             "messages": "true",
-            "streaming": "on" if lane.streaming else "off",
+            "streaming": "on" if slot_copy.streaming else "off",
         }
         arguments = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
-        program = lane.server.tool_path("pg_recvlogical")
-        of_slot = ["-d", lane.conninfo, "-S", lane.slot, "--start", "--no-loop"]
-        until = ["-f", self._target, f"--endpos={lane.end_lsn}"]
-        environment = lane.server.tool_environment()
-        self._spawn(lane, [program, *of_slot, *until, *arguments], environment)
+        program = slot_copy.server.tool_path("pg_recvlogical")
+        of_slot = ["-d", slot_copy.conninfo, "-S", slot_copy.slot, "--start", "--no-loop"]
+        until = ["-f", self._target, f"--endpos={slot_copy.end_lsn}"]
+        environment = slot_copy.server.tool_environment()
+        self._spawn(slot_copy, [program, *of_slot, *until, *arguments], environment)
 
 
 class Slotbridge(_Spawned):
@@ -125,26 +127,26 @@ class Slotbridge(_Spawned):
         super().__init__()
         self._bridge = bridge
 
-    def launch(self, lane: Lane) -> None:
+    def launch(self, slot_copy: SlotCopy) -> None:
         """From a configuration file of its own."""
-        path = lane.bed.folder / f"{lane.slot}.yaml"
+        path = slot_copy.bed.folder / f"{slot_copy.slot}.yaml"
         document = {
             "source": {
-                "conninfo": lane.conninfo,
-                "slot": lane.slot,
+                "conninfo": slot_copy.conninfo,
+                "slot": slot_copy.slot,
                 "publication": PUBLICATION,
             },
             "kafka": {
-                "bootstrap_servers": lane.bed.kafka.bootstrap_servers,
-                "topic_prefix": lane.prefix,
+                "bootstrap_servers": slot_copy.bed.kafka.bootstrap_servers,
+                "topic_prefix": slot_copy.prefix,
                 "partitions": 1,
             },
             "bridge": {
-                "spool_folder": str(lane.bed.folder),
-                "streaming": lane.streaming,
+                "spool_folder": str(slot_copy.bed.folder),
+                "streaming": slot_copy.streaming,
                 **self._bridge,
             },
         }
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
         program = Path(sys.executable).parent / "slotbridge"
-        self._spawn(lane, [program, "run", "--config", path], {})
+        self._spawn(slot_copy, [program, "run", "--config", path], {})

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.race.contenders import PUBLICATION, Lane
+from benchmarks.race.contenders import PUBLICATION, SlotCopy
 from services.testbed.debezium import Connector, Debezium
 from services.testbed.jars import class_path
 from services.testbed.java import find_java_home
@@ -44,9 +44,9 @@ class DebeziumContender:
         self._connect: Debezium | None = None
         self._producer = {**PRODUCER, **(producer or {})}
 
-    def launch(self, lane: Lane) -> None:
+    def launch(self, slot_copy: SlotCopy) -> None:
         """Start the worker with its connector."""
-        connect = self._connect = self._make(lane)
+        connect = self._connect = self._make(slot_copy)
         connect.launch()
 
     @property
@@ -65,16 +65,21 @@ class DebeziumContender:
         assert self._connect is not None
         return self._connect.log.read_text(encoding="utf-8", errors="replace")[-1500:]
 
-    def _make(self, lane: Lane) -> Debezium:
+    def _make(self, slot_copy: SlotCopy) -> Debezium:
         connector = Connector(
-            lane.slot, lane.conninfo, lane.slot, PUBLICATION, lane.prefix, options=BATCH
+            slot_copy.slot,
+            slot_copy.conninfo,
+            slot_copy.slot,
+            PUBLICATION,
+            slot_copy.prefix,
+            options=BATCH,
         )
         return Debezium(
-            lane.bed.folder / lane.slot,
+            slot_copy.bed.folder / slot_copy.slot,
             [connector],
-            bootstrap_servers=lane.bed.kafka.bootstrap_servers,
-            processes=lane.bed.processes,
-            name=f"{self.name}-{lane.slot}",
+            bootstrap_servers=slot_copy.bed.kafka.bootstrap_servers,
+            processes=slot_copy.bed.processes,
+            name=f"{self.name}-{slot_copy.slot}",
             heap=HEAP,
             settings=self._producer,
         )
@@ -145,17 +150,22 @@ class ExactlyOnceDebezium(DebeziumContender):
 
     name = "debezium-eos"
 
-    def _make(self, lane: Lane) -> Debezium:
+    def _make(self, slot_copy: SlotCopy) -> Debezium:
         options = {**BATCH, "exactly.once.support": "required", "transaction.boundary": "poll"}
         connector = Connector(
-            lane.slot, lane.conninfo, lane.slot, PUBLICATION, lane.prefix, options=options
+            slot_copy.slot,
+            slot_copy.conninfo,
+            slot_copy.slot,
+            PUBLICATION,
+            slot_copy.prefix,
+            options=options,
         )
         return _Distributed(
-            Path(lane.bed.folder / lane.slot),
+            Path(slot_copy.bed.folder / slot_copy.slot),
             [connector],
-            bootstrap_servers=lane.bed.kafka.bootstrap_servers,
-            processes=lane.bed.processes,
-            name=f"{self.name}-{lane.slot}",
+            bootstrap_servers=slot_copy.bed.kafka.bootstrap_servers,
+            processes=slot_copy.bed.processes,
+            name=f"{self.name}-{slot_copy.slot}",
             heap=HEAP,
             settings=self._producer,
         )

@@ -21,9 +21,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.bridge import Figures, report
-from benchmarks.race.arena import arena
-from benchmarks.race.contenders import PUBLICATION, Contender, Lane, Slotbridge
+from benchmarks.race.contenders import PUBLICATION, Contender, Slotbridge, SlotCopy
 from benchmarks.race.debezium import DebeziumContender, ExactlyOnceDebezium
+from benchmarks.race.environment import environment
 from benchmarks.race.plot import lines
 from benchmarks.race.writers import Load
 from services.testbed.bed import Bed
@@ -48,8 +48,8 @@ def measure(
     """One line for each rate, after a warm-up at WARM_UP_RATE."""
     name = f"latency_{contender.name.replace('-', '_')}"
     create_database(server, name)
-    lane = Lane(bed, server, name, "", True, name)
-    with psycopg.connect(lane.conninfo, autocommit=True) as connection:
+    slot_copy = SlotCopy(bed, server, name, "", True, name)
+    with psycopg.connect(slot_copy.conninfo, autocommit=True) as connection:
         connection.execute(
             "CREATE TABLE narrow"
             " (id bigint PRIMARY KEY, a int, b text, c numeric, d text, e timestamptz)"
@@ -57,7 +57,7 @@ def measure(
         connection.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE narrow".encode())
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
         servers: dict[str, Any] = {"bootstrap.servers": bed.kafka.bootstrap_servers}
-        topic = f"{lane.prefix}.public.narrow"
+        topic = f"{slot_copy.prefix}.public.narrow"
         admin = AdminClient(servers)
         admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
         consumer = Consumer(
@@ -65,13 +65,13 @@ def measure(
             | {"group.id": name, "isolation.level": "read_committed", "fetch.wait.max.ms": 100}
         )
         consumer.assign([TopicPartition(topic, 0, 0)])
-        contender.launch(lane)
+        contender.launch(slot_copy)
         try:
             _await_streaming(connection, name, contender)
             first, found = 1, []
             rounds = [(WARM_UP_RATE, warm_up_seconds), *((rate, seconds) for rate in rates)]
             for rate, duration in rounds:
-                found.append(_one(lane, contender, consumer, first, rate, duration))
+                found.append(_one(slot_copy, contender, consumer, first, rate, duration))
                 first += int(rate * duration) + CLIENTS
         finally:
             contender.stop()
@@ -80,9 +80,14 @@ def measure(
 
 
 def _one(
-    lane: Lane, contender: Contender, consumer: Consumer, first: int, rate: float, seconds: float
+    slot_copy: SlotCopy,
+    contender: Contender,
+    consumer: Consumer,
+    first: int,
+    rate: float,
+    seconds: float,
 ) -> Figures:
-    load = Load(lane.conninfo, first=first, rate=rate, seconds=seconds, clients=CLIENTS)
+    load = Load(slot_copy.conninfo, first=first, rate=rate, seconds=seconds, clients=CLIENTS)
     arrived: dict[int, float] = {}
     committed: dict[int, float] | None = None
     deadline = float("inf")
@@ -137,7 +142,7 @@ def main(
     }
     found: list[Figures] = []
     numbers = [*map(float, rates.split(","))]
-    with arena() as (bed, server):
+    with environment() as (bed, server):
         for each in contenders.split(","):
             found += measure(bed, server, known[each], numbers, seconds, warm_up_seconds)
             sys.stderr.write(f"{json.dumps(found[-len(numbers) :])}\n")

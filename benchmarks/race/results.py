@@ -1,4 +1,4 @@
-"""Laps to medians, ratios, a table, JSON, and a plot."""
+"""Trials to medians, ratios, a table, JSON, and a plot."""
 
 import json
 import os
@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.race.course import Lap
 from benchmarks.race.plot import bars
+from benchmarks.race.workload_run import Trial
 
 _COLUMNS: Final = (
     "workload",
     "contender",
-    "laps",
+    "trials",
     "rows/s",
     "MB/s",
     "CPU-s per 10⁶ rows",
@@ -28,18 +28,18 @@ _COLUMNS: Final = (
 OURS: Final = "slotbridge"
 
 
-def medians(laps: Sequence[Lap]) -> list[dict[str, Any]]:
+def medians(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """One line for each contender, in their order; ratios are ours to it."""
-    names = list(dict.fromkeys(lap.contender for lap in laps))
+    names = list(dict.fromkeys(trial.contender for trial in trials))
     found = {}
     for name in names:
-        figures = [lap.figures() for lap in laps if lap.contender == name]
+        figures = [trial.figures() for trial in trials if trial.contender == name]
         middle = {
             key: statistics.median(one[key] for one in figures)
             for key, value in figures[0].items()
             if isinstance(value, int | float)
         }
-        found[name] = {"contender": name, "laps": len(figures), **middle}
+        found[name] = {"contender": name, "trials": len(figures), **middle}
     ours = found.get(OURS)
     for line in found.values():
         if ours is not None:
@@ -79,7 +79,7 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
                     [
                         key,
                         line["contender"],
-                        str(line["laps"]),
+                        str(line["trials"]),
                         f"{line['rows_s']:,.0f}",
                         f"{line['mb_s']:.1f}",
                         f"{line['cpu_s_per_million']:.1f}",
@@ -97,7 +97,7 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 def write(
     folder: Path,
     about: Mapping[str, Any],
-    laps: Mapping[str, Sequence[Lap]],
+    trials: Mapping[str, Sequence[Trial]],
     results: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> None:
     """`race.json`, `race.md`, `race.svg`."""
@@ -105,7 +105,7 @@ def write(
     document = {
         "about": about,
         "medians": results,
-        "laps": {key: [lap.figures() for lap in of_key] for key, of_key in laps.items()},
+        "trials": {key: [trial.figures() for trial in of_key] for key, of_key in trials.items()},
     }
     (folder / "race.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
     (folder / "race.md").write_text(table(results), encoding="utf-8")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.race.meters import usage
+from benchmarks.race.process_metrics import usage
 from benchmarks.tables.contenders import EVENTS_AN_EPOCH, Ours, Plain
 from benchmarks.tables.freshness import freshness
 from benchmarks.tables.rig import Rig, rig

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from benchmarks.race.meters import usage
+from benchmarks.race.process_metrics import usage
 from benchmarks.tables.source import PREFIX
 from schemas.settings import KafkaSettings, Settings
 from schemas.tables import TablesSettings

@@ -99,7 +99,7 @@ def status(
         else:
             print_status(Console(highlight=False, soft_wrap=True), found)
         if not found.streaming or found.kafka_problem is not None:
-            raise SystemExit(int(ExitCode.ANSWER_IS_NO))
+            raise SystemExit(int(ExitCode.CHECK_FAILED))
 
 
 @app.command()
@@ -132,4 +132,4 @@ def demo(
         outcome = run_demonstration(Options(folder, scale, clients, seconds, tuple(faults)))
         typer.echo(json_module.dumps(outcome.figures))
         if not outcome.agreed:
-            raise SystemExit(int(ExitCode.ANSWER_IS_NO))
+            raise SystemExit(int(ExitCode.CHECK_FAILED))

@@ -113,7 +113,7 @@ class Services:
     def verify_tables(self) -> dict[str, Any]:
         """Run `slottables verify`; return its report, whether or not the tables are equal."""
         code, report = self._ask("slottables", "verify", "--json")
-        if code not in (ExitCode.OK, ExitCode.ANSWER_IS_NO):
+        if code not in (ExitCode.OK, ExitCode.CHECK_FAILED):
             raise SlotbridgeError(
                 f"slottables verify ended with {code}: {self._last_words('slottables-verify')}",
                 operation="verify the tables",

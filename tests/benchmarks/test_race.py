@@ -4,27 +4,27 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from benchmarks.race.course import Lap
 from benchmarks.race.plot import bars, lines
 from benchmarks.race.results import medians, table
+from benchmarks.race.workload_run import Trial
 
 
-def lap(contender: str, seconds: float, cpu_s: float = 1.0) -> Lap:
-    return Lap(contender, 1000, 10**6, seconds, cpu_s, cpu_s, 64.0, 0.5, 0.1)
+def trial(contender: str, seconds: float, cpu_s: float = 1.0) -> Trial:
+    return Trial(contender, 1000, 10**6, seconds, cpu_s, cpu_s, 64.0, 0.5, 0.1)
 
 
 def test_medians_and_ratios_of_ours_to_each() -> None:
-    laps = [lap("peer", 4.0, 8.0), lap("slotbridge", 1.0), lap("peer", 2.0, 6.0)]
-    laps += [lap("slotbridge", 3.0), lap("peer", 9.0, 7.0), lap("slotbridge", 2.0)]
-    peer, ours = medians(laps)
-    assert (peer["contender"], peer["laps"], peer["seconds"]) == ("peer", 3, 4.0)
+    trials = [trial("peer", 4.0, 8.0), trial("slotbridge", 1.0), trial("peer", 2.0, 6.0)]
+    trials += [trial("slotbridge", 3.0), trial("peer", 9.0, 7.0), trial("slotbridge", 2.0)]
+    peer, ours = medians(trials)
+    assert (peer["contender"], peer["trials"], peer["seconds"]) == ("peer", 3, 4.0)
     assert ours["rows_s"] == 500.0
     assert peer["ours_rows_s_ratio"] == pytest.approx(2.0)
     assert peer["ours_cpu_ratio"] == pytest.approx(7.0)
 
 
 def test_the_table_has_a_line_for_each_contender() -> None:
-    text = table({"a": medians([lap("peer", 4.0), lap("slotbridge", 2.0)])})
+    text = table({"a": medians([trial("peer", 4.0), trial("slotbridge", 2.0)])})
     _, _, peer, ours = text.splitlines()
     assert peer.startswith("| a | peer | 1 | 250 | 0.2 | 1000.0 | 64 |")
     assert "| 2.00 | 1.00 |" in peer

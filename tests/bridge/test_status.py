@@ -39,7 +39,7 @@ def test_status_tells_slot_progress_readiness_and_prepared_transactions(
     conninfo = trio.primary.conninfo(trio.dbname)
     bridge = new_bridge(both(trio), two_phase=True)
     before = status(bridge)
-    assert before.returncode == ExitCode.ANSWER_IS_NO
+    assert before.returncode == ExitCode.CHECK_FAILED
     assert "no bridge streams" in before.stdout
     assert "has no progress record" in before.stdout
     with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -62,13 +62,13 @@ def test_status_tells_slot_progress_readiness_and_prepared_transactions(
         assert bridge.stop() == 0, bridge.output
         connection.execute("ROLLBACK PREPARED 'abandoned'")
         stopped = status(bridge)
-        assert stopped.returncode == ExitCode.ANSWER_IS_NO
+        assert stopped.returncode == ExitCode.CHECK_FAILED
         assert "no bridge streams" in stopped.stdout
         assert "'waits': 5 changes" in stopped.stdout
         assert "old, not prepared in the database" in stopped.stdout
         assert "ready for a failover" in stopped.stdout
         trio.standby.stop()
-        found = as_json(bridge, ExitCode.ANSWER_IS_NO)
+        found = as_json(bridge, ExitCode.CHECK_FAILED)
         assert "refused" in found["hosts"][1]["problem"]
 
 

@@ -9,7 +9,7 @@ from services.demo import demonstration
 from services.demo.demonstration import Outcome
 
 
-@pytest.mark.parametrize(("ok", "code"), [(True, ExitCode.OK), (False, ExitCode.ANSWER_IS_NO)])
+@pytest.mark.parametrize(("ok", "code"), [(True, ExitCode.OK), (False, ExitCode.CHECK_FAILED)])
 def test_only_when_all_agree_it_is_0(
     monkeypatch: pytest.MonkeyPatch, ok: bool, code: ExitCode
 ) -> None:

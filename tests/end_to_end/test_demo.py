@@ -38,7 +38,7 @@ def test_nothing_is_lost_or_repeated_and_what_is_planted_is_found(folder: Path) 
     lines = done.stdout.strip().splitlines()
     assert len(lines) == 1, done.stderr
     planted = json.loads(lines[0])
-    assert done.returncode == ExitCode.ANSWER_IS_NO, done.stderr
+    assert done.returncode == ExitCode.CHECK_FAILED, done.stderr
     assert not planted["ok"]
     assert planted["lost"] > 0
     assert planted["duplicated"] == 1

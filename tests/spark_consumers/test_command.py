@@ -104,7 +104,7 @@ def test_verify_answers_by_its_exit_code_and_shows_no_secret(
     process = Process(config, "verify", "--table", "public.none")
     eventually(lambda: command_lines(config.parent), what="Java runs", timeout_s=60)
     assert not [line for line in command_lines(config.parent) if "planted" in line]
-    assert process.end() == ExitCode.ANSWER_IS_NO, process.log()
+    assert process.end() == ExitCode.CHECK_FAILED, process.log()
     report = process.lines()[0]
     assert report["equal"] is False
     assert report["tables"][0]["columns"] == ["no such table at the source"]

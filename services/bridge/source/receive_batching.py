@@ -7,7 +7,7 @@ window is almost closed, and makes the window close soon by a small receive buff
 on both sides.
 
     little comes        whatever arrives wakes the bridge at once
-    BYTES_PER_S come    GULP_BYTES wake it, or GULP_S passed without
+    BYTES_PER_S come    BATCH_BYTES wake it, or BATCH_S passed without
 
 A far server (RTT_US_MAX) keeps its window: it needs it for what is on the way.
 
@@ -22,15 +22,15 @@ import struct
 from typing import Final
 
 BUFFER_BYTES: Final = 2**17
-GULP_BYTES: Final = BUFFER_BYTES // 2
+BATCH_BYTES: Final = BUFFER_BYTES // 2
 """The kernel allows no more than half of the buffer."""
-GULP_S: Final = 0.008
-BYTES_PER_S: Final = GULP_BYTES / GULP_S
+BATCH_S: Final = 0.008
+BYTES_PER_S: Final = BATCH_BYTES / BATCH_S
 RATE_S: Final = 0.02
 """The interval over which the rate is measured."""
 BEHIND_MESSAGES: Final = 100
 """A read of this many messages means that the server sends faster than we read."""
-BEHIND_BYTES: Final = GULP_BYTES * 3 // 2
+BEHIND_BYTES: Final = BATCH_BYTES * 3 // 2
 """A read of this many bytes means the same while reads are batched."""
 RTT_US_MAX: Final = 500
 _MIN_RTT: Final = struct.Struct("148xI")
@@ -43,21 +43,21 @@ class Pace:
     def __init__(self, now: float) -> None:
         self._since = now
         self._bytes = 0
-        self.gulps = False
+        self.batches = False
 
     def read(self, size: int, now: float) -> bool:
-        """`size` bytes were read by `now`; whether `gulps` is another than before."""
+        """`size` bytes were read by `now`; whether `batches` is another than before."""
         self._bytes += size
         passed_s = now - self._since
         if passed_s < RATE_S:
             return False
-        before, self.gulps = self.gulps, self._bytes >= BYTES_PER_S * passed_s
+        before, self.batches = self.batches, self._bytes >= BYTES_PER_S * passed_s
         self._since, self._bytes = now, 0
-        return self.gulps != before
+        return self.batches != before
 
     def behind(self, messages: int, size: int) -> bool:
         """Return whether a read of this size means that more is waiting."""
-        return size >= BEHIND_BYTES if self.gulps else messages >= BEHIND_MESSAGES
+        return size >= BEHIND_BYTES if self.batches else messages >= BEHIND_MESSAGES
 
 
 class Gathering:
@@ -77,13 +77,13 @@ class Gathering:
 
     @property
     def wait_max_s(self) -> float:
-        """How long less than a gulp may wait in the socket."""
-        return GULP_S if self._pace.gulps else float("inf")
+        """How long less than BATCH_BYTES may wait in the socket."""
+        return BATCH_S if self._pace.batches else float("inf")
 
     def read(self, size: int, now: float) -> None:
         """`size` bytes were read by `now`."""
         if self._near and self._pace.read(size, now):
-            self._wake_at(GULP_BYTES if self._pace.gulps else 1)
+            self._wake_at(BATCH_BYTES if self._pace.batches else 1)
 
     def behind(self, messages: int, size: int) -> bool:
         """Return whether a read of this size means that the server has more to send."""
@@ -91,7 +91,7 @@ class Gathering:
 
     def close(self) -> None:
         """Let any byte wake the reader again, because libpq itself waits for the rest."""
-        if self._pace.gulps:
+        if self._pace.batches:
             self._wake_at(1)
         self._socket.close()
 

@@ -28,7 +28,7 @@ class Blocker:
     subject: str
     reason: str
     hint: str
-    exit_code: ExitCode = ExitCode.ANSWER_IS_NO
+    exit_code: ExitCode = ExitCode.CHECK_FAILED
     slot: str = ""
     skippable: bool = False
     """Once its loss is accepted, the subscription can go on from the slot."""

@@ -86,12 +86,12 @@ class Checkup:
     @property
     def exit_code(self) -> ExitCode:
         """What the command answers."""
-        return ExitCode.ANSWER_IS_NO if self.severity is Severity.CRITICAL else ExitCode.OK
+        return ExitCode.CHECK_FAILED if self.severity is Severity.CRITICAL else ExitCode.OK
 
     @property
     def strict_exit_code(self) -> ExitCode:
         """As `exit_code`, and no where a warning was found or something was not judged."""
-        return ExitCode.OK if self.severity is Severity.OK else ExitCode.ANSWER_IS_NO
+        return ExitCode.OK if self.severity is Severity.OK else ExitCode.CHECK_FAILED
 
     @property
     def summary(self) -> str:

@@ -380,4 +380,4 @@ class _Order:
             )
         output.print_plan(console, plan)
         if not typer.confirm(f"{self._command}: {len(plan.steps)} steps. Go on?", err=True):
-            raise SystemExit(int(ExitCode.ANSWER_IS_NO))
+            raise SystemExit(int(ExitCode.CHECK_FAILED))

@@ -117,5 +117,5 @@ def _agrees(fixes: Fixes, *, yes: bool) -> bool:
             hint="pass --yes to perform what is listed as TO DO",
         )
     if not typer.confirm("Do it?", err=True):
-        raise SystemExit(int(ExitCode.ANSWER_IS_NO))
+        raise SystemExit(int(ExitCode.CHECK_FAILED))
     return True

@@ -56,7 +56,7 @@ class Outcome:
     @property
     def exit_code(self) -> ExitCode:
         """What the command answers."""
-        return ExitCode.ANSWER_IS_NO if self.lost else ExitCode.OK
+        return ExitCode.CHECK_FAILED if self.lost else ExitCode.OK
 
     @property
     def text(self) -> str:

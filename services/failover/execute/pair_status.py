@@ -67,7 +67,7 @@ def status_of(
         _lock(list(holders)),
     ]
     leading = [node.name for node in view.nodes if node.leading]
-    code = ExitCode.OK if all(line.good for line in lines) else ExitCode.ANSWER_IS_NO
+    code = ExitCode.OK if all(line.good for line in lines) else ExitCode.CHECK_FAILED
     if len(view.writable) > 1:
         code = ExitCode.SPLIT_BRAIN
     return Status(leading[0] if len(leading) == 1 else "", tuple(lines), code)

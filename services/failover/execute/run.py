@@ -66,7 +66,7 @@ class Result:
         """OK, or the gravest of what is left."""
         gravity = (
             *(ExitCode.WITNESSES_DISAGREE, ExitCode.NOT_READY, ExitCode.PRIVILEGE_MISSING),
-            *(ExitCode.SETTINGS, ExitCode.ANSWER_IS_NO),
+            *(ExitCode.SETTINGS, ExitCode.CHECK_FAILED),
         )
         found = {left.exit_code for left in self.left}
         return next((code for code in gravity if code in found), ExitCode.OK)

@@ -120,7 +120,7 @@ def test_a_start_waits_for_a_partition_without_a_leader_and_says_so(
     impatient.start(SLOTBRIDGE_FAILPOINT="shown:1")  # before it fences
     assert impatient.exit_code() == ExitCode.KAFKA_UNREACHABLE, impatient.output
     assert f"{alone}[0] have no leader" in last_line(impatient.output)
-    assert as_json(bridge, ExitCode.ANSWER_IS_NO)["leaderless"] == [f"{alone}[0]"]
+    assert as_json(bridge, ExitCode.CHECK_FAILED)["leaderless"] == [f"{alone}[0]"]
     bridge.start()
     eventually(lambda: f"{alone}[0]" in unready(bridge), what="/readyz says so")
     leader.start()

@@ -1,9 +1,9 @@
-"""One workload on its own database: the load made once, then laps of contenders over copied slots.
+"""One workload on its own database: its load made once, then trials over copies of its slot.
 
 warm_up  the broker's compiler, which a broker that runs for long has behind it
 before   the broker has nothing more to do with topics made and deleted
-clock    starts when the lap's slot is in use; ends when a read_committed consumer has the row that
-         was committed after the load (pg_recvlogical: when it ends at that LSN)
+clock    starts when the trial's slot is in use; ends when a read_committed consumer has the row
+         that was committed after the load (pg_recvlogical: when it ends at that LSN)
 checked  the topics hold at least one record for each published change
 """
 
@@ -20,15 +20,15 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.bridge import Connection
-from benchmarks.race.arena import Arena
 from benchmarks.race.contenders import (
     PUBLICATION,
     Contender,
-    Lane,
     RecvLogical,
     Slotbridge,
+    SlotCopy,
 )
-from benchmarks.race.meters import Meter, await_rest
+from benchmarks.race.environment import Environment
+from benchmarks.race.process_metrics import ProcessMetrics, await_rest
 from benchmarks.race.workloads import DONE_TABLE, ROWS_A_TRANSACTION, Workload, narrow
 from services.testbed.pair import create_database
 
@@ -44,7 +44,7 @@ _TOPICS_AT_ONCE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Lap:
+class Trial:
     """What one contender did with one copy of the load. `bytes`: of pgoutput's messages;
     `busiest_thread_s`: CPU seconds of the contender's thread that has used most.
     """
@@ -85,15 +85,15 @@ class Lap:
         }
 
 
-class Course:
+class WorkloadRun:
     """The load of `workload` with `rows` rows, in a database of the workload's name."""
 
-    def __init__(self, place: Arena, key: str, workload: Workload, rows: int) -> None:
+    def __init__(self, place: Environment, key: str, workload: Workload, rows: int) -> None:
         self._bed, self._server = place
         self._workload = workload
         self.rows = rows
         self._key = "unstreamed" if key == "E" else key
-        self._laps = 0
+        self._trials = 0
         self._end_lsn = ""
         self._bytes = 0
         self.wal_bytes = 0
@@ -138,34 +138,34 @@ class Course:
             connection.execute(f"DROP DATABASE {self.dbname} WITH (FORCE)".encode())
             connection.execute("CHECKPOINT")
 
-    def lap(self, contender: Contender, *, timeout_s: float = 600.0) -> Lap:
+    def trial(self, contender: Contender, *, timeout_s: float = 600.0) -> Trial:
         """Race once. Raises RuntimeError when the contender ends early or takes too long."""
-        lane = self._lane()
-        with self._topics(lane, contender) as consumer, self._connect() as connection:
+        slot_copy = self._slot_copy()
+        with self._topics(slot_copy, contender) as consumer, self._connect() as connection:
             await_rest(self._bed.kafka.pid)
-            contender.launch(lane)
+            contender.launch(slot_copy)
             try:
-                walsender = self._await_start(connection, lane, contender)
-                followed = Meter(contender.pid, threads=True)
-                meters = [followed, Meter(walsender), Meter(self._bed.kafka.pid)]
+                walsender = self._await_start(connection, slot_copy, contender)
+                followed = ProcessMetrics(contender.pid, threads=True)
+                metrics = [followed, ProcessMetrics(walsender), ProcessMetrics(self._bed.kafka.pid)]
                 since = time.monotonic()
                 while not _done(consumer, followed, to_kafka=contender.to_kafka):
-                    for meter in meters:
-                        meter.look()
+                    for process in metrics:
+                        process.look()
                     if contender.to_kafka and not followed.running:
                         raise RuntimeError(f"{contender.name} ended:\n{contender.complaint()}")
                     if time.monotonic() - since > timeout_s:
                         text = contender.complaint()
                         raise RuntimeError(f"{contender.name}: not done in {timeout_s} s:\n{text}")
                 seconds = time.monotonic() - since
-                for meter in (followed, meters[2]):
-                    meter.look()
+                for process in (followed, metrics[2]):
+                    process.look()
             finally:
                 contender.stop()
             if contender.to_kafka:
-                self._check(lane, contender)
-            self._free(connection, lane)
-        return Lap(
+                self._check(slot_copy, contender)
+            self._free(connection, slot_copy)
+        return Trial(
             contender.name,
             self.rows,
             self._bytes,
@@ -173,22 +173,22 @@ class Course:
             followed.cpu_s,
             followed.busiest_thread_s,
             followed.peak_mib,
-            meters[1].cpu_s,
-            meters[2].cpu_s,
+            metrics[1].cpu_s,
+            metrics[2].cpu_s,
         )
 
     def _weigh(self) -> None:
         path = self._bed.folder / f"{self.dbname}.pgoutput"
-        self.lap(RecvLogical(str(path)), timeout_s=WEIGH_S)
+        self.trial(RecvLogical(str(path)), timeout_s=WEIGH_S)
         self._bytes = path.stat().st_size
         path.unlink()
 
-    def _lane(self) -> Lane:
-        self._laps += 1
-        lane = Lane(
+    def _slot_copy(self) -> SlotCopy:
+        self._trials += 1
+        slot_copy = SlotCopy(
             self._bed,
             self._server,
-            self._slot(str(self._laps)),
+            self._slot(str(self._trials)),
             self._end_lsn,
             self._workload.streaming,
             self.dbname,
@@ -196,21 +196,21 @@ class Course:
         with self._connect() as connection:
             connection.execute(
                 "SELECT pg_copy_logical_replication_slot(%s, %s)",
-                [self._slot(LOADED_SLOT), lane.slot],
+                [self._slot(LOADED_SLOT), slot_copy.slot],
             )
-        return lane
+        return slot_copy
 
     def _slot(self, name: str) -> str:
         return f"{self.dbname}_{name}"
 
     @contextlib.contextmanager
-    def _topics(self, lane: Lane, contender: Contender) -> Iterator[Consumer]:
-        """The lap's topics, alike for all that write; a consumer that waits for the last row."""
+    def _topics(self, slot_copy: SlotCopy, contender: Contender) -> Iterator[Consumer]:
+        """The trial's topics, alike for all that write; a consumer that waits for the last row."""
         servers: dict[str, str | int | float | bool] = {
             "bootstrap.servers": self._bed.kafka.bootstrap_servers
         }
         tables = (*self._workload.tables, DONE_TABLE) if contender.to_kafka else ()
-        names = [_topic(lane, table) for table in tables]
+        names = [_topic(slot_copy, table) for table in tables]
         batches = [names[at : at + _TOPICS_AT_ONCE] for at in range(0, len(names), _TOPICS_AT_ONCE)]
         admin = AdminClient(servers)
         for batch in batches:
@@ -218,9 +218,13 @@ class Course:
                 future.result(_TOPIC_S)
         consumer = Consumer(
             servers
-            | {"group.id": lane.slot, "isolation.level": "read_committed", "fetch.wait.max.ms": 100}
+            | {
+                "group.id": slot_copy.slot,
+                "isolation.level": "read_committed",
+                "fetch.wait.max.ms": 100,
+            }
         )
-        consumer.assign([TopicPartition(_topic(lane, DONE_TABLE), 0, 0)])
+        consumer.assign([TopicPartition(_topic(slot_copy, DONE_TABLE), 0, 0)])
         try:
             yield consumer
         finally:
@@ -229,26 +233,28 @@ class Course:
                 for future in admin.delete_topics(batch).values():
                     future.result(_TOPIC_S)
 
-    def _await_start(self, connection: Connection, lane: Lane, contender: Contender) -> int:
-        """The walsender's pid as soon as the lap's slot is in use."""
+    def _await_start(
+        self, connection: Connection, slot_copy: SlotCopy, contender: Contender
+    ) -> int:
+        """The walsender's pid as soon as the trial's slot is in use."""
         query = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s"
         deadline = time.monotonic() + _START_S
-        contender_meter = Meter(contender.pid)
+        contender_metrics = ProcessMetrics(contender.pid)
         while time.monotonic() < deadline:
-            row = connection.execute(query, [lane.slot]).fetchone()
+            row = connection.execute(query, [slot_copy.slot]).fetchone()
             if row is not None and row[0] is not None:
                 return int(row[0])
-            contender_meter.look()
-            if not contender_meter.running:
+            contender_metrics.look()
+            if not contender_metrics.running:
                 break
             time.sleep(_LOOK_S / 2)
         raise RuntimeError(f"{contender.name} does not stream:\n{contender.complaint()}")
 
-    def _check(self, lane: Lane, contender: Contender) -> None:
-        """Each partition was made for this lap: its end is how many records it was given."""
+    def _check(self, slot_copy: SlotCopy, contender: Contender) -> None:
+        """Each partition was made for this trial: its end is how many records it was given."""
         admin = AdminClient({"bootstrap.servers": self._bed.kafka.bootstrap_servers})
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        tables = [TopicPartition(_topic(lane, table), 0) for table in self._workload.tables]
+        tables = [TopicPartition(_topic(slot_copy, table), 0) for table in self._workload.tables]
         ends = admin.list_offsets(
             dict.fromkeys(tables, latest), isolation_level=IsolationLevel.READ_COMMITTED
         )
@@ -257,11 +263,11 @@ class Course:
         if records < wanted:
             raise RuntimeError(f"{contender.name}: {records} records in Kafka, not {wanted}")
 
-    def _free(self, connection: Connection, lane: Lane) -> None:
+    def _free(self, connection: Connection, slot_copy: SlotCopy) -> None:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                connection.execute("SELECT pg_drop_replication_slot(%s)", [lane.slot])
+                connection.execute("SELECT pg_drop_replication_slot(%s)", [slot_copy.slot])
             except psycopg.errors.ObjectInUse:
                 if time.monotonic() > deadline:
                     raise
@@ -277,26 +283,26 @@ class Course:
         return psycopg.connect(self._conninfo, autocommit=True)
 
 
-def warm_up(place: Arena) -> None:
-    """Laps that nobody counts: Java's compiler has done its work after seven million records."""
-    course = Course(place, "warm_up", narrow(ROWS_A_TRANSACTION, _WARM_UP_ROWS), _WARM_UP_ROWS)
-    course.prepare()
+def warm_up(place: Environment) -> None:
+    """Trials that nobody counts: Java's compiler has done its work after seven million records."""
+    run = WorkloadRun(place, "warm_up", narrow(ROWS_A_TRANSACTION, _WARM_UP_ROWS), _WARM_UP_ROWS)
+    run.prepare()
     for _ in range(_WARM_UP_LAPS):
-        course.lap(Slotbridge())
-    course.drop()
+        run.trial(Slotbridge())
+    run.drop()
 
 
-def _done(consumer: Consumer, meter: Meter, *, to_kafka: bool) -> bool:
-    """Wait a moment; whether the lap is over."""
+def _done(consumer: Consumer, process: ProcessMetrics, *, to_kafka: bool) -> bool:
+    """Wait a moment; whether the trial is over."""
     if to_kafka:
         message = consumer.poll(_LOOK_AT_KAFKA_S)
         return message is not None and message.error() is None
     time.sleep(_LOOK_S / 2)
-    return not meter.running
+    return not process.running
 
 
-def _topic(lane: Lane, table: str) -> str:
-    return f"{lane.prefix}.public.{table}"
+def _topic(slot_copy: SlotCopy, table: str) -> str:
+    return f"{slot_copy.prefix}.public.{table}"
 
 
 def _value(connection: Connection, query: str, values: Sequence[Any] = ()) -> str:

@@ -20,7 +20,7 @@ _SETTINGS: Final[dict[str, str | int]] = {
 }
 
 
-class Arena(NamedTuple):
+class Environment(NamedTuple):
     """Both are running."""
 
     bed: Bed
@@ -28,7 +28,7 @@ class Arena(NamedTuple):
 
 
 @contextlib.contextmanager
-def arena() -> Iterator[Arena]:
+def environment() -> Iterator[Environment]:
     """Servers of its own in a temporary folder; Java's compiler works as in a long run."""
     with tempfile.TemporaryDirectory(prefix="slotbridge-bench-") as name:
         Path(name).chmod(0o755)
@@ -39,7 +39,7 @@ def arena() -> Iterator[Arena]:
             server = bed.server("source")
             server.create(_SETTINGS)
             server.start()
-            yield Arena(bed, server)
+            yield Environment(bed, server)
 
 
 def say(line: str) -> None:

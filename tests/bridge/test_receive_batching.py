@@ -1,4 +1,4 @@
-"""Reading by the gulp: when, and that nothing waits in the socket for longer than it may."""
+"""Reads are batched where much arrives, and nothing waits in the socket longer than it may."""
 
 import socket
 import struct
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from services.bridge.source import receive_batching
 from services.bridge.source.receive_batching import (
+    BATCH_BYTES,
+    BATCH_S,
     BEHIND_BYTES,
     BEHIND_MESSAGES,
     BYTES_PER_S,
-    GULP_BYTES,
-    GULP_S,
     RATE_S,
     Gathering,
     Pace,
@@ -26,24 +26,24 @@ from tests.providers.interface import Provider
 
 
 @given(st.lists(st.tuples(st.floats(0.0001, 0.01), st.integers(0, 2**18)), min_size=1))
-def test_by_the_gulp_where_the_last_rate_is_high(reads: list[tuple[float, int]]) -> None:
+def test_reads_are_batched_while_the_last_rate_is_high(reads: list[tuple[float, int]]) -> None:
     pace, now, since, size = Pace(0.0), 0.0, 0.0, 0
     for passed_s, more in reads:
-        now, size, before = now + passed_s, size + more, pace.gulps
-        assert pace.read(more, now) is (pace.gulps is not before)
+        now, size, before = now + passed_s, size + more, pace.batches
+        assert pace.read(more, now) is (pace.batches is not before)
         if now - since >= RATE_S:
-            assert pace.gulps is (size >= BYTES_PER_S * (now - since))
+            assert pace.batches is (size >= BYTES_PER_S * (now - since))
             since, size = now, 0
         else:
-            assert pace.gulps is before
+            assert pace.batches is before
 
 
-def test_what_is_more_than_a_gulp_says_that_there_is_more() -> None:
+def test_more_than_a_batch_says_that_there_is_more() -> None:
     pace = Pace(0.0)
     assert pace.behind(BEHIND_MESSAGES, 0)
     assert not pace.behind(BEHIND_MESSAGES - 1, 2**20)
     assert pace.read(2**20, RATE_S)
-    assert not pace.behind(10 * BEHIND_MESSAGES, GULP_BYTES)
+    assert not pace.behind(10 * BEHIND_MESSAGES, BATCH_BYTES)
     assert pace.behind(1, BEHIND_BYTES)
 
 
@@ -83,7 +83,7 @@ def test_the_socket_is_told(
     with closing(Gathering(ours.fileno(), START_S)) as one:
         assert one.wait_max_s == float("inf")
         much(one)
-        assert (low_water_mark(ours), one.wait_max_s) == (GULP_BYTES, GULP_S)
+        assert (low_water_mark(ours), one.wait_max_s) == (BATCH_BYTES, BATCH_S)
     assert low_water_mark(ours) == 1
 
 
@@ -118,7 +118,7 @@ def test_a_socket_without_tcp_is_left_alone() -> None:
 def test_few_rows_behind_many_come_at_once(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
-    """Less than a gulp is left in the socket when the load ends."""
+    """Less than a batch is left in the socket when the load ends."""
     conninfo = pair.primary.conninfo(fresh_database)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY, filler text)")

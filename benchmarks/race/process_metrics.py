@@ -56,8 +56,8 @@ def _cpu_s(fields: list[str]) -> float:
     return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS
 
 
-class Meter:
-    """Follows one process: what it has used since the meter was made, and its peak.
+class ProcessMetrics:
+    """Follows one process: what it has used since this object was made, and its peak.
 
     `threads`: each of its threads, too. A look then opens a file for each.
     """
@@ -101,8 +101,8 @@ def await_rest(pid: int) -> None:
     """Return when the process does next to nothing; at the latest after a while."""
     deadline = time.monotonic() + _REST_MAX_S
     while time.monotonic() < deadline:
-        meter = Meter(pid)
+        process = ProcessMetrics(pid)
         time.sleep(_REST_S)
-        meter.look()
-        if meter.cpu_s < _REST_S * _REST_SHARE:
+        process.look()
+        if process.cpu_s < _REST_S * _REST_SHARE:
             return
