@@ -11,7 +11,7 @@ import typer
 from schemas.errors import ExitCode, SettingsError
 from schemas.settings import load_settings, require
 from schemas.version import print_version
-from services.bridge import failpoints
+from services.bridge import compiled, failpoints, metrics
 from services.bridge.runner import Runner
 from services.bridge.setup_commands import check_config, docs, init, schema, sql
 from services.runtime.access import read_token
@@ -53,6 +53,7 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
         source = require(settings.source, "source")
         kafka = require(settings.kafka, "kafka")
         stop = stop_on_signals()
+        metrics.tell_build(compiled=compiled.hot is not None)
         runner = Runner(source, kafka, settings.bridge, settings.shaping, stop)
         if settings.bridge.http_port is not None:
             from services.bridge.control import SECTION, Control  # only with HTTP

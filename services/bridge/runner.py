@@ -198,6 +198,7 @@ class Runner:
         self._standing_by = self._bridge.standby and in_use
         if self._standing_by:
             self._opening_since = time.monotonic()
+            metrics.LIVE.stand_by()
         waited_s = time.monotonic() - self._opening_since
         return self._stop.is_set() or waited_s > self._bridge.connect_deadline_ms / 1000
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from schemas.events import PreparedRecord, ProgressRecord, prepared_topic
+from schemas.events import PreparedRecord, ProgressRecord, prepared_topic, schema_topic
 from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
@@ -168,6 +168,7 @@ class Session:
         publishing = self._publishing = Publishing(
             *(producer, self._bridge, self._feedback, self._heartbeat, self._record),
             subject=f"slot {slot}",
+            schema_topic=schema_topic(self._kafka.topic_prefix),
         )
         return producer, publishing
 
@@ -193,7 +194,7 @@ class Session:
     def _announce(self, start: Position, primary: Primary) -> None:
         """Say, in metrics and log, that changes flow from here."""
         metrics.TIMELINE.set(self._timeline)
-        metrics.STREAMING.set(1)
+        metrics.LIVE.connect()
         logger.info(
             "streaming",
             slot=self._source.slot,
@@ -229,6 +230,7 @@ class Session:
             memory_bytes_max=self._bridge.spool_memory_bytes_max,
             bytes_max=self._bridge.spool_bytes_max,
         )
+        self._heartbeat.held = spool.held
         assert self._publishing is not None
         return Pipeline(
             spool,
@@ -269,7 +271,7 @@ class Session:
         """
         reach("closing")
         failure = None
-        metrics.STREAMING.set(0)
+        metrics.LIVE.disconnect()
         self._pipeline = None  # it refers to this session: without the cycle all is freed at once
         if self._publishing is not None:
             failure = self._publishing.close()

@@ -45,6 +45,22 @@ class Slot:
         return self.synced and not self.temporary and self.invalidation_reason is None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotStatistics:
+    """A row of pg_stat_replication_slots: what decoding for a slot took since `reset_s`."""
+
+    spill_txns: int
+    spill_count: int
+    spill_bytes: int
+    stream_txns: int
+    stream_count: int
+    stream_bytes: int
+    total_txns: int
+    total_bytes: int
+    reset_s: float | None
+    """Unix time; None where the statistics were never reset."""
+
+
 _SLOTS: LiteralString = """
     SELECT slot_name::text, plugin::text, slot_type, database::text, temporary, active_pid,
            (restart_lsn - '0/0')::bigint AS restart_lsn,
@@ -67,6 +83,17 @@ def read_slot(connection: Connection, slot: str) -> Slot | None:
     """One slot, or None where there is none of that name."""
     with connection.cursor(row_factory=class_row(Slot)) as cursor:
         return cursor.execute(_SLOTS + " WHERE slot_name = %s", [slot]).fetchone()
+
+
+def read_slot_statistics(connection: Connection, slot: str) -> SlotStatistics | None:
+    """The server's statistics of a logical slot, None where it has none of that name."""
+    with connection.cursor(row_factory=class_row(SlotStatistics)) as cursor:
+        return cursor.execute(
+            "SELECT spill_txns, spill_count, spill_bytes, stream_txns, stream_count, stream_bytes,"
+            " total_txns, total_bytes, extract(epoch FROM stats_reset)::float8 AS reset_s"
+            " FROM pg_stat_replication_slots WHERE slot_name = %s",
+            [slot],
+        ).fetchone()
 
 
 def create_failover_slot(connection: Connection, slot: str, *, two_phase: bool = False) -> int:

@@ -1,5 +1,6 @@
 """The Prometheus metrics of `slottables run`."""
 
+import platform
 import time
 
 import structlog
@@ -7,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from schemas.errors import ExitCode, SetupError
 from schemas.tables import TablesSettings
+from schemas.version import version
 from spark_consumers.epochs.report import EpochReport
 
 log = structlog.get_logger()
@@ -23,6 +25,13 @@ class Metrics:
         self._bytes = self._gauge(
             "lag_bytes", "Bytes of WAL between the tables' commit LSN and Kafka's last transaction."
         )
+        build = Gauge(
+            "slottables_build_info",
+            "1, with the version of slottables and of Python.",
+            ["version", "python"],
+            registry=self.registry,
+        )
+        build.labels(version(), platform.python_version()).set(1)
         lag = self._gauge("lag_seconds", "Age of the oldest transaction that the tables lack.")
         lag.set_function(self._lag_seconds)
         self._seconds = Histogram(

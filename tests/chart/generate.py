@@ -14,6 +14,7 @@ from schemas.example import SECTIONS, example_file
 from schemas.json_schema import all_models, schema_text
 from schemas.reference import field_meanings, page
 from schemas.settings import Settings
+from tests.chart.metrics_page import metrics_page
 
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "helm" / "slotbridge"
@@ -205,6 +206,7 @@ def generated() -> dict[Path, str]:
         CHART / "values.schema.json": json.dumps(schema(), indent=1, sort_keys=True) + "\n",
         CHART / "README.md": readme(),
         ROOT / "docs" / "CONFIGURATION.md": page(),
+        ROOT / "docs" / "METRICS.md": metrics_page(),
         ROOT / "docs" / "configuration.schema.json": schema_text(),
         ROOT / "examples" / "bridge.yaml": example_file(),
         ROOT / "examples" / "failover.yaml": example_file(["failover"]),

@@ -30,6 +30,7 @@ def helm_program() -> Path:
         pytest.skip(
             "NOT TESTED: the chart. helm is built with Go, and there is no `go` on the PATH"
         )
+    program.parent.mkdir(parents=True, exist_ok=True)
     with locked(program.parent / ".lock", purpose="build helm", timeout_s=_BUILD_TIMEOUT_S):
         if not program.exists():
             build(go, program)

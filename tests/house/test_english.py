@@ -24,7 +24,15 @@ FORBIDDEN = {
     r"\bnobody expected\b": "call it an internal error",
 }
 PRONOUN = re.compile(r"(It|Its|They|Their|Them|He|His|In a row)\b")
-HELP_OF = {"Counter", "Gauge", "Histogram", "CounterMetricFamily", "GaugeMetricFamily", "_gauge"}
+HELP_OF = {
+    "Counter",
+    "Gauge",
+    "Histogram",
+    "CounterMetricFamily",
+    "GaugeMetricFamily",
+    "_gauge",
+    "Family",
+}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 MODULES = sorted(path for package in PRODUCT for path in (ROOT / package).rglob("*.py"))

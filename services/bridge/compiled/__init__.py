@@ -6,6 +6,7 @@
     transactions   rows, and whole small transactions      as Assembler and Envelope
     messages       many from libpq                         as a list
     records        many to librdkafka                      as sink.batch_produce.plain
+    tally          rows counted by table and operation     as sink.row_tally
     foreign        where functions of libpq and librdkafka are
 
 `hot` has what is called from without, or is None: not built, or switched off by
@@ -39,16 +40,18 @@ class Hot(NamedTuple):
     transactions: Any
     messages: Any
     records: Any
+    tally: Any
 
 
 def _modules() -> Hot | None:
     if os.environ.get(SWITCH, "1") == "0":
         return None
     try:
-        from services.bridge.compiled import forms, messages, records, rows, text, transactions
+        from services.bridge.compiled import forms, messages, records, rows, tally, text
+        from services.bridge.compiled import transactions as whole
     except (ImportError, TypeError, ValueError):  # not there, or of different times
         return None
-    found: tuple[ModuleType, ...] = (forms, rows, transactions, messages, records)
+    found: tuple[ModuleType, ...] = (forms, rows, whole, messages, records, tally)
     return Hot(*found) if _current(*found, text) else None
 
 

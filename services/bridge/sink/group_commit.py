@@ -26,6 +26,7 @@ from services.bridge import metrics
 from services.bridge.events.event import Stamp
 from services.bridge.failpoints import reach
 from services.bridge.progress.ledger import Ledger, Position
+from services.bridge.sink import row_tally
 from services.bridge.sink.batch_queue import Waiting
 from services.bridge.sink.dead_letters import Origins, RefusalLearned
 from services.bridge.sink.transactional_producer import TransactionalProducer
@@ -60,6 +61,7 @@ class Publishing:
         record: Recorder,
         *,
         subject: str,
+        schema_topic: str,
     ) -> None:
         self._producer = producer
         self._bytes_max = bridge.commit_bytes_max
@@ -78,10 +80,16 @@ class Publishing:
         self._due = self._group_due = float("inf")
         self._grouped = 0
         self._bytes = self._events = self._transactions = 0
+        self._opened = 0.0
+        self._oldest_commit_us = 0
+        self._rows: row_tally.Counts = {}
+        self._schema_topic = schema_topic
 
     def begin(self, ledger: Ledger, record: ProgressRecord) -> None:
         """`ledger` is at the position that the session resumes from, by `record`."""
         self._ledger = ledger
+        metrics.DURABLE_LSN.set(ledger.durable.end_lsn)
+        metrics.LIVE.delivered((record.commit_time_us or record.ts_ms * 1000) / 1e6)
         self._counts: Mapping[str, int] = record.counts
         self._resumed = record
 
@@ -178,6 +186,7 @@ class Publishing:
         self._count(portion)
         if portion.events:
             self._producer.send(portion.events, Origins(portion))
+            self._tally(portion)
             reach("part sent" if portion.position.seq else "sent")
         if portion.staging:
             self._producer.send(portion.staging)
@@ -191,6 +200,14 @@ class Publishing:
         self._ledger.publish(portion.position)
         if portion.position.seq or self._bytes >= self._bytes_max:
             self._begin_commit()
+
+    def _tally(self, portion: Portion) -> None:
+        """Note for the metrics what the open Kafka transaction has, once a portion."""
+        row_tally.count(portion.events, self._schema_topic, self._rows)
+        if not self._opened:
+            self._opened = time.monotonic()
+            stamp = portion.ended[0].stamp if portion.ended else portion.stamp
+            self._oldest_commit_us = stamp.commit_time_us if stamp is not None else 0
 
     def _count(self, portion: Portion) -> None:
         self._transactions += len(portion.ended) or not portion.position.seq
@@ -265,6 +282,7 @@ class Publishing:
         metrics.TRANSACTIONS.inc(self._transactions)
         metrics.EVENT_BYTES.inc(self._bytes)
         metrics.DURABLE_LSN.set(self._ledger.durable.end_lsn)
+        self._tell_delivery()
         self._events = self._bytes = self._transactions = 0
         self.report()
         if self._record.seq:
@@ -275,3 +293,17 @@ class Publishing:
                 operation="stream",
                 subject=self._subject,
             )
+
+    def _tell_delivery(self) -> None:
+        """Publish what the Kafka transaction that was just committed brought, and how late."""
+        if self._opened:
+            metrics.TRANSACTION_SECONDS.observe(time.monotonic() - self._opened)
+            metrics.count_rows(self._rows)
+            self._rows.clear()
+            self._opened = 0.0
+        if self._oldest_commit_us:
+            metrics.LAG_SECONDS.observe(max(0.0, time.time() - self._oldest_commit_us / 1e6))
+            self._oldest_commit_us = 0
+        if self._stamp is not None and not self._ledger.durable.seq:
+            metrics.LIVE.delivered(self._stamp.commit_time_us / 1e6)
+        self._heartbeat.delivered(self._ledger.durable.end_lsn)

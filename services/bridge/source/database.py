@@ -32,7 +32,7 @@ from services.postgres.publications import (
     published_columns,
 )
 from services.postgres.server import Server, is_synchronous_standby, written_lsn
-from services.postgres.slots import Slot
+from services.postgres.slots import Slot, SlotStatistics
 
 logger = structlog.get_logger(__name__)
 
@@ -213,6 +213,15 @@ class Primary:
                     [format_lsn(lsn), HEARTBEAT_PREFIX, self._settings.slot],
                 )
             return written_lsn(self._connection)
+
+    def slot_seen(self) -> tuple[Slot | None, SlotStatistics | None]:
+        """The slot and the server's statistics of it, as they are now."""
+        name = self._settings.slot
+        with self._statement("read the slot"):
+            return (
+                slots.read_slot(self._connection, name),
+                slots.read_slot_statistics(self._connection, name),
+            )
 
     def check_publication(self) -> None:
         """Raise SetupError when the publication is gone: the server then sends nothing, silently.

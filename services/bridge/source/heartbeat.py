@@ -5,6 +5,7 @@ for standbys; and the origin is moved, by a transaction that also advances an id
 """
 
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import structlog
@@ -34,6 +35,10 @@ class Heartbeat:
 
     def __init__(self, slot: str, *, interval_ms: int) -> None:
         self._slot = slot
+        self.held: Callable[[], metrics.Held] = metrics.Held
+        """What the session's spool holds, for the metrics."""
+        self._written = (0, 0.0)
+        """Where the WAL ended at the last heartbeat, and when that was (Unix time)."""
         self.interval_s = interval_ms / 1000
         self.due = 0.0
         self.commits_wait = False
@@ -52,10 +57,19 @@ class Heartbeat:
         wal_lsn = primary.move_origin(lsn)
         reach("after origin")
         self.moved = Moved(lsn, wal_lsn)
+        self.delivered(ledger.durable.end_lsn)
+        self._written = (wal_lsn, time.time())
+        metrics.LIVE.observe(self.held(), *primary.slot_seen(), wal_lsn)
         if ledger.outstanding:
             reach("origin while open")
         metrics.ORIGIN_LSN.set(lsn)
         self.due = time.monotonic() + self.interval_s
+
+    def delivered(self, durable_lsn: int) -> None:
+        """Kafka has everything up to there; perhaps all that was there at the last heartbeat."""
+        lsn, at_s = self._written
+        if lsn and durable_lsn >= lsn:
+            metrics.LIVE.delivered(at_s)
 
     def _tell_of_standbys(self, primary: Primary, received: int) -> None:
         """Say why nothing comes, once: since the last time there was WAL, at least our own."""

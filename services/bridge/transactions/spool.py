@@ -18,6 +18,7 @@ from typing import IO, Final
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
 from services.bridge.descriptors import ERRNOS, no_descriptors
 from services.bridge.failpoints import reach
+from services.bridge.metrics import Held
 from services.bridge.pgoutput.messages import Frame
 from services.bridge.transactions.frames import HEAD, pack_frame, unpack_frames
 
@@ -70,6 +71,22 @@ class Spool:
     def xids(self) -> set[int]:
         """The transactions that have frames."""
         return self._held.keys() | self._on_disk.keys()
+
+    def held(self) -> Held:
+        """How many transactions are kept, and how large they are; prepared ones have keys below 0
+        (services.bridge.transactions.prepared.waiting_place)."""
+        sizes = {xid: len(held) for xid, held in self._held.items()}
+        for xid, size in self._on_disk.items():
+            sizes[xid] = sizes.get(xid, 0) + size
+        prepared = [size for xid, size in sizes.items() if xid < 0]
+        return Held(
+            open=len(sizes) - len(prepared),
+            open_bytes=sum(sizes.values()) - sum(prepared),
+            prepared=len(prepared),
+            prepared_bytes=sum(prepared),
+            spooled=len(self._on_disk),
+            spooled_bytes=sum(self._on_disk.values()),
+        )
 
     def append(self, xid: int, frame: Frame) -> None:
         """Keep one frame. Raises SpoolFull past `bytes_max`, SetupError when the disk is full."""

@@ -20,7 +20,7 @@ from schemas.errors import ExitCode, SlotbridgeError
 from schemas.settings import FailoverSettings
 from services.failover.checks.check_report import check_up
 from services.failover.execute.history import read_history
-from services.failover.execute.journal import Journal, remembered
+from services.failover.execute.journal import Entry, Journal, remembered
 from services.failover.execute.lock import Lock, locked
 from services.failover.execute.run import Performed, Result, Run
 from services.failover.execute.timeline_memory import Asked, recall
@@ -51,6 +51,8 @@ logger = structlog.get_logger(__name__)
 _EVENTS_MAX = 50
 _LEAD_IDLE_S = 60.0
 _ORDER_S = 5.0
+_JOURNAL_EVERY_S = 2.0
+_ENTRIES_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Watch:
         self._remembered: dict[str, Any] = {}
         self._beat = time.monotonic()
         self._observed = False
+        self._journal_due = 0.0
         self.snapshot = Snapshot(automatic=watch.repoint)
 
     def run(self, stop: Stop) -> None:
@@ -165,9 +168,10 @@ class Watch:
                 took_s=self._beat - begun,
                 leading=shared_state.leading,
                 at_work=shared_state.at_work,
-                entries=shared_state.entries or before.entries,
+                entries=shared_state.entries or self._journal_of(view) or before.entries,
                 drilled=shared_state.drill or before.drilled,
                 counts=counts,
+                contacts=self._contacts(view),
             )
         )
         verdict = self.snapshot.decision.verdict
@@ -176,6 +180,28 @@ class Watch:
         elif verdict is Verdict.REST and view is not None and self._may_change(shared_state):
             self._note(view, assessment)
             self._remember(view)
+
+    def _journal_of(self, view: View | None) -> tuple[Entry, ...]:
+        """The journal's last entries while no primary takes writes: from all nodes and the file.
+
+        An unfinished run is known there first: it can't write to the table of a fenced primary.
+        """
+        now = time.monotonic()
+        if view is None or now < self._journal_due:
+            return ()
+        self._journal_due = now + _JOURNAL_EVERY_S
+        settings = self._settings
+        found = read_history(self._cluster, view, settings.journal, settings.journal_database, [])
+        return tuple(found[-_ENTRIES_MAX:])
+
+    def _contacts(self, view: View | None) -> tuple[tuple[str, float], ...]:
+        """When each server last answered, with those that answer in `view`."""
+        known = dict(self.snapshot.contacts)
+        if view is not None:
+            now = time.time()
+            known |= {node.name: now for node in view.nodes if node.state is not None}
+            known |= {found.name: now for found in view.subscribers if found.usable}
+        return tuple(known.items())
 
     def _may_change(self, shared_state: SharedState) -> bool:
         return shared_state.leading and self._rules.automatic and not self._is_paused()

@@ -70,6 +70,8 @@ class Snapshot:
     """Who holds the commands' lock on the primary."""
     counts: Counts = field(default_factory=Counts)
     drilled: LastDrill | None = None
+    contacts: tuple[tuple[str, float], ...] = ()
+    """(server, Unix time) of the last answer of each server that has answered this process."""
 
 
 def lags_of(view: View) -> dict[str, int]:

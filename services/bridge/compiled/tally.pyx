@@ -1,0 +1,76 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Rows and bytes of a list of events by table and operation, as services.bridge.sink.row_tally."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t
+from libc.string cimport memcmp
+
+include "digest.pxi"
+
+cdef enum:
+    KINDS_MAX = 16
+    OPENING_BYTES = 7
+
+cdef struct Kind:
+    PyObject* table
+    char operation
+    int64_t rows
+    int64_t size
+
+
+def count(list events, str schema_topic, dict counts):
+    cdef Kind[KINDS_MAX] kinds
+    cdef Kind* kind
+    cdef int used = 0, at
+    cdef tuple event
+    cdef Py_ssize_t index
+    cdef object table, value, key
+    cdef char operation
+    for index in range(len(events)):
+        event = <tuple>events[index]
+        table, value = event[5], event[2]
+        if value is None or not table:
+            continue
+        operation = c"c"
+        if (
+            PyBytes_GET_SIZE(<bytes>value) > OPENING_BYTES
+            and not memcmp(PyBytes_AS_STRING(<bytes>value), b'{"op":"', OPENING_BYTES)
+        ):
+            operation = PyBytes_AS_STRING(<bytes>value)[OPENING_BYTES]
+        elif event[0] == schema_topic:
+            continue
+        for at in range(used):
+            kind = kinds + at
+            if kind.table == <PyObject*>table and kind.operation == operation:
+                break
+        else:
+            if used == KINDS_MAX:
+                settle(kinds, used, counts)
+                used = 0
+            kind = kinds + used
+            used += 1
+            kind.table, kind.operation = <PyObject*>table, operation
+            kind.rows = kind.size = 0
+        key = event[1]
+        kind.rows += 1
+        kind.size += PyBytes_GET_SIZE(<bytes>value)
+        if key is not None:
+            kind.size += PyBytes_GET_SIZE(<bytes>key)
+    settle(kinds, used, counts)
+
+
+cdef int settle(Kind* kinds, int used, dict counts) except -1:
+    """Add what was counted to `counts`. The events keep the tables' names alive."""
+    cdef int at
+    cdef Kind* kind
+    for at in range(used):
+        kind = kinds + at
+        name = (<object>kind.table, chr(<unsigned char>kind.operation))
+        found = counts.get(name)
+        if found is None:
+            counts[name] = [kind.rows, kind.size]
+        else:
+            found[0] += kind.rows
+            found[1] += kind.size
+    return 0

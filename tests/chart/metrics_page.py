@@ -1,0 +1,75 @@
+"""docs/METRICS.md, made from the metrics that the services declare."""
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+from services.bridge import metrics as bridge
+from services.failover.watch.web import metrics as failover
+from services.runtime.families import Family
+from spark_consumers.epochs.metrics import Metrics
+
+_HEAD: Final = """# Metrics
+
+Made by `make generate` from the code: every metric with its kind, labels and HELP. The services
+answer `/metrics` at `bridge.http_port`, `failover.watch.http_port` and `tables.http_port`. Every
+label has few values: names of the settings, slots, fixed states, and tables, of which the bridge
+tells {tables:,} apart. What is not known now has no series: a standby of the bridge has none of its
+slot, a server that does not answer has no position. Alerts over these: [RUNBOOKS.md](RUNBOOKS.md);
+dashboards: `helm/slotbridge/dashboards`.
+"""
+
+
+class Shown(NamedTuple):
+    """One metric as the page tells it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+def metrics_page() -> str:
+    """Return the page: one table for each service."""
+    parts = [_HEAD.format(tables=bridge.TABLES_MAX)]
+    for title, found in all_metrics().items():
+        parts += [f"\n## {title}\n", "| metric | kind | labels | meaning |", "|---|---|---|---|"]
+        parts += [
+            f"| `{each.name}` | {each.kind} | {', '.join(each.labels)} | {_cell(each.help)} |"
+            for each in sorted(found)
+        ]
+    return "\n".join(parts) + "\n"
+
+
+def all_metrics() -> dict[str, list[Shown]]:
+    """Return service -> its metrics."""
+    declared = [value for value in vars(bridge).values() if isinstance(value, MetricWrapperBase)]
+    return {
+        "slotbridge run": [*map(_wrapped, declared), *_families(bridge.FAMILIES)],
+        "slotfailover watch": list(_families(failover.FAMILIES)),
+        "slottables run": list(_of_registry(Metrics().registry)),
+    }
+
+
+def _families(families: Iterable[Family]) -> Iterator[Shown]:
+    for family in families:
+        yield Shown(family.shown, family.kind, family.labels, family.help)
+
+
+def _wrapped(metric: MetricWrapperBase) -> Shown:
+    (described,) = metric.describe()
+    name = described.name + "_total" * (described.type == "counter")
+    return Shown(name, described.type, tuple(metric._labelnames), described.documentation)
+
+
+def _of_registry(registry: CollectorRegistry) -> Iterator[Shown]:
+    for metric in registry.collect():
+        name = metric.name + "_total" * (metric.type == "counter")
+        labels = {key for sample in metric.samples for key in sample.labels} - {"le"}
+        yield Shown(name, metric.type, tuple(sorted(labels)), metric.documentation)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
