@@ -130,6 +130,12 @@ class Watch:
         """Return whether the last observation succeeded and is fresh."""
         return self._observed and self.healthy()
 
+    @property
+    def fresh_view(self) -> View | None:
+        """What was seen last, None where that is older than observations may lie apart."""
+        seen = self.snapshot
+        return seen.view if time.time() - seen.at_s <= self._rules.stale_s else None
+
     def order(self, *, paused: bool, by: str, reason: str) -> Ordered:
         """Pause or resume, at once here; wait a moment until all replicas can know of it."""
         answer: Future[Ordered] = Future()

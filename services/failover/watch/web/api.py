@@ -5,13 +5,15 @@ GET  /v1/status       what was seen last and what is decided
 GET  /v1/checks       every finding of `slotfailover check`
 GET  /v1/plan         what `slotfailover plan` would print
 GET  /v1/history      the journal's last entries
+GET  /primary         for load balancers (web.health); also HEAD and OPTIONS, from any host
+GET  /replica
 POST /v1/pause        {"reason": "…"}, optional: watch goes on looking, and acts no more
 POST /v1/resume
 """
 
 import ipaddress
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -22,8 +24,11 @@ from starlette.routing import Route
 
 from schemas.settings import WatchSettings
 from services.failover.execute.history import history_as_json
+from services.failover.model.view import View
 from services.failover.plan.request import Request as PlanRequest
 from services.failover.watch.loop import Watch
+from services.failover.watch.web.health import Answer as Health
+from services.failover.watch.web.health import primary_health, replica_health
 from services.failover.watch.web.page import page
 from services.failover.watch.web.status import plan_of, status_of
 from services.runtime.access import refusal
@@ -37,6 +42,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+_OF_BALANCERS = ("GET", "HEAD", "OPTIONS")
 Answer = Callable[[Request], Awaitable[Response]]
 
 
@@ -67,6 +73,8 @@ class Api:
             Route("/v1/plan", self._guarded(self._plan)),
             Route("/v1/history", self._guarded(self._history)),
             *(Route(p, self._guarded(a), methods=["POST"]) for p, a in orders.items()),
+            Route("/primary", self._health(primary_health), methods=_OF_BALANCERS),
+            Route("/replica", self._health(replica_health), methods=_OF_BALANCERS),
         ]
 
     def _guarded(self, answer: Answer) -> Answer:
@@ -103,6 +111,15 @@ class Api:
         if snapshot.checkup is None:
             return _json({"problem": snapshot.problem or "nothing was observed yet"}, 503)
         return _json(snapshot.checkup.as_json())
+
+    def _health(self, judge: Callable[[View | None, Mapping[str, str]], Health]) -> Answer:
+        """Answer a load balancer, which shows no token and often no host name, as /metrics does."""
+
+        async def answer(request: Request) -> Response:
+            status_code, document = judge(self._watch.fresh_view, request.query_params)
+            return _json(document, status_code)
+
+        return answer
 
     async def _plan(self, _request: Request) -> Response:
         snapshot = self._watch.snapshot
