@@ -1,14 +1,18 @@
 """/primary and /replica: what a load balancer is told, of made-up views and of a real pair."""
 
+import shutil
 import socket
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
 from services.failover.model.view import View
 from services.failover.watch.web.health import primary_health, replica_health
+from services.testbed.ports import free_port
 from tests.conftest import NewPair
 from tests.failover.servers import configuration, tell
 from tests.failover.views import node, state
@@ -113,4 +117,58 @@ def test_a_load_balancer_follows_a_promotion_of_a_real_pair(
         eventually(lambda: status("GET /primary?node=b") == 200, what="b leads", timeout_s=60)
         assert watching.ask("primary").json["node"] == "b"
     finally:
+        watching.end()
+
+
+HAPROXY = """
+defaults
+    mode tcp
+    timeout connect 5s
+    timeout client 1m
+    timeout server 1m
+listen primary
+    bind 127.0.0.1:{port}
+    option httpchk
+    http-check send meth GET uri-lf /primary?node=%[srv_name]
+    http-check expect status 200
+    default-server check inter 500ms fall 1 rise 1 addr 127.0.0.1 port {watch}
+    server a 127.0.0.1:{a}
+    server b 127.0.0.1:{b}
+"""
+
+
+def test_haproxy_leads_clients_to_whoever_takes_writes(new_pair: NewPair, tmp_path: Path) -> None:
+    program = shutil.which("haproxy") or shutil.which("/usr/sbin/haproxy")
+    if program is None:
+        pytest.skip("NOT TESTED: HAProxy asks the failover service. There is no haproxy")
+    trio = new_pair()
+    watching = Watching(configuration(tmp_path, trio, watch={**SETTINGS, "repoint": False}))
+    port = free_port()
+    config = tmp_path / "haproxy.cfg"
+    ports = {"a": trio.primary.port, "b": trio.standby.port}
+    config.write_text(HAPROXY.format(port=port, watch=urlsplit(watching.url).port, **ports))
+    with (tmp_path / "haproxy.log").open("wb") as log:
+        process = subprocess.Popen([program, "-db", "-f", config], stdout=log, stderr=log)
+    through = trio.primary.conninfo(port=port, connect_timeout=5)
+
+    def writable_port() -> int:
+        """The port of the server that is reached through HAProxy, 0 if none takes writes."""
+        try:
+            with psycopg.connect(through) as connection:
+                row = connection.execute(
+                    "SELECT pg_is_in_recovery(), current_setting('port')::int"
+                ).fetchone()
+        except psycopg.OperationalError:
+            return 0
+        assert row is not None
+        return 0 if row[0] else int(row[1])
+
+    try:
+        eventually(lambda: writable_port() == ports["a"], what="it leads to a", timeout_s=60)
+        trio.primary.kill()
+        tell(trio.standby, "SELECT pg_promote()")
+        eventually(lambda: writable_port() == ports["b"], what="it leads to b", timeout_s=60)
+    finally:
+        process.kill()
+        process.wait(timeout=30)
         watching.end()
