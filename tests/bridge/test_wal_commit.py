@@ -86,6 +86,25 @@ def test_an_abort_a_prepare_and_others_are_no_commits(operation: int) -> None:
     assert commit_at(paged(commit(9, 5, operation=operation), 800), 800) == NO_COMMIT
 
 
+def test_a_segment_that_ends_in_zeros_hides_no_commit_before_them_and_has_none_in_them() -> None:
+    """pg_switch_wal leaves pages without headers behind the record that was last."""
+    wal, zeros = paged(commit(9, 5), 800), bytes(2 * PAGE_BYTES)
+    assert commit_at(wal + zeros, 800) == WalCommit(9, 5 + POSTGRES_EPOCH_US)
+    assert commit_at(zeros, PAGE_BYTES + 800) == NO_COMMIT
+    long = paged(commit(9, 5, rest=bytes(PAGE_BYTES)), 800)
+    assert commit_at(long[:PAGE_BYTES] + zeros, 800) is None, "its end is not there"
+
+
+@given(LSNS, st.integers(0, 600))
+def test_wal_that_ends_where_the_commit_ends_is_enough(lsn: int, size: int) -> None:
+    record = commit(9, 5, rest=bytes(size))
+    wal, last = paged(record, lsn), lsn - page_of(lsn) + len(record)
+    parted = last > PAGE_BYTES
+    end = last + (40 if (page_of(lsn) + PAGE_BYTES) % SEGMENT == 0 else 24) * parted
+    assert commit_at(wal[:end], lsn) == WalCommit(9, 5 + POSTGRES_EPOCH_US)
+    assert commit_at(wal[: end - 1], lsn) is None
+
+
 def test_pages_of_another_version_or_place_are_not_judged() -> None:
     record = commit(9, 5)
     assert commit_at(paged(record, 800, 0xD119), 800) is None

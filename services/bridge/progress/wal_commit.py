@@ -54,17 +54,20 @@ def page_of(lsn: int) -> int:
 
 def commit_at(wal: bytes, lsn: int) -> WalCommit | None:
     """What begins at `lsn`; `wal` is read from `page_of(lsn)` on. None: it can't be told."""
-    record = _without_page_headers(wal, lsn)
-    if record is None or len(record) < _RECORD.size:
+    if wal[: _PAGE_HEADER_BYTES[0]] == bytes(_PAGE_HEADER_BYTES[0]):
+        return NO_COMMIT  # pg_switch_wal, archive_timeout: the rest of the segment has zeros
+    header = _bytes_at(wal, lsn, _RECORD.size)
+    if header is None:
         return None
-    length, xid, _previous, info, rmid, _pad, _crc = _RECORD.unpack_from(record)
+    length, xid, _previous, info, rmid, _pad, _crc = _RECORD.unpack(header)
     operation = info & _OPERATION
     if rmid != _XACT or operation not in (_COMMIT, _COMMIT_PREPARED):
         return NO_COMMIT
-    if length > len(record):
+    record = _bytes_at(wal, lsn, length)
+    if record is None:
         return None
     try:
-        at = _main_data(record[:length])
+        at = _main_data(record)
         (time_us,) = _TIME.unpack_from(record, at)
         if info & _HAS_FLAGS and _U32.unpack_from(record, at + _TIME.size)[0] & _HAS_ORIGIN:
             (time_us,) = _TIME.unpack_from(record, length - _TIME.size)
@@ -83,17 +86,23 @@ def _main_data(record: bytes) -> int:
     return at + (2 if record[at] == _DATA else 5)
 
 
-def _without_page_headers(wal: bytes, lsn: int) -> bytes | None:
-    """The bytes from `lsn` on; None where the pages are not as they are known to be."""
+def _bytes_at(wal: bytes, lsn: int, count: int) -> bytes | None:
+    """`count` bytes from `lsn` on, without the pages' headers.
+
+    None where `wal` has fewer, or the pages of these are not as they are known to be; what comes
+    behind them is not looked at.
+    """
     page_lsn = page_of(lsn)
     found = b""
     for at in range(0, len(wal), PAGE_BYTES):
-        page = wal[at : at + PAGE_BYTES]
-        if len(page) < _PAGE_HEADER_BYTES[1]:
+        if len(found) >= count:
             break
+        page = wal[at : at + PAGE_BYTES]
+        if len(page) < _PAGE.size:
+            return None
         magic, info, _timeline, address = _PAGE.unpack_from(page)
         if magic not in _MAGICS or address != page_lsn + at:
             return None
         begins = _PAGE_HEADER_BYTES[bool(info & _LONG)]
         found += page[max(begins, lsn - address) :]
-    return found
+    return found[:count] if len(found) >= count else None

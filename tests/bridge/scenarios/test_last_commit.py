@@ -3,7 +3,14 @@
 import contextlib
 
 from schemas.events import ProgressRecord
-from services.bridge.progress.wal_commit import RECORD_BYTES_MAX, WalCommit, commit_at, page_of
+from services.bridge.progress.wal_commit import (
+    NO_COMMIT,
+    PAGE_BYTES,
+    RECORD_BYTES_MAX,
+    WalCommit,
+    commit_at,
+    page_of,
+)
 from services.bridge.source.replication_connection import ReplicationConnection
 from tests.bridge.scenarios.conftest import Scene
 from tests.providers.waiting import eventually
@@ -42,6 +49,11 @@ def test_a_commit_of_any_kind_is_found_in_the_wal(scene: Scene) -> None:
         found = in_wal(scene, record)
         assert found == WalCommit(record.xid, record.commit_time_us), record
     assert "commit in the WAL" not in scene.bridge.output
+    scene.run("SELECT pg_switch_wal()", "CHECKPOINT")  # as archive_timeout does where little comes
+    last = records[-1]
+    assert in_wal(scene, last) == WalCommit(last.xid, last.commit_time_us), "zeros follow it"
+    elsewhere = last.model_copy(update={"commit_lsn": last.commit_lsn + 3 * PAGE_BYTES})
+    assert in_wal(scene, elsewhere) == NO_COMMIT, "zeros are not a commit"
 
 
 def in_wal(scene: Scene, record: ProgressRecord) -> WalCommit | None:
