@@ -203,6 +203,7 @@ class Runner:
         return self._stop.is_set() or waited_s > self._bridge.connect_deadline_ms / 1000
 
     def _open(self) -> Session:
+        """Open a session; what Kafka has lost is accepted for the first one that can be opened."""
         self._moved.clear()  # before the source is read: a move from here on ends the session
         session = Session(
             self._source,
@@ -218,6 +219,7 @@ class Runner:
         except BaseException:
             session.close()
             raise
+        self._bridge = self._bridge.model_copy(update={"on_lost_records": "stop"})
         return session
 
     def _may_retry(self, error: BaseException) -> bool:

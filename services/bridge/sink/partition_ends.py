@@ -43,11 +43,9 @@ CutOff = Callable[[Mapping[Partition, End]], Mapping[Partition, bool]]
 class Tails:
     """What is known of the ends, for the next progress record. One session's."""
 
-    def __init__(self, slot: str, cut_off: CutOff, *, go_on: bool) -> None:
-        """`go_on`: an operator accepts for this start that records are lost."""
+    def __init__(self, slot: str, cut_off: CutOff) -> None:
         self._slot = slot
         self._cut_off = cut_off
-        self._go_on = go_on
         self._ends: dict[Partition, End] = {}
         self._due = 0.0
         self._again: dict[Partition, float] = {}
@@ -55,13 +53,16 @@ class Tails:
         self.renewed = False
         """Whether the last record in Kafka notes ends that are known to hold no longer."""
 
-    def start(self, topics: Topics, record: ProgressRecord) -> None:
-        """Begin with what `record` and those before it have noted, as `check_tails` judges it."""
-        self._ends, self.renewed = check_tails(topics, record, self._cut_off, go_on=self._go_on)
+    def start(self, topics: Topics, record: ProgressRecord, *, go_on: bool) -> None:
+        """Begin with what `record` and those before it have noted, as `check_tails` judges it.
+
+        `go_on`: an operator accepts that records are lost by now; not what is lost later.
+        """
+        self._ends, self.renewed = check_tails(topics, record, self._cut_off, go_on=go_on)
 
     def judge(self, lost: Sequence[Lost]) -> None:
-        """Raise OperatorNeeded where something is `lost`, or tell it where that is accepted."""
-        judge_lost(lost, self._slot, None, go_on=self._go_on)
+        """Raise OperatorNeeded where something is `lost`."""
+        judge_lost(lost, self._slot, None, go_on=False)
 
     def learn(self, ends: Mapping[Partition, End]) -> None:
         """Each is where a partition ends now; the last learnt are kept.

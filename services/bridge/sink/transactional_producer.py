@@ -68,8 +68,8 @@ class TransactionalProducer:
     ) -> None:
         """`on_disturbance` raises Retryable where something of ours hangs: it is called where the
         partitions of a transaction do not tell in time that it has ended. `former_ids`: Turns."""
-        look, go_on = partial(cut_off, kafka), bridge.on_lost_records == "continue"
-        self.tails = Tails(slot, look, go_on=go_on)
+        self._go_on_without_lost = bridge.on_lost_records == "continue"
+        self.tails = Tails(slot, partial(cut_off, kafka))
         self.markers = MarkerCheck(topics, on_disturbance, while_waiting, self.tails.judge)
         self._touched: set[str] = set()
         self._counts: dict[str, int] = {}
@@ -113,7 +113,7 @@ class TransactionalProducer:
         """
         self._turns.follow(record)
         if record is not None:
-            self.tails.start(self._topics, record)
+            self.tails.start(self._topics, record, go_on=self._go_on_without_lost)
 
     def settle(
         self, records: Mapping[tuple[str, int], Event], turns: Iterable[int], *, commit: bool

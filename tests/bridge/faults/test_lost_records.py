@@ -85,6 +85,33 @@ def test_the_end_of_a_tables_topic_is_gone(
     assert bridge.stop() == 0, bridge.output
 
 
+def test_a_loss_is_accepted_for_the_start_not_one_that_comes_later(
+    conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
+) -> None:
+    """The process that was started once with `continue` runs on for weeks."""
+    bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
+    load.more(30)
+    load.stop()
+    bridge.caught_up()
+    noted(bridge)
+    bridge.kill()
+    topic = f"{bridge.prefix}.public.t"
+    own_kafka.kill()
+    cut_tail(own_kafka, topic, 2)
+    own_kafka.start()
+    bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue")
+    await_session(bridge, 2)
+    assert "going on without records that Kafka has lost" in bridge.output
+    noted(bridge)
+    own_kafka.kill()
+    partition, _ = cut_tail(own_kafka, topic, 2)
+    own_kafka.start()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("INSERT INTO t SELECT 100000 + i, 'later' FROM generate_series(1, 20) i")
+    assert bridge.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+    assert f"Kafka lost committed records: {topic}[{partition}]" in last_line(bridge.output)
+
+
 def noted(bridge: Bridge) -> None:
     """Wait until two more progress records tell where partitions end."""
 
