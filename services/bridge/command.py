@@ -1,4 +1,4 @@
-"""The command `slotbridge`: run, status, demo, and the commands of setup_commands."""
+"""The command `slotbridge`: run, status, tail, teardown, demo; the rest is in setup_commands."""
 
 import contextlib
 import json as json_module
@@ -83,7 +83,8 @@ def status(
 ) -> None:
     """Show the positions of bridge, slots and Kafka, and undecided prepared transactions.
 
-    Exit codes: 0 a bridge streams; 1 no bridge streams, or Kafka does not answer; 2 settings.
+    Exit codes: 0 changes flow; 1 they do not: no bridge streams, a server or Kafka does not answer,
+    commits are withheld, or a partition has no leader; 2 settings.
     """
     from rich.console import Console
 
@@ -99,8 +100,90 @@ def status(
             typer.echo(json_module.dumps(found.as_json()))
         else:
             print_status(Console(highlight=False, soft_wrap=True), found)
-        if not found.streaming or found.kafka_problem is not None:
+        if found.obstacles:
             raise SystemExit(int(ExitCode.CHECK_FAILED))
+
+
+@app.command()
+def tail(
+    config: ConfigFile,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(help="Topic to read, whole name; repeatable. Without: all of the prefix."),
+    ] = None,
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="Also what is there already.")
+    ] = False,
+    count: Annotated[int, typer.Option(min=0, help="End after so many records; 0: never.")] = 0,
+    idle_s: Annotated[
+        float, typer.Option(min=0, help="End after so many seconds without a record; 0: never.")
+    ] = 0,
+) -> None:
+    """Print committed events as JSON lines, until Ctrl-C. Changes nothing, commits no offsets.
+
+    Exit codes: 0 it has ended as asked; 1 `--idle-s` passed before `--count` records came.
+    """
+    from services.bridge.tail import tail as records
+
+    configure_logging(json_lines=False)
+    with exit_codes():
+        kafka = require(load_settings(config).kafka, "kafka")
+        stop, printed = stop_on_signals(), 0
+
+        def is_over(so_far: int, quiet_s: float) -> bool:
+            done = bool(count) and so_far >= count
+            return stop.is_set() or done or (bool(idle_s) and quiet_s > idle_s)
+
+        for record in records(
+            kafka, topics=topic or (), from_beginning=from_beginning, is_over=is_over
+        ):
+            typer.echo(json_module.dumps(record, ensure_ascii=False))
+            printed += 1
+        if printed < count and not stop.is_set():
+            raise SystemExit(int(ExitCode.CHECK_FAILED))
+
+
+@app.command()
+def teardown(
+    config: ConfigFile,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    publication: Annotated[
+        bool, typer.Option("--publication", help="Also drop the publication.")
+    ] = False,
+    topics: Annotated[
+        bool,
+        typer.Option("--topics", help="Also delete the topics of the prefix, with their events."),
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Answer with one JSON document on stdout.")
+    ] = False,
+) -> None:
+    """Remove the slot and the origin for good, and more if asked. The bridge must be stopped.
+
+    Exit codes: 0 nothing of it is left; 1 you said no; 11 a bridge still has the slot.
+    """
+    from services.bridge.teardown import removals
+
+    configure_logging(json_lines=False)
+    with exit_codes():
+        settings = load_settings(config)
+        source, kafka = require(settings.source, "source"), require(settings.kafka, "kafka")
+        connection, planned = removals(
+            source, kafka, settings.shaping, publication=publication, topics=topics
+        )
+        with connection:
+            for one in planned:
+                typer.echo(f"remove {one.kind} {one.name}", err=json)
+            if not (dry_run or yes or not planned or typer.confirm("Remove all of it?", err=True)):
+                raise SystemExit(int(ExitCode.CHECK_FAILED))
+            for one in () if dry_run else planned:
+                one.remove()
+        if json:
+            gone = [{"kind": one.kind, "name": one.name} for one in planned]
+            typer.echo(json_module.dumps({"dry_run": dry_run, "removed": gone}))
+        elif not planned:
+            typer.echo("nothing of it is there")
 
 
 @app.command()

@@ -87,15 +87,17 @@ class Runner:
 
     def ready(self) -> bool:
         """Return whether changes flow now."""
-        return self._session is not None
+        session = self._session
+        return session is not None and not session.heartbeat.obstacle
 
     def waiting_for(self) -> str:
-        """Why no session could be opened when that was last tried; "" while changes flow."""
-        return "" if self.ready() else self._last_failure
+        """Why changes do not flow: the last failure to open a session, or what holds it up."""
+        session = self._session
+        return self._last_failure if session is None else session.heartbeat.obstacle
 
     def available(self) -> bool:
-        """Whether changes flow, or would soon flow if the bridge that has the slot ended."""
-        return self.ready() or self._standing_by
+        """Whether this bridge has a session, or waits to take over from the one that has."""
+        return self._session is not None or self._standing_by
 
     def move(self, source: SourceSettings) -> None:
         """Go on from other hosts, from another thread: this session ends, the next is opened there.

@@ -91,7 +91,7 @@ class Session:
         self._feedback = Feedback(
             wal_sender_timeout_ms=bridge.wal_sender_timeout_ms, subject=f"slot {source.slot}"
         )
-        self._heartbeat = Heartbeat(source.slot, interval_ms=bridge.heartbeat_interval_ms)
+        self.heartbeat = Heartbeat(source.slot, interval_ms=bridge.heartbeat_interval_ms)
         self._turned = time.monotonic()
         self._seen: Witnesses
         """The witnesses as they agreed."""
@@ -166,7 +166,7 @@ class Session:
             former_ids=check.former_ids,
         )
         publishing = self._publishing = Publishing(
-            *(producer, self._bridge, self._feedback, self._heartbeat, self._record),
+            *(producer, self._bridge, self._feedback, self.heartbeat, self._record),
             subject=f"slot {slot}",
             schema_topic=schema_topic(self._kafka.topic_prefix),
         )
@@ -248,7 +248,7 @@ class Session:
         assert connection is not None and publishing is not None and pipeline is not None
         while not stop.is_set():
             now = self._turned = time.monotonic()
-            due = min(self._feedback.due, self._heartbeat.due, publishing.next_due())
+            due = min(self._feedback.due, self.heartbeat.due, publishing.next_due())
             connection.wait(min(WAIT_MAX_S, due - now), publishing.wakes)
             now_us = time.time_ns() // 1000
             spoken = False
@@ -294,7 +294,7 @@ class Session:
         record = self._record(Position(0, lsn, 0), {})
         producer.commit(record)
         reach("first record")
-        self._heartbeat.moved = Moved(lsn, primary.move_origin(lsn))
+        self.heartbeat.moved = Moved(lsn, primary.move_origin(lsn))
         return record
 
     def _enter(self, record: ProgressRecord, producer: TransactionalProducer) -> ProgressRecord:
@@ -306,11 +306,11 @@ class Session:
         """
         now = self._identity()
         if record.timeline == self._timeline:
-            self._heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
+            self.heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
         known = all(getattr(record, name) == value for name, value in now.items())
         if known and not producer.tails.renewed:
             return record
-        moved = self._heartbeat.moved
+        moved = self.heartbeat.moved
         record = record.model_copy(
             update={
                 **now,
@@ -335,7 +335,7 @@ class Session:
         }
 
     def _record(self, position: Position, counts: Mapping[str, int]) -> ProgressRecord:
-        moved = self._heartbeat.moved
+        moved = self.heartbeat.moved
         return ProgressRecord(
             slot=self._source.slot,
             **self._identity(),
@@ -344,7 +344,7 @@ class Session:
             seq=position.seq,
             counts=dict(counts) if position.seq else {},
             ts_ms=time.time_ns() // 1_000_000,
-            ahead_lsn=position.end_lsn + AHEAD_BYTES if self._heartbeat.commits_wait else 0,
+            ahead_lsn=position.end_lsn + AHEAD_BYTES if self.heartbeat.commits_wait else 0,
             origin_lsn=moved.origin_lsn,
             wal_lsn=moved.wal_lsn,
         )
@@ -375,14 +375,14 @@ class Session:
         self._beat(time.monotonic())
 
     def _beat(self, now: float) -> None:
-        if now >= self._heartbeat.due:
+        if now >= self.heartbeat.due:
             assert self._primary is not None
-            self._heartbeat.perform(self._primary, self._ledger)
-            self._feedback.commits_wait = self._heartbeat.commits_wait
+            self.heartbeat.perform(self._primary, self._ledger)
+            self._feedback.commits_wait = self.heartbeat.commits_wait
 
     def _perform_due(self, publishing: Publishing, now: float, *, behind: bool) -> None:
         publishing.perform(now, behind=behind)
-        if self._heartbeat.commits_wait:  # also of what had to wait until Kafka had committed
+        if self.heartbeat.commits_wait:  # also of what had to wait until Kafka had committed
             self._feedback.tell_news(follow=publishing.settled)
         if now >= self._feedback.due:
             publishing.report()
@@ -392,9 +392,9 @@ class Session:
         """A clean stop: commit what is whole, confirm it, and leave the origin where Kafka is."""
         assert self._primary is not None
         reach("stopping")
-        self._heartbeat.commits_wait = False
+        self.heartbeat.commits_wait = False
         publishing.finish()
-        self._heartbeat.perform(self._primary, self._ledger)
-        self._heartbeat.commits_wait = False
+        self.heartbeat.perform(self._primary, self._ledger)
+        self.heartbeat.commits_wait = False
         publishing.note()
         logger.info("stopped", lsn=format_lsn(self._ledger.durable.end_lsn))

@@ -40,7 +40,7 @@ def test_status_tells_slot_progress_readiness_and_prepared_transactions(
     bridge = new_bridge(both(trio), two_phase=True)
     before = status(bridge)
     assert before.returncode == ExitCode.CHECK_FAILED
-    assert "no bridge streams" in before.stdout
+    assert "the primary does not have the slot" in before.stdout
     assert "has no progress record" in before.stdout
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
@@ -51,7 +51,7 @@ def test_status_tells_slot_progress_readiness_and_prepared_transactions(
                 one.execute("INSERT INTO t SELECT generate_series(%s::int, %s)", _rows(gid))
         bridge.caught_up(conninfo)
         found = as_json(bridge)
-        assert found["streaming"]
+        assert (found["streaming"], found["obstacles"]) == (True, [])
         assert found["progress"]["timeline"] == 1
         assert [host["role"] for host in found["hosts"]] == ["primary", "standby"]
         assert [host["ready"] for host in found["hosts"]] == [False, True]

@@ -47,7 +47,7 @@ def _no_turns() -> None:
 def _timeline_not_entered() -> None:
     def enter(self: session.Session, record: ProgressRecord, _producer: Any) -> ProgressRecord:
         if record.timeline == self._timeline:
-            self._heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
+            self.heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
         return record
 
     put(session.Session, "_enter", enter)

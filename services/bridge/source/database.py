@@ -30,6 +30,7 @@ from services.postgres.publications import (
     primary_key,
     publication_oid,
     published_columns,
+    rows_before,
 )
 from services.postgres.server import Server, is_synchronous_standby, written_lsn
 from services.postgres.slots import Slot, SlotStatistics
@@ -150,7 +151,17 @@ class Primary:
             lsn = slots.create_failover_slot(
                 self._connection, self._settings.slot, two_phase=self._settings.two_phase
             )
+            before = rows_before(self._connection, self._settings.publication)
         logger.info("created slot", slot=self._settings.slot, lsn=format_lsn(lsn))
+        if before.rows or before.tables_unknown:
+            tell = logger.warning if before.rows else logger.info
+            tell(
+                "rows that the tables already have are not sent: the slot begins after them",
+                rows_about=before.rows,
+                tables=before.tables,
+                tables_not_judged=before.tables_unknown,
+                hint="docs/OPERATIONS.md, Rows from before the slot, says how to send them",
+            )
         return lsn
 
     def origin_lsn(self) -> int | None:

@@ -47,6 +47,13 @@ class Heartbeat:
         self._received = NEVER_RECEIVED
         self._withheld_by: tuple[str, ...] = ()
 
+    @property
+    def obstacle(self) -> str:
+        """Why the server sends no commits; "" while it does."""
+        if not self._withheld_by:
+            return ""
+        return f"the server withholds commits until a standby has them: {self._withheld_by[0]}"
+
     def perform(self, primary: Primary, ledger: Ledger) -> None:
         """Do all of it now. Raises SlotbridgeError."""
         primary.check_publication()

@@ -91,11 +91,33 @@ class Status:
         slot = primary.slot if primary is not None else None
         return slot is not None and slot.active_pid is not None
 
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """Why changes do not flow, or why nobody can tell; empty where they do."""
+        primary = self.primary
+        if primary is None:
+            found = ["not judged whether a bridge streams: no primary answers"]
+        elif primary.slot is None:
+            found = ["the primary does not have the slot"]
+        elif primary.slot.invalidation_reason is not None:
+            found = [f"the slot is invalidated ({primary.slot.invalidation_reason})"]
+        elif primary.slot.active_pid is None:
+            found = ["no bridge streams"]
+        else:
+            found = [
+                f"no commits are sent before this standby has them: {standby}"
+                for standby in primary.withheld_by
+            ]
+        if self.kafka_problem is not None:
+            found.append("not judged what Kafka has: it does not answer")
+        return (*found, *(f"no broker leads {partition}" for partition in self.leaderless))
+
     def as_json(self) -> dict[str, Any]:
         """Return the whole status, for `--json`."""
         return {
             "slot": self.slot,
             "streaming": self.streaming,
+            "obstacles": list(self.obstacles),
             "lag_bytes": self.lag_bytes,
             "progress": self.progress.model_dump() if self.progress is not None else None,
             "kafka_problem": self.kafka_problem,

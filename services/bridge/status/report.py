@@ -11,12 +11,12 @@ from services.bridge.status.observation import HostStatus, Status, Waiting
 
 def print_status(console: Console, status: Status) -> None:
     """Print it; colour only on a terminal."""
-    good = status.streaming and not status.kafka_problem
+    why = "; ".join(status.obstacles)
     console.print(
         Text.assemble(
-            ("OK        " if good else "NOT OK    ", "green" if good else "red"),
+            ("NOT OK    " if why else "OK        ", "red" if why else "green"),
             f"slot {status.slot}: ",
-            "a bridge streams" if status.streaming else "no bridge streams",
+            why or "changes flow",
             "" if status.lag_bytes is None else f", Kafka lacks {status.lag_bytes:,} bytes of WAL",
         )
     )

@@ -115,6 +115,7 @@ def test_a_listed_standby_is_gone_the_bridge_waits_and_says_why(
     assert bridge.output.count("the server withholds commits") == 1
     found = _status(bridge)
     assert found["streaming"]
+    assert "standby_1: no standby is connected" in str(found["obstacles"])
     assert found["hosts"][0]["withheld_by"] == ["standby_1: no standby is connected"]
     published = sum(1 for event in bridge.events("t") if event["op"] == "c")
     assert published < load.committed, "Kafka is ahead of the standby"
@@ -130,7 +131,7 @@ def _status(bridge: Bridge) -> dict[str, list[dict[str, object]]]:
     people = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "before this standby has them: standby_1" in people.stdout
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
-    assert done.returncode == ExitCode.OK, done.stderr
+    assert (people.returncode, done.returncode) == (ExitCode.CHECK_FAILED,) * 2, done.stderr
     found: dict[str, list[dict[str, object]]] = json.loads(done.stdout)
     return found
 

@@ -1,0 +1,127 @@
+"""`slotbridge tail`: prints committed events of the bridge's topics as JSON lines, for a look."""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from schemas.errors import ExitCode, OperatorNeeded
+from schemas.events import own_topics, transaction_topic
+from schemas.settings import KafkaSettings
+from services.kafka.client import client_options, kafka_error, make_client, passing
+from services.kafka.records import REQUEST_TIMEOUT_S
+
+_POLL_S: Final = 0.2
+_REFRESH_S: Final = 5.0
+
+
+def tail(
+    settings: KafkaSettings,
+    *,
+    topics: Iterable[str],
+    from_beginning: bool,
+    is_over: Callable[[int, float], bool],
+) -> Iterator[dict[str, Any]]:
+    """Yield committed records as they come; topics that are made meanwhile join from their start.
+
+    `topics`: their names; empty: those of the prefix, without the bridge's own but with
+    transactions' beginnings and ends. `is_over` is asked with the number of records so far and the
+    seconds since the last one. Records of one partition come in order, others' in between.
+    """
+    consumer = make_client(
+        Consumer,
+        {
+            **client_options(settings),
+            "group.id": f"slotbridge-tail-{uuid.uuid4()}",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest" if from_beginning else "latest",
+        },
+    )
+    wanted = frozenset(topics)
+    assigned: dict[tuple[str, int], TopicPartition] = {}
+    count, refreshed, last = 0, 0.0, time.monotonic()
+    try:
+        while not is_over(count, time.monotonic() - last):
+            if (now := time.monotonic()) - refreshed > _REFRESH_S or not assigned:
+                new = _partitions(consumer, settings.topic_prefix, wanted) - assigned.keys()
+                _assign(consumer, assigned, new, first=not refreshed)
+                refreshed = now
+            message = consumer.poll(_POLL_S)
+            if message is None:
+                continue
+            failure = message.error()
+            if failure is None:
+                count, last = count + 1, time.monotonic()
+                yield as_json(message)
+            elif not passing(failure):
+                raise kafka_error(KafkaException(failure), "read the topic", message.topic() or "")
+    finally:
+        consumer.close()
+
+
+def _assign(
+    consumer: Consumer,
+    assigned: dict[tuple[str, int], TopicPartition],
+    new: Iterable[tuple[str, int]],
+    *,
+    first: bool,
+) -> None:
+    """Read the new partitions too: from their beginning, but for those that are there at first."""
+    added = [TopicPartition(topic, number) for topic, number in sorted(new)]
+    if not added:
+        return
+    if not first:
+        for partition in added:
+            partition.offset = 0
+    consumer.incremental_assign(added)
+    assigned |= {(partition.topic, partition.partition): partition for partition in added}
+
+
+def _partitions(consumer: Consumer, prefix: str, wanted: frozenset[str]) -> set[tuple[str, int]]:
+    try:
+        there = consumer.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+    except KafkaException as error:
+        raise kafka_error(error, "list topics", prefix) from error
+    if missing := wanted - there.keys():
+        raise OperatorNeeded(
+            f"there is no topic {', '.join(sorted(missing))}",
+            operation="read topics",
+            hint=f"topics of tables are named {prefix}.<schema>.<table>; they are made at the "
+            "first change",
+            exit_code=ExitCode.SETTINGS,
+        )
+    internal = own_topics(prefix) - {transaction_topic(prefix)}
+    chosen = wanted or {
+        name for name in there if name.startswith(f"{prefix}.") and name not in internal
+    }
+    return {(name, number) for name in chosen for number in there[name].partitions}
+
+
+def as_json(message: Message) -> dict[str, Any]:
+    """A record as one document; a key or value that is not JSON is shown as text."""
+    return {
+        "topic": message.topic(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "key": _shown(message.key()),
+        "value": _shown(message.value()),
+        **_headers(dict(message.headers() or ())),
+    }
+
+
+def _headers(headers: Mapping[str, str | bytes | None]) -> dict[str, Any]:
+    return {"headers": {name: _shown(value) for name, value in headers.items()}} if headers else {}
+
+
+def _shown(value: str | bytes | None) -> Any:
+    if value is None:
+        return None
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,189 @@
+"""`slotbridge teardown`: removes what the bridge has made in the database and, if asked, in Kafka.
+
+order   the slot, then the origin, then the publication (`publication`), then the topics (`topics`)
+refused while a bridge has the slot, while commits wait for it, while two hosts accept writes, or
+        while another slot's progress is in the topics that are to go
+
+A killed teardown is finished by another one: what is gone already is left out. Copies of the slot
+on standbys are removed by slot synchronization.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import psycopg
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from psycopg import sql
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError
+from schemas.events import progress_topic
+from schemas.settings import KafkaSettings, SourceSettings
+from schemas.shaping import ShapingSettings
+from services.bridge.sink.topics import Topics
+from services.bridge.source.candidates import find_primary, writable_servers
+from services.bridge.source.database import ORIGIN_PREFIX
+from services.bridge.source.replication_connection import walsender_name
+from services.bridge.source.server_errors import server_error
+from services.kafka.client import client_options, kafka_error, make_client
+from services.kafka.records import READ_DEADLINE_S
+from services.postgres import slots
+from services.postgres.origins import origin_exists
+from services.postgres.publications import publication_oid
+from services.postgres.server import Connection, setting
+
+OPERATION = "tear down"
+_DELETE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """One thing to remove: its kind, its name, and what removes it."""
+
+    kind: str
+    name: str
+    remove: Callable[[], None]
+
+
+def removals(
+    source: SourceSettings,
+    kafka: KafkaSettings,
+    shaping: ShapingSettings,
+    *,
+    publication: bool,
+    topics: bool,
+) -> tuple[Connection, list[Removal]]:
+    """What is there to remove, in order, and the connection to the primary that it is removed by.
+
+    Raises SlotbridgeError where something still uses it.
+    """
+    if len(writable_servers(source)) > 1:
+        raise OperatorNeeded(
+            "two hosts of source.conninfo accept writes",
+            operation=OPERATION,
+            subject=f"slot {source.slot}",
+            hint="name only the primary in source.conninfo, and stop the old one",
+            exit_code=ExitCode.SPLIT_BRAIN,
+        )
+    found = Topics(kafka, shaping) if topics else None
+    connection = find_primary(source).connection
+    try:
+        planned = list(_in_database(connection, source, publication=publication))
+        if found is not None:
+            found.refresh()
+            planned += _in_kafka(found, source.slot)
+    except psycopg.Error as error:
+        connection.close()
+        raise _refused(error, source.slot) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection, planned
+
+
+def _in_database(
+    connection: Connection, source: SourceSettings, *, publication: bool
+) -> Iterator[Removal]:
+    slot = slots.read_slot(connection, source.slot)
+    listed = setting(connection, "synchronous_standby_names")
+    if walsender_name(source.slot) in re.findall(r"\w+", listed):
+        raise SetupError(
+            f"commits wait for the bridge: synchronous_standby_names lists "
+            f"{walsender_name(source.slot)}",
+            operation=OPERATION,
+            subject=f"slot {source.slot}",
+            hint="remove it from synchronous_standby_names, and reload the server",
+            exit_code=ExitCode.SERVER_SETTING,
+        )
+    if slot is not None:
+        if slot.active_pid is not None:
+            raise Retryable(
+                f"a bridge uses the slot (walsender {slot.active_pid})",
+                operation=OPERATION,
+                subject=f"slot {source.slot}",
+                hint="stop the bridge, then run this again",
+                exit_code=ExitCode.SLOT_IN_USE,
+            )
+        yield _statement(
+            connection, source.slot, "slot", source.slot, "SELECT pg_drop_replication_slot(%s)"
+        )
+    origin = ORIGIN_PREFIX + source.slot
+    if origin_exists(connection, origin):
+        yield _statement(
+            connection, source.slot, "origin", origin, "SELECT pg_replication_origin_drop(%s)"
+        )
+    if publication and publication_oid(connection, source.publication) is not None:
+        name = source.publication
+        statement = sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name))
+        yield _statement(connection, source.slot, "publication", name, statement)
+
+
+def _statement(
+    connection: Connection, slot: str, kind: str, name: str, statement: str | sql.Composed
+) -> Removal:
+    def remove() -> None:
+        given = None if isinstance(statement, sql.Composed) else [name]
+        try:
+            connection.execute(statement, given)  # type: ignore[arg-type, unused-ignore]
+        except psycopg.Error as error:
+            raise _refused(error, slot) from error
+
+    return Removal(kind, name, remove)
+
+
+def _refused(error: psycopg.Error, slot: str) -> Exception:
+    state, text = error.sqlstate or "08", error.diag.message_primary or str(error)
+    if state == "42501":
+        return SetupError(
+            text,
+            operation=OPERATION,
+            subject=f"slot {slot}",
+            hint="run this as a superuser: set SLOTBRIDGE_SOURCE__CONNINFO for it",
+            exit_code=ExitCode.PRIVILEGE_MISSING,
+        )
+    return server_error(state, text, OPERATION, f"slot {slot}")
+
+
+def _in_kafka(topics: Topics, slot: str) -> list[Removal]:
+    """The topics of the prefix. Those that settings route tables to may be others' as well."""
+    others = _other_slots(topics, slot)
+    if others:
+        raise OperatorNeeded(
+            f"another slot publishes into these topics: {', '.join(others)}",
+            operation=OPERATION,
+            subject=f"prefix {topics.prefix}",
+            hint="leave out --topics, or tear the other bridge down first",
+        )
+    admin: AdminClient = make_client(AdminClient, client_options(topics.settings))
+    names = {topic for topic, _ in topics.written() if topic.startswith(f"{topics.prefix}.")}
+
+    def removal(name: str) -> Removal:
+        def remove() -> None:
+            try:
+                admin.delete_topics([name])[name].result(_DELETE_TIMEOUT_S)
+            except KafkaException as error:
+                raise kafka_error(error, OPERATION, f"topic {name}") from error
+
+        return Removal("topic", name, remove)
+
+    progress = progress_topic(topics.prefix)  # last: it tells another run whose topics these are
+    return [removal(name) for name in sorted(names, key=lambda name: (name == progress, name))]
+
+
+def _other_slots(topics: Topics, slot: str) -> list[str]:
+    """The slots besides `slot` whose progress records are in the progress topic."""
+    if not topics.there(progress_topic(topics.prefix)):
+        return []
+    with topics.reader(progress_topic(topics.prefix)) as reader:
+        low, end = reader.bounds()
+        last: dict[str, bool] = {}
+        for _, key, value in reader.between(low, end, time.monotonic() + READ_DEADLINE_S):
+            last[_text(key)] = value is not None
+    names = [name for name, there in last.items() if there]
+    return sorted(name for name in names if name and not name.startswith("~") and name != slot)
+
+
+def _text(key: bytes | str | None) -> str:
+    return key.decode(errors="replace") if isinstance(key, bytes) else key or ""
