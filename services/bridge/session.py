@@ -230,7 +230,7 @@ class Session:
             memory_bytes_max=self._bridge.spool_memory_bytes_max,
             bytes_max=self._bridge.spool_bytes_max,
         )
-        self._heartbeat.held = spool.held
+        self.heartbeat.held = spool.held
         assert self._publishing is not None
         return Pipeline(
             spool,

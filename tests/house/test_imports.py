@@ -115,7 +115,12 @@ LAYERS = {
         *(("failpoints", "metrics", "descriptors", "compiled"), ("pgoutput",), ("progress",)),
         *(("source",), ("events",), ("transactions",), ("sink",), ("recovery",)),
         ("stagnation",),
-        *(("session",), ("runner",), ("control", "status", "setup_commands"), ("command",)),
+        *(
+            ("session",),
+            ("runner",),
+            ("control", "status", "tail", "teardown", "setup_commands"),
+            ("command",),
+        ),
     ),
     "services.failover": (
         *(("model",), ("checks",), ("observe",), ("plan",), ("execute",), ("drill", "watch")),
