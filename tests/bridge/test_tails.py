@@ -1,13 +1,18 @@
 """Where partitions ended, and which lack something now. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from confluent_kafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded
-from services.bridge.sink.offsets import End, Partition
+from services.bridge.sink import partition_ends
+from services.bridge.sink.offsets import Asked, End, Partition
 from services.bridge.sink.partition_ends import (
     PARTITIONS_MAX,
     Lost,
@@ -17,6 +22,7 @@ from services.bridge.sink.partition_ends import (
     noted,
     read_noted,
 )
+from services.bridge.sink.topics import Topics
 from tests.bridge.test_topics import record
 
 PLACES = st.tuples(st.sampled_from(["a", "b.c", "d"]), st.integers(0, 20))
@@ -101,3 +107,34 @@ def test_a_new_leader_that_does_not_tell_is_asked_later_and_the_former_end_stays
     tails.learn({("t", 0): End(1030, 2)})
     tails.hurry()
     assert len(asked) == 2 and tails.note() == {"t": [(0, 1030, 2)]}
+
+
+class Leaders:
+    """Topics whose partitions tell, at each question, the next of `ends`; the last one again."""
+
+    def __init__(self, *ends: End) -> None:
+        self.ends = [*ends]
+
+    def learn_leaders(self) -> None: ...
+
+    def ask_ends(self, places: Iterable[Partition], *, committed: bool) -> Asked:
+        end = self.ends.pop(0) if len(self.ends) > 1 else self.ends[0]
+        told = SimpleNamespace(offset=end.offset, leader_epoch=end.epoch)
+        future: Future[Any] = Future()
+        future.set_result({TopicPartition(*place): told for place in places})
+        return dict.fromkeys(places, future)
+
+
+def test_an_older_epoch_proves_a_loss_only_if_nobody_tells_a_newer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partition_ends, "_STALE_S", 0.3)
+    monkeypatch.setattr(partition_ends, "_PAUSE_S", 0.01)
+    place, then, stale = ("t", 0), End(20, 4), End(10, 3)
+    for told, expected in (((stale, End(21, 5)), End(21, 5)), ((stale,), stale)):
+        leaders = cast("Topics", Leaders(*told))
+        found = partition_ends._asked_again(leaders, {place: then}, {place: stale})
+        assert found == {place: expected}
+    never = cast("Topics", None)
+    for now in (End(10, 4), End(10, 5), End(20, 3)):  # nobody is asked again
+        assert partition_ends._asked_again(never, {place: then}, {place: now}) == {place: now}

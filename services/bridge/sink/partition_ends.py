@@ -25,6 +25,9 @@ PARTITIONS_MAX: Final = 2000
 """Of those that were written last: 40 kB a second."""
 _NAMED_MAX: Final = 5
 _AGAIN_S: Final = 60.0
+_STALE_S: Final = 20.0
+"""How long a broker that was cut off may take itself for the leader: twice a broker's session."""
+_PAUSE_S: Final = 0.2
 Noted = dict[str, list[tuple[int, int, int]]]
 
 
@@ -46,6 +49,7 @@ class Tails:
     def __init__(self, slot: str, cut_off: CutOff) -> None:
         self._slot = slot
         self._cut_off = cut_off
+        self._topics: Topics | None = None
         self._ends: dict[Partition, End] = {}
         self._due = 0.0
         self._again: dict[Partition, float] = {}
@@ -58,6 +62,7 @@ class Tails:
 
         `go_on`: an operator accepts that records are lost by now; not what is lost later.
         """
+        self._topics = topics
         self._ends, self.renewed = check_tails(topics, record, self._cut_off, go_on=go_on)
 
     def judge(self, lost: Sequence[Lost]) -> None:
@@ -70,6 +75,8 @@ class Tails:
         As `judge` where what was acknowledged is gone. Where a new leader does not tell whether it
         has that, the former end is kept, for a later look or the next start.
         """
+        if self._topics is not None:
+            ends = _asked_again(self._topics, self._ends, ends)
         shorter = lost_tails(self._ends, ends)
         self.judge(shorter)
         unjudged = self._judge_led_anew(led_anew(self._ends, ends, shorter), ends)
@@ -168,9 +175,7 @@ def check_tails(
     if gone:
         logger.warning("not judged: topics that the slot has written are gone", topics=gone)
     there = [place for place in then if topics.has(place[0])]
-    now: dict[Partition, End] = {}
-    for some in in_parts(there):
-        now |= some_answers(topics.ask_ends(some, committed=False))
+    now = _asked_again(topics, then, _asked(topics, there))
     lost = lost_tails(then, now)
     asked = led_anew(then, now, lost)
     told = cut_off(asked) if asked else {}
@@ -180,6 +185,38 @@ def check_tails(
     judge_lost(lost, record.slot, record.end_lsn, go_on=go_on)
     kept = {place: now[place] for place in there if place not in silent}
     return {place: kept.get(place, then[place]) for place in there}, bool(gone or lost)
+
+
+def _asked(topics: Topics, places: Sequence[Partition]) -> dict[Partition, End]:
+    now: dict[Partition, End] = {}
+    for some in in_parts(places):
+        now |= some_answers(topics.ask_ends(some, committed=False))
+    return now
+
+
+def _asked_again(
+    topics: Topics, then: Mapping[Partition, End], now: Mapping[Partition, End]
+) -> Mapping[Partition, End]:
+    """Return `now`, asked again where the end is an earlier one by a leader of an older epoch.
+
+    A broker that was cut off from the others, or stood still, takes itself for the leader and tells
+    the end that it knows, until it hears of the new leader. Where that stays so for _STALE_S, the
+    topic was made again: epochs begin anew.
+    """
+    deadline = time.monotonic() + _STALE_S
+    while (stale := _stale(then, now)) and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
+        topics.learn_leaders()
+        now = {**now, **_asked(topics, stale)}
+    return now
+
+
+def _stale(then: Mapping[Partition, End], now: Mapping[Partition, End]) -> list[Partition]:
+    return [
+        place
+        for place, end in now.items()
+        if place in then and end.offset < then[place].offset and end.epoch < then[place].epoch
+    ]
 
 
 def _tell_silent(silent: Collection[Partition]) -> None:

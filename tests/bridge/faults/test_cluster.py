@@ -3,12 +3,16 @@
 More rounds: `python -m tests.bridge.brokers`.
 """
 
+import contextlib
 import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
+from functools import partial
+from threading import Timer
 
 import pytest
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
@@ -17,9 +21,14 @@ from schemas.errors import ExitCode, Retryable
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.events.event import Event
 from services.bridge.recovery.hanging_transactions import require_told
+from services.bridge.sink import partition_ends
+from services.bridge.sink.leader_epochs import cut_off
 from services.bridge.sink.markers import MarkerCheck
+from services.bridge.sink.offsets import some_answers
+from services.bridge.sink.partition_ends import check_tails, noted
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
+from services.testbed.kafka import KafkaBroker
 from services.testbed.kafka_cluster import KafkaCluster
 from tests.bridge.brokers import FAULTS
 from tests.bridge.conftest import NewBridge
@@ -126,6 +135,72 @@ def test_a_start_waits_for_a_partition_without_a_leader_and_says_so(
     leader.start()
     await_session(bridge, 2)
     assert_intact(bridge, load, conninfo)
+
+
+def test_a_broker_that_was_cut_off_and_takes_itself_for_the_leader_proves_no_loss(
+    kafka_cluster: KafkaCluster, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells the end that it knows, by an older epoch, until it hears of the new leader."""
+    monkeypatch.setattr(partition_ends, "_STALE_S", 120.0)  # on a busy machine
+    cluster, name = kafka_cluster, f"{topic_prefix}.public.t"
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    new = NewTopic(name, num_partitions=1, replication_factor=3)
+    admin.create_topics([new])[name].result(20)
+    old = eventually(lambda: leader_of(cluster, name), what="it has a leader", timeout_s=120)
+    assert old is not None
+    write(cluster, name)
+    old.pause()
+    others = [broker for broker in cluster.brokers if broker is not old]
+    try:
+        eventually(
+            lambda: (led := leader_of(cluster, name)) is not None and led is not old,
+            what="another broker leads it",
+            timeout_s=120,
+        )
+        write(cluster, name)
+        topics = Topics(settings(cluster, topic_prefix))
+        topics.refresh()
+        there = some_answers(topics.ask_ends([(name, 0)], committed=False))
+        assert there[(name, 0)].offset == 20
+        for broker in others:
+            broker.pause()
+        resume([old])
+        alone = settings(cluster, topic_prefix).model_copy(
+            update={"bootstrap_servers": old.bootstrap_servers}
+        )
+        stale = Topics(alone)
+        stale.refresh()
+        told = some_answers(stale.ask_ends([(name, 0)], committed=False))
+        assert told[(name, 0)].offset == 10, "it does not know of what came since"
+        later = Timer(2.0, lambda: resume(others))
+        later.start()
+        last = record(1).model_copy(update={"ends": noted(there)})
+        kept, renewed = check_tails(stale, last, partial(cut_off, alone), go_on=False)
+        assert not renewed and kept[(name, 0)].offset == 20
+        later.join()
+    finally:
+        cluster.resume()
+    cluster.await_in_sync()
+
+
+def leader_of(cluster: KafkaCluster, topic: str) -> KafkaBroker | None:
+    """The leader, None also where the broker that was asked does not know the topic or is away."""
+    with contextlib.suppress(KafkaException, KeyError):
+        return cluster.leader(topic)
+    return None
+
+
+def resume(brokers: Iterable[KafkaBroker]) -> None:
+    for broker in brokers:
+        broker.resume()
+
+
+def write(cluster: KafkaCluster, topic: str) -> None:
+    """Ten records that all replicas in sync have."""
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"})
+    for _ in range(10):
+        producer.produce(topic, b"x")
+    assert producer.flush(120) == 0
 
 
 def unready(bridge: Bridge) -> str:
