@@ -7,6 +7,7 @@
     <prefix>.schema            SchemaKey               SchemaEvent, compacted
     <prefix>.dead              {commit_lsn, seq}       DeadLetter, one partition
     <prefix>.progress          the slot's name         ProgressRecord, compacted, one partition
+                               ~settling:…             SettlingNote, or null
     <prefix>.prepared          PreparedKey             part 0: PreparedRecord; else bytes; compacted
     <prefix>.divergence        the slot's name         DivergenceRecord, one partition
 
@@ -31,6 +32,8 @@ DATE_NEGATIVE_INFINITY_DAYS = -2147472691
 SETTLED_KEY = b'{"slotbridge":"settled"}'
 """The key of a tombstone that means nothing, in any topic: a transaction that Kafka had decided to
 commit, but left open, was ended with it (docs/DELIVERY.md)."""
+SETTLING_KEY_PREFIX = b"~settling:"
+"""How keys of a SettlingNote begin; no slot has a `~` in its name."""
 HEARTBEAT_PREFIX = "slotbridge"
 """The prefix of the bridge's own logical messages, which are recognised and not published."""
 
@@ -247,6 +250,31 @@ class ProgressRecord(_Contract):
     publication: str = ""
     publication_oid: int = 0
     source_origin: str = ""
+
+
+class HangingRange(_Contract):
+    """Offsets [start, end) of a partition, where `records` are, committed or not."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    records: int
+
+
+class SettlingNote(_Contract):
+    """That the bridge is about to end, as committed, what hangs in these partitions.
+
+    `record` covers what is to be committed; null: nothing does. Written before a marker can reach
+    it, and replaced by a tombstone after that (services/bridge/recovery/settling_notes.py). While
+    it is there, the next start compares what the partitions show. For the bridge alone.
+    """
+
+    version: Literal[1] = 1
+    slot: str
+    ranges: list[HangingRange]
+    record: ProgressRecord | None
+    ts_ms: int
 
 
 class PreparedKey(_Contract):

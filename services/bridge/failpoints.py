@@ -17,6 +17,9 @@ FAILPOINTS: Final = (
     "topics ready",  # our own topics are there
     "shown",  # the server is that of the visible records, nothing is fenced
     "fenced",  # init_transactions has returned
+    "noted",  # a note tells which partitions hang and are ended next, as committed
+    "settling",  # what ends a hanging transaction, or repeats it, is in Kafka, undecided
+    "settled",  # what hung is ended as committed, its note is still there
     "agreed",  # the witnesses have been compared
     "slot created",  # at the very first start, without a progress record
     "first record",  # with one, and the origin not moved

@@ -9,8 +9,7 @@
 The origin is owned before Kafka is fenced, so that a second bridge waits instead of fencing a
 healthy first one; and nothing is fenced, decided or made before the server has been shown to be the
 right one, so that a bridge which sees another server leaves the right one's alone. Whatever fails
-ends the session; the next one starts from the last committed progress record, exactly as after a
-crash.
+ends the session; the next one starts from the last committed progress record, as after a crash.
 """
 
 import time
@@ -34,7 +33,8 @@ from services.bridge.progress.consistency import Witnesses
 from services.bridge.progress.errors import Diverged
 from services.bridge.progress.ledger import Ledger, Position, resume_at
 from services.bridge.recovery.accept_divergence import accept
-from services.bridge.recovery.hanging_transactions import require_told, settle
+from services.bridge.recovery.hanging_transactions import require_told
+from services.bridge.recovery.republish import settle_all
 from services.bridge.recovery.staged_transactions import load_staged
 from services.bridge.recovery.start_check import StartCheck
 from services.bridge.sink.dead_letters import Refused
@@ -177,7 +177,7 @@ class Session:
     ) -> tuple[ProgressRecord, Witnesses]:
         """End what hangs; the last record, where all witnesses agree, as it is to go on from."""
         slot = self._source.slot
-        settle(topics, producer, primary, slot, self._feedback.while_waiting, check)
+        settle_all(topics, producer, primary, slot, self._feedback.while_waiting, check)
         record = topics.last_progress(slot)
         producer.follow(record)
         try:

@@ -5,19 +5,20 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import DivergenceRecord, ProgressRecord
+from schemas.events import DivergenceRecord, PreparedRecord, ProgressRecord
 from services.bridge.progress.consistency import Selection, Witnesses, is_lost
-from services.bridge.recovery.hanging_transactions import (
-    Ending,
+from services.bridge.recovery.hanging_transactions import Ending, covered, how_to_end, was_committed
+from services.bridge.recovery.places import (
+    LAST_SEQ,
     Place,
-    covered,
+    Record,
     has,
-    how_to_end,
     place_in_headers,
     place_of,
+    place_of_record,
     remaining,
-    was_committed,
 )
+from services.bridge.transactions.staging import tombstones
 from services.postgres.server import Server
 
 
@@ -83,8 +84,31 @@ def test_events_and_ends_of_transactions_have_a_place() -> None:
     event = json.dumps({"source": {"name": "p", "commit_lsn": 7, "seq": 2}}).encode()
     assert place_of(event, "p") == Place(7, 2)
     assert place_of(event, "another") is None
-    assert place_of(b'{"status": "END", "commit_lsn": 9}', "p") == Place(9, 0)
+    assert place_of(b'{"status": "END", "commit_lsn": 9}', "p") == Place(9, LAST_SEQ)
+    assert place_of(b'{"status": "BEGIN", "commit_lsn": 9}', "p") == Place(9, 0)
     assert place_of(b'{"slot": "s", "gid": "g", "prepare_lsn": 8}', "p") == Place(8, 0)
+
+
+def test_a_part_of_a_transaction_does_not_cover_its_end() -> None:
+    end = place_of(b'{"status": "END", "commit_lsn": 200}', "p")
+    assert end is not None and not has(PART, end) and has(record(200, 210), end)
+
+
+def test_the_removal_of_a_staging_is_covered_from_the_end_of_the_decision_on() -> None:
+    staged = PreparedRecord(
+        slot="s",
+        gid="g",
+        xid=1,
+        prepare_lsn=50,
+        end_lsn=60,
+        prepare_ts_ms=0,
+        streamed=False,
+        parts=1,
+        changes=1,
+    )
+    for topic, key, value, headers, *_ in tombstones("p.prepared", staged, 110):
+        found = place_of_record(Record(topic, 0, key, value, headers), "p", outbox=False)
+        assert found is not None and has(WHOLE, found) and not has(record(90, 109), found)
 
 
 def test_a_message_of_an_outbox_has_its_place_in_its_headers() -> None:
@@ -123,6 +147,19 @@ def test_a_hidden_record_tells_whose_it_is() -> None:
     assert committed == Ending({PROGRESS: 3, TABLE: 7}, (1,), commit=True)
     aborted = how_to_end(ours, stuck, WHOLE, HIDDEN, set(), commit=False)
     assert aborted == Ending(stuck, (0, 1), commit=False)
+
+
+def test_what_is_beyond_the_committed_record_is_not_committed_with_it() -> None:
+    """An abort of the same producer's earlier transaction may have been told to fewer, too."""
+    beyond = ("p.public.t", 2)
+    hidden = {PROGRESS: None, TABLE: Place(120, 2), beyond: Place(130, 0)}
+    stuck = {PROGRESS: 3, TABLE: 7, beyond: 9}
+    committed = how_to_end(hidden, stuck, WHOLE, HIDDEN, set(), commit=True)
+    assert committed == Ending({PROGRESS: 3, TABLE: 7}, (1,), commit=True)
+    visible = {ENDS: None, TABLE: Place(100, 2), beyond: Place(130, 0)}
+    stuck = {ENDS: 3, TABLE: 7, beyond: 9}
+    committed = how_to_end(visible, stuck, WHOLE, None, set(), commit=None)
+    assert committed == Ending({ENDS: 3, TABLE: 7}, (0,), commit=True)
 
 
 def test_events_of_a_lost_timeline_tell_nothing_of_what_was_decided_since() -> None:

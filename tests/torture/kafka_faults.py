@@ -18,6 +18,13 @@ _TABLE: Final = "public.ledger"
 _AWAIT_S: Final = 120.0
 _NEXT_S: Final = 10.0
 _LOOK_S: Final = 0.005
+_KILLS: Final[tuple[list[str], ...]] = (
+    [],
+    ["noted:1"],
+    ["settling:1"],
+    ["settling:1", "settling:1"],
+    ["settled:1"],
+)
 
 
 def lose_records(stage: Stage, _fault: Fault) -> None:
@@ -50,7 +57,8 @@ def lose_markers(stage: Stage, fault: Fault) -> None:
     """All brokers die after a commit was decided, before some partitions, or all, were told.
 
     The bridge stood still right after its first or second one; the slot may know of the first.
-    Then it is killed, or goes on and is killed once its next transaction has begun.
+    Then it is killed, or goes on and is killed once its next transaction has begun. The next ones
+    may be killed while they end what hangs, or repeat what that has lost.
     """
     moments = random.Random(f"{fault}")
     where = moments.choice(["after kafka commit:1:stop", "after kafka commit:2:stop"])
@@ -69,7 +77,7 @@ def lose_markers(stage: Stage, fault: Fault) -> None:
             stage.supervised.thaw()
             while end() == before and time.monotonic() < until:
                 time.sleep(_LOOK_S)
-    stage.supervised.kill()
+    stage.supervised.arm(*moments.choice(_KILLS))
     stage.bridge_streams()
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from confluent_kafka.admin import AdminClient
 
 from schemas.events import (
+    SETTLING_KEY_PREFIX,
     PreparedKey,
     ProgressRecord,
     prepared_topic,
@@ -288,6 +289,7 @@ def _parted(servers: str, prefix: str) -> set[int]:
         record.commit_lsn
         for entry in _committed(servers, progress_topic(prefix))
         if entry.value is not None
+        and not (entry.key or b"").startswith(SETTLING_KEY_PREFIX)
         and (record := ProgressRecord.model_validate_json(entry.value)).seq
     }
 

@@ -7,7 +7,12 @@ from typing import Any
 from schemas.events import ProgressRecord
 from services.bridge import session
 from services.bridge.progress import consistency
-from services.bridge.recovery import hanging_transactions, staged_transactions, start_check
+from services.bridge.recovery import (
+    hanging_transactions,
+    republish,
+    staged_transactions,
+    start_check,
+)
 from services.bridge.recovery.visible_record import read_visible
 from services.bridge.sink import partition_ends, producer_pair
 from services.bridge.source.database import Primary
@@ -32,7 +37,15 @@ def _not_settled() -> None:
     def nothing(*_arguments: Any) -> None:
         return
 
-    put(session, "settle", nothing)
+    put(republish, "settle", nothing)
+
+
+@mistake("what is ended as committed is not noted before", "markers lost")
+def _not_noted() -> None:
+    def nothing(*_arguments: Any) -> list[bytes]:
+        return []
+
+    put(hanging_transactions, "write_note", nothing)
 
 
 @mistake("the turn is not passed on to the other producer", "markers lost")

@@ -87,4 +87,4 @@ def _lost_staging(topics: Topics, slot: str, switch_lsn: int) -> list[Event]:
     if lost:
         gids = ", ".join(sorted(record.gid for record in lost)[:5])
         logger.warning("prepared transactions are lost", count=len(lost), gids=gids)
-    return [event for record in lost for event in tombstones(topic, record)]
+    return [event for record in lost for event in tombstones(topic, record, switch_lsn)]

@@ -23,7 +23,6 @@ at its last stable offset is: that one belongs to what is open. What other produ
 left alone, or none the worse for a marker of ours.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Final, NamedTuple, Protocol
@@ -34,13 +33,23 @@ from confluent_kafka import Message
 from schemas.errors import ExitCode, Retryable
 from schemas.events import (
     SETTLED_KEY,
-    PreparedKey,
     ProgressRecord,
     prepared_topic,
     progress_topic,
 )
 from services.bridge.events.event import Event
-from services.bridge.events.shaping.outbox import Headers
+from services.bridge.failpoints import reach
+from services.bridge.recovery.places import (
+    NO_STAGING_KEY,
+    Lost,
+    Place,
+    has,
+    is_settling,
+    place_of_record,
+    record_of,
+    remaining,
+)
+from services.bridge.recovery.settling_notes import clear, write_note
 from services.bridge.recovery.visible_record import read_visible
 from services.bridge.sink.offsets import Partition
 from services.bridge.sink.producer_pair import BOTH
@@ -65,17 +74,6 @@ _HIDDEN_RECORDS: Final = 1000
 """How many hidden records of a partition are looked at: another producer's may hide ours."""
 _ROUNDS_MAX: Final = 4
 """Two transactions may hang, each of either producer; what then stays is not ours."""
-
-
-class Place(NamedTuple):
-    """An event's place in the order of all those of its timeline; 0: it does not tell which."""
-
-    commit_lsn: int
-    seq: int
-    timeline: int = 0
-
-
-Lost = Callable[[int, int], bool]
 
 
 class Judge(Protocol):
@@ -128,7 +126,7 @@ def settle(
         )
         ending = how_to_end(ours, stuck, last, record, tried, commit=commit)
         tried |= {*ending.partitions}
-        _end(topics, producer, ending)
+        _end(topics, producer, slot, ending, last if covered(ours, last) else record, while_waiting)
     logger.warning(
         "not judged: what other producers' open transactions hide in our topics",
         partitions=_names(stuck),
@@ -174,31 +172,33 @@ def _was_committed(
     )
 
 
-def _end(topics: Topics, producer: TransactionalProducer, ending: Ending) -> None:
+def _end(
+    topics: Topics,
+    producer: TransactionalProducer,
+    slot: str,
+    ending: Ending,
+    covers: ProgressRecord | None,
+    while_waiting: Callable[[], None],
+) -> None:
+    """A kill before the commit aborts what hangs: the note lets the next start put that right."""
     logger.warning(
         "ending a transaction that Kafka has decided and left open",
         decision="commit" if ending.commit else "abort",
         partitions=_names(ending.partitions),
     )
+    notes: list[bytes] = []
+    if ending.commit:
+        notes = write_note(topics, slot, ending.partitions, covers, while_waiting)
+        reach("noted")
     prepared = prepared_topic(topics.prefix)
-    nothing = PreparedKey(slot="", gid="", part=0).model_dump_json().encode()
-    producer.settle(
-        {
-            (topic, partition): Event(topic, nothing if topic == prepared else SETTLED_KEY, None)
-            for topic, partition in ending.partitions
-        },
-        ending.turns,
-        commit=ending.commit,
-    )
-
-
-def remaining(place: Place | None, lost: Lost) -> Place | None:
-    """`place`, or None where its event never happened to the server as it is. Pure.
-
-    An accepted divergence leaves events of the lost timeline in the topics, beyond the record: they
-    tell nothing of what was decided since, and are covered by no record of the present timeline.
-    """
-    return None if place is None or lost(place.timeline, place.commit_lsn) else place
+    records = [
+        (partition, Event(topic, NO_STAGING_KEY if topic == prepared else SETTLED_KEY, None))
+        for topic, partition in ending.partitions
+    ]
+    producer.settle(records, ending.turns, commit=ending.commit)
+    if notes:
+        reach("settled")
+        clear(topics, notes, while_waiting)
 
 
 def covered(ours: Mapping[Partition, Place | None], last: ProgressRecord | None) -> list[Partition]:
@@ -219,26 +219,24 @@ def how_to_end(
 
     `stuck`: partition -> offset, of anyone; `ours` of them hide records of this bridge, from the
     given place on, and the progress topic `record`. `tried` were committed before and are here
-    again. `commit`: what the witnesses say, needed where nothing is covered by `last`.
+    again. `commit`: what the witnesses say, needed where nothing is covered by `last`. A partition
+    whose first event is beyond what is committed comes later: it may hide what was aborted.
     """
     if found := covered(ours, last):
         assert last is not None
-        partitions = found if record is not None else [*ours]
+        partitions = found if record is not None else _not_beyond(ours, last)
         # It is of the transaction of `last`, or of the one before, which was the other's.
         turn = 1 - last.producer if tried >= {*partitions} else last.producer
         return Ending({where: stuck[where] for where in partitions}, (turn,), commit=True)
     if not commit:  # of which nothing could be seen
         return Ending(stuck, BOTH, commit=False)
     turns = BOTH if record is None else (record.producer,)
-    return Ending({where: stuck[where] for where in ours}, turns, commit=True)
+    partitions = [*ours] if record is None else _not_beyond(ours, record)
+    return Ending({where: stuck[where] for where in partitions}, turns, commit=True)
 
 
-def has(last: ProgressRecord | None, place: Place) -> bool:
-    """Whether the event at `place` is among what the record covers. Pure."""
-    if last is None:
-        return False
-    in_part = place.commit_lsn == last.commit_lsn and place.seq < last.seq
-    return place.commit_lsn < last.end_lsn or in_part
+def _not_beyond(ours: Mapping[Partition, Place | None], record: ProgressRecord) -> list[Partition]:
+    return [where for where, place in ours.items() if place is None or has(record, place)]
 
 
 def was_committed(
@@ -272,28 +270,6 @@ def was_committed(
         or any(not has(last, place) for place in shown)
         or (hanging is not None and any(one.producer != hanging.producer for one in behind))
     )
-
-
-def place_of(value: bytes | None, prefix: str) -> Place | None:
-    """Where the event of a record stands, or a PREPARE; None for what is none of `prefix`. Pure."""
-    try:
-        document = json.loads(value or b"null")
-        said = document.get("source", document)
-        if said.get("name", prefix) != prefix:
-            return None
-        lsn = said["commit_lsn"] if "commit_lsn" in said else said["prepare_lsn"]
-        return Place(int(lsn), int(said.get("seq", 0)), int(said.get("timeline", 0)))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def place_in_headers(headers: Headers | dict[str, str | bytes | None] | None) -> Place | None:
-    """Where a message of an outbox stands; None for what is none. Pure."""
-    told = dict(headers or [])
-    try:
-        return Place(int(told["commit_lsn"] or b""), int(told["seq"] or b""))
-    except (KeyError, ValueError):
-        return None
 
 
 def _stuck(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition, int]:
@@ -360,21 +336,14 @@ def _first_place(topics: Topics, reader: TopicReader, offset: int, *, alone: boo
     deadline = time.monotonic() + READ_DEADLINE_S
     for message in reader.messages(offset, stop, deadline):
         place = _place(topics, message)
-        if place is not None or not (alone or _is_settling(message)):
+        if place is not None or not (alone or is_settling(message.key(), message.value())):
             return place
     return None
 
 
-def _is_settling(message: Message) -> bool:
-    """Whether it only ends a transaction, as `_end` writes it: of any bridge."""
-    return message.value() is None and message.key() == SETTLED_KEY
-
-
 def _place(topics: Topics, message: Message) -> Place | None:
-    place = place_of(message.value(), topics.prefix)
-    if place is None and topics.is_outbox(message.topic() or ""):
-        return place_in_headers(message.headers())
-    return place
+    record = record_of(message)
+    return place_of_record(record, topics.prefix, outbox=topics.is_outbox(record.topic))
 
 
 def _shown(topics: Topics, stuck: Mapping[Partition, int]) -> Iterable[Place]:

@@ -71,7 +71,7 @@ class StartCheck:
         self._commits: dict[int, WalCommit | None] = {}
         self._on_divergence = bridge.on_divergence
         self._accepted = bridge.accept_unsent_changes_of
-        self._go_on_without_lost = bridge.on_lost_records == "continue"
+        self.go_on_without_lost = bridge.on_lost_records == "continue"
         self.former_ids = False
         """Whether a bridge with the former transactional ids may be alive (kafka.turns)."""
 
@@ -99,7 +99,7 @@ class StartCheck:
             self._may_be(check_timeline, hidden, seen)
         if visible.record is not None:  # before markers of ours lengthen what has lost its end
             look = partial(cut_off, self._topics.settings)
-            check_tails(self._topics, visible.record, look, go_on=self._go_on_without_lost)
+            check_tails(self._topics, visible.record, look, go_on=self.go_on_without_lost)
 
     def may_decide(self, record: ProgressRecord | None) -> None:
         """Raise where this server may not decide what hangs in Kafka after or with `record`."""

@@ -10,6 +10,7 @@ import time
 from typing import NamedTuple
 
 from schemas.events import ProgressRecord, progress_topic
+from services.bridge.recovery.settling_notes import is_note
 from services.bridge.sink.topics import Topics
 from services.kafka.records import READ_DEADLINE_S, parse_record
 
@@ -48,6 +49,8 @@ def read_visible(topics: Topics, slot: str) -> Visible:
             step *= 2
             chunk: dict[str, bool] = {}
             for offset, name, value in reader.between(start, stop, deadline):
+                if is_note(name):
+                    continue
                 if name != key:
                     chunk[_text(name)] = value is not None
                 elif value is not None:

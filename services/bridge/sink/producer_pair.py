@@ -7,12 +7,15 @@ committed. With two ids, in turns, the earlier one stays as it is until `hanging
 ended it.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from schemas.events import ProgressRecord
+from services.bridge.events.event import Event
+from services.bridge.failpoints import reach
 from services.bridge.sink.batch_produce import Send, sender
 from services.kafka.client import kafka_error, make_client
 
@@ -20,6 +23,7 @@ INIT_TIMEOUT_S: Final = 30.0
 BOTH: Final = (0, 1)
 ID_SCHEME: Final = 2
 """As ProgressRecord.id_scheme: the transactional ids are those of _SUFFIXES."""
+_QUEUE_FULL_PAUSE_S: Final = 0.005
 _SUFFIXES: Final = ("", "~2")
 """Of the transactional ids. No prefix and no slot has a `~`: no other slot has the same."""
 _FORMER_SUFFIX: Final = ".2"
@@ -67,6 +71,45 @@ class Turns:
     def of(self, turn: int) -> list[Producer]:
         """Those that may have left a transaction of this turn hanging."""
         return [self._both[turn], *(self._former if turn else ())]
+
+    def settle(
+        self,
+        records: Iterable[tuple[int, Event]],
+        while_waiting: Callable[[], None],
+        *,
+        commit: bool,
+    ) -> None:
+        """One whole transaction of each producer of this turn, with the same `records`, each in the
+        partition before it. Raises SlotbridgeError."""
+        records = [*records]
+        for producer in self.of(self.turn):
+            try:
+                producer.begin_transaction()
+                for partition, event in records:
+                    self._produce(producer, partition, event, while_waiting)
+                producer.flush(INIT_TIMEOUT_S)
+                reach("settling")
+                end = producer.commit_transaction if commit else producer.abort_transaction
+                end(INIT_TIMEOUT_S)
+            except KafkaException as error:
+                raise kafka_error(error, "end hanging transactions", self._subject) from error
+
+    def _produce(
+        self, producer: Producer, partition: int, event: Event, while_waiting: Callable[[], None]
+    ) -> None:
+        topic, key, value, headers = event[:4]
+        deadline = time.monotonic() + INIT_TIMEOUT_S
+        while True:
+            try:
+                producer.produce(topic, value, key, partition, headers=headers)
+            except BufferError:
+                if time.monotonic() > deadline:
+                    full = KafkaError(KafkaError._QUEUE_FULL)
+                    raise kafka_error(KafkaException(full), "produce", self._subject) from None
+                producer.poll(_QUEUE_FULL_PAUSE_S)
+                while_waiting()
+            else:
+                return
 
     def follow(self, record: ProgressRecord | None) -> None:
         """The next transaction comes after that of `record`."""

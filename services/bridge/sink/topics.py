@@ -88,7 +88,7 @@ class Topics:
         naming = Naming(settings.topic_prefix, shaping or ShapingSettings())
         self._table_topic = re.compile(naming.pattern())
         self._outbox_topic = re.compile(naming.outbox_pattern())
-        self._outbox_is_ours = naming.outbox_is_ours()
+        self.outbox_is_ours = naming.outbox_is_ours()
         self._while_waiting = while_waiting
         self._complaints = Complaints()
         options = client_options(settings) | {"error_cb": self._complaints.note}
@@ -244,12 +244,12 @@ class Topics:
 
     def event_partitions(self) -> list[Partition]:
         """The partitions with events of which it is certain that they are of this prefix, or that
-        tell so themselves, and with transactions' beginnings and ends."""
-        others = self.own() - {transaction_topic(self.prefix), message_topic(self.prefix)}
+        tell so themselves, and with what else the bridge writes at a position of the WAL."""
+        others = {progress_topic(self.prefix), divergence_topic(self.prefix)}
         return [
             (name, partition)
             for name, partition in self.written()
-            if name not in others and (self._outbox_is_ours or not self.is_outbox(name))
+            if name not in others and (self.outbox_is_ours or not self.is_outbox(name))
         ]
 
     def is_outbox(self, topic: str) -> bool:

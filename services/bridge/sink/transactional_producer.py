@@ -8,7 +8,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ from services.bridge.sink.markers import MarkerCheck
 from services.bridge.sink.offsets import count_partitions
 from services.bridge.sink.options import MESSAGE_BYTES_MAX, producer_options
 from services.bridge.sink.partition_ends import Tails
-from services.bridge.sink.producer_pair import ID_SCHEME, INIT_TIMEOUT_S, Turns
+from services.bridge.sink.producer_pair import ID_SCHEME, Turns
 from services.bridge.sink.topics import Topics
 from services.kafka.client import RECORD_REFUSALS, TOPIC_REFUSALS, TopicRefused, kafka_error
 
@@ -116,24 +116,16 @@ class TransactionalProducer:
             self.tails.start(self._topics, record, go_on=self._go_on_without_lost)
 
     def settle(
-        self, records: Mapping[tuple[str, int], Event], turns: Iterable[int], *, commit: bool
+        self, records: Sequence[tuple[int, Event]], turns: Iterable[int], *, commit: bool
     ) -> None:
-        """Write one record into each (topic, partition), and commit or abort, as the producer of
-        each of `turns`: its marker also ends what an earlier session of it has left open there.
+        """Write `records`, each into the partition before it, and commit or abort, as the producer
+        of each of `turns`: its marker also ends what an earlier session of it has left open there.
         """
         for turn in turns:
             self._turns.turn = turn
-            for one in self._turns.of(turn):
-                self.open = True  # without a look at what hangs: it is ended here
-                try:
-                    one.begin_transaction()
-                    for (topic, partition), event in records.items():
-                        one.produce(topic, event.value, event.key, partition)
-                    one.flush(INIT_TIMEOUT_S)
-                    (one.commit_transaction if commit else one.abort_transaction)(INIT_TIMEOUT_S)
-                except KafkaException as error:
-                    raise kafka_error(error, "end hanging transactions", self._subject) from error
-                self.open = False
+            self.open = True  # without a look at what hangs: it is ended here
+            self._turns.settle(records, self._while_waiting, commit=commit)
+            self.open = False
 
     def send(self, events: Sequence[Event], origins: Origins | None = None) -> None:
         """Add `events`, which are of `origins`, to the open Kafka transaction, begun if need be.

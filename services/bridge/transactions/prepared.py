@@ -188,7 +188,7 @@ class Prepared:
             lsn=lsn,
             now_us=now_us,
         )
-        removal = self._remove(record)
+        removal = self._remove(record, commit.end_lsn)
         if last is None:
             yield removal
         else:
@@ -199,15 +199,15 @@ class Prepared:
         record = self.staged.get(rollback.gid)
         self._assembler.advance(rollback.end_lsn)
         if record is not None and record.xid == rollback.xid:
-            yield self._remove(record)
+            yield self._remove(record, rollback.end_lsn)
         else:
             yield self._portion([])
 
-    def _remove(self, record: PreparedRecord) -> Portion:
+    def _remove(self, record: PreparedRecord, decided_at: int) -> Portion:
         self._spool.drop(waiting_place(record.xid))
         self._aborted.pop(record.gid, None)
         del self.staged[record.gid]
-        return self._portion(tombstones(self._topic, record))
+        return self._portion(tombstones(self._topic, record, decided_at))
 
     def _portion(self, staging: list[Event]) -> Portion:
         return Portion([], self._assembler.position, size_of(staging), 0, staging=staging)

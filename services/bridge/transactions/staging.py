@@ -2,6 +2,7 @@
 
     part 0      PreparedRecord (JSON), written last
     part n      a piece of zlib(frames), PART_BYTES each          frames as in the spool
+    tombstones  of all parts, once it is decided; a header tells the end_lsn of the decision
 
 All parts are written in the Kafka transaction that moves the progress past the PREPARE; a large one
 in several, of which the last has part 0 and moves it. What a crash leaves before that is written
@@ -18,6 +19,7 @@ from services.bridge.pgoutput.messages import Frame
 from services.bridge.transactions.frames import pack_frame, unpack_frames
 from services.bridge.transactions.replay import BREATH_FRAMES
 
+DECIDED_AT: Final = "end_lsn"
 PART_BYTES: Final = 512 * 1024
 _COMPRESSION: Final = 1
 _WINDOW_BYTES: Final = 256 * 1024
@@ -51,10 +53,10 @@ def staged_header(topic: str, record: PreparedRecord) -> Event:
     return Event(topic, part_key(record.slot, record.gid, 0), value)
 
 
-def tombstones(topic: str, record: PreparedRecord) -> list[Event]:
-    """What removes a staging, part 0 first."""
+def tombstones(topic: str, record: PreparedRecord, decided_at: int) -> list[Event]:
+    """What removes a staging, part 0 first; the headers tell where the decision's WAL ends."""
     keys = (part_key(record.slot, record.gid, part) for part in range(record.parts + 1))
-    return [Event(topic, key, None) for key in keys]
+    return [Event(topic, key, None, [(DECIDED_AT, str(decided_at))]) for key in keys]
 
 
 def read_frames(parts: Iterable[bytes]) -> Iterator[Frame]:

@@ -58,3 +58,7 @@ def is_not_the_progress(name: str) -> bool:
 
 def is_not_of_transactions(name: str) -> bool:
     return not name.startswith("transaction-")
+
+
+def is_not_of_stagings(name: str) -> bool:
+    return not name.startswith("prepared-")

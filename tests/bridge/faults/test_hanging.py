@@ -23,6 +23,7 @@ from tests.bridge.faults.load import Load, assert_intact, await_session
 from tests.bridge.faults.markers import (
     forget_markers,
     is_any,
+    is_not_of_stagings,
     is_not_of_transactions,
     is_not_the_progress,
 )
@@ -56,7 +57,7 @@ def test_what_kafka_left_open_is_ended_as_it_was_decided(
     bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
     load.more(20)
     bridge.kill()
-    since_ms = _commit_once(bridge, load)
+    since_ms = commit_once(bridge, load)
     end_lsn = bridge.progress()[-1].end_lsn
     own_kafka.kill()
     names = forget_markers(own_kafka, bridge.prefix, since_ms, forgotten)
@@ -70,6 +71,36 @@ def test_what_kafka_left_open_is_ended_as_it_was_decided(
     assert_intact(bridge, load, conninfo)
 
 
+@pytest.mark.since_18
+def test_that_only_the_removal_of_a_staging_is_visible_tells_it(
+    conninfo: str, own_kafka: KafkaBroker, new_bridge: NewBridge
+) -> None:
+    """Aborted and sent again, COMMIT PREPARED would find nothing staged."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE p (id int PRIMARY KEY)")
+        bridge = new_bridge(conninfo, broker=own_kafka, two_phase=True).start().streaming()
+        connection.execute("INSERT INTO p VALUES (1)")
+        connection.execute("BEGIN")
+        connection.execute("INSERT INTO p VALUES (2)")
+        connection.execute("PREPARE TRANSACTION 'waiting'")
+        bridge.caught_up(conninfo)
+        bridge.kill()
+        connection.execute("COMMIT PREPARED 'waiting'")
+    since_ms = int(time.time() * 1000)
+    bridge.start(SLOTBRIDGE_FAILPOINT="after kafka commit:1")
+    bridge.exit_code()
+    own_kafka.kill()
+    names = forget_markers(own_kafka, bridge.prefix, since_ms, is_not_of_stagings)
+    assert len(names) >= 3, names
+    own_kafka.start()
+    bridge.start()
+    await_session(bridge, 3)
+    assert "decision=commit" in bridge.output
+    bridge.caught_up(conninfo)
+    assert bridge.stop() == 0, bridge.output
+    assert sorted(event["after"]["id"] for event in bridge.events("p")) == [1, 2]
+
+
 def test_a_bridge_with_another_database_decides_nothing(
     conninfo: str,
     load: Load,
@@ -81,7 +112,7 @@ def test_a_bridge_with_another_database_decides_nothing(
     bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
     load.more(20)
     bridge.kill()
-    since_ms = _commit_once(bridge, load)
+    since_ms = commit_once(bridge, load)
     end_lsn = bridge.progress()[-1].end_lsn
     own_kafka.kill()
     assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
@@ -114,7 +145,7 @@ def test_where_commits_wait_the_slot_tells_it_too(
     finally:
         alter_system(pair.primary, "synchronous_standby_names", before[0])
     announced = bridge.progress()[-1].ahead_lsn
-    since_ms = _commit_once(bridge, load)
+    since_ms = commit_once(bridge, load)
     end_lsn = bridge.progress()[-1].end_lsn
     assert end_lsn < announced
     own_kafka.kill()
@@ -134,7 +165,7 @@ def test_the_next_transaction_is_aborted_and_does_not_take_it_along(
     bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
     load.more(20)
     bridge.kill()
-    since_ms = _commit_once(bridge, load)
+    since_ms = commit_once(bridge, load)
     record = bridge.progress()[-1]
     own_kafka.kill()
     names = forget_markers(own_kafka, bridge.prefix, since_ms, is_any)
@@ -165,7 +196,7 @@ def test_a_record_behind_it_tells_that_it_was_committed(
     bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
     load.more(20)
     bridge.kill()
-    since_ms = _commit_once(bridge, load)
+    since_ms = commit_once(bridge, load)
     record = bridge.progress()[-1]
     own_kafka.kill()
     assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
@@ -238,7 +269,7 @@ def test_partitions_with_a_new_leader_epoch_are_looked_at(
         time.sleep(0.5)
 
 
-def _commit_once(bridge: Bridge, load: Load) -> int:
+def commit_once(bridge: Bridge, load: Load) -> int:
     """It ends right after its first commit, of all that has gathered; the slot knows nothing.
 
     Returns when it started (ms since 1970).

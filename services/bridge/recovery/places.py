@@ -1,0 +1,126 @@
+"""Where a record of Kafka stands in the order of all events, told by the record alone. Pure.
+
+table's event, message     value: source.commit_lsn, source.seq, source.timeline
+BEGIN, END, schema event,  value: commit_lsn, seq; an END stands behind all events of its
+dead letter                transaction
+message of an outbox       headers: commit_lsn, seq
+staging, part 0            value: prepare_lsn
+removal of a staging       headers: end_lsn, of the decision
+"""
+
+import json
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from schemas.events import SETTLED_KEY, PreparedKey, ProgressRecord, prepared_topic
+from services.bridge.events.shaping.outbox import Headers
+from services.bridge.transactions.staging import DECIDED_AT
+
+LAST_SEQ: Final = 2**63 - 1
+NO_STAGING_KEY: Final = PreparedKey(slot="", gid="", part=0).model_dump_json().encode()
+"""As SETTLED_KEY, in the topic of stagings, whose keys all are PreparedKeys."""
+AnyHeaders = Headers | dict[str, str | bytes | None] | None
+
+
+class Place(NamedTuple):
+    """An event's place in the order of all those of its timeline; 0: it does not tell which."""
+
+    commit_lsn: int
+    seq: int
+    timeline: int = 0
+
+
+class Record(NamedTuple):
+    """A record of Kafka, as far as anything is judged by it."""
+
+    topic: str
+    offset: int
+    key: bytes | str | None
+    value: bytes | None
+    headers: AnyHeaders = None
+
+
+class Message(Protocol):
+    """confluent_kafka.Message, as far as it is needed here."""
+
+    def topic(self) -> str | None: ...
+    def offset(self) -> int | None: ...
+    def key(self) -> bytes | str | None: ...
+    def value(self) -> bytes | None: ...
+    def headers(self) -> AnyHeaders: ...
+
+
+def record_of(message: Message) -> Record:
+    """A message of a consumer as a Record."""
+    topic, offset = message.topic() or "", message.offset() or 0
+    return Record(topic, offset, message.key(), message.value(), message.headers())
+
+
+def place_of_record(record: Record, prefix: str, *, outbox: bool) -> Place | None:
+    """Where a record stands; None for what is none of `prefix`, or does not tell it itself.
+
+    `outbox`: messages of an outbox may be in its topic.
+    """
+    place = place_of(record.value, prefix)
+    if place is None and record.topic == prepared_topic(prefix):
+        place = place_of_removal(record.headers)
+    if place is None and outbox:
+        place = place_in_headers(record.headers)
+    return place
+
+
+Lost = Callable[[int, int], bool]
+"""Tells by (timeline or 0, commit_lsn) whether the server's history does not have an event."""
+
+
+def remaining(place: Place | None, lost: Lost) -> Place | None:
+    """`place`, or None where its event never happened to the server as it is.
+
+    An accepted divergence leaves events of the lost timeline in the topics, beyond the record: they
+    tell nothing of what was decided since, and are covered by no record of the present timeline.
+    """
+    return None if place is None or lost(place.timeline, place.commit_lsn) else place
+
+
+def has(last: ProgressRecord | None, place: Place) -> bool:
+    """Whether the event at `place` is among what the record covers."""
+    if last is None:
+        return False
+    in_part = place.commit_lsn == last.commit_lsn and place.seq < last.seq
+    return place.commit_lsn < last.end_lsn or in_part
+
+
+def place_of(value: bytes | None, prefix: str) -> Place | None:
+    """Where the event of a record stands, or a PREPARE; None for what is none of `prefix`."""
+    try:
+        document = json.loads(value or b"null")
+        said = document.get("source", document)
+        if said.get("name", prefix) != prefix:
+            return None
+        lsn = said["commit_lsn"] if "commit_lsn" in said else said["prepare_lsn"]
+        seq = LAST_SEQ if said.get("status") == "END" else said.get("seq", 0)
+        return Place(int(lsn), int(seq), int(said.get("timeline", 0)))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def place_in_headers(headers: AnyHeaders) -> Place | None:
+    """Where a message of an outbox stands; None for what is none."""
+    told = dict(headers or [])
+    try:
+        return Place(int(told["commit_lsn"] or b""), int(told["seq"] or b""))
+    except (KeyError, ValueError):
+        return None
+
+
+def place_of_removal(headers: AnyHeaders) -> Place | None:
+    """Where the removal of a staging stands: a record covers it that reaches the decision's end."""
+    try:
+        return Place(int(dict(headers or [])[DECIDED_AT] or b"") - 1, LAST_SEQ)
+    except (KeyError, ValueError):
+        return None
+
+
+def is_settling(key: bytes | str | None, value: bytes | str | None) -> bool:
+    """Whether a record only ends a transaction that hung: of any bridge."""
+    return value is None and key in (SETTLED_KEY, NO_STAGING_KEY)

@@ -1,0 +1,142 @@
+"""Which records an interrupted settling has lost, told by what their partition shows. Pure.
+
+    there    what the noted range holds, whatever became of it (read_uncommitted)
+    seen     what readers of committed records have from the range's start on
+
+A record is lost where it is this bridge's, the progress covers it, so that the server does not send
+it again, and readers don't have it: neither where it was nor written again behind the range.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from schemas.events import HangingRange, PreparedKey, ProgressRecord, prepared_topic
+from services.bridge.recovery.places import (
+    Lost,
+    Place,
+    Record,
+    has,
+    is_settling,
+    place_of_record,
+    remaining,
+)
+
+
+class Terms(NamedTuple):
+    """What a range is judged by.
+
+    `covers`: the furthest record, visible or noted. `own`: nobody else writes to the topic.
+    `outbox`: its messages may be of an outbox; `shared`: of another bridge's too.
+    """
+
+    prefix: str
+    covers: ProgressRecord | None
+    lost: Lost
+    own: bool = False
+    outbox: bool = False
+    shared: bool = False
+
+
+class Judged(NamedTuple):
+    """The records to write `again`, in order; a `problem`: why that can't be done."""
+
+    again: Sequence[Record] = ()
+    problem: str = ""
+
+
+_Identity = tuple[Place | None, bytes | str | None, bool]
+
+
+def judge_range(
+    noted: HangingRange, there: Sequence[Record], seen: Sequence[Record], terms: Terms
+) -> Judged:
+    """Judge one noted range; `there` and `seen` are in the order of their offsets."""
+    offsets = {record.offset for record in seen}
+    identities = {_identity(record, place) for record, place in _placed(seen, terms)}
+    again, strangers, shown = [], 0, 0
+    for record, place in _placed(there, terms):
+        visible = record.offset in offsets
+        if place is None:
+            strangers += terms.own and not visible
+        elif remaining(place, terms.lost) is None or not has(terms.covers, place):
+            continue
+        elif visible or _identity(record, place) in identities:
+            shown += 1
+        else:
+            again.append((record, place))
+    gone = noted.records - len(there)
+    if gone > 0 and (again or strangers or not shown):
+        return Judged(problem=f"{gone} of {noted.records} records are gone")
+    if strangers:
+        return Judged(problem=f"{strangers} records do not tell which transaction they are of")
+    if again and terms.shared:
+        return Judged(problem="the records may be of another bridge, which writes there too")
+    first = min((place for _, place in again), default=None)
+    if first is not None and any(_behind(place, first, terms) for _, place in _placed(seen, terms)):
+        return Judged(problem="later events are visible there: the order would be lost")
+    return Judged([record for record, _ in again])
+
+
+def further(one: ProgressRecord | None, other: ProgressRecord | None) -> ProgressRecord | None:
+    """The record that covers more; `one` where they cover the same."""
+    if one is None or other is None:
+        return one or other
+    return other if _reach(other) > _reach(one) else one
+
+
+def _reach(record: ProgressRecord) -> tuple[int, int, int]:
+    return record.end_lsn, record.commit_lsn if record.seq else 0, record.seq
+
+
+def _behind(place: Place | None, first: Place, terms: Terms) -> bool:
+    place = remaining(place, terms.lost)
+    return place is not None and place[:2] > first[:2]
+
+
+def _identity(record: Record, place: Place | None) -> _Identity:
+    return place, record.key, record.value is None
+
+
+def _placed(records: Sequence[Record], terms: Terms) -> Iterator[tuple[Record, Place | None]]:
+    """Each record and its place, without those that only end a transaction.
+
+    A tombstone of a table follows its delete, with the same key. Pieces of a staging have the place
+    of its part 0, which comes last; without that they are left out, as the progress does not cover
+    them.
+    """
+    pieces = _pieces(records, terms)
+    before: dict[bytes | str | None, Place | None] = {}
+    for record in records:
+        if is_settling(record.key, record.value):
+            continue
+        place = place_of_record(record, terms.prefix, outbox=terms.outbox)
+        if record.offset in pieces:
+            place = pieces[record.offset]
+            if place is None:
+                continue
+        elif place is None and record.value is None:
+            place = before.get(record.key)
+        before[record.key] = place
+        yield record, place
+
+
+def _pieces(records: Sequence[Record], terms: Terms) -> dict[int, Place | None]:
+    """Offset of a piece of a staging -> the place of the part 0 that comes after it."""
+    found: dict[int, Place | None] = {}
+    headers: dict[tuple[str, str], Place | None] = {}
+    for record in reversed(records):
+        if record.topic != prepared_topic(terms.prefix):
+            break
+        try:
+            key = PreparedKey.model_validate_json(record.key or b"")
+        except ValidationError:
+            continue
+        if record.value is None:
+            continue
+        if key.part == 0:
+            headers[key.slot, key.gid] = place_of_record(record, terms.prefix, outbox=False)
+        else:
+            found[record.offset] = headers.get((key.slot, key.gid))
+    return found

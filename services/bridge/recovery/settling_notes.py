@@ -1,0 +1,158 @@
+"""Notes in the progress topic: which hanging transactions the bridge is about to end as committed.
+
+    … T hangs … | note | records that mean nothing, COMMIT | tombstone of the note
+
+Kafka aborts what a dead producer had open. That marker also reaches T, which had been decided to be
+committed, and nothing else would tell of it: T's progress record may have been visible all along.
+With the note, the next start compares what its partitions show (`republish`).
+
+A note is not part of a Kafka transaction, so that nothing undoes it. Each has a key of its own:
+what a bridge that was fenced meanwhile still writes removes no other's. A note that nobody has
+removed does no harm, as it is only believed where the partitions show that something is missing.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from schemas.errors import ExitCode, Retryable
+from schemas.events import (
+    SETTLING_KEY_PREFIX,
+    HangingRange,
+    ProgressRecord,
+    SettlingNote,
+    progress_topic,
+)
+from services.bridge.sink.offsets import Partition
+from services.bridge.sink.topics import Topics
+from services.kafka.client import client_options, kafka_error, make_client
+from services.kafka.records import READ_DEADLINE_S, Record, parse_record
+
+_WRITE_TIMEOUT_S: Final = 30.0
+_POLL_S: Final = 0.05
+_TAIL_RECORDS: Final = 200
+_RANGES_MAX: Final = 2000
+"""Of one note: it must not be larger than a record may be."""
+_OPTIONS: Final = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "linger.ms": 0,
+    "compression.type": "lz4",
+}
+_OPERATION: Final = "note what is ended"
+
+
+def write_note(
+    topics: Topics,
+    slot: str,
+    starts: Mapping[Partition, int],
+    record: ProgressRecord | None,
+    while_waiting: Callable[[], None],
+) -> list[bytes]:
+    """Note that what is in these partitions from their offsets on is to be committed.
+
+    Returns the keys, for `clear`, once Kafka has the notes. Raises Retryable where it has not.
+    """
+    ranges = [_range(topics, where, start, while_waiting) for where, start in starts.items()]
+    now_ms = time.time_ns() // 1_000_000
+    notes: dict[bytes, bytes | None] = {}
+    for since in range(0, len(ranges), _RANGES_MAX):
+        some = ranges[since : since + _RANGES_MAX]
+        note = SettlingNote(slot=slot, ranges=some, record=record, ts_ms=now_ms)
+        key = b"%s%s:%s" % (SETTLING_KEY_PREFIX, slot.encode(), uuid.uuid4().hex.encode())
+        notes[key] = note.model_dump_json().encode()
+    _write(topics, notes, while_waiting)
+    return [*notes]
+
+
+def clear(topics: Topics, keys: Iterable[bytes], while_waiting: Callable[[], None]) -> None:
+    """Remove notes: what they tell of is committed."""
+    _write(topics, dict.fromkeys(keys), while_waiting)
+
+
+def read_notes(topics: Topics, slot: str) -> dict[bytes, SettlingNote]:
+    """The slot's notes by key. They are behind its last progress record: while there is one, no
+    session writes another record without judging it.
+
+    Nothing of ours may hang there. Raises as `last_progress`.
+    """
+    topic, own = progress_topic(topics.prefix), slot.encode()
+    found: dict[bytes, SettlingNote] = {}
+    for offset, key, value in _tail(topics, own):
+        if key == own and value is not None:
+            found.clear()
+        elif isinstance(key, bytes) and is_note(key):
+            found.pop(key, None)
+            if value is not None:
+                found[key] = parse_record(SettlingNote, topic, offset, value)
+    return {key: note for key, note in found.items() if note.slot == slot}
+
+
+def _tail(topics: Topics, own: bytes) -> list[Record]:
+    """The progress topic from the last record of the key `own` on, or from some before it."""
+    deadline = time.monotonic() + READ_DEADLINE_S
+    found: list[Record] = []
+    with topics.reader(progress_topic(topics.prefix)) as reader:
+        low, start = reader.bounds()
+        step = _TAIL_RECORDS
+        while start > low and not any(key == own and value for _, key, value in found):
+            stop, start = start, max(low, start - step)
+            step *= 2
+            found = [*reader.between(start, stop, deadline), *found]
+    return found
+
+
+def is_note(key: bytes | str | None) -> bool:
+    """Whether a key of the progress topic is a note's, of any slot."""
+    return isinstance(key, bytes) and key.startswith(SETTLING_KEY_PREFIX)
+
+
+def _range(
+    topics: Topics, where: Partition, start: int, while_waiting: Callable[[], None]
+) -> HangingRange:
+    topic, partition = where
+    with topics.reader(topic, partition, committed=False) as reader:
+        end, count = reader.bounds()[1], 0
+        deadline = time.monotonic() + READ_DEADLINE_S
+        for count, _ in enumerate(reader.messages(start, end, deadline), 1):
+            if count % _TAIL_RECORDS == 0:
+                while_waiting()
+    while_waiting()
+    return HangingRange(topic=topic, partition=partition, start=start, end=end, records=count)
+
+
+def _write(
+    topics: Topics, notes: Mapping[bytes, bytes | None], while_waiting: Callable[[], None]
+) -> None:
+    """Return once Kafka has all of `notes`, outside of any transaction."""
+    topic = progress_topic(topics.prefix)
+    refused: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            refused.append(error)
+
+    producer = make_client(Producer, {**client_options(topics.settings), **_OPTIONS})
+    deadline = time.monotonic() + _WRITE_TIMEOUT_S
+    try:
+        for key, value in notes.items():
+            producer.produce(topic, value, key, 0, on_delivery=delivered)
+        while len(producer) and not refused and time.monotonic() < deadline:
+            producer.poll(_POLL_S)
+            while_waiting()
+    except KafkaException as error:
+        raise kafka_error(error, _OPERATION, topic) from error
+    if refused:
+        raise kafka_error(KafkaException(refused[0]), _OPERATION, topic)
+    if len(producer):
+        producer.purge()
+        raise Retryable(
+            "the broker does not acknowledge the note",
+            operation=_OPERATION,
+            subject=topic,
+            hint="check that as many replicas of the topic as min.insync.replicas asks for run",
+            exit_code=ExitCode.KAFKA_UNREACHABLE,
+        )

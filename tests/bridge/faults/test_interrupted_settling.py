@@ -1,0 +1,123 @@
+"""The bridge dies while it ends what hangs in Kafka as committed: nothing is lost, or repeated.
+
+Kafka aborts the transaction that was to end it, and the marker of that reaches what hangs, which
+had been decided to be committed. tests/bridge/faults/test_hanging.py tells how markers are lost.
+"""
+
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import OFFSET_END, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from schemas.errors import ExitCode
+from schemas.events import SETTLING_KEY_PREFIX
+from services.testbed.kafka import KafkaBroker
+from tests.bridge.conftest import NewBridge
+from tests.bridge.faults.load import Load, assert_intact, await_session
+from tests.bridge.faults.markers import (
+    forget_markers,
+    is_any,
+    is_not_of_transactions,
+    is_not_the_progress,
+)
+from tests.bridge.faults.test_hanging import commit_once, tell
+from tests.bridge.running import Bridge
+
+CASES = [
+    pytest.param(is_not_the_progress, False, ["settling"], id="only the record is visible"),
+    pytest.param(is_any, True, ["settling"], id="nothing is visible, the slot was told"),
+    pytest.param(is_not_of_transactions, False, ["settling"], id="only END is visible"),
+    pytest.param(is_any, True, ["settling", "settling"], id="killed again, while it is repeated"),
+]
+
+
+@pytest.mark.parametrize(("forgotten", "told", "points"), CASES)
+def test_what_was_aborted_is_published_again(
+    conninfo: str,
+    load: Load,
+    own_kafka: KafkaBroker,
+    new_bridge: NewBridge,
+    forgotten: Callable[[str], bool],
+    told: bool,
+    points: list[str],
+) -> None:
+    bridge = new_bridge(conninfo, broker=own_kafka)
+    leave_hanging(bridge, conninfo, load, own_kafka, forgotten, told=told)
+    for point in points:
+        assert bridge.start(SLOTBRIDGE_FAILPOINT=f"{point}:1").exit_code() == -9, bridge.output
+    bridge.start()
+    await_session(bridge, 3)
+    assert "publishing again" in bridge.output
+    assert_intact(bridge, load, conninfo)
+
+
+@pytest.mark.parametrize("point", ["noted", "settled"])
+def test_a_note_that_is_left_over_does_no_harm(
+    conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge, point: str
+) -> None:
+    """Killed before anything was written, and after what hung was committed."""
+    bridge = new_bridge(conninfo, broker=own_kafka)
+    leave_hanging(bridge, conninfo, load, own_kafka, is_any, told=True)
+    assert bridge.start(SLOTBRIDGE_FAILPOINT=f"{point}:1").exit_code() == -9, bridge.output
+    bridge.start()
+    await_session(bridge, 3)
+    assert "publishing again" not in bridge.output
+    assert_intact(bridge, load, conninfo)
+    assert notes(bridge) == set()
+
+
+def test_what_can_not_be_published_again_stops_the_bridge(
+    conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
+) -> None:
+    """The topic's retention has removed it meanwhile; an operator may go on without it."""
+    bridge = new_bridge(conninfo, broker=own_kafka)
+    leave_hanging(bridge, conninfo, load, own_kafka, is_not_the_progress, told=False)
+    assert bridge.start(SLOTBRIDGE_FAILPOINT="settling:1").exit_code() == -9, bridge.output
+    admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap_servers})
+    topic = f"{bridge.prefix}.public.t"
+    partitions = admin.list_topics(topic, timeout=30).topics[topic].partitions
+    wanted = [TopicPartition(topic, partition, OFFSET_END) for partition in partitions]
+    for done in admin.delete_records(wanted).values():
+        done.result(30)
+    for _ in range(2):
+        assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+    assert "records are gone" in bridge.output
+    assert f"{topic}[" in bridge.output
+    assert len(notes(bridge)) == 1
+    bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue")
+    await_session(bridge, 3)
+    bridge.caught_up(conninfo)
+    assert notes(bridge) == set()
+
+
+def leave_hanging(
+    bridge: Bridge,
+    conninfo: str,
+    load: Load,
+    broker: KafkaBroker,
+    forgotten: Callable[[str], bool],
+    *,
+    told: bool,
+) -> None:
+    """Kafka has decided to commit a transaction, and some partitions don't know; no bridge runs."""
+    bridge.start().streaming()
+    load.more(20)
+    bridge.kill()
+    since_ms = commit_once(bridge, load)
+    end_lsn = bridge.progress()[-1].end_lsn
+    broker.kill()
+    assert len(forget_markers(broker, bridge.prefix, since_ms, forgotten)) >= 3
+    if told:
+        tell(conninfo, bridge, end_lsn)
+    broker.start()
+
+
+def notes(bridge: Bridge) -> set[bytes | None]:
+    """The keys of the notes that nobody has removed."""
+    last = dict(bridge.records("progress"))
+    return {
+        key
+        for key, value in last.items()
+        if value is not None and key is not None and key.startswith(SETTLING_KEY_PREFIX)
+    }
