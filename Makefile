@@ -106,7 +106,7 @@ test-image: $(READY) ## build the container images and run them
 
 # The chart on a real Kubernetes node, which is built from Go modules at the first run (root, Go; tests/kube).
 test-kube: $(READY) ## install the chart on a real Kubernetes node
-	@KUBE=1 $(BIN)/python -m pytest -p no:randomly -n 0 -s tests/kube $(PYTEST_OPTIONS)
+	@KUBE=1 $(BIN)/python -m pytest -p no:randomly -n 0 -s -o faulthandler_timeout=0 tests/kube $(PYTEST_OPTIONS)
 
 # sdist and wheel in dist/. The wheel is built from the sdist, so that the sdist is proven whole, and
 # auditwheel gives it the oldest manylinux tag that its compiled part allows (one Python version:

@@ -14,6 +14,7 @@ from schemas.example import SECTIONS, example_file
 from schemas.json_schema import all_models, schema_text
 from schemas.reference import field_meanings, page
 from schemas.settings import Settings
+from tests.chart.dashboards import DASHBOARDS, dashboard
 from tests.chart.metrics_page import metrics_page
 
 ROOT: Final = Path(__file__).parents[2]
@@ -50,6 +51,8 @@ _KNOWN: Final[dict[str, dict[str, Any]]] = {
     "drill.schedule": {"type": "string", "minLength": 9},
     "maintain.schedule": {"type": "string", "minLength": 9},
     "monitoring.prometheusRule.lagBytes": {"type": "integer", "minimum": 1},
+    "monitoring.prometheusRule.lagSeconds": {"type": "integer", "minimum": 1},
+    "monitoring.prometheusRule.tablesLagSeconds": {"type": "integer", "minimum": 1},
 }
 _FREE: Final = ("resources", "nodeSelector", "affinity", "annotations", "labels", "podLabels")
 _FREE_TOO: Final = ("podAnnotations", "podSecurityContext", "securityContext")
@@ -205,6 +208,7 @@ def generated() -> dict[Path, str]:
     return {
         CHART / "values.schema.json": json.dumps(schema(), indent=1, sort_keys=True) + "\n",
         CHART / "README.md": readme(),
+        **{CHART / "dashboards" / f"{name}.json": dashboard(name) for name in DASHBOARDS},
         ROOT / "docs" / "CONFIGURATION.md": page(),
         ROOT / "docs" / "METRICS.md": metrics_page(),
         ROOT / "docs" / "configuration.schema.json": schema_text(),

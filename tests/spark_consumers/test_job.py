@@ -36,7 +36,7 @@ class Running:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(timeout=60)
+        self._thread.join(timeout=300)
         assert not self._thread.is_alive()
 
     @property

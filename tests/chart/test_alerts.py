@@ -1,0 +1,227 @@
+"""The alerts, judged by Prometheus itself: each one fires when it must, and is quiet else.
+
+`promtool test rules` evaluates the rules as the chart renders them over series that are made up
+here, a sample a minute.
+"""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+import yaml
+
+from schemas.errors import ExitCode
+from tests.chart.generate import CHART, ROOT
+from tests.chart.helm import NAMESPACE, Helm, documents, helm_program
+
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
+RUNBOOKS: Final = (ROOT / "docs/RUNBOOKS.md").read_text(encoding="utf-8")
+HOUR: Final = 60
+
+
+class Case(NamedTuple):
+    """Series -> values that make the alert fire at minute `at`, and others that do not."""
+
+    fires: dict[str, str]
+    quiet: dict[str, str]
+    at: int = 20
+    labels: dict[str, str] = {}  # noqa: RUF012 - never changed
+
+
+def level(name: str, fires: str, quiet: str, at: int = 20, **labels: str) -> Case:
+    """A case of one series that stays at a value."""
+    return Case({name: f"{fires}x200"}, {name: f"{quiet}x200"}, at, labels)
+
+
+_WAL: Final = 'slotbridge_slot_wal_status{slot="s1",status="%s"}'
+CASES: Final = {
+    "SlotbridgeNotStreaming": Case({}, {"slotbridge_streaming": "1x200"}),
+    "SlotbridgeNoStandby": Case(
+        {"slotbridge_streaming": "1x200"},
+        {"slotbridge_streaming": "1x200", 'slotbridge_streaming{pod="@-bridge-1"}': "0x200"},
+    ),
+    "SlotbridgeCommitsWithheld": level("slotbridge_standbys_awaited", "1", "0"),
+    "SlotbridgeDeliveryLate": Case(
+        {"slotbridge_delivery_age_seconds": "0+60x200"},
+        {
+            "slotbridge_delivery_age_seconds": "0+60x200",
+            'slotbridge_delivery_age_seconds{pod="@-bridge-1"}': "2x200",
+        },
+    ),
+    "SlotbridgeKafkaBehind": Case(
+        {"slotbridge_received_lsn_bytes": "9e9x200", "slotbridge_durable_lsn_bytes": "1e9x200"},
+        {"slotbridge_received_lsn_bytes": "9e9x200", "slotbridge_durable_lsn_bytes": "9e9x200"},
+    ),
+    "SlotbridgeSlotAtRisk": Case(
+        {_WAL % "unreserved": "1x200", _WAL % "reserved": "0x200"},
+        {
+            _WAL % "unreserved": "0x200",
+            _WAL % "lost": "0x200",
+            'slotbridge_slot_safe_wal_bytes{slot="s1"}': "9e9x200",
+        },
+        labels={"slot": "s1"},
+    ),
+    "SlotbridgePreparedWaits": level("slotbridge_prepared_transactions", "1", "0", 2 * HOUR),
+    "SlotbridgeReconnects": Case(
+        {"slotbridge_reconnects_total": "0+1x200"}, {"slotbridge_reconnects_total": "0 1x200"}
+    ),
+    "SlotbridgeDeadLetters": Case(
+        {"slotbridge_dead_letters_total": "0+1x200"}, {"slotbridge_dead_letters_total": "7x200"}
+    ),
+    "SlotfailoverNotObserving": Case(
+        {"slotfailover_last_observation_timestamp_seconds": "0x200"},
+        {"slotfailover_last_observation_timestamp_seconds": "0+60x200"},
+    ),
+    "SlotfailoverServerDown": level('slotfailover_up{server="b"}', "0", "1", server="b"),
+    "SlotfailoverNoPrimary": level('slotfailover_primary{server="a"}', "0", "1"),
+    "SlotfailoverProblem": level(
+        'slotfailover_problems{check="slot-wal",severity="critical"}', "1", "0", check="slot-wal"
+    ),
+    "SlotfailoverSlotNotReady": level(
+        'slotfailover_slot_ready{slot="s1",standby="b"}', "0", "1", slot="s1", standby="b"
+    ),
+    "SlotfailoverSlotInvalidated": level(
+        'slotfailover_slot_invalidated{server="a",slot="s1",reason="wal_removed"}',
+        *("1", "0"),
+        server="a",
+        slot="s1",
+        reason="wal_removed",
+    ),
+    "SlotfailoverFenced": level('slotfailover_fenced{server="a"}', "1", "0", server="a"),
+    "SlotfailoverUnfinishedRun": Case(
+        {'slotfailover_unfinished_run{command="failover"}': "1x200"},
+        {'slotfailover_unfinished_run{command="failover"}': "1x10 stale"},
+        labels={"command": "failover"},
+    ),
+    "SlotfailoverStandbyBehind": level(
+        'slotfailover_standby_lag_seconds{server="b"}', "500", "3", server="b"
+    ),
+    "SlotfailoverDrillFailed": level("slotfailover_last_drill_success", "0", "1"),
+    "SlottablesNotRunning": Case({}, {"slottables_epoch": "7x200"}),
+    "SlottablesBehind": level("slottables_lag_seconds", "2000", "30", 30),
+    "SlottablesQuarantined": Case(
+        {"slottables_quarantined_total": "0+1x200"}, {"slottables_quarantined_total": "7x200"}
+    ),
+    "SlottablesDeadLetters": Case(
+        {"slottables_dead_letters_total": "0+1x200"}, {"slottables_dead_letters_total": "7x200"}
+    ),
+}
+
+
+class Rules(NamedTuple):
+    """The rules as the chart renders them for Prometheus."""
+
+    path: Path
+    by_name: dict[str, dict[str, Any]]
+    pods: str
+    """The names of the release's pods begin with this."""
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("NOT TESTED: the alerts. There is no promtool (Debian: prometheus)")
+    return program
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory: pytest.TempPathFactory) -> Rules:
+    rendered = Helm(helm_program()).render(CHART / "ci/full-values.yaml")
+    (rule,) = [m for m in documents(rendered) if m["kind"] == "PrometheusRule"]
+    path = tmp_path_factory.mktemp("alerts") / "rules.yaml"
+    path.write_text(yaml.safe_dump({"groups": rule["spec"]["groups"]}), encoding="utf-8")
+    found = {each["alert"]: each for each in rule["spec"]["groups"][0]["rules"]}
+    return Rules(path, found, rule["metadata"]["name"])
+
+
+def test_promtool_accepts_the_rules(promtool: str, rules: Rules) -> None:
+    done = run(promtool, "check", "rules", str(rules.path))
+    assert f"SUCCESS: {len(rules.by_name)} rules found" in done.stdout
+
+
+def test_every_alert_has_a_case(rules: Rules) -> None:
+    assert set(CASES) == set(rules.by_name)
+
+
+@pytest.mark.parametrize("alert", CASES)
+def test_it_fires_when_it_must_and_is_quiet_else(promtool: str, rules: Rules, alert: str) -> None:
+    case, rule = CASES[alert], rules.by_name[alert]
+    expected = [
+        {
+            "exp_labels": {**rule["labels"], **case.labels},
+            "exp_annotations": rule["annotations"],
+        }
+    ]
+    tests = [
+        _test(rules, alert, case.fires, case.at, expected),
+        _test(rules, alert, case.quiet, case.at, []),
+    ]
+    if "for" in rule:  # a moment alone is not an alert
+        tests.append(_test(rules, alert, case.fires, 0, []))
+    path = rules.path.with_name(f"{alert}.yaml")
+    document = {"rule_files": [rules.path.name], "evaluation_interval": "1m", "tests": tests}
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    run(promtool, "test", "rules", str(path))
+
+
+def test_series_of_another_release_are_left_alone(promtool: str, rules: Rules) -> None:
+    """The alert fires because its own release has none, whatever others have."""
+    rule = rules.by_name["SlotbridgeNotStreaming"]
+    other = [{"series": 'slotbridge_streaming{namespace="other",pod="x"}', "values": "1x200"}]
+    test = _test(rules, "SlotbridgeNotStreaming", {}, 20, [])
+    test["input_series"] = other
+    test["alert_rule_test"][0]["exp_alerts"] = [
+        {"exp_labels": rule["labels"], "exp_annotations": rule["annotations"]}
+    ]
+    path = rules.path.with_name("other.yaml")
+    document = {"rule_files": [rules.path.name], "evaluation_interval": "1m", "tests": [test]}
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    run(promtool, "test", "rules", str(path))
+
+
+def test_the_page_has_a_section_for_each_alert_and_each_exit_code_and_no_other(
+    rules: Rules,
+) -> None:
+    sections = dict(re.findall(r"^### (\S.*)\n((?:(?!^##).*\n)*)", RUNBOOKS, re.MULTILINE))
+    codes = {f"Exit code {int(code)}: {code.name}" for code in ExitCode}
+    assert set(sections) == set(rules.by_name) | codes
+    for name, text in sections.items():
+        for word in ("Meaning", "Look at", "Do"):
+            assert f"**{word}**: " in text, f"{name} lacks {word}"
+
+
+def test_every_alert_links_to_its_section(rules: Rules) -> None:
+    for name, rule in rules.by_name.items():
+        assert rule["annotations"]["runbook_url"].endswith(f"#{name.lower()}")
+
+
+def _test(
+    rules: Rules, alert: str, series: dict[str, str], at: int, expected: list[dict[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "interval": "1m",
+        "input_series": [
+            {"series": _of_release(rules, name), "values": values}
+            for name, values in series.items()
+        ],
+        "alert_rule_test": [{"eval_time": f"{at}m", "alertname": alert, "exp_alerts": expected}],
+    }
+
+
+def _of_release(rules: Rules, series: str) -> str:
+    """The series with the labels that every series of the release's pods has."""
+    name, _, labels = series.rstrip("}").partition("{")
+    labels = labels.replace("@", rules.pods)
+    if "pod=" not in labels:
+        labels = ",".join(filter(None, (labels, f'pod="{rules.pods}-0"')))
+    return f'{name}{{namespace="{NAMESPACE}",{labels}}}'
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
