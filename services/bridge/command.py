@@ -1,4 +1,4 @@
-"""The command `slotbridge`: run, status, tail, teardown, demo; the rest is in setup_commands."""
+"""The command `slotbridge`: run, status, tail, teardown, demo; others have rooms of their own."""
 
 import contextlib
 import json as json_module
@@ -12,6 +12,7 @@ from schemas.errors import ExitCode, SettingsError
 from schemas.settings import load_settings, require
 from schemas.version import print_version
 from services.bridge import compiled, failpoints, metrics
+from services.bridge.doctor.command import doctor
 from services.bridge.runner import Runner
 from services.bridge.setup_commands import check_config, docs, init, schema, sql
 from services.runtime.access import read_token
@@ -25,7 +26,7 @@ app = typer.Typer(
 )
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
 JsonLogs = Annotated[bool, typer.Option("--json", help="Write the log as JSON lines.")]
-for command in (init, check_config, schema, sql, docs):
+for command in (init, check_config, doctor, schema, sql, docs):
     app.command()(command)
 
 

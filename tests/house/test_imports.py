@@ -45,6 +45,10 @@ PURE = (
     "services.bridge.sink.batch_queue",
     "services.bridge.source.server_errors",
     "services.bridge.stagnation",
+    *(
+        f"services.bridge.doctor.{name}"
+        for name in ("decoding", "examination", "facts", "finding", "retention", "tables", "topics")
+    ),
     "services.bridge.pgoutput.pg_types",
     "services.bridge.pgoutput.type_names",
     *(
@@ -118,7 +122,7 @@ LAYERS = {
         *(
             ("session",),
             ("runner",),
-            ("control", "status", "tail", "teardown", "setup_commands"),
+            ("control", "doctor", "status", "tail", "teardown", "setup_commands"),
             ("command",),
         ),
     ),

@@ -210,7 +210,8 @@ class Publishing:
             self._oldest_commit_us = stamp.commit_time_us if stamp is not None else 0
 
     def _count(self, portion: Portion) -> None:
-        self._transactions += len(portion.ended) or not portion.position.seq
+        if portion.events:
+            self._transactions += len(portion.ended) or not portion.position.seq
         if portion.dropped:
             metrics.DROPPED.inc(portion.dropped)
             reach("skipped")

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -33,6 +33,11 @@ class Configs:
         self._prefix = settings.topic_prefix
         self._known: dict[str, dict[str, str]] = {}
         self._topics: list[Topic] = []
+
+    @property
+    def known(self) -> Mapping[str, Mapping[str, str]]:
+        """topic -> its configuration, of those that were described."""
+        return self._known
 
     def describe(self, names: Sequence[str]) -> None:
         """Ask for the configuration of topics; of those that were just made, until it is known."""

@@ -1,0 +1,66 @@
+"""The command `slotbridge doctor`: advice with evidence, consequence and the exact change."""
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schemas.errors import ExitCode
+from schemas.settings import load_settings, require
+from services.bridge.doctor.facts import Facts
+from services.bridge.doctor.finding import Finding, Severity
+from services.runtime.process import configure_logging, exit_codes
+
+
+def doctor(
+    config: Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")],
+    json: Annotated[
+        bool, typer.Option("--json", help="Answer with one JSON document on stdout.")
+    ] = False,
+    sample: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds in which to count empty transactions; 0 leaves it out."),
+    ] = 0.0,
+) -> None:
+    """Examine the primary, Kafka's topics and the bridge, and advise what to change.
+
+    It reads only. Exit codes: 0 nothing to change (notes may be there); 1 a finding, or Kafka can't
+    be judged; 2 settings; 10-29 the primary can't be examined.
+    """
+    from services.bridge.doctor.examination import examine
+    from services.bridge.doctor.gather import gather
+
+    configure_logging(json_lines=False)
+    with exit_codes():
+        settings = load_settings(config)
+        source, kafka = require(settings.source, "source"), require(settings.kafka, "kafka")
+        facts = gather(source, kafka, settings, sample)
+        found = examine(facts)
+        if json:
+            typer.echo(json_module.dumps(_document(facts, found)))
+        else:
+            _print(facts, found)
+        if facts.kafka is None or any(one.severity is not Severity.NOTE for one in found):
+            raise SystemExit(int(ExitCode.CHECK_FAILED))
+
+
+def _document(facts: Facts, found: list[Finding]) -> dict[str, object]:
+    return {
+        "slot": facts.slot,
+        "findings": [finding.as_json() for finding in found],
+        "not_judged": [{"subject": subject, "why": why} for subject, why in facts.unread],
+    }
+
+
+def _print(facts: Facts, found: list[Finding]) -> None:
+    for finding in found:
+        typer.echo(f"{finding.severity.upper():<10}{finding.name}: {finding.subject}")
+        typer.echo(f"          seen     {finding.evidence}")
+        typer.echo(f"          so       {finding.consequence}")
+        typer.echo(f"          change   {finding.change}")
+    for subject, why in facts.unread:
+        typer.echo(f"NOT JUDGED {subject}: {why}")
+    tables, slots = len(facts.primary.tables), len(facts.primary.slots)
+    topics = "no topics" if facts.kafka is None else f"{len(facts.kafka.topics)} topics"
+    typer.echo(f"{len(found)} findings; {slots} slots, {tables} tables, {topics} examined")

@@ -1,0 +1,19 @@
+"""Facts to findings, the gravest first. Pure."""
+
+from typing import Final
+
+from services.bridge.doctor.decoding import decoding
+from services.bridge.doctor.facts import Facts
+from services.bridge.doctor.finding import Finding, Severity
+from services.bridge.doctor.retention import retention
+from services.bridge.doctor.tables import tables
+from services.bridge.doctor.topics import topics
+
+RULES: Final = (decoding, retention, tables, topics)
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Return every finding; what could not be read is in `facts.unread`, and not judged."""
+    order = list(Severity)
+    found = [finding for rule in RULES for finding in rule(facts)]
+    return sorted(found, key=lambda finding: order.index(finding.severity))

@@ -1,0 +1,101 @@
+"""What `slotbridge doctor` has read of the primary, of Kafka and of the bridge. Pure.
+
+Facts ── primary: Primary      settings, slots, statistics, published tables
+      ├─ kafka: Kafka          topics with their configuration; None where it gave no answer
+      └─ sample: Sample        what was decoded and published in some seconds; None if not asked
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.bridge.sink.topic_requirements import Topic
+from services.postgres.slots import Slot, SlotStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A publication, and what it publishes."""
+
+    name: str
+    all_tables: bool
+    updates: bool
+    deletes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A published table. `identity`: pg_class.relreplident (d, n, f, i)."""
+
+    schema: str
+    name: str
+    identity: str
+    primary_key: bool
+    included: bool
+    """The settings publish its events."""
+    keyed: bool
+    """shaping.keys names a key for it."""
+
+    @property
+    def full_name(self) -> str:
+        """Return the name of the table with its schema."""
+        return f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Primary:
+    """The primary; settings as pg_settings.setting has them, in its units."""
+
+    version: int
+    settings: Mapping[str, str]
+    wal_lsn: int
+    slots: tuple[Slot, ...]
+    statistics: SlotStatistics | None
+    publication: Publication | None
+    tables: tuple[Table, ...]
+    followers_without_slot: tuple[str, ...]
+
+    def number(self, name: str, default: int) -> int:
+        """A setting as a number; `default` where the server does not have it."""
+        value = self.settings.get(name, "")
+        return int(value) if value.lstrip("-").isdigit() else default
+
+
+@dataclass(frozen=True, slots=True)
+class Kafka:
+    """The topics that the slot may have written to, and what the producer may send."""
+
+    topics: tuple[Topic, ...]
+    partitions: Mapping[str, int]
+    table_topics: frozenset[str]
+    message_bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Transactions that the server decoded, and that the bridge published, in the same seconds."""
+
+    seconds: float
+    decoded: int
+    published: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything; what could not be read is in `unread`, as (subject, why)."""
+
+    slot: str
+    prefix: str
+    servers: str
+    streaming: bool
+    """bridge.streaming"""
+    partitions_wanted: int
+    compiled: bool
+    primary: Primary
+    kafka: Kafka | None
+    sample: Sample | None
+    unread: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def own_slot(self) -> Slot | None:
+        """The bridge's slot, None where there is none yet."""
+        return next((s for s in self.primary.slots if s.slot_name == self.slot), None)

@@ -1,0 +1,191 @@
+"""Read what `slotbridge doctor` examines: the primary, Kafka, and the bridge's own /metrics.
+
+Reads only: nothing is owned, fenced or made, so that it can run beside the bridge at any time.
+"""
+
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import Final, LiteralString, TypeVar
+
+import psycopg
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from schemas.errors import SlotbridgeError
+from schemas.naming import Naming, table_matches
+from schemas.settings import BridgeSettings, KafkaSettings, Settings, SourceSettings
+from schemas.shaping import ShapingSettings
+from services.bridge import compiled
+from services.bridge.doctor.facts import Facts, Kafka, Primary, Publication, Sample, Table
+from services.bridge.sink.options import MESSAGE_BYTES_MAX
+from services.bridge.sink.topic_configs import Configs
+from services.bridge.sink.topic_requirements import Topic
+from services.bridge.sink.topics import Topics
+from services.bridge.source.candidates import find_primary
+from services.bridge.source.server_errors import server_error
+from services.kafka.client import client_options, kafka_error, make_client
+from services.kafka.records import REQUEST_TIMEOUT_S
+from services.postgres.publications import published_columns
+from services.postgres.server import Connection, read_settings, written_lsn
+from services.postgres.slots import read_slot_statistics, read_slots
+
+SETTINGS: Final = [
+    *("logical_decoding_work_mem", "max_slot_wal_keep_size", "max_wal_size", "wal_keep_size"),
+    *("idle_replication_slot_timeout", "max_replication_slots"),
+]
+Found = TypeVar("Found")
+_TRANSACTIONS: Final = "slotbridge_transactions_total"
+_HTTP_TIMEOUT_S: Final = 10.0
+_TABLES: LiteralString = """
+    SELECT n.nspname::text, c.relname::text, c.relreplident::text,
+           EXISTS (SELECT FROM pg_index i
+                    WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate)
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+     WHERE c.relkind IN ('r', 'p') ORDER BY 1, 2
+"""
+_FOLLOWERS: LiteralString = """
+    SELECT r.application_name FROM pg_stat_replication r
+     WHERE NOT EXISTS (SELECT FROM pg_replication_slots s WHERE s.active_pid = r.pid)
+       AND state IN ('streaming', 'catchup') ORDER BY 1
+"""
+
+
+def gather(
+    source: SourceSettings, kafka: KafkaSettings, settings: Settings, sample_s: float
+) -> Facts:
+    """Ask everything. Raises SlotbridgeError without a primary; notes what else was not read."""
+    unread: list[tuple[str, str]] = []
+    candidate = find_primary(source)
+    with candidate.connection as connection:
+        try:
+            primary = _primary(connection, candidate.server.version, source, settings.shaping)
+            sample = _sample(connection, source, settings.bridge, sample_s, unread)
+        except psycopg.Error as error:
+            message = " ".join((error.diag.message_primary or str(error)).split())
+            raise server_error(
+                error.sqlstate or "", message, "examine the primary", f"slot {source.slot}"
+            ) from error
+    try:
+        found: Kafka | None = _kafka(kafka, settings.shaping)
+    except SlotbridgeError as error:
+        found = None
+        unread.append(("Kafka's topics", str(error)))
+    return Facts(
+        slot=source.slot,
+        prefix=kafka.topic_prefix,
+        servers=kafka.bootstrap_servers,
+        streaming=settings.bridge.streaming,
+        partitions_wanted=kafka.partitions,
+        compiled=compiled.hot is not None,
+        primary=primary,
+        kafka=found,
+        sample=sample,
+        unread=tuple(unread),
+    )
+
+
+def _primary(
+    connection: Connection, version: int, source: SourceSettings, shaping: ShapingSettings
+) -> Primary:
+    naming = Naming("", shaping)
+    published = published_columns(connection, source.publication)
+    rows = connection.execute(_TABLES).fetchall()
+    tables = tuple(
+        Table(
+            schema=schema,
+            name=name,
+            identity=identity,
+            primary_key=key,
+            included=naming.included(schema, name),
+            keyed=any(table_matches(pattern, schema, name) for pattern in shaping.keys),
+        )
+        for schema, name, identity, key in rows
+        if (schema, name) in published
+    )
+    return Primary(
+        version=version,
+        settings={name: found.value for name, found in read_settings(connection, SETTINGS).items()},
+        wal_lsn=written_lsn(connection),
+        slots=tuple(read_slots(connection)),
+        statistics=read_slot_statistics(connection, source.slot),
+        publication=_publication(connection, source.publication),
+        tables=tables,
+        followers_without_slot=tuple(row[0] for row in connection.execute(_FOLLOWERS).fetchall()),
+    )
+
+
+def _publication(connection: Connection, name: str) -> Publication | None:
+    row = connection.execute(
+        "SELECT pubname::text, puballtables, pubupdate, pubdelete FROM pg_publication"
+        " WHERE pubname = %s",
+        [name],
+    ).fetchone()
+    return Publication(*row) if row is not None else None
+
+
+def _sample(
+    connection: Connection,
+    source: SourceSettings,
+    bridge: BridgeSettings,
+    seconds: float,
+    unread: list[tuple[str, str]],
+) -> Sample | None:
+    """What the server decodes and the bridge publishes in `seconds`, by its /metrics."""
+    if seconds <= 0:
+        unread.append(("empty transactions", "they are counted with --sample SECONDS"))
+        return None
+    host = "127.0.0.1" if bridge.http_host in ("0.0.0.0", "::") else bridge.http_host  # noqa: S104
+    url = f"http://{host}:{bridge.http_port}/metrics"
+    try:
+        before = _decoded(connection, source.slot), _published(url)
+        time.sleep(seconds)
+        after = _decoded(connection, source.slot), _published(url)
+    except (OSError, ValueError) as error:
+        unread.append(("empty transactions", f"{url} can't be read: {error}"))
+        return None
+    return Sample(seconds, after[0] - before[0], after[1] - before[1])
+
+
+def _decoded(connection: Connection, slot: str) -> int:
+    found = read_slot_statistics(connection, slot)
+    return found.total_txns if found is not None else 0
+
+
+def _published(url: str) -> int:
+    """Transactions with events that the bridge has published. Raises OSError, ValueError."""
+    with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_S) as answer:  # noqa: S310 - http
+        lines = answer.read().decode().splitlines()
+    values = [line.rsplit(" ", 1)[1] for line in lines if line.startswith(_TRANSACTIONS)]
+    if not values:
+        raise ValueError(f"there is no {_TRANSACTIONS}")
+    return int(float(values[0]))
+
+
+def _kafka(settings: KafkaSettings, shaping: ShapingSettings) -> Kafka:
+    topics = Topics(settings, shaping)
+    topics.refresh()
+    written = topics.written()
+    names = sorted({name for name, _ in written})
+    partitions = {name: sum(topic == name for topic, _ in written) for name in names}
+    admin = make_client(AdminClient, client_options(settings))
+    configs = Configs(admin, settings)
+    metadata = _asked(lambda: admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics)
+    _asked(lambda: configs.describe(names))
+    return Kafka(
+        topics=tuple(
+            Topic(name, len(metadata[name].partitions[0].replicas), configs.known.get(name))
+            for name in names
+            if name in metadata and metadata[name].partitions
+        ),
+        partitions=partitions,
+        table_topics=frozenset(names) - topics.own(),
+        message_bytes_max=int(settings.options.get("message.max.bytes", MESSAGE_BYTES_MAX)),
+    )
+
+
+def _asked(ask: Callable[[], Found]) -> Found:
+    try:
+        return ask()
+    except KafkaException as error:
+        raise kafka_error(error, "examine the topics", "") from error

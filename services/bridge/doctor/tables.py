@@ -1,0 +1,80 @@
+"""The published tables: what identifies a row, and what is sent in vain. Pure."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from services.bridge.doctor.facts import Facts, Table
+from services.bridge.doctor.finding import Finding, Severity
+
+_NAMED_MAX: Final = 5
+
+
+def tables(facts: Facts) -> Iterator[Finding]:
+    """Yield what is said of tables, and of the publication as a whole."""
+    publication = facts.primary.publication
+    if publication is None:
+        return
+    changes = publication.updates or publication.deletes
+    for table in facts.primary.tables:
+        yield from _identity(table, changes=changes)
+    yield from _left_out(facts)
+
+
+def _identity(table: Table, *, changes: bool) -> Iterator[Finding]:
+    name = table.full_name
+    if changes and (table.identity == "n" or (table.identity == "d" and not table.primary_key)):
+        yield Finding(
+            "table-without-identity",
+            Severity.CRITICAL,
+            name,
+            f"relreplident = {table.identity}, no usable primary key, and updates or deletes are "
+            "published",
+            "UPDATE and DELETE of this table fail on the primary: it does not have a replica "
+            "identity",
+            f"ALTER TABLE {name} ADD PRIMARY KEY (…); or ALTER TABLE {name} REPLICA IDENTITY FULL;",
+        )
+    elif table.identity == "f" and not table.primary_key and not table.keyed:
+        yield Finding(
+            "table-without-key",
+            Severity.WARNING,
+            name,
+            "relreplident = f, and there is no primary key nor a key in shaping.keys",
+            "its events have no key: changes of one row spread over partitions, and its topic "
+            "can't be compacted",
+            f"ALTER TABLE {name} ADD PRIMARY KEY (…); or set shaping.keys: {{{name}: [column]}}",
+        )
+    elif table.identity == "f" and table.primary_key:
+        yield Finding(
+            "table-identity-full",
+            Severity.NOTE,
+            name,
+            "relreplident = f beside a primary key",
+            "each update and delete writes the whole old row into the WAL; it buys `before`",
+            f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT; where nobody reads `before`",
+        )
+
+
+def _left_out(facts: Facts) -> Iterator[Finding]:
+    publication, found = facts.primary.publication, facts.primary.tables
+    out = [table.full_name for table in found if not table.included]
+    if publication is None or not out:
+        return
+    kept = [table.full_name for table in found if table.included]
+    more = f" and {len(out) - _NAMED_MAX} more" if len(out) > _NAMED_MAX else ""
+    if not publication.all_tables:
+        change = f"ALTER PUBLICATION {publication.name} DROP TABLE {', '.join(out)};"
+    else:
+        listed = ", ".join(kept) or "…"
+        change = (
+            "a publication for all tables can't be narrowed, and source.publication may not "
+            f"change under a prefix: begin the next prefix with source.tables: [{listed}]"
+        )
+    yield Finding(
+        "publication-sends-too-much",
+        Severity.WARNING,
+        f"publication {publication.name}",
+        f"{len(out)} of {len(found)} published tables are left out by the settings: "
+        f"{', '.join(out[:_NAMED_MAX])}{more}",
+        "the server decodes and sends every row of them, and the bridge drops it",
+        change,
+    )
