@@ -115,9 +115,9 @@ def tail(
     from_beginning: Annotated[
         bool, typer.Option("--from-beginning", help="Also what is there already.")
     ] = False,
-    count: Annotated[int, typer.Option(min=0, help="End after so many records; 0: never.")] = 0,
+    count: Annotated[int, typer.Option(min=0, help="End after this many records; 0: never.")] = 0,
     idle_s: Annotated[
-        float, typer.Option(min=0, help="End after so many seconds without a record; 0: never.")
+        float, typer.Option(min=0, help="End after this many seconds without a record; 0: never.")
     ] = 0,
 ) -> None:
     """Print committed events as JSON lines, until Ctrl-C. Changes nothing, commits no offsets.
