@@ -62,8 +62,14 @@ def repair(
         checkup = look()  # anew: another command may have changed things until it had ended
         done: list[Order] = []
         while (fixes := fixes_of(checkup, done)).of and agree(fixes):
-            perform(cluster, fixes.orders, lock, journal)
-            done += fixes.orders
+            # An operator may take long to agree, and a manager or a person act meanwhile.
+            checkup = look()
+            needed = set(fixes_of(checkup, done).orders)
+            orders = [order for order in fixes.orders if order in needed]
+            if not orders:
+                continue
+            perform(cluster, orders, lock, journal)
+            done += orders
             checkup = await_effect(cluster, look, fixes, settings.step_deadline_ms / 1000)
     return checkup, done, journal.problems
 

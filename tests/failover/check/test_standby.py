@@ -9,7 +9,7 @@ from schemas.lsn import parse_lsn
 from services.failover.checks.check_report import check_up
 from services.failover.checks.remedies import order
 from services.failover.cli.options import settings_of
-from services.failover.execute.fix import fixes_of, perform
+from services.failover.execute.fix import Fixes, fixes_of, perform, repair
 from services.failover.execute.history import unfinished
 from services.failover.execute.journal import BEGIN, DONE, END, FIX, Entry, Journal
 from services.failover.execute.lock import locked
@@ -170,6 +170,29 @@ def test_a_standby_that_was_left_cut_off(sound: Examiner, tmp_path: Path) -> Non
     after = ask(standby, "SHOW primary_conninfo")
     assert "password='hush'" in after
     assert "slotfailover-cut" not in after
+    sound.hasten()
+
+
+def test_fix_does_not_do_what_is_no_longer_needed_once_the_operator_has_agreed(
+    sound: Examiner,
+) -> None:
+    """An answer may take an hour, in which somebody else repairs it, in another way."""
+    standby = sound.trio.standby
+    set_on(standby, hot_standby_feedback="off")
+    sound.expect("hot-standby-feedback", "slotsync-worker")
+    settings, _ = settings_of(sound.config)
+    asked: list[Fixes] = []
+
+    def agree(fixes: Fixes) -> bool:
+        asked.append(fixes)
+        reset_on(standby, "hot_standby_feedback")
+        eventually(lambda: ask(standby, "SHOW hot_standby_feedback") == "on", what="it is on")
+        return True
+
+    with Cluster(settings, admin=True) as cluster:
+        _, done, _ = repair(cluster, settings, lambda: check_up(cluster.survey()), agree)
+    assert [len(fixes.orders) for fixes in asked] == [1]
+    assert done == []
     sound.hasten()
 
 
