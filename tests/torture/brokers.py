@@ -134,10 +134,13 @@ class Brokers:
                 folder.rename(_beside(folder, kept))
                 _beside(folder, old).rename(folder)
 
-    def forget_markers(self, prefix: str, since_ms: int, wanted: Callable[[str], bool]) -> int:
+    def forget_markers(
+        self, prefix: str, since_ms: int, wanted: Callable[[str], bool], seen: Mapping[str, int]
+    ) -> int:
         """All die before they have written the markers of the last transaction; how many."""
         with self._all_dead():
-            return sum(len(forget_markers(one, prefix, since_ms, wanted)) for one in self._each)
+            forgotten = [forget_markers(b, prefix, since_ms, wanted, seen) for b in self._each]
+        return sum(map(len, forgotten))
 
     @contextlib.contextmanager
     def _all_dead(self) -> Iterator[None]:

@@ -124,7 +124,11 @@ class Rig:
         with connect(stage.primary, self._bed.dbname) as connection:
             bank.open_accounts(connection)
         await_ready(stage.primary, stage.standby, self._bridge.slot)
-        watch = Watch(self._brokers.bootstrap_servers, self._is_ours, lambda: stage.supervised.pid)
+        watch = Watch(
+            *(self._brokers.bootstrap_servers, self._is_ours),
+            pid=lambda: stage.supervised.pid,
+            hiding=lambda: stage.hiding,
+        )
         watch.start()
         outcomes = Outcomes()
         clients = stage.clients = [

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from schemas.errors import ExitCode
-from schemas.events import ProgressRecord
+from schemas.events import ProgressRecord, progress_topic
+from schemas.settings import KafkaSettings
+from services.kafka.records import READ_DEADLINE_S, TopicReader, parse_record
 from services.testbed.bed import Bed
 from services.testbed.pair import STANDBY_SLOT, alter_system
 from services.testbed.postgres import PostgresServer
@@ -66,6 +68,8 @@ class Stage:
         self.findings: list[Finding] = []
         self.failovers = 0
         self.rival_kills = 0
+        self.hiding = False
+        """Whether a fault hides records until the bridge streams again."""
         self.clients: Sequence[Client] = ()
         self._began = time.monotonic()
 
@@ -122,6 +126,26 @@ class Stage:
     def progress(self) -> list[ProgressRecord]:
         """All progress records that are visible."""
         return insist(self.bridge.progress)
+
+    def noted_ends(self) -> dict[str, int]:
+        """topic-partition -> the farthest end that any progress record notes, visible or not."""
+        topic, found = progress_topic(self.bridge.prefix), dict[str, int]()
+        for record in insist(lambda: list(self._all_progress(topic))):
+            for name, ends in record.ends.items():
+                for partition, offset, _ in ends:
+                    place = f"{name}-{partition}"
+                    found[place] = max(offset, found.get(place, 0))
+        return found
+
+    def _all_progress(self, topic: str) -> Iterator[ProgressRecord]:
+        settings = KafkaSettings(
+            bootstrap_servers=self.brokers.bootstrap_servers, topic_prefix=self.bridge.prefix
+        )
+        with TopicReader(settings, topic, committed=False) as reader:
+            deadline = time.monotonic() + READ_DEADLINE_S
+            for offset, key, value in reader.between(*reader.bounds(), deadline):
+                if key == self.bridge.slot.encode() and value is not None:
+                    yield parse_record(ProgressRecord, topic, offset, value)
 
     def bridge_is_on(self, server: PostgresServer) -> bool:
         """Whether a bridge holds the slot there."""

@@ -40,7 +40,7 @@ class Supervised:
         self._nursery = Nursery(log.with_suffix(".passages"))
         self._lock = threading.Lock()
         self._pid = 0
-        self._armed: deque[str] = deque()
+        self._armed: deque[tuple[str, bool]] = deque()
         self._ours = False
         self._stopping = threading.Event()
         self._may_run = threading.Event()
@@ -54,7 +54,7 @@ class Supervised:
 
     def start(self, *failpoints: str) -> None:
         """From now on there is a bridge; the first ones have a failpoint each."""
-        self._armed.extend(failpoints)
+        self._armed.extend((failpoint, False) for failpoint in failpoints)
         self._thread.start()
 
     def kill(self) -> None:
@@ -65,11 +65,14 @@ class Supervised:
         """SIGTERM the present one; another follows."""
         self._signal(signal.SIGTERM)
 
-    def arm(self, *failpoints: str) -> None:
-        """Give the next processes a failpoint each, and make way for the first."""
+    def arm(self, *failpoints: str, ends_first: bool = False) -> None:
+        """Give the next processes a failpoint each, and make way for the first.
+
+        `ends_first`: they know where partitions end before they have Kafka commit (nursery).
+        """
         with self._lock:
             self._armed.clear()
-            self._armed.extend(failpoints)
+            self._armed.extend((failpoint, ends_first) for failpoint in failpoints)
         self.kill()
 
     @property
@@ -154,9 +157,11 @@ class Supervised:
                 if not self._may_run.is_set():
                     self._ended.wait(_RESTART_PAUSE_S)
                     continue
-                failpoint = self._armed.popleft() if self._armed else ""
+                failpoint, ends_first = self._armed.popleft() if self._armed else ("", False)
                 self._ours = False
-                self._pid = self._nursery.start(self._config, self._log, failpoint, self._sabotage)
+                self._pid = self._nursery.start(
+                    *(self._config, self._log, failpoint, self._sabotage), ends_first=ends_first
+                )
                 self.ends.starts += 1
             code = self._nursery.await_end()
             with self._ended:

@@ -48,7 +48,8 @@ class Hidden:
                 self.longest_s, self.where = now - since, place
 
     def lose_sight(self) -> None:
-        """The broker did not answer: what is hidden since when is not known any more."""
+        """The broker did not answer, or the rig hides records: what is hidden since when is not
+        known any more."""
         self._since.clear()
 
 
@@ -56,13 +57,21 @@ class Watch(threading.Thread):
     """Looks twice a second until `end`."""
 
     def __init__(
-        self, servers: str, is_ours: Callable[[str], bool], pid: Callable[[], int]
+        self,
+        servers: str,
+        is_ours: Callable[[str], bool],
+        pid: Callable[[], int],
+        hiding: Callable[[], bool],
     ) -> None:
-        """`is_ours` chooses topics by name; `pid` is of the bridge, 0 while there is none."""
+        """`is_ours` chooses topics by name; `pid` is of the bridge, 0 while there is none.
+
+        `hiding`: whether the rig hides records now; that time is not counted.
+        """
         super().__init__(name="watch", daemon=True)
         self._admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
         self._is_ours = is_ours
         self._pid = pid
+        self._hiding = hiding
         self._ended = threading.Event()
         self._looked = False
         """Whether it came to its end, and not to one by an error of its own."""
@@ -80,6 +89,8 @@ class Watch(threading.Thread):
                 self.hidden.lose_sight()
             else:
                 self.hidden.see(time.monotonic(), stable, ends)
+                if self._hiding():
+                    self.hidden.lose_sight()
         self._looked = True
 
     def end(self) -> list[Finding]:

@@ -1,8 +1,9 @@
 """Cuts markers of a transaction off a dead broker's files, as if it had died a moment before."""
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from services.testbed.kafka import KafkaBroker
 
@@ -12,34 +13,50 @@ BEFORE_LENGTH = 12
 IS_CONTROL = 0x20
 
 
-def last_batch(log: Path) -> tuple[int, bool, int]:
-    """Where the last batch of a partition's file begins, whether it is a marker, its time in ms."""
+class Batch(NamedTuple):
+    """Where a batch begins in its file, whether it is a marker, its time in ms, its offset."""
+
+    at: int
+    is_marker: bool
+    time_ms: int
+    offset: int
+
+
+def last_batch(log: Path) -> Batch:
+    """The last batch of a partition's file."""
     data = log.read_bytes()
-    at, found = 0, (0, False, 0)
+    at, found = 0, Batch(0, False, 0, 0)
     while at + HEADER.size <= len(data):
-        _, length, _, _, _, attributes, _, _, time_ms = HEADER.unpack_from(data, at)
+        offset, length, _, _, _, attributes, _, _, time_ms = HEADER.unpack_from(data, at)
         if length <= 0:
             break
-        found = (at, bool(attributes & IS_CONTROL), time_ms)
+        found = Batch(at, bool(attributes & IS_CONTROL), time_ms, offset)
         at += BEFORE_LENGTH + length
     return found
 
 
 def forget_markers(
-    broker: KafkaBroker, prefix: str, since_ms: int, wanted: Callable[[str], bool]
+    broker: KafkaBroker,
+    prefix: str,
+    since_ms: int,
+    wanted: Callable[[str], bool],
+    seen: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Cut the markers of the last transaction off, in partitions of `wanted` names.
 
-    Of all topics whose name has `prefix` somewhere in it.
+    Of all topics whose name has `prefix` somewhere in it. `seen`: topic-partition -> the end that
+    somebody has seen: a marker before it was there, so that its loss would be a loss of records.
     """
     data = broker.folder / "data"
     done = []
     for log in sorted(data.glob(f"*{prefix}*/*.log")):
-        at, is_marker, time_ms = last_batch(log)
+        last = last_batch(log)
         name = log.parent.name.removeprefix(f"{prefix}.")
-        if is_marker and time_ms >= since_ms and wanted(name):
+        if last.offset < (seen or {}).get(log.parent.name, 0):
+            continue
+        if last.is_marker and last.time_ms >= since_ms and wanted(name):
             with log.open("r+b") as file:
-                file.truncate(at)
+                file.truncate(last.at)
             for kept in (*log.parent.glob("*.snapshot"), *log.parent.glob("*index")):
                 kept.unlink()
             done.append(name)
@@ -62,3 +79,7 @@ def is_not_of_transactions(name: str) -> bool:
 
 def is_not_of_stagings(name: str) -> bool:
     return not name.startswith("prepared-")
+
+
+def is_of_stagings(name: str) -> bool:
+    return name.startswith("prepared-")
