@@ -132,6 +132,16 @@ def test_what_the_visible_record_covers_was_committed_by_its_producer_or_the_one
     assert again == Ending({TABLE: 7, ENDS: 8}, (0,), commit=True)
 
 
+def test_a_marker_that_is_late_lets_nothing_of_a_later_transaction_be_committed() -> None:
+    """The other producer's: its marker would also reach what it has written since."""
+    ours = {TABLE: Place(100, 2), ENDS: Place(120, 0)}
+    stuck = {TABLE: 7, ENDS: 8}
+    for record in (HIDDEN, None):
+        for tried in (set(), {TABLE}, {TABLE, ENDS}):
+            found = how_to_end(ours, stuck, WHOLE, record, tried, commit=None)
+            assert found == Ending({TABLE: 7}, (0,), commit=True)
+
+
 def test_of_two_that_hang_the_covered_one_comes_first() -> None:
     """Whatever is decided about the next one must not touch it."""
     ours = {PROGRESS: None, TABLE: Place(100, 2), ENDS: Place(120, 0)}

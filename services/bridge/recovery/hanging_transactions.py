@@ -127,6 +127,11 @@ def settle(
         ending = how_to_end(ours, stuck, last, record, tried, commit=commit)
         tried |= {*ending.partitions}
         _end(topics, producer, slot, ending, last if covered(ours, last) else record, while_waiting)
+    else:
+        require_told(topics, slot, while_waiting)
+        stuck = _stuck(topics, while_waiting)
+        if not stuck:
+            return
     logger.warning(
         "not judged: what other producers' open transactions hide in our topics",
         partitions=_names(stuck),
@@ -225,8 +230,11 @@ def how_to_end(
     if found := covered(ours, last):
         assert last is not None
         partitions = found if record is not None else _not_beyond(ours, last)
-        # It is of the transaction of `last`, or of the one before, which was the other's.
-        turn = 1 - last.producer if tried >= {*partitions} else last.producer
+        # It is of the transaction of `last`, or of the one before, which was the other's: not where
+        # there is a later one, which began only once that one was told. Markers may be late.
+        later = record is not None or len(found) < sum(map(bool, ours.values()))
+        before = tried >= {*partitions} and not later
+        turn = 1 - last.producer if before else last.producer
         return Ending({where: stuck[where] for where in partitions}, (turn,), commit=True)
     if not commit:  # of which nothing could be seen
         return Ending(stuck, BOTH, commit=False)
