@@ -81,8 +81,16 @@ def status(
     json: Annotated[
         bool, typer.Option("--json", help="Answer with one JSON document on stdout.")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")
+    ] = False,
+    every_s: Annotated[
+        float, typer.Option(min=0.5, help="With --watch: seconds between two looks.")
+    ] = 2.0,
 ) -> None:
     """Show the positions of bridge, slots and Kafka, and undecided prepared transactions.
+
+    --watch shows the last look on one screen; with --json, a document a line.
 
     Exit codes: 0 changes flow; 1 they do not: no bridge streams, a server or Kafka does not answer,
     commits are withheld, or a partition has no leader; 2 settings.
@@ -96,11 +104,18 @@ def status(
     with exit_codes():
         settings = load_settings(config)
         source, kafka = require(settings.source, "source"), require(settings.kafka, "kafka")
-        found = read_status(source, kafka, settings.shaping)
-        if json:
-            typer.echo(json_module.dumps(found.as_json()))
-        else:
-            print_status(Console(highlight=False, soft_wrap=True), found)
+        stop = stop_on_signals() if watch else None
+        console = Console(highlight=False, soft_wrap=True)
+        while True:
+            found = read_status(source, kafka, settings.shaping)
+            if json:
+                typer.echo(json_module.dumps(found.as_json()))
+            else:
+                if watch:
+                    console.clear()
+                print_status(console, found)
+            if stop is None or stop.wait(every_s):
+                break
         if found.obstacles:
             raise SystemExit(int(ExitCode.CHECK_FAILED))
 

@@ -1,6 +1,7 @@
 """`slotbridge status` on live servers: where everything is, and what waits for its decision."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,7 @@ def test_status_tells_slot_progress_readiness_and_prepared_transactions(
             ("waits", 5, True),
             ("abandoned", 3, True),
         }
+        assert watched(bridge, 2) == [found["slot"]] * 2
         assert bridge.stop() == 0, bridge.output
         connection.execute("ROLLBACK PREPARED 'abandoned'")
         stopped = status(bridge)
@@ -70,6 +72,21 @@ def test_status_tells_slot_progress_readiness_and_prepared_transactions(
         trio.standby.stop()
         found = as_json(bridge, ExitCode.CHECK_FAILED)
         assert "refused" in found["hosts"][1]["problem"]
+
+
+def watched(bridge: Bridge, count: int) -> list[str]:
+    """The slot as each of `count` looks of `status --watch` names it, before Ctrl-C ends it."""
+    program = str(Path(sys.executable).parent / "slotbridge")
+    command = [program, "status", "--config", str(bridge.config), "--watch", "--json"]
+    with subprocess.Popen(
+        [*command, "--every-s", "0.5"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(count)]
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.wait(60) == 0
+    return [json.loads(line)["slot"] for line in lines]
 
 
 def _rows(gid: str) -> list[int]:
