@@ -221,6 +221,7 @@ class ProgressRecord(_Contract):
     `id_scheme`: of which transactional ids those two are.
     `ends`: topic -> [partition, offset after what the slot has written there, leader epoch], of the
     partitions that were written last; not in every record (services/bridge/sink/partition_ends.py).
+    `topic_ids`: the id that Kafka has given to each of these topics, where it is known.
 
     The rest identifies the server that the events were read from (docs/DELIVERY.md, "The evidence
     at a start"). A record of an older release lacks it; each such field is then not judged.
@@ -244,6 +245,7 @@ class ProgressRecord(_Contract):
     producer: int = 0
     id_scheme: int = 1
     ends: dict[str, list[tuple[int, int, int]]] = {}
+    topic_ids: dict[str, str] = {}
     history: dict[int, int] | None = None
     origin_lsn: int = 0
     wal_lsn: int = 0

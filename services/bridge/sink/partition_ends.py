@@ -4,25 +4,27 @@ An unclean election, a disk that is lost with the only replica, a volume that wa
 records of a partition are gone, and nothing else tells of it. So progress records note where each
 partition ended once what was written there was acknowledged, about once a second: at most the last
 second before a crash is not judged. Where a partition has been led anew since, the leader is also
-asked whether it has all of that (`leader_epochs`): at a start, and while the bridge runs.
+asked whether it has all of that (`leader_epochs`): at a start, and while the bridge runs. The ids
+of topics are compared too (`topic_ids`): one that was made again has nothing of what was noted.
 """
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import structlog
 
 from schemas.errors import OperatorNeeded
 from schemas.events import ProgressRecord
 from services.bridge.sink.offsets import End, Partition, in_parts, name_of, some_answers
+from services.bridge.sink.topic_ids import IdWatch, MadeAgain, compare_ids
 from services.bridge.sink.topics import Topics
 
 logger = structlog.get_logger(__name__)
 
 NOTED_EVERY_S: Final = 1.0
 PARTITIONS_MAX: Final = 2000
-"""Of those that were written last: 40 kB a second."""
+"""Of those that were written last: 40 kB a second, 200 kB where each is of another topic."""
 _NAMED_MAX: Final = 5
 _AGAIN_S: Final = 60.0
 _STALE_S: Final = 20.0
@@ -39,6 +41,15 @@ class Lost(NamedTuple):
     offset: int
 
 
+class Kept(NamedTuple):
+    """What a start has found of what is noted, for the records to come."""
+
+    ends: dict[Partition, End]
+    topic_ids: dict[str, str]
+    renewed: bool
+    """Whether what is noted holds no longer: a topic is gone, or what is lost is accepted."""
+
+
 CutOff = Callable[[Mapping[Partition, End]], Mapping[Partition, bool]]
 """As `leader_epochs.cut_off`."""
 
@@ -51,21 +62,25 @@ class Tails:
         self._cut_off = cut_off
         self._topics: Topics | None = None
         self._ends: dict[Partition, End] = {}
+        self._ids: IdWatch | None = None
         self._due = 0.0
         self._again: dict[Partition, float] = {}
         """When to ask a leader again that has not told (time.monotonic)."""
         self.renewed = False
         """Whether the last record in Kafka notes ends that are known to hold no longer."""
 
-    def start(self, topics: Topics, record: ProgressRecord, *, go_on: bool) -> None:
+    def start(self, topics: Topics, record: ProgressRecord | None, *, go_on: bool) -> None:
         """Begin with what `record` and those before it have noted, as `check_tails` judges it.
 
         `go_on`: an operator accepts that records are lost by now; not what is lost later.
         """
-        self._topics = topics
-        self._ends, self.renewed = check_tails(topics, record, self._cut_off, go_on=go_on)
+        self._topics, kept = topics, Kept({}, {}, renewed=False)
+        if record is not None:
+            kept = check_tails(topics, record, self._cut_off, go_on=go_on)
+        self._ends, self.renewed = kept.ends, kept.renewed
+        self._ids = IdWatch(topics.admin, lambda: topics.brokers, kept.topic_ids)
 
-    def judge(self, lost: Sequence[Lost]) -> None:
+    def judge(self, lost: Sequence[Lost | MadeAgain]) -> None:
         """Raise OperatorNeeded where something is `lost`."""
         judge_lost(lost, self._slot, None, go_on=False)
 
@@ -85,6 +100,8 @@ class Tails:
             self._ends[place] = former if place in unjudged else end
         for place in list(self._ends)[: max(0, len(self._ends) - PARTITIONS_MAX)]:
             del self._ends[place]
+        if self._ids is not None:
+            self.judge(self._ids.look(lambda: {topic for topic, _ in self._ends}))
 
     def _judge_led_anew(
         self, then: Mapping[Partition, End], ends: Mapping[Partition, End]
@@ -103,6 +120,8 @@ class Tails:
     def hurry(self) -> None:
         """The next record notes what is known."""
         self._due = 0.0
+        if self._ids is not None:
+            self._ids.hurry()
 
     def note(self) -> Noted:
         """`ProgressRecord.ends` for a record that is written now: about once a second."""
@@ -111,6 +130,11 @@ class Tails:
             return {}
         self._due = now + NOTED_EVERY_S
         return noted(self._ends)
+
+    def note_all(self) -> dict[str, Any]:
+        """`ends` as `note` has them, and `topic_ids` of these topics, for a ProgressRecord."""
+        ends, known = self.note(), self._ids.known if self._ids is not None else {}
+        return {"ends": ends, "topic_ids": {at: known[at] for at in ends if at in known}}
 
 
 def noted(ends: Mapping[Partition, End]) -> Noted:
@@ -157,11 +181,10 @@ def _cut(
     return [Lost(at, end.offset, now[at].offset) for at, end in then.items() if told.get(at)]
 
 
-def check_tails(
-    topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_on: bool
-) -> tuple[dict[Partition, End], bool]:
-    """Where the noted partitions end now, and whether what is noted holds no longer: a topic is
-    gone, or what is lost is accepted. Raises OperatorNeeded where one ends earlier, or did once.
+def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_on: bool) -> Kept:
+    """Compare the noted partitions with where they end now, and the noted ids of their topics.
+
+    Raises OperatorNeeded where a partition ends earlier, or did once, or a topic was made again.
 
     `record`: any that is visible, as an end is a lower bound for ever. `go_on`: an operator accepts
     a loss for this start. What can't be judged is told.
@@ -169,22 +192,27 @@ def check_tails(
     noting = record if record.ends else topics.last_noting_ends(record.slot)
     if noting is None:
         logger.info("not judged: no progress record tells where partitions ended")
-        return {}, False
+        return Kept({}, {}, renewed=False)
     then = read_noted(noting)
     gone = sorted({topic for topic, _ in then if not topics.has(topic)})
     if gone:
         logger.warning("not judged: topics that the slot has written are gone", topics=gone)
     there = [place for place in then if topics.has(place[0])]
-    now = _asked_again(topics, then, _asked(topics, there))
-    lost = lost_tails(then, now)
-    asked = led_anew(then, now, lost)
+    names = sorted({topic for topic, _ in there})
+    ids, others = compare_ids(topics.admin, noting.topic_ids, names, brokers=topics.brokers)
+    made_again = {one.topic for one in others}
+    same = {place: then[place] for place in there if place[0] not in made_again}
+    now = _asked_again(topics, same, _asked(topics, there))
+    lost = lost_tails(same, now)
+    asked = led_anew(same, now, lost)
     told = cut_off(asked) if asked else {}
     lost += _cut(asked, now, told)
-    silent = [at for at in there if at not in now or (at in asked and at not in told)]
+    silent = {at for at in there if at not in now or (at in asked and at not in told)}
     _tell_silent(silent)
-    judge_lost(lost, record.slot, record.end_lsn, go_on=go_on)
-    kept = {place: now[place] for place in there if place not in silent}
-    return {place: kept.get(place, then[place]) for place in there}, bool(gone or lost)
+    judge_lost([*others, *lost], record.slot, record.end_lsn, go_on=go_on)
+    kept = same | {place: now[place] for place in there if place not in silent}
+    ids = {name: noting.topic_ids[name] for name in names if name in noting.topic_ids} | ids
+    return Kept(kept, ids, renewed=bool(gone or others or lost))
 
 
 def _asked(topics: Topics, places: Sequence[Partition]) -> dict[Partition, End]:
@@ -225,13 +253,17 @@ def _tell_silent(silent: Collection[Partition]) -> None:
         logger.warning("not judged: partitions whose leader does not answer", partitions=names)
 
 
-def _told(lost: Lost) -> str:
+def _told(lost: Lost | MadeAgain) -> str:
+    if isinstance(lost, MadeAgain):
+        return f"{lost.topic} was deleted and made again (id {lost.id}, not {lost.noted})"
     if lost.offset < lost.noted:
         return f"{name_of(lost.place)} ends at {lost.offset}, not {lost.noted}"
     return f"{name_of(lost.place)} was cut off before {lost.noted}, and written on since"
 
 
-def judge_lost(lost: Sequence[Lost], slot: str, lsn: int | None, *, go_on: bool) -> None:
+def judge_lost(
+    lost: Sequence[Lost | MadeAgain], slot: str, lsn: int | None, *, go_on: bool
+) -> None:
     """Raise OperatorNeeded that names what is lost, if anything is; `go_on`: only tell it."""
     if not lost:
         return

@@ -92,12 +92,12 @@ class Topics:
         self._while_waiting = while_waiting
         self._complaints = Complaints()
         options = client_options(settings) | {"error_cb": self._complaints.note}
-        self._admin = make_client(AdminClient, options)
+        self.admin = make_client(AdminClient, options)
         self._partitions: dict[str, int] = {}
         self._replicas: dict[str, int] = {}
-        self._brokers = 0
+        self.brokers = 0
         self.leaderless: frozenset[Partition] = frozenset()
-        self._configs = Configs(self._admin, settings)
+        self._configs = Configs(self.admin, settings)
 
     def prepare(self) -> None:
         """Make the bridge's own topics. Raises Retryable when no broker answers, or leads one."""
@@ -151,7 +151,7 @@ class Topics:
 
     def check_writable(self, topic: str) -> None:
         """Raises TopicRefused where the broker says that we may not write to `topic`."""
-        asked = self._admin.describe_topics(
+        asked = self.admin.describe_topics(
             TopicCollection([topic]),
             include_authorized_operations=True,
             request_timeout=REQUEST_TIMEOUT_S,
@@ -206,13 +206,13 @@ class Topics:
 
     def unstable_of(self, places: Sequence[Partition]) -> dict[Partition, int]:
         """As `unstable`, of these partitions."""
-        asked = [ask_ends(self._admin, places, committed=one) for one in (True, False)]
+        asked = [ask_ends(self.admin, places, committed=one) for one in (True, False)]
         stable, ends = map(answers, asked)
         return {at: end.offset for at, end in stable.items() if ends[at].offset > end.offset}
 
     def ask_ends(self, places: Iterable[Partition], *, committed: bool) -> Asked:
         """Ask for ends of partitions as `offsets.ask_ends` does."""
-        return ask_ends(self._admin, places, committed=committed)
+        return ask_ends(self.admin, places, committed=committed)
 
     def written(self) -> list[Partition]:
         """The partitions of all topics that this slot may have written to: those of the prefix and
@@ -283,10 +283,10 @@ class Topics:
         began, attempt_s = time.monotonic(), _ATTEMPT_S
         while True:
             try:
-                metadata = self._admin.list_topics(timeout=attempt_s)
+                metadata = self.admin.list_topics(timeout=attempt_s)
                 break
             except KafkaException as error:
-                self._admin.poll(0 if self._complaints.last else _LOOK_S)
+                self.admin.poll(0 if self._complaints.last else _LOOK_S)
                 waited_s = time.monotonic() - began
                 patience_s = _REFUSAL_S if self._complaints.refusal else _PATIENCE_S
                 hopeless = self._complaints.down and not self._complaints.refusal
@@ -301,10 +301,10 @@ class Topics:
     def learn_leaders(self) -> None:
         """As `refresh`, but once and briefly, and without a word where nobody answers."""
         with contextlib.suppress(KafkaException):
-            self._learn_all(self._admin.list_topics(timeout=_ATTEMPT_S))
+            self._learn_all(self.admin.list_topics(timeout=_ATTEMPT_S))
 
     def _learn_all(self, metadata: ClusterMetadata) -> None:
-        self._brokers, self.leaderless = len(metadata.brokers), leaderless(metadata)
+        self.brokers, self.leaderless = len(metadata.brokers), leaderless(metadata)
         for name, topic in metadata.topics.items():
             if topic.error is None:
                 self._learn(name, topic)
@@ -322,7 +322,7 @@ class Topics:
             return
         replicas = replication_factor(
             self.settings.replication_factor,
-            self._brokers,
+            self.brokers,
             (self._replicas.get(known(self.prefix), 0) for known in _OWN),
         )
         topic = NewTopic(
@@ -354,7 +354,7 @@ class Topics:
 
     def _create(self, topic: NewTopic) -> KafkaException | None:
         """Make a topic that another may have made meanwhile; return why it could not be made."""
-        future = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[topic.topic]
+        future = self.admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[topic.topic]
         try:
             while not future.done():
                 wait([future], _ATTEMPT_S)
@@ -375,7 +375,7 @@ class Topics:
         deadline, attempt_s = time.monotonic() + REQUEST_TIMEOUT_S, _ATTEMPT_S
         while time.monotonic() < deadline:
             try:
-                described = self._admin.list_topics(name, timeout=attempt_s).topics[name]
+                described = self.admin.list_topics(name, timeout=attempt_s).topics[name]
             except KafkaException:
                 attempt_s = min(2 * attempt_s, REQUEST_TIMEOUT_S)
             else:

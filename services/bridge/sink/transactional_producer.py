@@ -112,8 +112,7 @@ class TransactionalProducer:
         Raises OperatorNeeded where Kafka has lost what was written by then.
         """
         self._turns.follow(record)
-        if record is not None:
-            self.tails.start(self._topics, record, go_on=self._go_on_without_lost)
+        self.tails.start(self._topics, record, go_on=self._go_on_without_lost)
 
     def settle(
         self, records: Sequence[tuple[int, Event]], turns: Iterable[int], *, commit: bool
@@ -189,7 +188,7 @@ class TransactionalProducer:
         """
         self.begin()
         self.tails.learn(self.markers.ends())
-        own = {"producer": self._turns.turn, "id_scheme": ID_SCHEME, "ends": self.tails.note()}
+        own = {"producer": self._turns.turn, "id_scheme": ID_SCHEME, **self.tails.note_all()}
         value = record.model_copy(update=own).model_dump_json().encode()
         self._produce(Event(self._progress_topic, self._slot.encode(), value), 0, NOWHERE, None)
         self._commit_open(time.monotonic() + self._deadline_s)

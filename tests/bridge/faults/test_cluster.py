@@ -175,8 +175,8 @@ def test_a_broker_that_was_cut_off_and_takes_itself_for_the_leader_proves_no_los
         later = Timer(2.0, lambda: resume(others))
         later.start()
         last = record(1).model_copy(update={"ends": noted(there)})
-        kept, renewed = check_tails(stale, last, partial(cut_off, alone), go_on=False)
-        assert not renewed and kept[(name, 0)].offset == 20
+        kept = check_tails(stale, last, partial(cut_off, alone), go_on=False)
+        assert not kept.renewed and kept.ends[(name, 0)].offset == 20
         later.join()
     finally:
         cluster.resume()

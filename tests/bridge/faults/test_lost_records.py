@@ -149,3 +149,41 @@ def test_a_topic_that_is_gone_is_not_judged(
         connection.execute("INSERT INTO t VALUES (100000, 'again')")
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
+
+
+def test_a_topic_is_deleted_and_made_again_and_others_write_more_to_it_than_it_had(
+    conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
+) -> None:
+    """Ends and leader epochs are then those of a topic that has everything; only its id tells."""
+    bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
+    load.more(30)
+    load.stop()
+    bridge.caught_up()
+    noted(bridge)
+    assert bridge.stop() == 0, bridge.output
+    topic = f"{bridge.prefix}.public.t"
+    ends = bridge.progress()[-1].ends[topic]
+    assert {epoch for _, _, epoch in ends} == {0}
+    admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap_servers})
+    count = len(admin.list_topics(topic, timeout=20).topics[topic].partitions)
+    admin.delete_topics([topic])[topic].result(20)
+    eventually(lambda: topic not in bridge.topics(), what="the topic is gone", timeout_s=120)
+    admin.create_topics([NewTopic(topic, num_partitions=count)])[topic].result(20)
+    eventually(lambda: topic in bridge.topics(), what="the topic is there again", timeout_s=120)
+    other = Producer({"bootstrap.servers": own_kafka.bootstrap_servers})
+    for partition, offset, _ in ends:
+        for _ in range(offset + 10):
+            other.produce(topic, b"{}", b"of another", partition=partition)
+    assert other.flush(60) == 0
+    bridge.start(SLOTBRIDGE_FAILPOINT="shown:1")  # where it would begin to change something
+    assert bridge.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+    line = last_line(bridge.output)
+    assert f"Kafka lost committed records: {topic} was deleted and made again" in line
+    assert line.count(topic) == 1 and "bridge.on_lost_records: continue" in line
+    bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue")
+    await_session(bridge, 2)
+    assert "going on without records that Kafka has lost" in bridge.output
+    assert bridge.stop() == 0, bridge.output
+    bridge.start()
+    await_session(bridge, 3)
+    assert bridge.stop() == 0, bridge.output
