@@ -131,7 +131,7 @@ class BridgeSettings(ValueSettings):
     or put it into <prefix>.dead and go on."""
     on_divergence: Literal["stop", "continue"] = "stop"
     """What to do where Kafka has transactions that the database lost at a failover: stop and name
-    them, or put them into <prefix>.divergence and go on from the new timeline."""
+    them, or put them into <prefix>.divergence and go on from the new timeline (for one start)."""
     accept_unsent_changes_of: str = ""
     """`publication/oid/origin`, as the refusal names it: go on with this other publication or
     source.origin, though changes that were committed before are not sent. Of no effect for any

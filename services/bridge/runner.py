@@ -31,6 +31,8 @@ GARBAGE_OBJECTS = 50_000
 PAUSE_MIN_S = 0.2
 PAUSE_MAX_S = 10.0
 STANDBY_PAUSE_S = 0.5
+_AFTER_THE_START = {"on_divergence": "stop", "on_lost_records": "stop"}
+"""What an operator accepts is there to be seen at the start, not what comes weeks later."""
 _GROWING = tenacity.wait_random_exponential(multiplier=0.2, max=3)
 
 
@@ -205,7 +207,7 @@ class Runner:
         return self._stop.is_set() or waited_s > self._bridge.connect_deadline_ms / 1000
 
     def _open(self) -> Session:
-        """Open a session; what Kafka has lost is accepted for the first one that can be opened."""
+        """Open a session; only the first one that opens goes on with what an operator accepts."""
         self._moved.clear()  # before the source is read: a move from here on ends the session
         session = Session(
             self._source,
@@ -221,7 +223,7 @@ class Runner:
         except BaseException:
             session.close()
             raise
-        self._bridge = self._bridge.model_copy(update={"on_lost_records": "stop"})
+        self._bridge = self._bridge.model_copy(update=_AFTER_THE_START)
         return session
 
     def _may_retry(self, error: BaseException) -> bool:

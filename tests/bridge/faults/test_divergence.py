@@ -32,10 +32,16 @@ def trio(new_pair: NewPair) -> Trio:
 @pytest.fixture
 def diverged(trio: Trio, new_bridge: NewBridge) -> Bridge:
     """It stopped: rows 100 to 102 and the prepared row 103 were lost, 1 and the prepared 2 not."""
+    return diverge(trio, new_bridge)
+
+
+def diverge(trio: Trio, new_bridge: NewBridge, **environment: str) -> Bridge:
+    """As `diverged`, of a bridge that was started with `environment` before that."""
     primary = trio.primary.conninfo(trio.dbname)
     with psycopg.connect(primary, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        bridge = new_bridge(both(trio), two_phase=True).start().streaming(primary)
+        bridge = new_bridge(both(trio), two_phase=True).start(**environment)
+        bridge.streaming(primary)
         connection.execute("INSERT INTO t VALUES (1)")
         bridge.caught_up(primary)
         await_ready(trio.primary, trio.standby, bridge.slot)  # an open transaction delays it
@@ -54,6 +60,14 @@ def diverged(trio: Trio, new_bridge: NewBridge) -> Bridge:
     assert bridge.exit_code() == ExitCode.TIMELINE, bridge.output
     assert "or accept them with bridge.on_divergence: continue" in bridge.output
     return bridge
+
+
+def test_a_divergence_is_accepted_for_the_start_not_one_that_comes_later(
+    trio: Trio, new_bridge: NewBridge
+) -> None:
+    """The process that was started once with `continue` runs on for weeks."""
+    bridge = diverge(trio, new_bridge, **{POLICY: "continue"})
+    assert f"{bridge.prefix}.divergence" not in bridge.topics()
 
 
 def prepare(connection: psycopg.Connection[tuple[object, ...]], number: int) -> None:
