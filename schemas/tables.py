@@ -133,7 +133,14 @@ class TablesSettings(_Part):
     on_changed_type: Literal["stop", "new_column"] = "stop"
     """A type that does not hold the old values: stop, or keep them in `column__old<n>`."""
     trigger_interval_ms: Milliseconds = 2_000
-    """The least time from the beginning of an epoch to that of the next."""
+    """The least time from the beginning of an epoch to that of the next: the streaming query's
+    trigger (processingTime)."""
+    transaction_offsets_per_trigger_max: int = Field(60_000, ge=1)
+    """Offsets of `<prefix>.transaction` that one micro-batch takes (maxOffsetsPerTrigger). A
+    transaction has two or three."""
+    checkpoint_location: str = ""
+    """Folder or URI with the streaming query's checkpoint; empty: `_checkpoints` in the warehouse.
+    It can be lost: the tables tell where to go on."""
     offsets_per_trigger_max: int = Field(200_000, ge=1)
     """Events of an epoch. A transaction is never split, so a larger one is an epoch of its own."""
     epochs_kept: int = Field(300, ge=2, le=100_000)

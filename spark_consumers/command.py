@@ -51,6 +51,9 @@ def run(
         float | None,
         typer.Option(min=0.1, help="Stop once nothing has arrived for this many seconds."),
     ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Stop once all is there that Kafka has at the start.")
+    ] = False,
 ) -> None:
     """Keep the tables current with the topics, until SIGTERM or SIGINT."""
     from spark_consumers.epochs import job
@@ -70,6 +73,7 @@ def run(
                 report=_print_json if as_json else _print_line,
                 stop=stop,
                 until_idle_s=until_idle,
+                once=once,
             )
         finally:
             spark.stop()

@@ -54,8 +54,9 @@ def _text(error: Exception) -> str:
     java = getattr(error, "java_exception", None)
     if java is not None:
         parts.append(str(java.toString()))
-    if error.__cause__ is not None and isinstance(error.__cause__, Exception):
-        parts.append(_text(error.__cause__))
+    # Spark's own exceptions keep the Java cause in a field of theirs.
+    causes = (error.__cause__, getattr(error, "_cause", None))
+    parts.extend(_text(cause) for cause in causes if isinstance(cause, Exception))
     return "\n".join(parts)
 
 
@@ -109,7 +110,7 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
     ),
     (
         r"CommitFailedException|ValidationException: (?:Found|Missing|Cannot commit)"
-        r"|Cannot fast-forward",
+        r"|Cannot fast-forward|CONCURRENT_STREAM_LOG_UPDATE",
         Retryable,
         ExitCode.NOT_READY,
         "another writer changed a table at the same time",

@@ -51,6 +51,8 @@ _EMBEDDED = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 _QUIET = (
+    # Adaptive execution is off in the query alone, not in the epochs, which use the session itself.
+    "org.apache.spark.sql.execution.streaming.ResolveWriteToStream",
     # Every batch that takes longer than the trigger's interval; the report says how long it took.
     "org.apache.spark.sql.execution.streaming.ProcessingTimeExecutor",
     # Tables are merged in threads, where a consumer can't be interrupted.

@@ -1,8 +1,10 @@
 """Who brings the events into tables: epochs of `slottables`, and the guides' foreachBatch MERGE."""
 
+import contextlib
 import json
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -11,7 +13,8 @@ from pyspark.sql.window import Window
 
 from benchmarks.tables.source import PARTITIONS, TOPIC
 from schemas.settings import Settings
-from spark_consumers.epochs.follower import Follower
+from spark_consumers.epochs import job
+from spark_consumers.epochs.report import EpochReport
 from spark_consumers.kafka.reader import Topics, reader_options
 
 EVENTS_AN_EPOCH = 50_000
@@ -29,20 +32,43 @@ class Ours:
     table = "slotbridge.bench.accounts"
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
-        self.follower = Follower(spark, settings)
+        self._spark, self._settings = spark, settings
 
     def take(self) -> Iterator[tuple[int, float]]:
-        """(rows, seconds) of each epoch until all is there."""
-        idle = 0
-        while idle < 5:
-            started = time.monotonic()
-            report = self.follower.step()
-            if report is None:
-                idle += 1
-            else:
-                idle = 0
-                rows = sum(table.rows for table in report.tables.values())
-                yield rows, time.monotonic() - started
+        """(rows, seconds) of each epoch until all is there; the first one starts the query."""
+        taken: list[tuple[int, float]] = []
+        since = time.monotonic()
+
+        def done(report: EpochReport) -> None:
+            nonlocal since
+            rows = sum(table.rows for table in report.tables.values())
+            taken.append((rows, time.monotonic() - since))
+            since = time.monotonic()
+
+        job.run(self._spark, self._settings, report=done, stop=threading.Event(), once=True)
+        yield from taken
+
+    @contextlib.contextmanager
+    def running(self, report: Callable[[EpochReport], None]) -> Iterator[None]:
+        """The streaming query goes on in a thread meanwhile, and reports its epochs there."""
+        stop = threading.Event()
+        failures: list[Exception] = []
+
+        def run() -> None:
+            try:
+                job.run(self._spark, self._settings, report=report, stop=stop)
+            except Exception as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+        if failures:
+            raise failures[0]
 
 
 class Plain:

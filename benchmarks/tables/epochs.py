@@ -11,6 +11,7 @@ import json
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +19,11 @@ from typing import Any
 
 from py4j.clientserver import ClientServerConnection  # type: ignore[import-untyped]
 
+from benchmarks.tables.contenders import Ours
 from benchmarks.tables.rig import Rig, rig
 from benchmarks.tables.source import Source
 from services.testbed.java import short_lived_spark
-from spark_consumers.epochs.follower import Follower
+from spark_consumers.epochs.report import EpochReport
 
 EVENTS = 300
 
@@ -50,18 +52,24 @@ def _measure(given: Rig, options: argparse.Namespace) -> dict[str, Any]:
     names = [f"t{number}" for number in range(options.tables)]
     source = Source(given.servers, names)
     source.make_topics(options.other_topics)
-    follower = Follower(given.spark, given.settings)
     source.write("insert", 500 * options.tables)
-    each = []
-    with _commands() as asked:
+    each: list[list[float]] = []
+    brought = threading.Semaphore(0)
+    reached = -1
+
+    def done(report: EpochReport) -> None:
+        nonlocal reached
+        reached = report.commit_lsn
+        brought.release()
+
+    with _commands() as asked, Ours(given.spark, given.settings).running(done):
         for _ in range(epochs):
             before = (time.monotonic(), given.java_cpu_s, len(asked))
-            while follower.record.commit_lsn < source.commit_lsn:
-                follower.step()
+            while reached < source.commit_lsn:
+                assert brought.acquire(timeout=300), "no epoch within 300 s"
             after = (time.monotonic(), given.java_cpu_s, len(asked))
             each.append([b - a for a, b in zip(before, after, strict=True)])
             source.write("update", EVENTS, touched)
-    follower.close()
     seconds, cpu_s, commands = (
         statistics.median(values) for values in zip(*each[epochs // 2 :], strict=True)
     )

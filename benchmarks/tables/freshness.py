@@ -7,6 +7,7 @@ from collections import deque
 
 from benchmarks.tables.contenders import Ours
 from benchmarks.tables.source import ROWS_A_TRANSACTION, Source
+from spark_consumers.epochs.report import EpochReport
 
 _WARM_UP_S = 20.0
 
@@ -32,16 +33,18 @@ def freshness(source: Source, ours: Ours, *, rows_per_s: int, seconds: float) ->
     writer = threading.Thread(target=write)
     ages: list[float] = []
     begun = time.monotonic()
+
+    def done(report: EpochReport) -> None:
+        now = time.monotonic()
+        while waiting and waiting[0][0] <= report.commit_lsn:
+            _, written = waiting.popleft()
+            if written - begun > _WARM_UP_S:
+                ages.append(now - written)
+
     writer.start()
     try:
-        while time.monotonic() - begun < _WARM_UP_S + seconds:
-            if ours.follower.step() is None:
-                time.sleep(0.1)
-            now, lsn = time.monotonic(), ours.follower.record.commit_lsn
-            while waiting and waiting[0][0] <= lsn:
-                _, written = waiting.popleft()
-                if written - begun > _WARM_UP_S:
-                    ages.append(now - written)
+        with ours.running(done):
+            time.sleep(_WARM_UP_S + seconds)
     finally:
         ended.set()
         writer.join()

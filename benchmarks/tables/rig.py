@@ -59,6 +59,7 @@ def rig(
             tables = TablesSettings(
                 warehouse=folder / "warehouse",
                 offsets_per_trigger_max=offsets_per_trigger_max,
+                trigger_interval_ms=100,
                 driver_memory=driver_memory,
                 spark_options={
                     "spark.jars": jars.class_path("spark", ","),

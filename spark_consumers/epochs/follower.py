@@ -1,5 +1,6 @@
 """Takes all tables of a group from one commit LSN to a later one, so that a kill changes nothing.
 
+    0. take    records of the transaction topic, as the streaming query hands them (epochs/stream)
     1. cut     whole transactions after the last epoch (kafka/transactions)
     2. read    their events, all that their ENDs count (epochs/reading)
     3. write   into a branch of each table, which nobody reads (epochs/stage)
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterable
 
 import structlog
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from schemas.errors import OperatorNeeded
 from schemas.lsn import format_lsn
@@ -38,10 +39,10 @@ from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables
 from spark_consumers.kafka.divergence import Divergences
 from spark_consumers.kafka.reader import Topics
 from spark_consumers.kafka.shapes import DeadLetters, ShapeLog
-from spark_consumers.kafka.transactions import Cut, TransactionLog
+from spark_consumers.kafka.transaction_topic import TransactionTopic
+from spark_consumers.kafka.transactions import Cut, Transactions
 
 log = structlog.get_logger()
-_REDO_DEADLINE_S = 60.0
 
 
 class Follower:
@@ -71,13 +72,10 @@ class Follower:
         self._stage = Stage(spark, self._settings, self._tables.namespace)
         self._asked = ""
         self._record, self._redo_lsn = self._found()
-        self._log = TransactionLog(
-            kafka,
-            topics,
-            self._follows,
-            self._record.transaction_offset,
-            self._record.commit_lsn,
-        )
+        self.topic = TransactionTopic(kafka, topics, self._follows)
+        self._log = Transactions(self._record.transaction_offset, self._record.commit_lsn)
+        self._current = False
+        """Whether shapes and divergences are known as of the transactions that were taken."""
 
     @property
     def record(self) -> EpochRecord:
@@ -88,6 +86,21 @@ class Follower:
     def states(self) -> dict[str, State]:
         """What each table has, by source table."""
         return self._states
+
+    @property
+    def namespace(self) -> str:
+        """The Iceberg namespace of the tables."""
+        return self._tables.namespace
+
+    @property
+    def offset(self) -> int | None:
+        """Where the next records of the transaction topic are to be read; None: at the first."""
+        return self._log.offset
+
+    @property
+    def redoes(self) -> bool:
+        """Whether an epoch that was begun is still to be made again."""
+        return self._redo_lsn is not None
 
     def waiting(self) -> tuple[int, int]:
         """When the first transaction that waits committed (ms since 1970), and how many bytes of
@@ -107,11 +120,29 @@ class Follower:
 
     def close(self) -> None:
         """Close the connections to the broker."""
-        for part in (self._log, self._shapes, self._dead, self._divergences):
+        for part in (self._shapes, self._dead, self._divergences):
             part.close()
 
+    def take(self, records: DataFrame, offset: int) -> None:
+        """Take in records of the transaction topic, all from `self.offset` up to `offset`.
+
+        Records that were taken before, and those of transactions that the tables have, change
+        nothing. Raises BadInput for a record that is not a transaction's.
+        """
+        self._log.take(self.topic.ends(records, self._record.commit_lsn), offset)
+        self._current = False
+
+    def brings(self, records: DataFrame) -> bool:
+        """Whether the tables lack events of a transaction among records of its topic."""
+        return any(end.counts for end in self.topic.ends(records, self._record.commit_lsn))
+
+    def require_redone(self) -> None:
+        """Raise OperatorNeeded where an epoch was begun whose transactions did not come."""
+        if self._redo_lsn is not None:
+            raise self._lost(self._redo_lsn)
+
     def step(self) -> EpochReport | None:
-        """Bring the next epoch; None while there is no transaction for it.
+        """Bring the next epoch of what was taken; None while there is no transaction for it.
 
         Raises BadInput naming the record that is refused, SetupError for a change of shape that is
         not taken over, OperatorNeeded for a dead letter or where Kafka lacks events.
@@ -171,23 +202,36 @@ class Follower:
 
     def _cut(self) -> Cut | None:
         if self._redo_lsn is not None:
-            cut: Cut | None = self._log.upto(self._redo_lsn, _REDO_DEADLINE_S)
-            self._topics.refresh()
-        elif not self._log.read():
+            if not self._log.reaches(self._redo_lsn):
+                return None
+            self._read_small_topics()
+            cut = self._log.upto(self._redo_lsn)
+            if cut is None:
+                raise self._lost(self._redo_lsn)
+            return cut
+        if not self._log.waiting()[1]:
             return None
-        else:
-            self._topics.refresh()  # after the ENDs: what they count has its partitions by now
-            self._shapes.read()
-            change = self._shapes.first_change(self._record.commit_lsn)
-            cut = self._log.cut(self._settings.offsets_per_trigger_max, change)
-        if cut is None:
-            return None
-        self._divergences.require_none()
-        self._shapes.read()  # what has come with the last transactions
+        self._read_small_topics()
         change = self._shapes.first_change(self._record.commit_lsn)
-        if self._redo_lsn is None and change is not None and change <= cut.commit_lsn:
-            return self._log.cut(self._settings.offsets_per_trigger_max, change)
-        return cut
+        return self._log.cut(self._settings.offsets_per_trigger_max, change)
+
+    def _read_small_topics(self) -> None:
+        """Learn what was written before the transactions that were taken: after their ENDs, what
+        these count has its partitions and its shapes."""
+        if not self._current:
+            self._topics.refresh()
+            self._divergences.require_none()
+            self._shapes.read()
+            self._current = True
+
+    def _lost(self, commit_lsn: int) -> OperatorNeeded:
+        return OperatorNeeded(
+            "Kafka lacks transactions that a table has already taken",
+            operation="go on with an epoch",
+            subject=self.topic.name,
+            lsn=commit_lsn,
+            hint="the topics were made anew or their retention was too short: rebuild the tables",
+        )
 
     def _open(self, cut: Cut) -> dict[str, OpenTable]:
         """The tables that the epoch brings something, by source table."""

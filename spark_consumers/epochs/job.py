@@ -1,7 +1,6 @@
-"""Runs epoch after epoch until it is stopped."""
+"""Runs epoch after epoch until it is stopped: a streaming query, started anew where it must be."""
 
 import threading
-import time
 from collections.abc import Callable
 
 import structlog
@@ -13,10 +12,11 @@ from schemas.settings import Settings, ValueSettings, require
 from spark_consumers.epochs.follower import Follower
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.report import EpochReport
+from spark_consumers.epochs.stream import Stream
 from spark_consumers.failures import FOREIGN, translated
 
 log = structlog.get_logger()
-_POLL_S = 0.1
+_LOSS_PAUSE_S = 0.1
 _LOSSES_MAX = 5
 """So often an epoch begins again, one time after the other, before it is an error."""
 _LOSS_PAUSE_MAX_S = 10.0
@@ -29,8 +29,10 @@ def run(
     report: Callable[[EpochReport], None],
     stop: threading.Event,
     until_idle_s: float | None = None,
+    once: bool = False,
 ) -> None:
-    """Bring epochs until `stop` is set, or until nothing has come for `until_idle_s` seconds.
+    """Bring epochs until `stop` is set, or until nothing has come for `until_idle_s` seconds;
+    `once`: until all is there that Kafka has now.
 
     The epoch under way is finished first. Raises what failed as a SlotbridgeError.
     """
@@ -47,7 +49,7 @@ def run(
 
     while True:
         try:
-            _follow(spark, settings, metrics, done, stop, until_idle_s)
+            _follow(spark, settings, metrics, done, stop, until_idle_s, once=once)
         except (*FOREIGN, Retryable) as error:
             failure = translated(error, "apply an epoch")
             # Somebody else has changed a table, as maintenance does: what it has is read again.
@@ -57,7 +59,7 @@ def run(
                 raise failure from error
             losses += 1
             log.warning("restarting an epoch", error=str(failure), times=losses)
-            stop.wait(min(_POLL_S * 2**losses, _LOSS_PAUSE_MAX_S))
+            stop.wait(min(_LOSS_PAUSE_S * 2**losses, _LOSS_PAUSE_MAX_S))
         else:
             log.info("stopped")
             return
@@ -70,9 +72,9 @@ def _follow(
     report: Callable[[EpochReport], None],
     stop: threading.Event,
     until_idle_s: float | None,
+    *,
+    once: bool,
 ) -> None:
-    tables = require(settings.tables, "tables")
-    interval_s = tables.trigger_interval_ms / 1000
     follower = Follower(spark, settings)
     lsn = follower.record.commit_lsn
     log.info(
@@ -83,22 +85,9 @@ def _follow(
         adaptive=spark.conf.get("spark.sql.adaptive.enabled"),
     )
     try:
-        idle_since = maintained = time.monotonic()
-        while not stop.is_set():
-            started = time.monotonic()
-            done = follower.step()
-            metrics.waiting(*follower.waiting())
-            if done is not None:
-                report(done)
-                idle_since = time.monotonic()
-                stop.wait(max(0.0, interval_s - (idle_since - started)))
-            elif until_idle_s is not None and started - idle_since >= until_idle_s:
-                break
-            else:
-                stop.wait(_POLL_S)
-            if 0 < tables.maintenance_interval_ms <= (started - maintained) * 1000:
-                follower.maintain()
-                maintained = time.monotonic()
+        tables = require(settings.tables, "tables")
+        stream = Stream(spark, tables, follower, metrics, report, stop)
+        stream.run(until_idle_s=until_idle_s, once=once)
     finally:
         follower.close()
 

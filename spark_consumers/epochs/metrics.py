@@ -2,6 +2,7 @@
 
 import platform
 import time
+from collections.abc import Mapping
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -23,7 +24,8 @@ class Metrics:
         self._epoch = self._gauge("epoch", "Number of the last committed epoch.")
         self._lsn = self._gauge("commit_lsn", "Commit LSN that all tables have reached.")
         self._bytes = self._gauge(
-            "lag_bytes", "Bytes of WAL between the tables' commit LSN and Kafka's last transaction."
+            "lag_bytes",
+            "Bytes of WAL between the tables' commit LSN and the last transaction that was read.",
         )
         build = Gauge(
             "slottables_build_info",
@@ -52,6 +54,26 @@ class Metrics:
             name: Counter(f"slottables_{name}", text, registry=self.registry)
             for name, text in counters.items()
         }
+        self._batch_seconds = Histogram(
+            "slottables_batch_seconds",
+            "Seconds that a micro-batch of the streaming query took, its epochs included.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._phases = Counter(
+            "slottables_batch_phase_seconds",
+            "Seconds that micro-batches spent in each phase that Spark names (durationMs).",
+            ["phase"],
+            registry=self.registry,
+        )
+        self._records = Counter(
+            "slottables_transaction_records",
+            "Records of the transaction topic that the streaming query has read.",
+            registry=self.registry,
+        )
+        self._behind = self._gauge(
+            "offsets_behind", "Offsets of the transaction topic that the last micro-batch left."
+        )
         self._waiting_since_ms = 0
 
     def serve(self, tables: TablesSettings) -> None:
@@ -80,6 +102,16 @@ class Metrics:
         self._epoch.set(report.epoch)
         self._lsn.set(report.commit_lsn)
         self._seconds.observe(report.seconds)
+
+    def batch(self, durations_ms: Mapping[str, int], records: int, behind: float) -> None:
+        """Record what Spark reports of a micro-batch."""
+        for phase, spent_ms in durations_ms.items():
+            if phase == "triggerExecution":
+                self._batch_seconds.observe(spent_ms / 1000)
+            else:
+                self._phases.labels(phase).inc(spent_ms / 1000)
+        self._records.inc(records)
+        self._behind.set(behind)
 
     def waiting(self, since_ms: int, lag_bytes: int) -> None:
         """Record the lag: the oldest waiting transaction's commit time (0: none) and the bytes."""

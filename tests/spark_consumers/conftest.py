@@ -110,20 +110,29 @@ class Pipeline:
             self._follower.close()
             self._follower = None
 
+    def step(self) -> EpochReport | None:
+        """Bring one epoch of what Kafka has, None without any: a micro-batch without the query."""
+        topic = self.follower.topic
+        if topic.exists():
+            start, end = topic.require(self.follower.offset), topic.stable()
+            if start < end:
+                self.follower.take(topic.between(self.spark, start, end), end)
+        return self.follower.step()
+
     def apply(self) -> EpochReport:
         """Bring epochs until the last published transaction is there; the last one's report."""
         found: list[EpochReport] = []
 
         def done() -> bool:
-            report = self.follower.step()
+            report = self.step()
             found.extend([report] if report else [])
             return self.follower.record.commit_lsn >= self.publisher.commit_lsn
 
         eventually(done, what="every transaction is applied", timeout_s=90)
         return found[-1]
 
-    def stream(self, *, idle_s: float = IDLE_S) -> list[EpochReport]:
-        """Run the job until nothing comes any more."""
+    def stream(self, *, idle_s: float | None = IDLE_S, once: bool = False) -> list[EpochReport]:
+        """Run the job until nothing comes any more, or `once`."""
         self.restart()
         reports: list[EpochReport] = []
         job.run(
@@ -131,7 +140,8 @@ class Pipeline:
             self.settings,
             report=reports.append,
             stop=threading.Event(),
-            until_idle_s=idle_s,
+            until_idle_s=None if once else idle_s,
+            once=once,
         )
         return reports
 

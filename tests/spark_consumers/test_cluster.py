@@ -1,9 +1,12 @@
 """The same job by spark-submit, on a standalone cluster of two workers."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,35 +91,64 @@ def test_spark_submit_runs_the_same_job_on_two_workers(
     }
     config.write_text(yaml.safe_dump(document), encoding="utf-8")
     spark_jars = jars.class_path("spark", ",")
-    done = subprocess.run(
-        [
-            *(SPARK_HOME / "bin" / "spark-submit", "--master", master, "--jars", spark_jars),
-            *("--driver-memory", "700m", "--executor-memory", "500m"),
-            *("--conf", "spark.driver.host=127.0.0.1"),
-            *("--conf", "spark.sql.shuffle.partitions=7"),
-            *("--conf", f"spark.driver.extraJavaOptions={' '.join(QUICK)}"),
-            *("--conf", f"spark.executor.extraJavaOptions={' '.join(QUICK)}"),
-            *(submit.__file__, "run", "--config", config, "--json", "--until-idle", "1"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-        env={
-            **os.environ,
-            "JAVA_HOME": str(find_java_home()),
-            "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": str(Path(submit.__file__).parents[1]),
-        },
-    )
+    ui_port = free_port()
+    with streaming_tab(ui_port) as pages:
+        done = subprocess.run(
+            [
+                *(SPARK_HOME / "bin" / "spark-submit", "--master", master, "--jars", spark_jars),
+                *("--driver-memory", "700m", "--executor-memory", "500m"),
+                *("--conf", "spark.driver.host=127.0.0.1"),
+                *("--conf", "spark.sql.shuffle.partitions=7"),
+                *("--conf", f"spark.ui.port={ui_port}"),
+                *("--conf", f"spark.driver.extraJavaOptions={' '.join(QUICK)}"),
+                *("--conf", f"spark.executor.extraJavaOptions={' '.join(QUICK)}"),
+                *(submit.__file__, "run", "--config", config, "--json", "--once"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=500,
+            env={
+                **os.environ,
+                "JAVA_HOME": str(find_java_home()),
+                "PYSPARK_PYTHON": sys.executable,
+                "PYTHONPATH": str(Path(submit.__file__).parents[1]),
+            },
+        )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(x) for x in done.stdout.splitlines() if x.startswith('{"epoch"')]
     assert [line["events"] for line in lines] == [200, 100]
     log = next(json.loads(x) for x in done.stdout.splitlines() if '"consuming"' in x)
     assert (log["shuffle_partitions"], log["adaptive"]) == ("7", "true")
     assert rows(tmp_path, topic_prefix) == [(n, n < 100) for n in range(200)]
+    assert any(f"slottables {topic_prefix}" in page for page in pages)
     executors = list(tmp_path.glob("w*/app-*/*"))
     assert len(executors) == 2
+
+
+@contextlib.contextmanager
+def streaming_tab(port: int) -> Iterator[list[str]]:
+    """What the streaming tab of Spark's UI shows meanwhile, again and again."""
+    found: list[str] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.2):
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(
+                    f"http://127.0.0.1:{port}/StreamingQuery/", timeout=10
+                ) as answer,
+            ):
+                found.append(answer.read().decode())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
 
 
 def rows(warehouse: Path, prefix: str) -> list[tuple[int, int]]:

@@ -149,7 +149,7 @@ def test_an_epoch_that_some_tables_have_is_made_again_for_the_others(
         t.insert(HISTORY, {"note": "third"})
     written = {name: pipeline.spark.table(f"{name}.snapshots").count() for name in done}
     pipeline.restart()
-    report = pipeline.follower.step()
+    report = pipeline.step()
     assert report is not None and report.epoch == 2
     assert {n: pipeline.spark.table(f"{n}.snapshots").count() for n in done} == written
     pipeline.apply()

@@ -1,86 +1,110 @@
-"""The transaction topic while transactions come steadily: an epoch begins all the same."""
+"""Where epochs are cut of the transactions that were read, and what the topic's records say."""
 
-import threading
-import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable
 
 import pytest
+from pyspark.sql import SparkSession
 
+from schemas.errors import BadInput
 from schemas.settings import KafkaSettings
 from spark_consumers.kafka.reader import Topics
-from spark_consumers.kafka.transactions import TransactionLog
-from tests.providers.interface import Broker
-from tests.providers.waiting import eventually
-from tests.spark_consumers.publisher import Publisher, SourceTable
+from spark_consumers.kafka.transaction_topic import TransactionTopic
+from spark_consumers.kafka.transactions import End, Transactions
 
-ITEMS = SourceTable("items", {"id": ("int4", -1)})
-READ_MAX_S = 2.0
-"""A read of what is there takes milliseconds; a backlog is read for up to one second."""
+TOPIC = "p.transaction"
 
 
-class SteadyLoad:
-    """Transactions of one row, one after the other, in a thread."""
-
-    def __init__(self, publisher: Publisher) -> None:
-        self._publisher = publisher
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.transactions = 0
-
-    def __enter__(self) -> "SteadyLoad":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.is_set():
-            with self._publisher.transaction() as t:
-                t.insert(ITEMS, {"id": self.transactions})
-            self.transactions += 1
+def end(number: int, **counts: int) -> End:
+    """The END of transaction `number`: three offsets each, LSNs grow by 100."""
+    return End(3 * number + 1, 100 * number, number, number, Counter(counts))
 
 
-@pytest.fixture
-def publisher(kafka: Broker, topic_prefix: str) -> Publisher:
-    found = Publisher(kafka.bootstrap_servers, topic_prefix)
-    found.announce(ITEMS)
+def taken(ends: Iterable[End], offset: int = 1000) -> Transactions:
+    found = Transactions(None, -1)
+    found.take(ends, offset)
     return found
 
 
+def test_a_cut_has_at_most_so_many_events_and_at_least_one_transaction() -> None:
+    log = taken(end(n, t=10) for n in range(1, 6))
+    for events_max, transactions in ((25, 2), (1, 1), (100, 2)):
+        cut = log.cut(events_max)
+        assert cut is not None
+        assert (cut.transactions, cut.counts["t"]) == (transactions, 10 * transactions)
+        log.done(cut)
+    assert log.cut(1) is None
+
+
+def test_a_cut_ends_before_a_change_and_is_found_again_by_its_lsn() -> None:
+    log = taken([end(1, t=1), end(2), end(3, t=1), end(4, t=1), end(5)])
+    cut = log.cut(100, before_lsn=400)
+    assert cut is not None and cut.commit_lsn == 300
+    again = log.upto(300)
+    assert again is not None
+    assert (again.counts, again.offset) == (cut.counts, end(3).offset + 1)
+    assert log.upto(350) is None
+
+
+def test_the_last_cut_goes_on_after_everything_that_was_read() -> None:
+    log = taken([end(1, t=1), end(2, t=1), end(3)], offset=77)
+    first = log.cut(1)
+    assert first is not None and first.offset == end(1).offset + 1
+    log.done(first)
+    last = log.cut(1)
+    assert last is not None and last.offset == 77
+
+
+def test_what_was_taken_before_changes_nothing() -> None:
+    log = taken([end(1, t=1), end(2, t=1)], offset=10)
+    log.take([end(1, t=1), end(2, t=1), end(3, t=1)], 20)
+    cut = log.cut(100)
+    assert cut is not None and (cut.transactions, cut.offset) == (3, 20)
+    log.done(cut)
+    log.take([end(3, t=1)], 30)
+    assert log.waiting() == (0, 0)
+
+
 @pytest.fixture
-def transactions(kafka: Broker, topic_prefix: str) -> Iterator[TransactionLog]:
-    given = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix)
-    log = TransactionLog(given, Topics(given), lambda _: True, None, -1)
-    yield log
-    log.close()
+def topic() -> TransactionTopic:
+    kafka = KafkaSettings(bootstrap_servers="none:1", topic_prefix="p")
+    return TransactionTopic(kafka, Topics(kafka), lambda name: name != "public.other")
 
 
-def test_a_read_ends_while_transactions_come_steadily(
-    publisher: Publisher, transactions: TransactionLog
+def ends(spark: SparkSession, topic: TransactionTopic, *values: str | None) -> list[End]:
+    """The ENDs of records that have these values, after LSN 100."""
+    rows = [(0, n, value and value.encode(), 1) for n, value in enumerate(values)]
+    schema = "partition int, offset bigint, value binary, ts bigint"
+    records = spark.createDataFrame(rows, schema)
+    records = records.selectExpr("partition", "offset", "value", "timestamp_millis(ts) timestamp")
+    return list(topic.ends(records, 100))
+
+
+def test_ends_are_read_in_order_and_others_left_out(
+    spark: SparkSession, topic: TransactionTopic
 ) -> None:
-    with SteadyLoad(publisher) as load:
-        eventually(transactions.read, what="the first transaction is read")
-        for _ in range(5):
-            sent = load.transactions
-            started = time.monotonic()
-            assert transactions.read()
-            assert time.monotonic() - started < READ_MAX_S, load.transactions
-            eventually(lambda: load.transactions > sent + 20, what="more transactions")  # noqa: B023
+    found = ends(
+        *(spark, topic, '{"status": "BEGIN", "commit_lsn": 200}', None),
+        '{"status": "END", "commit_lsn": 100, "ts_ms": 1, "data_collections": null}',
+        '{"status": "END", "commit_lsn": 200, "ts_ms": 7, "data_collections": ['
+        '{"data_collection": "public.t", "event_count": 2},'
+        ' {"data_collection": "public.other", "event_count": 9}]}',
+        '{"status": "END", "commit_lsn": 300, "ts_ms": 8, "data_collections": null}',
+    )
+    assert found == [End(3, 200, 1, 7, Counter({"public.t": 2})), End(4, 300, 1, 8, Counter())]
 
 
-def test_reads_take_every_transaction_once_in_order(
-    publisher: Publisher, transactions: TransactionLog
+@pytest.mark.parametrize(
+    "value",
+    [
+        "no json",
+        '{"status": "END", "commit_lsn": 200}',
+        '{"status": "ENDED", "commit_lsn": 50, "ts_ms": 1}',
+        '{"status": "END", "commit_lsn": 200, "ts_ms": 1, "data_collections": [{}]}',
+    ],
+)
+def test_a_record_that_is_not_a_transactions_is_refused(
+    spark: SparkSession, topic: TransactionTopic, value: str
 ) -> None:
-    found = 0
-    with SteadyLoad(publisher) as load:
-        while load.transactions < 300:
-            if transactions.read():
-                cut = transactions.cut(50)
-                assert cut is not None
-                assert cut.transactions == cut.counts.total()
-                found += cut.transactions
-                transactions.done(cut)
-    rest = transactions.upto(publisher.commit_lsn, 30.0)
-    assert found + rest.transactions == load.transactions
+    with pytest.raises(BadInput, match=r"p\.transaction, partition 0, offset 1"):
+        ends(spark, topic, '{"status": "BEGIN"}', value)

@@ -7,7 +7,6 @@ import pytest
 from pyspark.errors import PySparkException
 
 from schemas.errors import Retryable
-from spark_consumers.epochs.follower import Follower
 from spark_consumers.epochs.ledger import Ledger
 from spark_consumers.epochs.stage import Stage
 from spark_consumers.failures import translated
@@ -81,7 +80,7 @@ def test_a_writer_that_was_paused_and_overtaken_writes_nothing(
 
     monkeypatch.setattr(place, name, paused)
     with pytest.raises((PySparkException, Retryable, Exception)) as raised:
-        pipeline.follower.step()
+        pipeline.step()
     error = translated(raised.value, "apply an epoch")
     assert isinstance(error, Retryable), raised.value
     assert "at the same time" in str(error) or "another program has changed" in str(error)
@@ -111,7 +110,7 @@ def test_a_branch_that_another_writer_has_removed_is_not_taken_for_an_epoch_of_n
 
     monkeypatch.setattr(Staging, "adopt", after_a_start)
     with pytest.raises(Retryable, match="another program has changed the table"):
-        pipeline.follower.step()
+        pipeline.step()
     pipeline.apply()
     assert [row.b for row in pipeline.rows("log")] == [0, 1]
 
@@ -156,9 +155,8 @@ def test_a_table_that_an_epoch_brings_nothing_is_not_touched(
     for name, tag in tags.items():
         rows = pipeline.spark.sql(f"SELECT * FROM {name} VERSION AS OF '{tag}'")
         assert rows.count() == pipeline.spark.table(name).count()
-    restarted = Follower(pipeline.spark, pipeline.settings)
-    assert restarted.step() is None
-    restarted.close()
+    pipeline.restart()
+    assert pipeline.step() is None
     pipeline.restart()
     pipeline.spark.sql(f"DROP TABLE {pipeline.identifier('_epochs')} PURGE")
     with pipeline.publisher.transaction() as t:

@@ -1,0 +1,38 @@
+"""Tells the metrics what the streaming query reports of its micro-batches."""
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from spark_consumers.epochs.metrics import Metrics
+
+
+class BatchListener(StreamingQueryListener):
+    """Listens to the query of one name; Spark calls it from a thread of its own."""
+
+    def __init__(self, name: str, metrics: Metrics) -> None:
+        self._name = name
+        self._metrics = metrics
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing is measured yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """A micro-batch is done."""
+        found = event.progress
+        if found.name == self._name:
+            behind = max(
+                (float(s.metrics.get("maxOffsetsBehindLatest", 0)) for s in found.sources),
+                default=0.0,
+            )
+            self._metrics.batch(found.durationMs, found.numInputRows, behind)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing has come for a while."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Who started the query knows."""

@@ -1,0 +1,236 @@
+"""Runs the streaming query over `<prefix>.transaction` whose micro-batches are epochs.
+
+A micro-batch is a range of that topic's offsets, so a set of whole transactions, in commit order.
+It is one epoch, or several: an epoch ends before a transaction that changes a shape, and has a
+limit of events. What a batch brings is told from its transactions' LSNs; a batch that Spark hands
+out again after a kill changes nothing.
+
+    main thread        waits for the end: a signal, a failure, nothing to read; maintains when idle
+    the query's own    `_batch`: takes the batch's records, brings its epochs, one after the other
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from schemas.errors import ExitCode, Retryable
+from schemas.tables import TablesSettings
+from spark_consumers.epochs.checkpoint import Checkpoint
+from spark_consumers.epochs.follower import Follower
+from spark_consumers.epochs.listener import BatchListener
+from spark_consumers.epochs.metrics import Metrics
+from spark_consumers.epochs.report import EpochReport
+
+log = structlog.get_logger()
+_POLL_S = 0.1
+_REDO_DEADLINE_S = 60.0
+CHECKPOINTS = "_checkpoints"
+"""The folder in the warehouse that has the checkpoints, one for each namespace."""
+
+
+class _EndedError(Exception):
+    """What Spark is told when a micro-batch does not end well: no values, no causes."""
+
+
+class Stream:
+    """One query, from its start to its end."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: TablesSettings,
+        follower: Follower,
+        metrics: Metrics,
+        report: Callable[[EpochReport], None],
+        stop: threading.Event,
+    ) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._follower = follower
+        self._metrics = metrics
+        self._report = report
+        self._stop = stop
+        self._name = f"slottables {follower.namespace}"
+        place = settings.checkpoint_location or f"{settings.warehouse.resolve()}/{CHECKPOINTS}"
+        self._checkpoint = Checkpoint(spark, f"{place}/{follower.namespace}", follower.topic.name)
+        self._working = threading.Lock()
+        self._ending = False
+        self._failure: BaseException | None = None
+        self._read_to = 0
+        """The offset up to which all micro-batches are done."""
+        self._maintained = time.monotonic()
+
+    def run(self, *, until_idle_s: float | None, once: bool) -> None:
+        """Bring epochs until `stop` is set; `once`: until all is there that Kafka has at the
+        start; `until_idle_s`: until nothing has come for that time.
+
+        The epoch under way is finished first. Raises what failed in an epoch as it is, what failed
+        in the query as a StreamingQueryException.
+        """
+        if not self._await_topic(until_idle_s, once=once):
+            return
+        listener = BatchListener(self._name, self._metrics)
+        self._spark.streams.addListener(listener)
+        try:
+            query = self._start(once=once)
+            try:
+                self._watch(query, until_idle_s)
+            finally:
+                self._end(query)
+        finally:
+            self._spark.streams.removeListener(listener)
+        if once and not self._stop.is_set():
+            self._follower.require_redone()
+
+    def _await_topic(self, until_idle_s: float | None, *, once: bool) -> bool:
+        """Wait until the bridge has made the topic; whether it has."""
+        started = time.monotonic()
+        while not self._follower.topic.exists():
+            waited_s = time.monotonic() - started
+            idle = until_idle_s is not None and waited_s >= until_idle_s
+            if once or idle or self._stop.wait(_POLL_S):
+                self._follower.require_redone()
+                return False
+        return not self._stop.is_set()
+
+    def _start(self, *, once: bool) -> StreamingQuery:
+        """Start the query where the tables are: on its checkpoint if that agrees with them."""
+        offset = self._follower.topic.require(self._follower.offset)
+        taken = self._take_checkpoint(offset)
+        self._read_to = offset
+        settings = self._settings
+        source = self._spark.readStream.format("kafka").options(**self._follower.topic.options())
+        source = source.option("startingOffsets", self._follower.topic.at(offset))
+        most = settings.transaction_offsets_per_trigger_max
+        records = source.option("maxOffsetsPerTrigger", most).load()
+        writer = records.writeStream.queryName(self._name).foreachBatch(self._batch)
+        writer = writer.option("checkpointLocation", self._checkpoint.location)
+        interval = f"{settings.trigger_interval_ms} milliseconds"
+        started = (
+            writer.trigger(availableNow=True) if once else writer.trigger(processingTime=interval)
+        ).start()
+        log.info("streaming", offset=offset, checkpoint="taken" if taken else "new")
+        return started
+
+    def _take_checkpoint(self, offset: int) -> bool:
+        """Whether the query can go on from its checkpoint; one that does not agree is removed."""
+        if not self._checkpoint.exists():
+            return False
+        found = self._checkpoint.progress()
+        known = self._follower.offset is not None
+        if found is not None and known and (found.agrees(offset) or self._agrees(found.start)):
+            return True
+        log.warning(
+            "the checkpoint does not agree with the tables: the query begins where they are",
+            checkpoint=self._checkpoint.location,
+            tables_offset=offset,
+            checkpoint_offset=found and found.start,
+        )
+        self._checkpoint.remove()
+        return False
+
+    def _agrees(self, start: int) -> bool:
+        """Whether a checkpoint is ahead of the tables only by transactions that bring nothing."""
+        offset = self._follower.offset
+        if offset is None or self._follower.redoes:
+            return False
+        if not offset <= start <= self._follower.topic.stable():
+            return False
+        records = self._follower.topic.between(self._spark, offset, start)
+        return not self._follower.brings(records)
+
+    def _batch(self, records: DataFrame, number: int) -> None:
+        """What the query calls with each micro-batch."""
+        try:
+            end = self._take(records, number)
+            while self._bring():
+                pass
+            self._read_to = end
+        except BaseException as error:
+            if not isinstance(error, _EndedError):
+                self._failure = error
+            # Spark logs what it gets, and an error may name values.
+            raise _EndedError("slottables ends this micro-batch, and says why itself") from None
+
+    def _take(self, records: DataFrame, number: int) -> int:
+        """Take in the records of a micro-batch; returns the offset where it ends."""
+        with self._working:
+            self._require_going_on()
+            end = self._checkpoint.end(number)
+            if end is None:
+                raise self._overtaken()
+            self._follower.take(records, end)
+            self._metrics.waiting(*self._follower.waiting())
+        return end
+
+    def _bring(self) -> bool:
+        """Bring the next epoch; whether there may be another one."""
+        with self._working:
+            if self._follower.waiting()[0]:
+                self._require_going_on()
+            done = self._follower.step()
+            self._metrics.waiting(*self._follower.waiting())
+            if done is not None:
+                self._report(done)
+                self._maintain()
+        return done is not None
+
+    def _overtaken(self) -> Retryable:
+        return Retryable(
+            "another program has changed the checkpoint of the streaming query",
+            operation="apply an epoch",
+            subject=self._checkpoint.location,
+            hint="run one slottables for each namespace",
+            exit_code=ExitCode.NOT_READY,
+        )
+
+    def _require_going_on(self) -> None:
+        if self._ending or self._stop.is_set():
+            raise _EndedError("slottables stops")
+
+    def _watch(self, query: StreamingQuery, until_idle_s: float | None) -> None:
+        """Wait for the end of the query, or for a reason to end it."""
+        idle_since = time.monotonic()
+        while query.isActive and not self._stop.wait(_POLL_S):
+            if not self._working.acquire(blocking=False):
+                idle_since = time.monotonic()
+                continue
+            try:
+                self._maintain()
+            finally:
+                self._working.release()
+            if until_idle_s is None and not self._follower.redoes:
+                continue
+            if self._follower.topic.stable() > self._read_to:
+                idle_since = time.monotonic()
+            idle_s = time.monotonic() - idle_since
+            if idle_s >= _REDO_DEADLINE_S:
+                self._follower.require_redone()
+            if until_idle_s is not None and idle_s >= until_idle_s:
+                break
+
+    def _end(self, query: StreamingQuery) -> None:
+        """End the query after the epoch under way; raises what it ended with by itself."""
+        ended = not query.isActive
+        self._ending = True
+        with self._working:
+            pass
+        query.stop()
+        if self._failure is not None:
+            raise self._failure
+        error = query.exception() if ended else None
+        if error is not None and not self._stop.is_set():
+            if self._checkpoint.query() != str(query.id):
+                raise self._overtaken() from error
+            raise error
+
+    def _maintain(self) -> None:
+        """Maintain the tables where it is time to; between two epochs."""
+        interval_s = self._settings.maintenance_interval_ms / 1000
+        if 0 < interval_s <= time.monotonic() - self._maintained:
+            self._follower.maintain()
+            self._maintained = time.monotonic()

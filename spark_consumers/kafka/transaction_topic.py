@@ -1,0 +1,144 @@
+"""Reads `<prefix>.transaction` by Spark: as the stream that drives epochs, or a range of it.
+
+    BEGIN, END   JSON; an END has commit_lsn, ts_ms, data_collections, an array of
+                 {data_collection, event_count}
+
+The topic has one partition, in commit order, and shows whole Kafka transactions: any range of its
+offsets is a set of whole source transactions.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from schemas.errors import BadInput, ExitCode, OperatorNeeded, SetupError
+from schemas.events import transaction_topic
+from schemas.settings import KafkaSettings
+from spark_consumers.kafka.reader import Topics, reader_options
+from spark_consumers.kafka.transactions import End
+
+_END = (
+    "status string, commit_lsn bigint, ts_ms bigint,"
+    " data_collections array<struct<data_collection: string, event_count: bigint>>"
+)
+OPERATION = "read transactions"
+
+
+class TransactionTopic:
+    """The topic of a prefix, and which of its transactions' events are the tables'."""
+
+    def __init__(
+        self, kafka: KafkaSettings, topics: Topics, follows: Callable[[str], bool]
+    ) -> None:
+        self.name = transaction_topic(kafka.topic_prefix)
+        self._kafka = kafka
+        self._topics = topics
+        self._follows = follows
+        self._names: dict[str, bool] = {}
+
+    def exists(self) -> bool:
+        """Whether the bridge has made it; raises SetupError where its order is lost."""
+        self._topics.refresh()
+        partitions = self._topics.partitions(self.name)
+        if partitions not in ((), (0,)):
+            raise self._order_lost(len(partitions))
+        return bool(partitions)
+
+    def stable(self) -> int:
+        """Return the offset up to which it can be read now."""
+        return self._topics.stable({self.name: (0,)})[self.name][0]
+
+    def require(self, offset: int | None) -> int:
+        """Where reading begins that should begin at `offset` (None: at the first record). Raises
+        OperatorNeeded where Kafka does not have that record any more, or never had it."""
+        first = self._topics.first({self.name: (0,)})[self.name][0]
+        if offset is None:
+            return first
+        if not first <= offset <= self.stable():
+            raise OperatorNeeded(
+                "Kafka has deleted events that the tables have not read",
+                operation="read Kafka",
+                subject=self.name,
+                hint="topic retention was too short, or a topic was recreated: rebuild the tables",
+            )
+        return offset
+
+    def options(self) -> dict[str, str]:
+        """Spark's options of a source that reads it."""
+        own = {
+            "subscribe": self.name,
+            "kafka.group.id": f"slottables-{self._kafka.topic_prefix}",
+            "failOnDataLoss": "true",
+        }
+        return reader_options(self._kafka) | own
+
+    def between(self, spark: SparkSession, start: int, end: int) -> DataFrame:
+        """The records of a range of offsets."""
+        reader = spark.read.format("kafka").options(**self.options())
+        for name, offset in (("startingOffsets", start), ("endingOffsets", end)):
+            reader = reader.option(name, self.at(offset))
+        return reader.load()
+
+    def at(self, offset: int) -> str:
+        """An offset as Spark's Kafka source writes it."""
+        return json.dumps({self.name: {"0": offset}})
+
+    def ends(self, records: DataFrame, after_lsn: int) -> Iterator[End]:
+        """The ENDs after `after_lsn` among records of the topic, in their order: one Spark job.
+
+        Raises BadInput for a record that is neither BEGIN nor END.
+        """
+        for row in sorted(ends(records, after_lsn).collect(), key=lambda row: row.offset):
+            yield self._end(row)
+
+    def _end(self, row: Row) -> End:
+        if row.partition != 0:
+            raise self._order_lost(row.partition + 1)
+        collections = [tuple(found) for found in row.data_collections or ()]
+        needed = (row.commit_lsn, row.ts_ms, *(value for c in collections for value in c))
+        if row.status != "END" or None in needed:
+            raise BadInput(
+                "the record is not the END of a transaction",
+                operation=OPERATION,
+                subject=f"{self.name}, partition 0, offset {row.offset}",
+                hint="only the bridge may write to its topics",
+                exit_code=ExitCode.RECORD_REFUSED,
+            )
+        counts = Counter({name: n for name, n in collections if self._followed(name)})
+        return End(row.offset, row.commit_lsn, row.read_ms, row.ts_ms, counts)
+
+    def _followed(self, name: str) -> bool:
+        known = self._names.get(name)
+        if known is None:
+            known = self._names[name] = self._follows(name)
+        return known
+
+    def _order_lost(self, partitions: int) -> SetupError:
+        return SetupError(
+            f"the topic has {partitions} partitions, so its order is lost",
+            operation=OPERATION,
+            subject=self.name,
+            hint="delete the topic and let the bridge create it",
+        )
+
+
+def ends(records: DataFrame, after_lsn: int) -> DataFrame:
+    """One row for each END after `after_lsn`, and for each record that is none. Pure.
+
+    partition, offset, read_ms     of the record in Kafka
+    status, commit_lsn, ts_ms      NULL where the record is not a transaction's
+    data_collections               array of (data_collection, event_count)
+    """
+    return (
+        # A record without value ends a transaction that hangs, and means nothing.
+        records.where("value IS NOT NULL")
+        .selectExpr(
+            *("partition", "offset", "unix_millis(timestamp) AS read_ms"),
+            f"from_json(CAST(value AS string), '{_END}') AS found",
+        )
+        .select("partition", "offset", "read_ms", "found.*")
+        .where("partition <> 0 OR NOT (status <=> 'BEGIN')")
+        .where(f"commit_lsn IS NULL OR commit_lsn > {after_lsn} OR NOT (status <=> 'END')")
+    )
