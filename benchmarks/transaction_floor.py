@@ -20,7 +20,7 @@ from benchmarks.bridge import Figures, report
 from benchmarks.race.environment import environment
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.sink.options import producer_options
-from services.bridge.sink.producer_pair import Turns
+from services.bridge.sink.producer_pair import ProducerPair
 
 TOPICS: Final = ("table", "transaction", "progress")
 WARM_UP: Final = 6_000
@@ -40,7 +40,9 @@ def measure(bootstrap_servers: str, transactions: int, debug: str) -> Figures:
     kafka = KafkaSettings(
         bootstrap_servers=bootstrap_servers, topic_prefix="floor", options=options
     )
-    turns = Turns(producer_options(kafka, BridgeSettings(), "floor", (), False), subject="floor")
+    turns = ProducerPair(
+        producer_options(kafka, BridgeSettings(), "floor", (), False), subject="floor"
+    )
     turns.begin_session()
     committed, visible = [], []
     for _ in range(WARM_UP + transactions):

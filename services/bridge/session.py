@@ -38,7 +38,7 @@ from services.bridge.recovery.republish import settle_all
 from services.bridge.recovery.staged_transactions import load_staged
 from services.bridge.recovery.start_check import StartCheck
 from services.bridge.sink.dead_letters import Refused
-from services.bridge.sink.group_commit import Publishing
+from services.bridge.sink.group_commit import GroupCommit
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.database import Primary
@@ -87,7 +87,7 @@ class Session:
         self._connection: ReplicationConnection | None = None
         self._spool: Spool | None = None
         self._pipeline: Pipeline | None = None
-        self._publishing: Publishing | None = None
+        self._group_commit: GroupCommit | None = None
         self._feedback = Feedback(
             wal_sender_timeout_ms=bridge.wal_sender_timeout_ms, subject=f"slot {source.slot}"
         )
@@ -136,13 +136,13 @@ class Session:
         check.before_fencing()
         primary.establish()
         reach("shown")
-        producer, publishing = self._make_publishing(topics, check)
+        producer, group_commit = self._make_group_commit(topics, check)
         producer.begin_session()
         reach("fenced")
         record, seen = self._agree(check, topics, primary, producer)
         start = resume_at(record, seen.slot)
         self._ledger = Ledger(start, record.end_lsn, record.ahead_lsn)
-        publishing.begin(self._ledger, record)
+        group_commit.begin(self._ledger, record)
         self._pipeline = self._build(primary, topics, start, record.counts)
         connection.start(
             start.end_lsn,
@@ -155,9 +155,9 @@ class Session:
         self._feedback.connect(connection, self._ledger)
         self._announce(start, primary)
 
-    def _make_publishing(
+    def _make_group_commit(
         self, topics: Topics, check: StartCheck
-    ) -> tuple[TransactionalProducer, Publishing]:
+    ) -> tuple[TransactionalProducer, GroupCommit]:
         slot, waiting = self._source.slot, self._feedback.while_waiting
         producer = self._producer = TransactionalProducer(
             *(self._kafka, self._bridge, topics, slot, self._refused),
@@ -165,12 +165,12 @@ class Session:
             on_disturbance=partial(require_told, topics, slot, waiting),
             former_ids=check.former_ids,
         )
-        publishing = self._publishing = Publishing(
+        group_commit = self._group_commit = GroupCommit(
             *(producer, self._bridge, self._feedback, self.heartbeat, self._record),
             subject=f"slot {slot}",
             schema_topic=schema_topic(self._kafka.topic_prefix),
         )
-        return producer, publishing
+        return producer, group_commit
 
     def _agree(
         self, check: StartCheck, topics: Topics, primary: Primary, producer: TransactionalProducer
@@ -231,11 +231,11 @@ class Session:
             bytes_max=self._bridge.spool_bytes_max,
         )
         self.heartbeat.held = spool.held
-        assert self._publishing is not None
+        assert self._group_commit is not None
         return Pipeline(
             spool,
             Assembler(envelope, start, self._bridge.transaction_bytes_max, counts),
-            emit=self._publishing.take,
+            emit=self._group_commit.take,
             breathe=self._breathe,
             prepared_topic=prepared_topic(prefix),
             slot=slot,
@@ -244,24 +244,24 @@ class Session:
 
     def stream(self, stop: Ending) -> None:
         """Stream until `stop` is set, then finish the open Kafka transaction and confirm."""
-        connection, publishing, pipeline = self._connection, self._publishing, self._pipeline
-        assert connection is not None and publishing is not None and pipeline is not None
+        connection, group_commit, pipeline = self._connection, self._group_commit, self._pipeline
+        assert connection is not None and group_commit is not None and pipeline is not None
         while not stop.is_set():
             now = self._turned = time.monotonic()
-            due = min(self._feedback.due, self.heartbeat.due, publishing.next_due())
-            connection.wait(min(WAIT_MAX_S, due - now), publishing.wakes)
+            due = min(self._feedback.due, self.heartbeat.due, group_commit.next_due())
+            connection.wait(min(WAIT_MAX_S, due - now), group_commit.wakes)
             now_us = time.time_ns() // 1000
             spoken = False
             for received in connection.read():
                 spoken = True
                 if isinstance(received, Keepalive):
-                    self._keepalive(received, pipeline, publishing)
+                    self._keepalive(received, pipeline, group_commit)
                 else:
                     pipeline.take_all(received, now_us)
             if spoken:  # now, not before: nobody listened while that was worked on
                 self._feedback.heard(time.monotonic())
-            self._perform_due(publishing, time.monotonic(), behind=connection.behind)
-        self._finish(publishing)
+            self._perform_due(group_commit, time.monotonic(), behind=connection.behind)
+        self._finish(group_commit)
 
     def close(self) -> BaseException | None:
         """Drop everything; what Kafka has not committed comes again in the next session.
@@ -273,9 +273,9 @@ class Session:
         failure = None
         metrics.LIVE.disconnect()
         self._pipeline = None  # it refers to this session: without the cycle all is freed at once
-        if self._publishing is not None:
-            failure = self._publishing.close()
-            self._publishing = None
+        if self._group_commit is not None:
+            failure = self._group_commit.close()
+            self._group_commit = None
         if self._connection is not None:
             self._connection.close()
         if self._spool is not None:
@@ -361,12 +361,12 @@ class Session:
             reach("staging loaded")
         return staged
 
-    def _keepalive(self, item: Keepalive, pipeline: Pipeline, publishing: Publishing) -> None:
+    def _keepalive(self, item: Keepalive, pipeline: Pipeline, group_commit: GroupCommit) -> None:
         self._ledger.receive(item.wal_end)
         pipeline.advance(item.wal_end)
         if item.reply:
             self._feedback.due = 0.0
-            publishing.hurry()
+            group_commit.hurry()
 
     def _breathe(self) -> None:
         """In the middle of long work: the server hears from us, and keeps the origin for us."""
@@ -380,21 +380,21 @@ class Session:
             self.heartbeat.perform(self._primary, self._ledger)
             self._feedback.commits_wait = self.heartbeat.commits_wait
 
-    def _perform_due(self, publishing: Publishing, now: float, *, behind: bool) -> None:
-        publishing.perform(now, behind=behind)
+    def _perform_due(self, group_commit: GroupCommit, now: float, *, behind: bool) -> None:
+        group_commit.perform(now, behind=behind)
         if self.heartbeat.commits_wait:  # also of what had to wait until Kafka had committed
-            self._feedback.tell_news(follow=publishing.settled)
+            self._feedback.tell_news(follow=group_commit.settled)
         if now >= self._feedback.due:
-            publishing.report()
+            group_commit.report()
         self._beat(now)
 
-    def _finish(self, publishing: Publishing) -> None:
+    def _finish(self, group_commit: GroupCommit) -> None:
         """A clean stop: commit what is whole, confirm it, and leave the origin where Kafka is."""
         assert self._primary is not None
         reach("stopping")
         self.heartbeat.commits_wait = False
-        publishing.finish()
+        group_commit.finish()
         self.heartbeat.perform(self._primary, self._ledger)
         self.heartbeat.commits_wait = False
-        publishing.note()
+        group_commit.note()
         logger.info("stopped", lsn=format_lsn(self._ledger.durable.end_lsn))

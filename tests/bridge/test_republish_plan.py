@@ -10,7 +10,7 @@ from schemas.events import SETTLED_KEY, HangingRange, PreparedKey, PreparedRecor
 from services.bridge.recovery.places import NO_STAGING_KEY, Record
 from services.bridge.recovery.republish_plan import Judged, Terms, further, judge_range
 from services.bridge.transactions.staging import staged_header, tombstones
-from tests.bridge.test_hanging import record
+from tests.bridge.test_hanging_transactions import record
 
 TOPIC = "p.public.t"
 COVERS = record(100, 110)

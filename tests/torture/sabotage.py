@@ -19,7 +19,7 @@ from services.bridge.progress import consistency, ledger
 from services.bridge.progress.ledger import Ledger, Position
 from services.bridge.recovery import start_check
 from services.bridge.sink import options, transactional_producer
-from services.bridge.sink.group_commit import Publishing
+from services.bridge.sink.group_commit import GroupCommit
 from services.bridge.sink.options import producer_options
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
@@ -102,15 +102,15 @@ def _progress_after() -> None:
 
 @mistake("the progress record is written before the events, by another producer")
 def _progress_before() -> None:
-    send = Publishing._send
+    send = GroupCommit._send
     commit_both = TransactionalProducer.commit
 
-    def announce(self: Publishing, portion: Portion) -> None:
+    def announce(self: GroupCommit, portion: Portion) -> None:
         if not self._producer.open:
             commit_both(self._producer, self._record_of(portion.position, self._counts))
         send(self, portion)
 
-    put(Publishing, "_send", announce)
+    put(GroupCommit, "_send", announce)
 
 
 @mistake("a failed commit is taken for a good one")

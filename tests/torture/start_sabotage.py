@@ -53,7 +53,7 @@ def _no_turns() -> None:
     def stay(_self: Any) -> None:
         return
 
-    put(producer_pair.Turns, "pass_on", stay)
+    put(producer_pair.ProducerPair, "pass_on", stay)
 
 
 @mistake("a new timeline is not noted before its first change", "failover")

@@ -46,7 +46,7 @@ WAITING_BYTES_MAX: Final = 8 * 2**20
 Recorder = Callable[[Position, Mapping[str, int]], ProgressRecord]
 
 
-class Publishing:
+class GroupCommit:
     """One session's. Only the thread that made it may use it; `wakes` is readable after a commit.
 
     `record` makes the progress record of a position, with a transaction's counts so far.

@@ -30,7 +30,7 @@ _FORMER_SUFFIX: Final = ".2"
 """Of the second one in id_scheme 1, which the slot `2` under a longer prefix has as its first."""
 
 
-class Turns:
+class ProducerPair:
     """One session's two producers. Each Kafka transaction that commits is the other one's turn."""
 
     def __init__(self, options: Mapping[str, Any], *, subject: str, former: bool = False) -> None:
@@ -126,7 +126,7 @@ class Turns:
         """The transaction has committed."""
         self.turn = 1 - self.turn
 
-    def hear(self) -> None:
+    def poll(self) -> None:
         """Serve what the clients' threads have to tell."""
         for producer in (*self._both, *self._former):
             producer.poll(0)

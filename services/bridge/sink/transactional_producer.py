@@ -37,7 +37,7 @@ from services.bridge.sink.markers import MarkerCheck
 from services.bridge.sink.offsets import count_partitions
 from services.bridge.sink.options import MESSAGE_BYTES_MAX, producer_options
 from services.bridge.sink.partition_ends import Tails
-from services.bridge.sink.producer_pair import ID_SCHEME, Turns
+from services.bridge.sink.producer_pair import ID_SCHEME, ProducerPair
 from services.bridge.sink.topics import Topics
 from services.kafka.client import RECORD_REFUSALS, TOPIC_REFUSALS, TopicRefused, kafka_error
 
@@ -67,7 +67,9 @@ class TransactionalProducer:
         former_ids: bool = False,
     ) -> None:
         """`on_disturbance` raises Retryable where something of ours hangs: it is called where the
-        partitions of a transaction do not tell in time that it has ended. `former_ids`: Turns."""
+        partitions of a transaction do not tell in time that it has ended.
+        `former_ids`: see ProducerPair.
+        """
         self._go_on_without_lost = bridge.on_lost_records == "continue"
         self.tails = Tails(slot, partial(cut_off, kafka))
         self.markers = MarkerCheck(topics, on_disturbance, while_waiting, self.tails.judge)
@@ -87,7 +89,7 @@ class TransactionalProducer:
         self._limits = topics.message_bytes_max(*self._refused.topics)
         self._message_bytes_max = int(kafka.options.get("message.max.bytes", MESSAGE_BYTES_MAX))
         options = producer_options(kafka, bridge, slot, self._limits.values(), self._careful)
-        self._turns = Turns(options, subject=self._subject, former=former_ids)
+        self._pair = ProducerPair(options, subject=self._subject, former=former_ids)
         self._ready: set[str] = {self._progress_topic}
         self._denied: dict[str, TopicRefused] = {}
         self._dead: Counter[tuple[str, str]] = Counter()
@@ -100,18 +102,18 @@ class TransactionalProducer:
 
     @property
     def _producer(self) -> Producer:
-        return self._turns.current
+        return self._pair.current
 
     def begin_session(self) -> None:
         """init_transactions: fence other producers of this slot and end what they left open."""
-        self._turns.begin_session()
+        self._pair.begin_session()
 
     def follow(self, record: ProgressRecord | None) -> None:
         """The next Kafka transaction comes after that of `record`, the last one that is visible.
 
         Raises OperatorNeeded where Kafka has lost what was written by then.
         """
-        self._turns.follow(record)
+        self._pair.follow(record)
         self.tails.start(self._topics, record, go_on=self._go_on_without_lost)
 
     def settle(
@@ -121,9 +123,9 @@ class TransactionalProducer:
         of each of `turns`: its marker also ends what an earlier session of it has left open there.
         """
         for turn in turns:
-            self._turns.turn = turn
+            self._pair.turn = turn
             self.open = True  # without a look at what hangs: it is ended here
-            self._turns.settle(records, self._while_waiting, commit=commit)
+            self._pair.settle(records, self._while_waiting, commit=commit)
             self.open = False
 
     def send(self, events: Sequence[Event], origins: Origins | None = None) -> None:
@@ -146,7 +148,7 @@ class TransactionalProducer:
         self, events: Sequence[Event], index: int, end: int, origins: Origins | None
     ) -> None:
         """events[index:end]: many at once, and singly what calls for care."""
-        send = self._turns.send
+        send = self._pair.send
         while index < end:
             if not (self._careful or self._refused.records):
                 since, index = index, send(events, index, end, self._ready, self._touched)
@@ -188,7 +190,7 @@ class TransactionalProducer:
         """
         self.begin()
         self.tails.learn(self.markers.ends())
-        own = {"producer": self._turns.turn, "id_scheme": ID_SCHEME, **self.tails.note_all()}
+        own = {"producer": self._pair.turn, "id_scheme": ID_SCHEME, **self.tails.note_all()}
         value = record.model_copy(update=own).model_dump_json().encode()
         self._produce(Event(self._progress_topic, self._slot.encode(), value), 0, NOWHERE, None)
         self._commit_open(time.monotonic() + self._deadline_s)
@@ -214,7 +216,7 @@ class TransactionalProducer:
         if not asked:
             self.markers.flushed(self._touched)
         self.open = False
-        self._turns.pass_on()
+        self._pair.pass_on()
 
     def cancel(self) -> None:
         """Let a commit in another thread give up soon; whether it came through is then unknown."""
@@ -232,10 +234,10 @@ class TransactionalProducer:
     def begin(self) -> None:
         """Open a Kafka transaction, if none is."""
         if not self.open:
-            self._turns.hear()
+            self._pair.poll()
             self.markers.require_told()
             self._touched, self._counts = set(), {}
-            self._turns.begin()
+            self._pair.begin()
             self.open = True
 
     def _prepare(self, topic: str) -> TopicRefused | None:
