@@ -22,6 +22,11 @@ def test_a_program_that_a_signal_met_while_it_was_started_is_ended_too(
 
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
     command = ("sleep", "600")
-    with pytest.raises(KeyboardInterrupt):
-        run_command(command, operation="rejoin", subject="a", deadline_s=600, ends_with_us=True)
+    # A shell that starts the tests in the background has SIGINT ignored, and so has Python then.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_command(command, operation="rejoin", subject="a", deadline_s=600, ends_with_us=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert started[0].returncode == -signal.SIGKILL
