@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from schemas.errors import ExitCode
-from schemas.events import progress_topic
+from schemas.events import ProgressRecord, progress_topic
 from schemas.settings import KafkaSettings
 from services.bridge.recovery import hanging_transactions
 from services.bridge.sink.topics import Topics
@@ -201,10 +201,19 @@ def test_a_record_behind_it_tells_that_it_was_committed(
     own_kafka.kill()
     assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
     own_kafka.start()
+    commit_following(own_kafka, bridge, record)
+    bridge.start()
+    await_session(bridge, 3)
+    assert_intact(bridge, load, conninfo)
+    assert "decision=commit" in bridge.output
+
+
+def commit_following(broker: KafkaBroker, bridge: Bridge, record: ProgressRecord) -> ProgressRecord:
+    """Commit a transaction without events after that of `record`, as the other producer."""
     following = record.model_copy(update={"producer": 1 - record.producer, "ends": {}})
     producer = Producer(
         {
-            "bootstrap.servers": own_kafka.bootstrap_servers,
+            "bootstrap.servers": broker.bootstrap_servers,
             "transactional.id": transactional_id(bridge, following.producer),
         }
     )
@@ -213,10 +222,7 @@ def test_a_record_behind_it_tells_that_it_was_committed(
     value = following.model_dump_json().encode()
     producer.produce(progress_topic(bridge.prefix), value, bridge.slot.encode(), 0)
     producer.commit_transaction(30)
-    bridge.start()
-    await_session(bridge, 3)
-    assert_intact(bridge, load, conninfo)
-    assert "decision=commit" in bridge.output
+    return following
 
 
 def transactional_id(bridge: Bridge, turn: int) -> str:

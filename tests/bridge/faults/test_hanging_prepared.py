@@ -8,14 +8,12 @@ from collections.abc import Callable
 
 import psycopg
 import pytest
-from confluent_kafka import Producer
 
-from schemas.events import progress_topic
 from services.testbed.kafka import KafkaBroker
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.load import await_session
 from tests.bridge.faults.markers import forget_markers, is_any, is_not_the_progress, is_of_stagings
-from tests.bridge.faults.test_hanging import tell, transactional_id
+from tests.bridge.faults.test_hanging import commit_following, tell
 from tests.bridge.oracle import assert_rebuilt
 from tests.bridge.running import Bridge
 from tests.bridge.test_two_phase import prepared, staged, values
@@ -65,18 +63,7 @@ def test_one_behind_it_that_is_aborted_takes_nothing_of_it_along(
     bridge = new_bridge(conninfo, broker=own_kafka, two_phase=True).start().streaming()
     since_ms = _commit_once(bridge, conninfo, step)
     record = bridge.progress()[-1]
-    following = record.model_copy(update={"producer": 1 - record.producer, "ends": {}})
-    producer = Producer(
-        {
-            "bootstrap.servers": own_kafka.bootstrap_servers,
-            "transactional.id": transactional_id(bridge, following.producer),
-        }
-    )
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    value = following.model_dump_json().encode()
-    producer.produce(progress_topic(bridge.prefix), value, bridge.slot.encode(), 0)
-    producer.commit_transaction(30)
+    following = commit_following(own_kafka, bridge, record)
     eventually(
         lambda: bridge.progress()[-1].producer == following.producer, what="its record is visible"
     )
