@@ -32,7 +32,13 @@ def test_every_query_is_answered(
 ) -> None:
     trio = local_trio(settings={"max_slot_wal_keep_size": "1GB"})
     port = free_port()
-    bridge = Bridge(tmp_path, both(trio), kafka, topic_prefix, http_port=port, loaded=False)
+    bridge = Bridge(
+        *(tmp_path, both(trio), kafka, topic_prefix),
+        loaded=False,
+        http_port=port,
+        # A heartbeat that meets the fence ends the session, and a fenced primary opens no other.
+        heartbeat_interval_ms=20_000,
+    )
     prepare(trio, bridge)
     config = configuration(
         tmp_path, trio, machines=machines(trio, local_bed), watch={**SETTINGS, "repoint": False}
