@@ -9,7 +9,7 @@ SPARK  ?= 1
 
 BENCH := $(or $(OUT),bench-results)
 
-.PHONY: help demo test quick coverage pythons torture bench check lint types fix hooks lock dist generate \
+.PHONY: help demo test quick properties coverage pythons torture bench check lint types fix hooks lock dist generate \
   test-image test-kube clean
 .DEFAULT_GOAL := help
 
@@ -34,6 +34,9 @@ test: $(READY) ## all tests on real PostgreSQL, Kafka and Spark, then `make pyth
 # The tests that need no server, and neither build nor type-check everything: PYTHON=/usr/bin/python3.12 VENV=folder
 quick: $(READY) ## the tests that need no server (some 80 CPU-seconds)
 	@$(PYTEST) -m "not servers and not slow" $(if $(SPARK),,--ignore tests/spark_consumers) $(PYTEST_OPTIONS)
+
+properties: $(READY) ## the property tests with new examples, 2,000 of each (PYTEST_OPTIONS=-k name)
+	@HYPOTHESIS_PROFILE="new examples" $(PYTEST) -m "hypothesis and not servers" $(PYTEST_OPTIONS)
 
 # What the tests without servers cover, in their own processes. COVER=all: with those that need servers.
 coverage: $(READY) ## print what the quick tests cover, module by module (COVER=all: all tests)

@@ -42,8 +42,10 @@ POSTGRES = os.environ.get("SLOTBRIDGE_POSTGRES", "")
 """The version of all other servers; empty: the package's."""
 
 # A loaded machine must not fail a property for being slow; pytest-timeout ends what hangs.
-settings.register_profile("slotbridge", deadline=None)
-settings.load_profile("slotbridge")
+# `make test` tries the same examples each time; `make properties` draws new ones, and many more.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.register_profile("new examples", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -88,6 +88,9 @@ def test_a_weakened_node_never_enables_a_promotion(
     plan = promotes(weaker, request)
     if plan is None:
         return
+    if f"not judged: how much WAL {name} has" in "; ".join(plan.notes):
+        # What it has counts as lost while it answers; silent, the plan says that nobody knows.
+        request = replace(request, accept_data_loss=10**9)
     before = promotes(view, replace(request, target=plan.new_primary))
     others = [n for n in view.nodes if n.name != plan.new_primary]
     if any(n.leading or n.reach is Reach.CLOSED for n in others):

@@ -58,6 +58,13 @@ def _not_judged(view: View, chosen: Node) -> list[str]:
         for node in view.standbys
         if node.name != chosen.name and not _told_all(node)
     ]
+    notes += [
+        f"not judged: how much WAL {node.name} has; it does not answer"
+        for node in view.nodes
+        if node.state is None
+        and node.name != chosen.name
+        and (seen is None or seen.node != node.name)
+    ]
     if seen is not None and seen.timeline < mine:
         notes.append(
             f"not judged: for which standbys commits waited on timeline {mine}, as {seen.node} was "
