@@ -152,11 +152,10 @@ class _Demonstration:
         bed, services, stage = self._bed, self._services, self._display.stage
         with stage("wait until bridge and subscriber have everything, stop the bridge"):
             with psycopg.connect(bed.standby.conninfo(bed.dbname)) as connection:
-                row = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
-            assert row is not None
+                [(lsn,)] = connection.execute("SELECT pg_current_wal_lsn()::text").fetchall()
             services.wait(
                 "both slots are confirmed",
-                lambda: self._confirmed(row[0]),
+                lambda: self._confirmed(lsn),
                 timeout_s=_SETTLE_TIMEOUT_S,
             )
             services.stop_bridge()

@@ -6,6 +6,8 @@ from typing import Any, LiteralString, cast
 import psycopg
 from psycopg.rows import class_row
 
+from services.postgres.rows import one_row
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -48,9 +50,7 @@ def read_server(connection: Connection) -> Server:
     The timeline is that of the WAL being written (primary) or received (standby).
     """
     with connection.cursor(row_factory=class_row(Server)) as cursor:
-        server = cursor.execute(_SERVER).fetchone()
-    assert server is not None
-    return server
+        return one_row(cursor.execute(_SERVER))
 
 
 def is_synchronous_standby(connection: Connection, application_name: str) -> bool:
@@ -88,8 +88,7 @@ def read_received(connection: Connection) -> int | None:
 
 def written_lsn(connection: Connection) -> int:
     """The WAL that a primary has flushed (bytes)."""
-    row = connection.execute("SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint").fetchone()
-    assert row is not None
+    row = one_row(connection.execute("SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint"))
     return int(row[0])
 
 

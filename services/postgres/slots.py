@@ -10,6 +10,7 @@ from typing import LiteralString
 from psycopg.rows import class_row
 
 from schemas.lsn import parse_lsn
+from services.postgres.rows import one_row
 from services.postgres.server import Connection
 
 
@@ -101,11 +102,13 @@ def create_failover_slot(connection: Connection, slot: str, *, two_phase: bool =
 
     The connection must be in autocommit: the function can't run in a transaction that has written.
     """
-    row = connection.execute(
-        "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, %s, true)",
-        [slot, two_phase],
-    ).fetchone()
-    assert row is not None
+    row = one_row(
+        connection.execute(
+            "SELECT lsn::text"
+            " FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, %s, true)",
+            [slot, two_phase],
+        )
+    )
     return parse_lsn(row[0])
 
 

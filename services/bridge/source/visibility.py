@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from services.postgres.rows import one_row
 from services.postgres.server import Connection
 
 _XIDS: Final = 2**32
@@ -43,6 +44,5 @@ def seen_in(snapshot: str, xid: int) -> bool:
 
 
 def _snapshot(connection: Connection) -> str:
-    row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
-    assert row is not None
+    row = one_row(connection.execute("SELECT pg_current_snapshot()::text"))
     return str(row[0])

@@ -50,10 +50,9 @@ def fault_of(
 
     `positions`: it has not been fed by it before, so its position must fit.
     """
-    assert node.state is not None
     where = f"{subscriber.name}/{subscription.name}"
     name = subscription.slot_name
-    slot = node.state.slot(name) if name is not None else None
+    slot = node.known_state.slot(name) if name is not None else None
     if name is None or slot is None or slot.temporary:
         return Blocker(
             where,
@@ -75,8 +74,7 @@ def fault_of(
 
 
 def _misplaced(where: str, subscription: Subscription, node: Node, name: str) -> Blocker | None:
-    state = node.state
-    assert state is not None
+    state = node.known_state
     slot = state.slot(name)
     position, switch = subscription.remote_lsn, state.switch_lsn
     if slot is None or position is None:

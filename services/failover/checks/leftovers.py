@@ -76,8 +76,7 @@ def _physical(facts: Facts, node: Node, state: NodeState, slot: Slot) -> Iterato
 
 def _may_come(standby: Node, node: Node) -> bool:
     """Whether a standby follows the node, or at least streams from nobody else."""
-    assert standby.state is not None
-    return follows(standby, node) or not standby.state.replication.receiver_streaming
+    return follows(standby, node) or not standby.known_state.replication.receiver_streaming
 
 
 def _was_the_primarys(facts: Facts, node: Node, slot: Slot) -> bool:

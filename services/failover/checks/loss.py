@@ -66,8 +66,7 @@ def last_contact(view: View, chosen: Node) -> str:
 
 def _witnesses(view: View, chosen: Node) -> list[tuple[int, str]]:
     """(position of the last primary, who says so), on the candidate's timeline or a newer one."""
-    assert chosen.state is not None
-    timeline = chosen.state.server.timeline
+    timeline = chosen.known_state.server.timeline
     found = []
     if view.sighting is not None and view.sighting.timeline >= timeline:
         found.append((view.sighting.lsn, f"{view.sighting.node}, as last seen"))
@@ -83,8 +82,7 @@ def _witnesses(view: View, chosen: Node) -> list[tuple[int, str]]:
 
 def _against_standbys(view: View, chosen: Node) -> list[Loss]:
     """Another standby that answers has more, or is on a newer timeline."""
-    assert chosen.state is not None
-    mine = chosen.state.server.timeline
+    mine = chosen.known_state.server.timeline
     for other in view.standbys:
         if other.name == chosen.name or other.state is None:
             continue
@@ -130,8 +128,7 @@ def _began(node: Node) -> int | None:
 
 def _against_sighting(view: View, chosen: Node) -> list[Loss]:
     """Return the loss if `chosen` lags the primary's last known position by more than allowed."""
-    assert chosen.state is not None
-    seen, mine = view.sighting, chosen.state.server.timeline
+    seen, mine = view.sighting, chosen.known_state.server.timeline
     if seen is not None and seen.timeline > mine:
         return [
             Loss(
@@ -151,7 +148,7 @@ def _against_sighting(view: View, chosen: Node) -> list[Loss]:
                 "start a standby that has more, or the old primary",
             )
         ]
-    age_s = chosen.state.replication.replayed_age_s
+    age_s = chosen.known_state.replication.replayed_age_s
     seconds = (age_s or 0.0) - (seen.age_s if seen is not None else 0.0)
     limit_s = view.loss_limit.seconds_max
     if behind and seen is not None and limit_s and (age_s is None or seconds > limit_s):
@@ -172,9 +169,8 @@ def _against_sighting(view: View, chosen: Node) -> list[Loss]:
 def _quorum(view: View, chosen: Node) -> Loss | None:
     """Too few of the synchronous standbys answer to know that one of them has all."""
     seen = view.sighting
-    assert chosen.state is not None
     wanted = quorum(seen.synchronous) if seen is not None else None
-    if seen is None or wanted is None or seen.timeline < chosen.state.server.timeline:
+    if seen is None or wanted is None or seen.timeline < chosen.known_state.server.timeline:
         return None
     count, names = wanted
     everybody = {node.name for node in view.nodes} - {seen.node}

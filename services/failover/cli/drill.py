@@ -19,6 +19,7 @@ from services.failover.execute.journal import DRILL, Journal
 from services.failover.model.preconditions import require_one_system
 from services.failover.model.view import Node, View
 from services.failover.observe.cluster import Cluster
+from services.postgres.rows import one_row
 from services.postgres.server import Connection
 from services.runtime.process import exit_codes
 
@@ -144,15 +145,15 @@ def _answer_cleaned(done: list[str], *, as_json: bool) -> None:
 
 
 def _system(node: Node) -> str:
-    assert node.state is not None
-    return node.state.server.system_identifier
+    return node.known_state.server.system_identifier
 
 
 def _size(connection: Connection) -> tuple[int, int]:
     """(bytes of all databases, tablespaces of its own)."""
-    row = connection.execute(
-        "SELECT (SELECT sum(pg_database_size(oid)) FROM pg_database)::bigint,"
-        " (SELECT count(*) FROM pg_tablespace WHERE spcname !~ '^pg_')"
-    ).fetchone()
-    assert row is not None
+    row = one_row(
+        connection.execute(
+            "SELECT (SELECT sum(pg_database_size(oid)) FROM pg_database)::bigint,"
+            " (SELECT count(*) FROM pg_tablespace WHERE spcname !~ '^pg_')"
+        )
+    )
     return int(row[0]), int(row[1])

@@ -28,6 +28,7 @@ from services.failover.model.conninfo import Conninfo
 from services.failover.model.view import Node, View
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.server_link import ServerLink, Unreachable
+from services.postgres.rows import one_row
 from services.postgres.server import Connection, read_received, read_settings
 from services.postgres.slots import Slot, read_slots
 
@@ -293,19 +294,21 @@ def _until(so: Callable[[], bool], deadline_s: float, what: str) -> None:
 
 def _peek(connection: Connection, slot: str, plugin: str) -> tuple[int, bool]:
     """(changes, whether a message written just now is among them), the slot left as it is."""
-    row = connection.execute(
-        "SELECT pg_logical_emit_message(true, %s, %s)", [statements.MESSAGE_PREFIX, SLOT]
-    ).fetchone()
-    assert row is not None
+    row = one_row(
+        connection.execute(
+            "SELECT pg_logical_emit_message(true, %s, %s)", [statements.MESSAGE_PREFIX, SLOT]
+        )
+    )
     options: list[str] = []
     if plugin == "pgoutput":
         names = connection.execute("SELECT quote_ident(pubname) FROM pg_publication").fetchall()
         listed = ",".join(name for (name,) in names) or '"none"'
         options = ["proto_version", "4", "messages", "true", "publication_names", listed]
-    found = connection.execute(
-        "SELECT count(*), coalesce(bool_or(lsn >= %s::pg_lsn), false)"
-        " FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, VARIADIC %s::text[])",
-        [row[0], slot, options],
-    ).fetchone()
-    assert found is not None
+    found = one_row(
+        connection.execute(
+            "SELECT count(*), coalesce(bool_or(lsn >= %s::pg_lsn), false)"
+            " FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, VARIADIC %s::text[])",
+            [row[0], slot, options],
+        )
+    )
     return int(found[0]), bool(found[1])

@@ -55,7 +55,8 @@ class DataFolder:
     """The folder of one node. Raises SetupError and SettingsError that name the folder."""
 
     def __init__(self, machine: Machine, operation: str) -> None:
-        assert machine.data_folder is not None
+        if machine.data_folder is None:
+            raise LookupError(f"{machine.node} has no data_folder in the settings")
         self.path = machine.data_folder.resolve()
         self._machine = machine
         self._operation = operation

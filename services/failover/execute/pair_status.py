@@ -103,10 +103,8 @@ def _node(view: View, node: Node, entries: list[Entry]) -> Line:
 
 
 def _standby(node: Node, primary: Node) -> Line:
-    assert node.state is not None
-    assert primary.state is not None
-    replication = node.state.replication
-    written = primary.state.replication.written_lsn
+    replication = node.known_state.replication
+    written = primary.known_state.replication.written_lsn
     behind = "?" if written is None else str(max(0, written - node.received))
     waiting = (
         "?" if replication.replayed_lsn is None else str(node.received - replication.replayed_lsn)
@@ -124,13 +122,11 @@ def _since(node: Node, entries: list[Entry]) -> str:
     found = [e for e in entries if e.step == f"promote {node.name}" and "not" not in e.outcome[:4]]
     if found:
         return f"promoted {found[-1].at} by {found[-1].by}"
-    assert node.state is not None
     return f"promoted by nobody in the journal; its server is up since {_started(node)}"
 
 
 def _started(node: Node) -> str:
-    assert node.state is not None
-    return node.state.provenance.started or "?"
+    return node.known_state.provenance.started or "?"
 
 
 def _consumers(view: View) -> list[Line]:

@@ -126,7 +126,8 @@ def _order(
         case Action.CUT | Action.RECONNECT:
             _lead(step, cluster, away=step.action is Action.CUT)
         case Action.SEND:
-            assert cluster.bridge is not None
+            if cluster.bridge is None:
+                raise LookupError(f"{step.text}: no bridge is configured")
             send_to(cluster.bridge, step.sql[0])
         case Action.FLOW | Action.BRIDGE:
             return _send_markers(step, cluster)

@@ -20,6 +20,7 @@ from services.failover.observe.provenance import read_history
 from services.failover.observe.server_link import Unreachable, expanded, parse_conninfo
 from services.failover.plan.request import Plan
 from services.failover.plan.steps.step import Action, Step
+from services.postgres.rows import one_row
 from services.postgres.server import Connection, read_server, setting
 
 _NEVER = frozenset({"service", "servicefile", "target_session_attrs", "load_balance_hosts"})
@@ -196,8 +197,7 @@ def _own_upstream(folder: DataFolder) -> str:
 
 
 def _backend(connection: Connection) -> int:
-    row = connection.execute("SELECT pg_backend_pid()").fetchone()
-    assert row is not None
+    row = one_row(connection.execute("SELECT pg_backend_pid()"))
     return int(row[0])
 
 
@@ -211,15 +211,16 @@ def _parent(pid: int) -> int:
 
 
 def _primary(connection: Connection) -> _Primary:
-    row = connection.execute(
-        """
+    row = one_row(
+        connection.execute(
+            """
         SELECT (SELECT system_identifier::text FROM pg_control_system()),
                (SELECT coalesce(sum(pg_database_size(oid)), 0)::bigint FROM pg_database),
                (SELECT count(*) FROM pg_tablespace
                  WHERE spcname NOT IN ('pg_default', 'pg_global'))
         """
-    ).fetchone()
-    assert row is not None
+        )
+    )
     system, size_bytes, tablespaces = row
     timeline = read_server(connection).timeline
     _, history = read_history(connection, timeline)

@@ -121,6 +121,26 @@ class Node:
     """Its address means another server elsewhere: a loopback address or a socket's folder."""
 
     @property
+    def known_state(self) -> NodeState:
+        """The state of a node that has answered.
+
+        Raises LookupError for one that has not: the caller has to ask `state` first.
+        """
+        if self.state is None:
+            raise LookupError(f"{self.name} has not answered: {self.detail}")
+        return self.state
+
+    @property
+    def known_machine(self) -> Machine:
+        """The commands of a node that has some.
+
+        Raises LookupError for one without: the caller has to ask `machine` first.
+        """
+        if self.machine is None:
+            raise LookupError(f"{self.name} has no commands in the settings")
+        return self.machine
+
+    @property
     def writable(self) -> bool:
         """Whether the node answers as a primary that is not fenced."""
         return self.leading and not self.fenced

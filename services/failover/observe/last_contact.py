@@ -128,16 +128,15 @@ class Sightings:
 
     def _note(self, view: View, *systems: str) -> None:
         (primary,) = view.writable
-        assert primary.state is not None
-        written = primary.state.replication.written_lsn
+        written = primary.known_state.replication.written_lsn
         if written is None or len(systems) != 1:
             return
         seen = Sighting(
             primary.name,
-            primary.state.server.timeline,
+            primary.known_state.server.timeline,
             written,
             0.0,
-            primary.state.setting("synchronous_standby_names"),
+            primary.known_state.setting("synchronous_standby_names"),
         )
         last = self._last or self._read()
         known = last is not None and last.system == systems[0]

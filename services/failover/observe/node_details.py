@@ -21,6 +21,7 @@ from services.failover.model.node_details import (
 )
 from services.failover.model.view import FENCE
 from services.failover.observe.server_link import parse_conninfo
+from services.postgres.rows import one_row
 from services.postgres.server import Connection, SettingValue, read_settings
 
 
@@ -53,13 +54,14 @@ def look(connection: Connection, name: str) -> tuple[NodeDetails, SettingValue |
 
 def read_surroundings(connection: Connection) -> NodeDetails:
     """All of it (PostgreSQL 17 or newer)."""
-    row = connection.execute(
-        """
+    row = one_row(
+        connection.execute(
+            """
         SELECT ARRAY(SELECT datname::text FROM pg_database WHERE datallowconn),
                CASE WHEN pg_is_in_recovery() THEN pg_get_wal_replay_pause_state() ELSE '' END
         """
-    ).fetchone()
-    assert row is not None
+        )
+    )
     return NodeDetails(
         databases=frozenset(row[0]),
         followers=_followers(connection),

@@ -17,13 +17,15 @@ from psycopg.generators import execute
 from psycopg.pq import ExecStatus
 
 from services.failover.model.timelines import Feeding, History, Provenance, parse_history
+from services.postgres.rows import one_row
 from services.postgres.server import Connection
 
 
 def read_provenance(connection: Connection) -> Provenance:
     """All but the history, which is `read_history`'s."""
-    row = connection.execute(
-        """
+    row = one_row(
+        connection.execute(
+            """
         SELECT extract(epoch FROM pg_postmaster_start_time())::text,
                ARRAY(SELECT ARRAY[coalesce(s.slot_name, ''), r.application_name]::text[]
                        FROM pg_stat_replication r
@@ -42,9 +44,9 @@ def read_provenance(connection: Connection) -> Provenance:
                                         'repmgr', 'pgautofailover_replicator') ORDER BY 1),
                current_setting('cluster_name')
         """,
-        prepare=True,
-    ).fetchone()
-    assert row is not None
+            prepare=True,
+        )
+    )
     started, feeds, fed, applications, roles, cluster = row
     return Provenance(
         started=started,
@@ -73,8 +75,9 @@ def read_newest_segment(connection: Connection) -> int:
 
 def read_history(connection: Connection, timeline: int) -> tuple[bool, History | None]:
     """Whether our role may read histories, and that of `timeline`: None where it can't be had."""
-    row = connection.execute(
-        """
+    row = one_row(
+        connection.execute(
+            """
         SELECT has_function_privilege('pg_read_file(text, boolean)', 'EXECUTE'),
                (SELECT rolreplication FROM pg_roles WHERE rolname = current_user),
                coalesce((SELECT r.rolsuper AND has_function_privilege(p.oid, 'EXECUTE')
@@ -85,8 +88,8 @@ def read_history(connection: Connection, timeline: int) -> tuple[bool, History |
                           WHERE n.nspname = 'slotfailover' AND p.proname = 'timeline_history'
                             AND p.proargtypes[0] = 'int4'::regtype AND p.pronargs = 1), false)
         """
-    ).fetchone()
-    assert row is not None
+        )
+    )
     files, replication, function = row
     may = bool(files or replication or function)
     if timeline == 1:

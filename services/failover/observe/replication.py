@@ -7,6 +7,7 @@ Source: PostgreSQL documentation 9.28.4 Recovery Control Functions, 27.2.3 pg_st
 from typing import Any
 
 from services.failover.model.replication import Replication
+from services.postgres.rows import one_row
 from services.postgres.server import Connection
 
 
@@ -15,8 +16,9 @@ def read_replication(connection: Connection) -> Replication:
 
     Source: PostgreSQL documentation 9.28.4 Recovery Control Functions, 27.2.3 pg_stat_wal_receiver.
     """
-    row = connection.execute(
-        """
+    row = one_row(
+        connection.execute(
+            """
         SELECT CASE WHEN pg_is_in_recovery() THEN
                     greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()) - '0/0' END
                ::bigint,
@@ -62,7 +64,7 @@ def read_replication(connection: Connection) -> Replication:
                OR EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'startup' AND
                           wait_event IN ('RecoveryWalStream', 'RecoveryRetrieveRetryInterval'))
         """
-    ).fetchone()
-    assert row is not None
+        )
+    )
     values: list[Any] = [*row[:5], tuple(row[5]), *row[6:11], tuple(row[11]), *row[12:]]
     return Replication(*values)

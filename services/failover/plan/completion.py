@@ -52,7 +52,6 @@ def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
     Without `standbys` another manager looks after them: settings and standbys are left alone.
     """
     node = draft.view.node(name)
-    assert node.state is not None
     stale = resets(node) if standbys else ()
     require_privileges(node, resets=bool(stale), promotion=False)
     if standbys:
@@ -86,10 +85,9 @@ def attach(draft: Draft, name: str) -> Plan:
 
 def _drawn(draft: Draft, name: str, left: list[Blocker], notes: list[str]) -> Plan:
     node = draft.view.node(name)
-    assert node.state is not None
     return Plan(
         new_primary=name,
-        why=f"it is the primary already, on timeline {node.state.server.timeline}",
+        why=f"it is the primary already, on timeline {node.known_state.server.timeline}",
         steps=tuple(draft.steps),
         slots=judge_promoted(draft.view, node),
         left=tuple(left),
@@ -161,11 +159,10 @@ def _no_address(subscriber: Subscriber, subscription: Subscription, node: Node) 
 
 def _flows(node: Node, name: str) -> bool:
     """Whether a consumer is known to be fed from the slot: by its position, not its connection."""
-    assert node.state is not None
-    slot, switch = node.state.slot(name), node.state.switch_lsn
+    slot, switch = node.known_state.slot(name), node.known_state.switch_lsn
     confirmed = slot.confirmed_flush_lsn if slot is not None else None
     old = switch is not None and (confirmed is None or confirmed < switch)
-    return active(node, name) and not old and not node.state.replication.withheld_by
+    return active(node, name) and not old and not node.known_state.replication.withheld_by
 
 
 def _written_late(draft: Draft) -> list[str]:
@@ -183,9 +180,8 @@ def _written_late(draft: Draft) -> list[str]:
 
 def _bridge(draft: Draft, node: Node, slot: str, *, fresh: bool) -> list[Blocker]:
     """Plan to wait for the bridge; return why it can't come. One that never ran has no origin."""
-    assert node.state is not None
-    found = node.state.slot(slot)
-    gone = found is None and f"slotbridge_{slot}" in node.state.origins
+    found = node.known_state.slot(slot)
+    gone = found is None and f"slotbridge_{slot}" in node.known_state.origins
     invalid = found is not None and found.invalidation_reason is not None
     if (gone or invalid) and slot not in draft.request.accept_loss_of:
         reason = f"is invalidated on {node.name}" if invalid else f"is not on {node.name}"
@@ -263,8 +259,7 @@ def _settings_out_of_reach(node: Node) -> list[Blocker]:
 
 def _stale(node: Node) -> list[tuple[str, tuple[str, ...]]]:
     """(setting, the names that may stay) for each setting that names too much."""
-    state = node.state
-    assert state is not None
+    state = node.known_state
     found = []
     named = state.setting("synchronized_standby_slots")
     kept = slots_that_exist(named, state.slots)
@@ -282,6 +277,5 @@ def _stale(node: Node) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _on_command_line(node: Node, setting: str) -> bool:
-    assert node.state is not None
-    known = node.state.settings.get(setting)
+    known = node.known_state.settings.get(setting)
     return known is not None and known.source == "command line"

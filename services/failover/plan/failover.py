@@ -135,8 +135,7 @@ def took_over(node: Node, view: View) -> bool:
     disabled for a failover and lead elsewhere. A primary that streams to every other node has
     nothing to take over from.
     """
-    state = node.state
-    assert state is not None
+    state = node.known_state
     slots = [slot for slot in state.slots if slot.failover]
     promoted = state.server.timeline > 1 and (
         not slots
@@ -246,8 +245,7 @@ def _drain(draft: Draft, old: Node, chosen: Node) -> list[str]:
         if old.writable or fencing.early_sessions(draft.view, old):
             draft.add(fencing.fence(old, chosen))
         draft.add(fencing.mark(old, chosen))
-    final = draft.request.final_lsn
-    assert final is not None
+    final = draft.request.known_final_lsn
     lacking = max(0, final - draft.view.node(chosen.name).received)
     waits = fencing.drain(old, chosen, (), final)
     if lacking and streams and waits.key not in draft.request.done_steps:

@@ -201,8 +201,7 @@ def require_tight(node: Node, ends: tuple[str, ...]) -> None:
 
 def require_changeable(node: Node) -> None:
     """Raise SetupError (SERVER_SETTING) where ALTER SYSTEM is switched off."""
-    assert node.state is not None
-    if node.state.setting("allow_alter_system") == "off":
+    if node.known_state.setting("allow_alter_system") == "off":
         raise SetupError(
             f"allow_alter_system is off on {node.name}, so its settings can't be changed",
             operation=OPERATION,
@@ -222,8 +221,7 @@ def require_privileges(
     node: Node, *, resets: bool, promotion: bool, cut: bool = False, fence: bool = False
 ) -> None:
     """Raise SetupError (PRIVILEGE_MISSING) unless our role may do what the plan needs there."""
-    assert node.state is not None
-    rights = node.state.replication
+    rights = node.known_state.replication
     if fence and not rights.may_fence:
         raise missing_privilege(node, "do not pass --fence")
     if cut and not rights.may_cut:

@@ -64,6 +64,13 @@ class Request:
     done_steps: frozenset[str] = frozenset()
     """Keys of steps not to be planned again: done without a trace, or given up."""
 
+    @property
+    def known_final_lsn(self) -> int:
+        """The final LSN of a primary that is fenced and marked. Raises LookupError before that."""
+        if self.final_lsn is None:
+            raise LookupError("the final LSN is not known before the fenced primary is marked")
+        return self.final_lsn
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

@@ -125,8 +125,7 @@ def _slot(draft: Draft, name: str, primary: str) -> bool:
 def _rights(draft: Draft, name: str, primary: str) -> list[Blocker]:
     """What our role lacks on the primary to make the node its standby."""
     node, above = draft.view.node(name), draft.view.node(primary)
-    assert above.state is not None
-    rights, slot = above.state.replication, slot_of(node)
+    rights, slot = above.known_state.replication, slot_of(node)
     own = node.machine is not None and node.machine.may_rejoin and not node.machine.has("rejoin")
     lacking = []
     if not rights.may_replicate and not has_slot(above, slot):
@@ -173,8 +172,7 @@ def _moved_on(draft: Draft, standby: Node, primary: Node) -> set[str]:
     They are those by which the new primary, when it was a standby, and the standbys that it feeds
     now streamed from here. A standby of `standby` keeps its slot, also where it is away.
     """
-    assert primary.state is not None
-    gone = {slot_of(primary), primary.state.setting("primary_slot_name")}
+    gone = {slot_of(primary), primary.known_state.setting("primary_slot_name")}
     kept = set()
     for node in draft.view.nodes:
         slot = slot_of(node)
@@ -190,24 +188,23 @@ def _moved_on(draft: Draft, standby: Node, primary: Node) -> set[str]:
 def _await(draft: Draft, primary: str) -> None:
     """Name the standbys that stream in the settings that wait for them; nobody is taken out."""
     above = draft.view.node(primary)
-    assert above.state is not None
     streaming = [node for node in draft.view.standbys if streams_from(node, above)]
     names = [
         slot for node in streaming if node.synchronized and has_slot(above, slot := slot_of(node))
     ]
-    setting = above.state.setting("synchronized_standby_slots")
-    kept = slots_that_exist(setting, above.state.slots)
+    setting = above.known_state.setting("synchronized_standby_slots")
+    kept = slots_that_exist(setting, above.known_state.slots)
     wanted = (*kept, *(name for name in names if name not in kept))
     if wanted != listed(setting):
         draft.add(effects.await_standby(above, wanted))
     before = quorum(draft.view.synchronous_before)
-    current = above.state.setting("synchronous_standby_names")
+    current = above.known_state.setting("synchronous_standby_names")
     remembered = before[0] if before is not None and not current else 0
     count = draft.request.synchronous_standbys or remembered
     seen = {application_name(node) for node in streaming} - {""}
-    if count and len(seen & set(above.state.replication.followers)) >= count:
+    if count and len(seen & set(above.known_state.replication.followers)) >= count:
         value = _quorum(count, seen)
-        if above.state.setting("synchronous_standby_names") != value:
+        if above.known_state.setting("synchronous_standby_names") != value:
             draft.add(effects.await_commits(draft.view.node(primary), value))
 
 

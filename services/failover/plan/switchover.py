@@ -133,8 +133,7 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
         draft.add(fencing.fence(old, new))
     if request.final_lsn is None:
         draft.add(fencing.mark(old, new))
-    final = draft.request.final_lsn
-    assert final is not None
+    final = draft.request.known_final_lsn
     _require_drainable(request, old, new, final)
     waits = request.final_lsn is None or bool(fencing.behind(view, old, new, slots, final))
     if waits:
@@ -174,21 +173,20 @@ def _target(view: View, request: Request, old: Node) -> Node:
 
 def _require_fit(view: View, request: Request, old: Node, new: Node) -> None:
     """Everything that would make it fail or lose something, while nothing is changed yet."""
-    assert old.state is not None and new.state is not None
     require_ready(judge_all(view, new), request)
-    if not old.state.replication.may_fence:
+    if not old.known_state.replication.may_fence:
         raise missing_privilege(old, "connect as a superuser, who may end sessions and fence")
     for node in (old, new):
         require_changeable(node)
     require_tight(old, ("stop",))
     require_same_timeline(view, old, new)
     problems = []
-    if not new.state.replication.receiver_streaming:
+    if not new.known_state.replication.receiver_streaming:
         problems.append((f"{new.name} does not stream", f"read the log of {new.name}"))
     elif not follows(new, old):
         problems.append((f"{new.name} streams from elsewhere", f"let it stream from {old.name}"))
-    for name in listed(old.state.setting("synchronized_standby_slots")):
-        slot = old.state.slot(name)
+    for name in listed(old.known_state.setting("synchronized_standby_slots")):
+        slot = old.known_state.slot(name)
         if slot is None or slot.active_pid is None:
             problems.append(
                 (
@@ -211,11 +209,10 @@ def _require_drainable(request: Request, old: Node, new: Node, final: int) -> No
     """Raise OperatorNeeded (NOT_READY) where a run begins with a fenced primary whose last WAL does
     not come: it would only be waited for in vain.
     """
-    assert new.state is not None
     lacking = final - new.received
     if request.final_lsn is not None or old.writable or lacking <= (request.accept_data_loss or 0):
         return
-    if new.state.replication.receiver_streaming and follows(new, old):
+    if new.known_state.replication.receiver_streaming and follows(new, old):
         return
     raise OperatorNeeded(
         f"{new.name} lacks {lacking} bytes of WAL that {old.name} has, which is fenced; {new.name} "

@@ -67,10 +67,9 @@ def assess(view: View, request: Request) -> Assessment:
         primary = view.writable[0].name if len(view.writable) == 1 else ""
         return Assessment(primary, 0, partial, error.message, silent)
     node = view.node(plan.new_primary)
-    assert node.state is not None
     return Assessment(
         primary=node.name,
-        timeline=node.state.server.timeline,
+        timeline=node.known_state.server.timeline,
         partial=partial,
         forbidden=_newer_elsewhere(view, node) or _fed_elsewhere(view, node),
         silent=silent,
@@ -109,8 +108,7 @@ def _partial(view: View) -> str:
 
 
 def _newer_elsewhere(view: View, primary: Node) -> str:
-    assert primary.state is not None
-    timeline = primary.state.server.timeline
+    timeline = primary.known_state.server.timeline
     newer = [
         f"{node.name} is a standby on timeline {node.state.server.timeline}"
         for node in view.nodes

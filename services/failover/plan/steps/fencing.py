@@ -95,8 +95,7 @@ def drain(old: Node, new: Node, slots: tuple[str, ...], lsn: int) -> Step:
 
 def stop(old: Node, new: Node) -> Step:
     """Stop the fenced primary in order, so that it need not be rewound."""
-    assert old.machine is not None
-    command = old.machine.command("stop", role="standby", **names_of(new))
+    command = old.known_machine.command("stop", role="standby", **names_of(new))
     return _on_machine(
         Action.STOP,
         old,
@@ -109,8 +108,7 @@ def stop(old: Node, new: Node) -> Step:
 
 def shoot(old: Node, new: Node) -> Step:
     """Make sure by its machine's command that a primary that may be alive can't write."""
-    assert old.machine is not None
-    command = old.machine.command("fence", role="standby", **names_of(new))
+    command = old.known_machine.command("fence", role="standby", **names_of(new))
     return _on_machine(
         Action.SHOOT,
         old,
@@ -123,8 +121,7 @@ def shoot(old: Node, new: Node) -> Step:
 
 def start(old: Node) -> Step:
     """Start a primary that was stopped for a switchover that does not go on."""
-    assert old.machine is not None
-    command = old.machine.command("start", role="primary", **names_of(old))
+    command = old.known_machine.command("start", role="primary", **names_of(old))
     return Step(
         action=Action.START,
         server=old.name,

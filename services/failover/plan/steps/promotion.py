@@ -87,9 +87,8 @@ def promote(
 
 def label(node: Node, primary: Node) -> Step:
     """Tell the outside (a load balancer, Kubernetes) of the node's role."""
-    assert node.machine is not None
     role = "primary" if node is primary else "standby"
-    command = node.machine.command("label", role=role, **names_of(primary))
+    command = node.known_machine.command("label", role=role, **names_of(primary))
     return Step(
         action=Action.LABEL,
         server=node.name,

@@ -75,14 +75,13 @@ def rejoin(old: Node, primary: Node, *, copies: bool) -> Step:
 
     `copies`: a base backup may be taken where pg_rewind can't do it.
     """
-    assert old.machine is not None
     name = slot_of(old)
     command: tuple[str, ...] = ()
-    copies = copies or old.machine.copies
-    if old.machine.has("rejoin"):
+    copies = copies or old.known_machine.copies
+    if old.known_machine.has("rejoin"):
         copy = "--copy" if copies else ""
         words = names_of(primary)
-        command = old.machine.command("rejoin", role="standby", slot=name, copy=copy, **words)
+        command = old.known_machine.command("rejoin", role="standby", slot=name, copy=copy, **words)
     return Step(
         action=Action.REJOIN,
         server=old.name,
@@ -196,8 +195,7 @@ def _set(primary: Node, setting: str, value: str, items: tuple[str, ...], after:
 
 def _by_hand(old: Node, primary: Node, name: str, *, copies: bool) -> tuple[str, ...]:
     """What `services.failover.execute.rejoin_node` does, as far as it can be told before."""
-    machine = old.machine
-    assert machine is not None
+    machine = old.known_machine
     given = primary.state.upstream if primary.state is not None else None
     program, data = machine.program, shlex.quote(str(machine.data_folder))
     stop = (shlex.join(machine.command("stop")),) if machine.has("stop") else ()
@@ -247,8 +245,7 @@ def _with_physical(state: NodeState, name: str) -> NodeState:
 
 def _attached(view: View, node: Node, primary: Node, name: str) -> View:
     """The view in which `node` is a standby that streams from `primary` by the slot `name`."""
-    above = view.node(primary.name).state
-    assert above is not None
+    above = view.node(primary.name).known_state
     here = node.state or above
     given = here.upstream if node.state is not None or here.upstream is None else None
     if given is None and here.upstream is not None:

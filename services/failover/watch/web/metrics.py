@@ -227,8 +227,7 @@ def _standby_lags(view: View) -> Samples:
     )
     lags: dict[tuple[str, ...], float] = {}
     for node in view.standbys:
-        assert node.state is not None
-        replication = node.state.replication
+        replication = node.known_state.replication
         age_s = replication.replayed_age_s
         if written and (replication.replayed_lsn or 0) >= written:
             lags[node.name,] = 0.0
