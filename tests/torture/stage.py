@@ -72,6 +72,8 @@ class Stage:
         """Whether a fault hides records until the bridge streams again."""
         self.clients: Sequence[Client] = ()
         self._began = time.monotonic()
+        self._harassing = False
+        self._left_alone = threading.Event()
 
     def begin(self, bridge: Bridge, *failpoints: str) -> None:
         """From now on a bridge runs."""
@@ -158,8 +160,12 @@ class Stage:
     def bridge_streams(self) -> None:
         """Wait until a bridge is connected to the primary's slot, or has given up for good.
 
-        Raises Stalled where none does, though nothing is done to any server.
+        Raises Stalled where none does, though nothing is done to any server. Nobody kills it
+        meanwhile: on a busy machine none would ever come so far.
         """
+        self._left_alone.set()
+        if self._harassing:
+            self.supervised.disarm()
         try:
             eventually(
                 lambda: self.given_up or self.bridge_is_on(self.primary),
@@ -169,6 +175,8 @@ class Stage:
             )
         except AssertionError as error:
             raise Stalled(f"{error}: {self.bridge.output[-1500:]}") from error
+        finally:
+            self._left_alone.clear()
 
     @contextlib.contextmanager
     def refusal(self, code: ExitCode, words: str) -> Iterator[Callable[[PostgresServer], None]]:
@@ -222,14 +230,17 @@ class Stage:
 
         def harass() -> None:
             while not enough.wait(moments.uniform(*_HARASSED_EVERY_S)):
-                self.supervised.arm(*fault.points)
+                if not self._left_alone.is_set():
+                    self.supervised.arm(*fault.points)
 
         thread = threading.Thread(target=harass, name="harass", daemon=True)
         if fault.harassed:
+            self._harassing = True
             thread.start()
         try:
             yield
         finally:
+            self._harassing = False
             enough.set()
             if fault.harassed:
                 thread.join()

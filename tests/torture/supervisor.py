@@ -75,6 +75,11 @@ class Supervised:
             self._armed.extend((failpoint, ends_first) for failpoint in failpoints)
         self.kill()
 
+    def disarm(self) -> None:
+        """Let the next processes have no failpoint."""
+        with self._lock:
+            self._armed.clear()
+
     @property
     def log(self) -> Path:
         """What it writes."""
