@@ -22,7 +22,7 @@ from tests.providers.databases import connect
 from tests.providers.waiting import eventually
 from tests.torture.bridge_faults import FAILPOINT_WAIT_S, refused
 from tests.torture.faults import Fault
-from tests.torture.stage import Stage
+from tests.torture.torture_run import TortureRun
 
 _ALTERED_EVERY_S: Final = 0.05
 _JUST_BEHIND_BYTES: Final = 2048
@@ -34,198 +34,198 @@ GHOST: Final = "ghost"
 """The tid of what only a revived old primary has: it must never be in Kafka."""
 
 
-def cut_network(stage: Stage, fault: Fault) -> None:
+def cut_network(run: TortureRun, fault: Fault) -> None:
     """Connections are reset."""
-    for proxy in stage.proxies:
+    for proxy in run.proxies:
         proxy.cut()
-    _heal_after(stage, fault.seconds)
+    _heal_after(run, fault.seconds)
 
 
-def stall_network(stage: Stage, fault: Fault) -> None:
+def stall_network(run: TortureRun, fault: Fault) -> None:
     """Nothing is forwarded."""
-    for proxy in stage.proxies:
+    for proxy in run.proxies:
         proxy.stall()
-    _heal_after(stage, 2 * fault.seconds)
+    _heal_after(run, 2 * fault.seconds)
 
 
-def _heal_after(stage: Stage, seconds: float) -> None:
+def _heal_after(run: TortureRun, seconds: float) -> None:
     time.sleep(seconds)
-    for proxy in stage.proxies:
+    for proxy in run.proxies:
         proxy.heal()
 
 
-def alter_publication(stage: Stage, fault: Fault) -> None:
+def alter_publication(run: TortureRun, fault: Fault) -> None:
     """Set what is set already: the server's output plugin reads it anew, also in a stream."""
     query = sql.SQL("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')")
     until = time.monotonic() + fault.seconds
-    with connect(stage.primary, stage.dbname) as connection:
+    with connect(run.primary, run.dbname) as connection:
         while time.monotonic() < until:
-            connection.execute(query.format(sql.Identifier(stage.bridge.publication)))
+            connection.execute(query.format(sql.Identifier(run.bridge.publication)))
             time.sleep(_ALTERED_EVERY_S)
 
 
-def lock_tables(stage: Stage, _fault: Fault) -> None:
+def lock_tables(run: TortureRun, _fault: Fault) -> None:
     """A killed bridge starts and streams although nobody else can open a published table."""
-    with connect(stage.primary, stage.dbname) as connection, connection.transaction():
+    with connect(run.primary, run.dbname) as connection, connection.transaction():
         connection.execute("SET LOCAL lock_timeout = '10s'")
         try:
             connection.execute("LOCK TABLE routed IN ACCESS EXCLUSIVE MODE")
         except LockNotAvailable:
-            stage.faults["tables locked"] -= 1  # it was not done, so the report must not say so
+            run.faults["tables locked"] -= 1  # it was not done, so the report must not say so
             return
-        ends = stage.supervised.ends.sigkills
-        stage.supervised.kill()
-        stage.supervised.await_end(ends + 1, FAILPOINT_WAIT_S)
-        stage.bridge_streams()
+        ends = run.supervised.ends.sigkills
+        run.supervised.kill()
+        run.supervised.await_end(ends + 1, FAILPOINT_WAIT_S)
+        run.bridge_streams()
 
 
-def restart_primary(stage: Stage, _fault: Fault) -> None:
+def restart_primary(run: TortureRun, _fault: Fault) -> None:
     """It is shut down immediately, and recovers."""
-    stage.primary.restart("immediate")
+    run.primary.restart("immediate")
 
 
-def kill_standby(stage: Stage, fault: Fault) -> None:
+def kill_standby(run: TortureRun, fault: Fault) -> None:
     """It dies, and comes again after a while; commits wait for it."""
-    stage.standby.kill()
+    run.standby.kill()
     time.sleep(fault.seconds)
-    stage.standby.start()
+    run.standby.start()
 
 
-def fail_over(stage: Stage, fault: Fault) -> None:
+def fail_over(run: TortureRun, fault: Fault) -> None:
     """The primary dies; the runbook command; the old one comes back as a new standby."""
-    if stage.given_up:
+    if run.given_up:
         return
     how = random.Random(f"{fault}").choice(["beside", "twice", "met", "alone"])
     met = fault.revived and how == "met"
     if met:
-        _cut_off(stage)
-    stage.primary.kill()
-    config = stage.folder / "failover.yaml"
-    nodes = {s.name: s.conninfo() for s in (stage.primary, stage.standby)}
+        _cut_off(run)
+    run.primary.kill()
+    config = run.folder / "failover.yaml"
+    nodes = {s.name: s.conninfo() for s in (run.primary, run.standby)}
     config.write_text(json.dumps({"failover": {"nodes": nodes, "connect_timeout_s": 2}}))
     done = CliRunner().invoke(slotfailover, ["failover", "--config", str(config), "--yes"])
     assert done.exit_code == 0, done.output + done.stderr
-    stage.failovers += 1
-    stage.primary, stage.standby = stage.standby, stage.primary
+    run.failovers += 1
+    run.primary, run.standby = run.standby, run.primary
     if met:
-        _revive_unknown(stage)
+        _revive_unknown(run)
     elif fault.revived and how == "beside":
-        _revive_beside(stage)
+        _revive_beside(run)
     elif fault.revived:
-        _revive_alone(stage, twice=how == "twice")
-    _rebuild_standby(stage)
+        _revive_alone(run, twice=how == "twice")
+    _rebuild_standby(run)
 
 
-def _revive_alone(stage: Stage, *, twice: bool) -> None:
+def _revive_alone(run: TortureRun, *, twice: bool) -> None:
     """It comes back as a primary, and commits what nobody must ever see.
 
     Clients wait meanwhile: what they wrote there would be lost, as an operator's mistake.
     """
-    stage.bridge_streams()
-    with stage.clients_held():
-        _meet_the_old_one(stage)
+    run.bridge_streams()
+    with run.clients_held():
+        _meet_the_old_one(run)
         if twice:
-            _promote_the_old_one(stage)
+            _promote_the_old_one(run)
         else:
-            stage.primary.start()
+            run.primary.start()
 
 
-def _revive_unknown(stage: Stage) -> None:
+def _revive_unknown(run: TortureRun) -> None:
     """The same, where the bridge has seen no more of the new timeline than its beginning."""
-    stage.faults["timeline only met"] += 1
-    with stage.clients_held():
-        stage.supervised.arm("started:1:stop")
-        _heal_after(stage, 0)
+    run.faults["timeline only met"] += 1
+    with run.clients_held():
+        run.supervised.arm("started:1:stop")
+        _heal_after(run, 0)
         with contextlib.suppress(AssertionError):
-            eventually(stage.supervised.stopped, what="it has stopped", timeout_s=FAILPOINT_WAIT_S)
-        _meet_the_old_one(stage)
-        stage.primary.start()
+            eventually(run.supervised.stopped, what="it has stopped", timeout_s=FAILPOINT_WAIT_S)
+        _meet_the_old_one(run)
+        run.primary.start()
 
 
-def _revive_beside(stage: Stage) -> None:
+def _revive_beside(run: TortureRun) -> None:
     """The old primary is there besides, with a bridge that sees it alone."""
-    stage.bridge_streams()
-    with stage.clients_held():
-        stage.faults["old primary revived"] += 1
-        stage.note("revived beside")
-        stage.standby.start()
-        _haunt(stage.standby, stage.dbname)
-        _stale_bridge(stage)
-        stage.standby.kill()
+    run.bridge_streams()
+    with run.clients_held():
+        run.faults["old primary revived"] += 1
+        run.note("revived beside")
+        run.standby.start()
+        _haunt(run.standby, run.dbname)
+        _stale_bridge(run)
+        run.standby.kill()
 
 
-def _meet_the_old_one(stage: Stage) -> None:
+def _meet_the_old_one(run: TortureRun) -> None:
     """The new primary dies; the bridge sees the old one alone. At the end none is there."""
-    stage.faults["old primary revived"] += 1
-    stage.note("revived")
-    stage.primary.kill()
-    stage.standby.start()
-    seen = stage.bridge.output.count(OLD_PRIMARY)
-    _haunt(stage.standby, stage.dbname)
-    stage.supervised.kill()  # it may stand still
+    run.faults["old primary revived"] += 1
+    run.note("revived")
+    run.primary.kill()
+    run.standby.start()
+    seen = run.bridge.output.count(OLD_PRIMARY)
+    _haunt(run.standby, run.dbname)
+    run.supervised.kill()  # it may stand still
 
     def noticed() -> bool:
-        taken = stage.given_up or stage.bridge_is_on(stage.standby)
-        return taken or stage.bridge.output.count(OLD_PRIMARY) > seen
+        taken = run.given_up or run.bridge_is_on(run.standby)
+        return taken or run.bridge.output.count(OLD_PRIMARY) > seen
 
     eventually(noticed, what="the bridge has met the old primary", timeout_s=120)
     time.sleep(0.5)
-    stage.standby.kill()
+    run.standby.kill()
 
 
-def _stale_bridge(stage: Stage) -> None:
+def _stale_bridge(run: TortureRun) -> None:
     """One that sees only the old primary, beside the right one, which goes on."""
-    stage.faults["stale bridge"] += 1
-    stale = {"conninfo": stage.standby.conninfo(stage.dbname)}
-    refused(stage, "stale", stale, ExitCode.TIMELINE, "old primary", connect_deadline_ms=3000)
+    run.faults["stale bridge"] += 1
+    stale = {"conninfo": run.standby.conninfo(run.dbname)}
+    refused(run, "stale", stale, ExitCode.TIMELINE, "old primary", connect_deadline_ms=3000)
 
 
-def _promote_the_old_one(stage: Stage) -> None:
+def _promote_the_old_one(run: TortureRun) -> None:
     """Both servers were promoted to one timeline number now; the bridge sees the wrong one."""
-    stage.faults["same timeline twice"] += 1
-    old = stage.standby
-    with stage.refusal(ExitCode.TIMELINE, SAME_TIMELINE) as await_refusal:
+    run.faults["same timeline twice"] += 1
+    old = run.standby
+    with run.refusal(ExitCode.TIMELINE, SAME_TIMELINE) as await_refusal:
         promote(old)
         await_refusal(old)
         old.kill()
-        stage.primary.start()
+        run.primary.start()
 
 
-def restore_volume(stage: Stage, fault: Fault) -> None:
+def restore_volume(run: TortureRun, fault: Fault) -> None:
     """The primary is set back to an earlier state of its volume; later it is put right again."""
-    if stage.given_up:
+    if run.given_up:
         return
-    primary = stage.primary
+    primary = run.primary
     image, future = (primary.data.with_name(f"{primary.data.name}-{n}") for n in ("old", "new"))
     how = random.Random(f"{fault}").choice(["behind", "just behind", "overtakes"])
-    stage.bridge_streams()
+    run.bridge_streams()
     if how == "just behind":
-        with stage.supervised.paused():  # at its end record and origin are the same
+        with run.supervised.paused():  # at its end record and origin are the same
             until = _take_image(primary, image)
-            stage.supervised.arm("before origin:2:stop")  # the first one moves it nowhere
-        how = _stop_before_the_origin(stage, until)
+            run.supervised.arm("before origin:2:stop")  # the first one moves it nowhere
+        how = _stop_before_the_origin(run, until)
     else:
         until = _take_image(primary, image)
     if how != "just behind":
-        _await_noted(stage, until, fault.seconds)
-    with stage.clients_held():
-        stage.standby.kill()  # else it would stream what the server that was set back writes
+        _await_noted(run, until, fault.seconds)
+    with run.clients_held():
+        run.standby.kill()  # else it would stream what the server that was set back writes
         primary.kill()
         release(primary.data)
         primary.data.rename(future)
         image.rename(primary.data)
-        _cut_off(stage)
-        stage.supervised.kill()  # it may stand still
-        with stage.refusal(ExitCode.TIMELINE, SET_BACK) as await_refusal:
+        _cut_off(run)
+        run.supervised.kill()  # it may stand still
+        with run.refusal(ExitCode.TIMELINE, SET_BACK) as await_refusal:
             primary.start()
-            _go_on(stage, how)
-            _heal_after(stage, 0)
+            _go_on(run, how)
+            _heal_after(run, 0)
             await_refusal(primary)
             primary.kill()
             primary.remove_data()
             future.rename(primary.data)
             primary.start()
-            stage.standby.start()
+            run.standby.start()
 
 
 def _take_image(primary: PostgresServer, image: Path) -> int:
@@ -236,47 +236,47 @@ def _take_image(primary: PostgresServer, image: Path) -> int:
     return wal_lsn(primary)
 
 
-def _cut_off(stage: Stage) -> None:
-    for proxy in stage.proxies:
+def _cut_off(run: TortureRun) -> None:
+    for proxy in run.proxies:
         proxy.cut()
 
 
-def _stop_before_the_origin(stage: Stage, until: int) -> str:
+def _stop_before_the_origin(run: TortureRun, until: int) -> str:
     """Kafka gets what the image lacks, and no record that notes where the origin was since.
 
     Returns "behind" where it has not come to that.
     """
     with contextlib.suppress(AssertionError):
-        eventually(stage.supervised.stopped, what="it has stopped", timeout_s=FAILPOINT_WAIT_S)
-    last = stage.progress()[-1]
-    if last.origin_lsn <= until < last.end_lsn - _JUST_BEHIND_BYTES and stage.supervised.stopped():
+        eventually(run.supervised.stopped, what="it has stopped", timeout_s=FAILPOINT_WAIT_S)
+    last = run.progress()[-1]
+    if last.origin_lsn <= until < last.end_lsn - _JUST_BEHIND_BYTES and run.supervised.stopped():
         return "just behind"
-    stage.supervised.kill()
+    run.supervised.kill()
     return "behind"
 
 
-def _await_noted(stage: Stage, until: int, seconds: float) -> None:
+def _await_noted(run: TortureRun, until: int, seconds: float) -> None:
     """The record notes an origin that the image does not have."""
     time.sleep(seconds)
     eventually(
-        lambda: stage.given_up or stage.progress()[-1].origin_lsn > until,
+        lambda: run.given_up or run.progress()[-1].origin_lsn > until,
         what="the record notes a later origin",
         timeout_s=120,
         interval_s=0.5,
     )
 
 
-def _go_on(stage: Stage, how: str) -> None:
+def _go_on(run: TortureRun, how: str) -> None:
     """Ghosts are committed: none, one, or until the server is beyond Kafka's record again."""
     if how == "just behind":
-        stage.faults["volume just behind"] += 1
+        run.faults["volume just behind"] += 1
         return
-    _haunt(stage.primary, stage.dbname, segments=0)
+    _haunt(run.primary, run.dbname, segments=0)
     if how == "overtakes":
-        stage.faults["volume overtakes"] += 1
-        last = stage.progress()[-1]
-        while wal_lsn(stage.primary) <= max(last.end_lsn, last.wal_lsn):
-            _haunt(stage.primary, stage.dbname)
+        run.faults["volume overtakes"] += 1
+        last = run.progress()[-1]
+        while wal_lsn(run.primary) <= max(last.end_lsn, last.wal_lsn):
+            _haunt(run.primary, run.dbname)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -298,16 +298,16 @@ def _haunt(server: PostgresServer, dbname: str, *, segments: int = 2) -> None:
             connection.execute(ghost, [GHOST])
 
 
-def _rebuild_standby(stage: Stage) -> None:
-    with connect(stage.primary) as connection:
+def _rebuild_standby(run: TortureRun) -> None:
+    with connect(run.primary) as connection:
         known = connection.execute(
             "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", [STANDBY_SLOT]
         ).fetchone()
     if known is None:
         query = sql.SQL("SELECT pg_create_physical_replication_slot({}, true)")
-        execute(stage.primary, query.format(STANDBY_SLOT))
-    stage.standby.remove_data()
-    clone(stage.primary, stage.standby, slot=STANDBY_SLOT, dbname=stage.dbname)
-    stage.standby.start()
-    alter_system(stage.primary, "synchronized_standby_slots", STANDBY_SLOT)
-    alter_system(stage.primary, "synchronous_standby_names", stage.synchronous)
+        execute(run.primary, query.format(STANDBY_SLOT))
+    run.standby.remove_data()
+    clone(run.primary, run.standby, slot=STANDBY_SLOT, dbname=run.dbname)
+    run.standby.start()
+    alter_system(run.primary, "synchronized_standby_slots", STANDBY_SLOT)
+    alter_system(run.primary, "synchronous_standby_names", run.synchronous)

@@ -66,7 +66,7 @@ _CRASHES_MAX: Final = 7
 class Fault(NamedTuple):
     """`pause_s` before it; `points` as in SLOTBRIDGE_FAILPOINT; `seconds` it lasts.
 
-    `harassed`: the bridge is killed meanwhile, again and again. `revived`: after a failover the
+    `kill_loop`: the bridge is killed meanwhile, again and again. `revived`: after a failover the
     old primary comes back alone, as a primary.
     """
 
@@ -74,7 +74,7 @@ class Fault(NamedTuple):
     name: str
     points: tuple[str, ...]
     seconds: float
-    harassed: bool
+    kill_loop: bool
     revived: bool
 
 
@@ -98,7 +98,7 @@ def schedule(seed: int, brokers: int = 1) -> Iterator[Fault]:
         yield _drawn(name, moments)
 
 
-def deck(seed: int, brokers: int = 1) -> Iterator[Fault]:
+def shuffled_schedule(seed: int, brokers: int = 1) -> Iterator[Fault]:
     """The same, but every fault comes before any has come much more often: for short runs."""
     moments = random.Random(f"deck {seed}")
     names = [name for name in faults_with(brokers) for _ in range(_OFTEN.get(name, 1))]
@@ -106,7 +106,7 @@ def deck(seed: int, brokers: int = 1) -> Iterator[Fault]:
         moments.shuffle(names)
         for name in names:
             fault = _drawn(name, moments)
-            yield fault._replace(revived=True, harassed=False) if name == "failover" else fault
+            yield fault._replace(revived=True, kill_loop=False) if name == "failover" else fault
 
 
 def only(faults: Iterator[Fault], names: str) -> Iterator[Fault]:
@@ -134,7 +134,7 @@ def _drawn(name: str, moments: random.Random) -> Fault:
         name=name,
         points=points,
         seconds=moments.uniform(0.3, 4.0),
-        harassed=moments.random() < 0.5,
+        kill_loop=moments.random() < 0.5,
         revived=moments.random() < 0.25,
     )
 

@@ -17,7 +17,7 @@ from tests.bridge.faults.markers import (
 from tests.providers.waiting import eventually
 from tests.torture.bridge_faults import FAILPOINT_WAIT_S
 from tests.torture.faults import Fault
-from tests.torture.stage import Stage
+from tests.torture.torture_run import TortureRun
 
 LOST_RECORDS: Final = "Kafka lost committed records"
 _TABLE: Final = "public.ledger"
@@ -33,33 +33,33 @@ _KILLS: Final[tuple[list[str], ...]] = (
 )
 
 
-def lose_records(stage: Stage, _fault: Fault) -> None:
+def lose_records(run: TortureRun, _fault: Fault) -> None:
     """The end of one partition is gone on every broker, as after an unclean election.
 
     The bridge must refuse by name; then the partition is put right again. It was stopped in order
     before: nothing is open then.
     """
-    if stage.given_up:
+    if run.given_up:
         return
-    topic, partition = f"{stage.bridge.prefix}.{_TABLE}", 0
-    with stage.supervised.paused():
-        before = _noted(stage, topic, partition)
-        stage.brokers.copy_partition(topic, partition, "old")
+    topic, partition = f"{run.bridge.prefix}.{_TABLE}", 0
+    with run.supervised.paused():
+        before = _noted(run, topic, partition)
+        run.brokers.copy_partition(topic, partition, "old")
     eventually(
-        lambda: stage.given_up or _noted(stage, topic, partition) > before,
+        lambda: run.given_up or _noted(run, topic, partition) > before,
         what=f"the record notes a later end of {topic}[{partition}]",
         timeout_s=_AWAIT_S,
         interval_s=0.5,
     )
-    with stage.refusal(ExitCode.WITNESSES_DISAGREE, LOST_RECORDS) as await_refusal:
-        with stage.supervised.paused():
-            stage.brokers.swap_partition(topic, partition, "old", "new")
-        await_refusal(stage.primary)
-        with stage.supervised.paused():
-            stage.brokers.swap_partition(topic, partition, "new", "lost")
+    with run.refusal(ExitCode.WITNESSES_DISAGREE, LOST_RECORDS) as await_refusal:
+        with run.supervised.paused():
+            run.brokers.swap_partition(topic, partition, "old", "new")
+        await_refusal(run.primary)
+        with run.supervised.paused():
+            run.brokers.swap_partition(topic, partition, "new", "lost")
 
 
-def lose_markers(stage: Stage, fault: Fault) -> None:
+def lose_markers(run: TortureRun, fault: Fault) -> None:
     """All brokers die after a commit was decided, before some partitions, or all, were told.
 
     The bridge stood still right after its first or second one; the slot may know of the first.
@@ -73,35 +73,35 @@ def lose_markers(stage: Stage, fault: Fault) -> None:
     wanted = moments.choice(
         [is_any, is_any, is_not_the_progress, is_not_of_transactions, is_of_stagings, _every_other]
     )
-    with stage.supervised.paused():
+    with run.supervised.paused():
         since_ms = time.time_ns() // 1_000_000
-        stage.supervised.arm(where, ends_first=True)
+        run.supervised.arm(where, ends_first=True)
     with contextlib.suppress(AssertionError):
-        eventually(stage.supervised.stopped, what="it has stopped", timeout_s=FAILPOINT_WAIT_S)
-    stage.supervised.freeze()
-    seen, stage.hiding = stage.noted_ends(), True
-    if not stage.brokers.forget_markers(stage.bridge.prefix, since_ms, wanted, seen):
-        stage.faults[fault.name] -= 1  # there were none
+        eventually(run.supervised.stopped, what="it has stopped", timeout_s=FAILPOINT_WAIT_S)
+    run.supervised.freeze()
+    seen, run.hiding = run.noted_ends(), True
+    if not run.brokers.forget_markers(run.bridge.prefix, since_ms, wanted, seen):
+        run.faults[fault.name] -= 1  # there were none
     if moments.random() < 0.5:
-        with stage.brokers.end_of(transaction_topic(stage.bridge.prefix)) as end:
+        with run.brokers.end_of(transaction_topic(run.bridge.prefix)) as end:
             before, until = end(), time.monotonic() + _NEXT_S
-            stage.supervised.thaw()
+            run.supervised.thaw()
             while end() == before and time.monotonic() < until:
                 time.sleep(_LOOK_S)
-    stage.supervised.arm(*moments.choice(_KILLS))
-    stage.bridge_streams()
-    stage.hiding = False
+    run.supervised.arm(*moments.choice(_KILLS))
+    run.bridge_streams()
+    run.hiding = False
 
 
 def _every_other(name: str) -> bool:
     return zlib.crc32(name.encode()) % 2 == 0
 
 
-def _noted(stage: Stage, topic: str, partition: int) -> int:
+def _noted(run: TortureRun, topic: str, partition: int) -> int:
     """The last end of the partition that a progress record tells."""
     ends = [
         offset
-        for record in stage.progress()
+        for record in run.progress()
         for number, offset, _ in record.ends.get(topic, [])
         if number == partition
     ]

@@ -18,7 +18,7 @@ import typer
 from services.testbed.bed import Bed
 from tests.torture.brokers import Brokers
 from tests.torture.checker import Finding
-from tests.torture.faults import deck, faults_with, only
+from tests.torture.faults import faults_with, only, shuffled_schedule
 from tests.torture.report import Report
 from tests.torture.rig import Rig
 from tests.torture.sabotage import CONTROL, names, telling
@@ -78,7 +78,9 @@ def _run(
     try:
         brokers.recover()
         with bed.new_pair() as (pair, subscriber):
-            drawn = only(deck(seed, brokers.count), _known(faults or telling(name), brokers))
+            drawn = only(
+                shuffled_schedule(seed, brokers.count), _known(faults or telling(name), brokers)
+            )
             rig = Rig(bed, folder, seed, brokers=brokers, sabotage=name, faults=drawn)
             return rig.run((pair.primary, pair.standby), seconds, subscriber)
     except Exception:

@@ -6,15 +6,15 @@ from typing import Final
 
 from tests.torture import bridge_faults, database_faults, kafka_faults
 from tests.torture.faults import Fault
-from tests.torture.stage import Stage
+from tests.torture.torture_run import TortureRun
 
-Do = Callable[[Stage, Fault], None]
+Do = Callable[[TortureRun, Fault], None]
 
 
-def _far_away(stage: Stage, fault: Fault) -> None:
+def _far_away(run: TortureRun, fault: Fault) -> None:
     """The bridge starts while Kafka is far away."""
-    with stage.brokers.far_away():
-        stage.supervised.kill()
+    with run.brokers.far_away():
+        run.supervised.kill()
         time.sleep(2 * fault.seconds)
 
 
@@ -42,19 +42,19 @@ _TO_SERVERS: Final[dict[str, Do]] = {
     "stray bridge": bridge_faults.stray,
     "records lost": kafka_faults.lose_records,
 }
-"""Those of brokers besides; the bridge may be harassed during all of them."""
+"""Those of brokers besides; the bridge may be killed in a loop during all of them."""
 
 
-def perform(stage: Stage, fault: Fault) -> None:
+def perform(run: TortureRun, fault: Fault) -> None:
     """Do it, and undo what it does to servers and network."""
-    stage.faults[fault.name] += 1
-    stage.note(fault.name, *fault.points, "harassed" if fault.harassed else "")
+    run.faults[fault.name] += 1
+    run.note(fault.name, *fault.points, "kill loop" if fault.kill_loop else "")
     if fault.name in _TO_THE_BRIDGE:
-        _TO_THE_BRIDGE[fault.name](stage, fault)
+        _TO_THE_BRIDGE[fault.name](run, fault)
     else:
         if fault.name == "failover":
-            stage.await_ready()
-        with stage.harassed(fault):
-            if not stage.brokers.perform(fault, stage.bridge.prefix):
-                _TO_SERVERS[fault.name](stage, fault)
-    stage.note(fault.name, "done")
+            run.await_ready()
+        with run.kill_loop(fault):
+            if not run.brokers.perform(fault, run.bridge.prefix):
+                _TO_SERVERS[fault.name](run, fault)
+    run.note(fault.name, "done")

@@ -9,7 +9,7 @@ from typing import Any, Final
 from services.bridge.failpoints import FAILPOINTS
 from tests.torture.checker import Finding
 from tests.torture.faults import AT_DIVERGENCE, DATABASE_AND_BROKER, VARIANTS, faults_with
-from tests.torture.nursery import STREAMS
+from tests.torture.fork_server import STREAMS
 
 KINDS: Final = (
     *("transfer", "items", "toast", "key", "savepoints", "large", "truncate", "shape"),

@@ -35,8 +35,8 @@ from tests.torture.clients import Client, Outcomes, decide_leftovers, stop_all
 from tests.torture.faults import Fault, first_failpoint, schedule
 from tests.torture.perform import perform
 from tests.torture.report import Report
-from tests.torture.stage import Stage, Stalled
 from tests.torture.tables import RESTORABLE, compare_tables
+from tests.torture.torture_run import Stalled, TortureRun
 from tests.torture.watch import Watch
 
 _PART_BYTES: Final = (2**22, 2**16, 2**16)
@@ -91,7 +91,7 @@ class Rig:
         `foreign` is a server with another database, which a stray bridge sees.
         """
         started = time.monotonic()
-        stage = self._stage = Stage(
+        run = self._run = TortureRun(
             self._bed,
             pair_servers,
             self._folder,
@@ -103,36 +103,36 @@ class Rig:
         try:
             report = self._tortured(seconds)
         except Stalled as error:
-            findings = [*stage.findings, Finding("stalled", str(error))]
+            findings = [*run.findings, Finding("stalled", str(error))]
             report = Report(self._seed, self._brokers.count, findings=findings)
         finally:
-            stage.close()
+            run.close()
         if not report.findings:
             self._brokers.forget(self._is_ours)
         report.seconds = time.monotonic() - started
         return report
 
     def _tortured(self, seconds: float) -> Report:
-        stage = self._stage
-        with connect(stage.primary, self._bed.dbname) as connection:
+        run = self._run
+        with connect(run.primary, self._bed.dbname) as connection:
             schema = bank.SCHEMA + (RESTORABLE if self._to_tables else "")
             for statement in schema.split(";"):
                 if statement.strip():
                     connection.execute(statement.encode())
         self._bridge = self._configured()
-        stage.begin(self._bridge, first_failpoint(self._seed))
-        with connect(stage.primary, self._bed.dbname) as connection:
+        run.begin(self._bridge, first_failpoint(self._seed))
+        with connect(run.primary, self._bed.dbname) as connection:
             bank.open_accounts(connection)
-        await_ready(stage.primary, stage.standby, self._bridge.slot)
+        await_ready(run.primary, run.standby, self._bridge.slot)
         watch = Watch(
             *(self._brokers.bootstrap_servers, self._is_ours),
-            pid=lambda: stage.supervised.pid,
-            hiding=lambda: stage.hiding,
+            pid=lambda: run.supervised.pid,
+            hiding=lambda: run.hiding,
         )
         watch.start()
         outcomes = Outcomes()
-        clients = stage.clients = [
-            Client(number, self._seed, stage.conninfo, outcomes, self._pause_s)
+        clients = run.clients = [
+            Client(number, self._seed, run.conninfo, outcomes, self._pause_s)
             for number in range(1, _CLIENTS + 1)
         ]
         for client in clients:
@@ -141,12 +141,12 @@ class Rig:
         until = began + seconds
         for fault in self._faults:
             time.sleep(fault.pause_s)
-            if time.monotonic() > until or stage.supervised.operator_needed:
+            if time.monotonic() > until or run.supervised.operator_needed:
                 break
-            perform(stage, fault)
+            perform(run, fault)
         fire_s = time.monotonic() - began
         ended = self._end(clients)
-        report = self._report(outcomes, ended + watch.end() + stage.findings)
+        report = self._report(outcomes, ended + watch.end() + run.findings)
         report.fire_s = fire_s
         report.hidden_s_max = round(watch.hidden.longest_s, 1)
         report.rss_mib_max = round(watch.rss_mib_max)
@@ -160,7 +160,7 @@ class Rig:
     def _configured(self) -> Bridge:
         return Bridge(
             self._folder,
-            self._stage.proxied_conninfo,
+            self._run.proxied_conninfo,
             self._brokers.kafka,
             f"torture{self._seed}",
             bootstrap_servers=self._brokers.proxied_servers,
@@ -180,14 +180,14 @@ class Rig:
 
     def _end(self, clients: list[Client]) -> list[Finding]:
         """Clients end, what is undecided is rolled back, the bridge catches up and stops."""
-        stage = self._stage
-        supervised = stage.supervised
+        run = self._run
+        supervised = run.supervised
         if supervised.operator_needed is not None:
-            stage.release()  # else they would wait for it for ever
+            run.release()  # else they would wait for it for ever
         stop_all(clients, 60)
-        stage.release()
+        run.release()
         supervised.arm()
-        with connect(stage.primary, self._bed.dbname) as connection:
+        with connect(run.primary, self._bed.dbname) as connection:
             decide_leftovers(connection)
             stalled = self._catch_up(connection)
         code = supervised.operator_needed
@@ -201,7 +201,7 @@ class Rig:
         row = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
         assert row is not None
         reached, since = 0, time.monotonic()
-        while not self._stage.given_up:
+        while not self._run.given_up:
             found = connection.execute(
                 "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots"
                 " WHERE slot_name = %s",
@@ -220,7 +220,7 @@ class Rig:
 
     def _report(self, outcomes: Outcomes, findings: list[Finding]) -> Report:
         servers, prefix = self._bridge.kafka.bootstrap_servers, self._bridge.prefix
-        with connect(self._stage.primary, self._bed.dbname) as connection:
+        with connect(self._run.primary, self._bed.dbname) as connection:
             rows = connection.execute("SELECT tid, kind, expected FROM ledger").fetchall()
         ledger = {tid: json.loads(expected) for tid, _, expected in rows}
         boundaries = transaction_topic(prefix)
@@ -231,7 +231,7 @@ class Rig:
         topics = {record.topic for record in records}
         kafka_transaction_of = self._brokers.kafka_transactions(topics)
         found = check(records, boundaries, truth, kafka_transaction_of)
-        if self._stage.supervised.operator_needed is not None:
+        if self._run.supervised.operator_needed is not None:
             findings += [finding for finding in found if finding.kind != "lost"]  # it has stopped
         else:
             findings += found + _left_staged(servers, prefix)
@@ -243,10 +243,10 @@ class Rig:
                 )
             except AssertionError as error:
                 findings.append(Finding("wrong", str(error)[:500]))
-        stage, ends = self._stage, self._stage.supervised.ends
+        run, ends = self._run, self._run.supervised.ends
         table_rows = 0
         if self._to_tables:
-            table_rows, found = compare_tables(self._bridge, stage.conninfo, self._folder)
+            table_rows, found = compare_tables(self._bridge, run.conninfo, self._folder)
             findings += found
         return Report(
             seed=self._seed,
@@ -254,12 +254,12 @@ class Rig:
             transactions=len(ledger),
             events=len(records),
             acknowledged=outcomes.counts()["acknowledged"],
-            sigkills=ends.sigkills + stage.rival_kills,
-            failovers=stage.failovers,
+            sigkills=ends.sigkills + run.rival_kills,
+            failovers=run.failovers,
             starts=ends.starts,
             failpoints=ends.failpoints,
-            passages=stage.supervised.passages(),
-            faults=stage.faults,
+            passages=run.supervised.passages(),
+            faults=run.faults,
             kinds=Counter(kind for _, kind, _ in rows),
             decided=outcomes.decided,
             exit_codes=ends.codes,

@@ -247,10 +247,10 @@ def _staging_lost() -> None:
 
 @mistake("staging does not leave out subtransactions that were rolled back")
 def _staged_aborts() -> None:
-    stage = Prepared._stage
+    original = Prepared._stage
 
     def whole(self: Prepared, prepare: Any, _aborted: Any, *, streamed: bool) -> Iterator[Any]:
-        return stage(self, prepare, frozenset(), streamed=streamed)
+        return original(self, prepare, frozenset(), streamed=streamed)
 
     put(Prepared, "_stage", whole)
 
@@ -268,12 +268,12 @@ def _staging_stays() -> None:
 @mistake("the progress passes a PREPARE before it is staged")
 def _prepare_passed() -> None:
     """Its records are left to the next Kafka transaction."""
-    stage = Prepared._stage
+    original = Prepared._stage
     late: list[Portion] = []
 
     def lagging(self: Prepared, *arguments: Any, **options: Any) -> Iterator[Any]:
         yield from flushed(self)
-        for portion in stage(self, *arguments, **options):
+        for portion in original(self, *arguments, **options):
             if portion is None:
                 yield None
             else:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.torture.nursery import Nursery
+from tests.torture.fork_server import ForkServer
 
 _RETRY = range(10, 20)
 _RESTART_PAUSE_S = 0.1
@@ -37,7 +37,7 @@ class Supervised:
         self._config = config
         self._log = log
         self._sabotage = sabotage
-        self._nursery = Nursery(log.with_suffix(".passages"))
+        self._fork_server = ForkServer(log.with_suffix(".passages"))
         self._lock = threading.Lock()
         self._pid = 0
         self._armed: deque[tuple[str, bool]] = deque()
@@ -68,7 +68,7 @@ class Supervised:
     def arm(self, *failpoints: str, ends_first: bool = False) -> None:
         """Give the next processes a failpoint each, and make way for the first.
 
-        `ends_first`: they know where partitions end before they have Kafka commit (nursery).
+        `ends_first`: they know where partitions end before they have Kafka commit (fork server).
         """
         with self._lock:
             self._armed.clear()
@@ -113,7 +113,7 @@ class Supervised:
 
     def passages(self) -> Counter[str]:
         """How often each failpoint was passed, over all processes."""
-        return self._nursery.passages()
+        return self._fork_server.passages()
 
     def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM; returns the exit code of the last process."""
@@ -123,7 +123,7 @@ class Supervised:
         self.terminate()
         self._thread.join(timeout_s)
         alive = self._thread.is_alive()
-        self._nursery.close()
+        self._fork_server.close()
         assert not alive, f"SIGTERM was not heard for {timeout_s:.0f} s"
         return max(self.ends.codes - before, default=0)
 
@@ -148,7 +148,7 @@ class Supervised:
         self.kill()
         if self._thread.ident is not None:
             self._thread.join(60)
-        self._nursery.close()
+        self._fork_server.close()
 
     def _signal(self, number: signal.Signals) -> None:
         with self._lock:
@@ -164,16 +164,16 @@ class Supervised:
                     continue
                 failpoint, ends_first = self._armed.popleft() if self._armed else ("", False)
                 self._ours = False
-                self._pid = self._nursery.start(
+                self._pid = self._fork_server.start(
                     *(self._config, self._log, failpoint, self._sabotage), ends_first=ends_first
                 )
                 self.ends.starts += 1
-            code = self._nursery.await_end()
+            code = self._fork_server.await_end()
             with self._ended:
                 self._pid = 0
                 self._note(code, failpoint)
                 self._ended.notify_all()
-            self._nursery.reap()
+            self._fork_server.reap()
             self._stopping.wait(_RESTART_PAUSE_S)
 
     def _note(self, code: int, failpoint: str) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from services.testbed.bed import Bed
-from tests.torture.faults import Fault, deck, faults_with, schedule
-from tests.torture.nursery import STREAMS
+from tests.torture.faults import Fault, faults_with, schedule, shuffled_schedule
+from tests.torture.fork_server import STREAMS
 from tests.torture.report import (
     FULL_RUN_SEEDS,
     KINDS,
@@ -52,7 +52,10 @@ def run(
     bed.start("kafka")
     with bed.new_pair() as (pair, subscriber):
         rig = Rig(
-            *(bed, folder, seed), faults=deck(seed), commits_wait=commits_wait, to_tables=to_tables
+            *(bed, folder, seed),
+            faults=shuffled_schedule(seed),
+            commits_wait=commits_wait,
+            to_tables=to_tables,
         )
         report = rig.run((pair.primary, pair.standby), SECONDS, subscriber)
     kept(folder, report)
@@ -63,7 +66,7 @@ def run(
 
 
 @pytest.mark.parametrize("brokers", [1, 3])
-@pytest.mark.parametrize("faults", [schedule, deck])
+@pytest.mark.parametrize("faults", [schedule, shuffled_schedule])
 def test_a_seed_is_a_schedule(faults: Callable[[int, int], Iterator[Fault]], brokers: int) -> None:
     first, again = faults(3, brokers), faults(3, brokers)
     assert [next(first) for _ in range(50)] == [next(again) for _ in range(50)]
@@ -71,8 +74,8 @@ def test_a_seed_is_a_schedule(faults: Callable[[int, int], Iterator[Fault]], bro
 
 
 @pytest.mark.parametrize("brokers", [1, 3])
-def test_a_deck_has_every_fault_soon(brokers: int) -> None:
-    cards, names = deck(1, brokers), faults_with(brokers)
+def test_a_shuffled_schedule_has_every_fault_soon(brokers: int) -> None:
+    cards, names = shuffled_schedule(1, brokers), faults_with(brokers)
     assert {next(cards).name for _ in range(2 * len(names))} == set(names)
 
 

@@ -6,7 +6,7 @@
              {"code"}         it ended
 
 One at a time; its process id stays its own until it is reaped. A bridge ends with whoever started
-the nursery. Every passage of a failpoint is counted in a file that outlives the process.
+the fork server. Every passage of a failpoint is counted in a file that outlives the process.
 """
 
 import contextlib
@@ -45,14 +45,14 @@ _FLUSHED_S: Final = 10.0
 """Within this a transaction's records are acknowledged: what is not, Kafka commits unasked."""
 
 
-class Nursery:
+class ForkServer:
     """The process above, from outside; counts passages in the file `passages`."""
 
     def __init__(self, passages: Path) -> None:
         passages.write_bytes(bytes(_FILE_BYTES))
         self._passages = passages
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.torture.nursery", passages],
+            [sys.executable, "-m", "tests.torture.fork_server", passages],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -30,7 +30,8 @@ from tests.torture.clients import Client
 from tests.torture.faults import Fault
 from tests.torture.supervisor import Supervised
 
-_HARASSED_EVERY_S: Final = (0.5, 4.0)
+_KILL_EVERY_S: Final = (0.5, 4.0)
+_KILLS_IN_A_ROW: Final = 4
 _STREAMS_S: Final = 240.0
 
 
@@ -38,7 +39,7 @@ class Stalled(Exception):
     """The bridge does not come to stream: a finding, and no failure of the rig."""
 
 
-class Stage:
+class TortureRun:
     """Of one run: `primary` and `standby` change places at a failover; `proxies` are before them.
 
     `foreign` is a server with another database. `findings` are what faults have seen; `faults`
@@ -72,7 +73,7 @@ class Stage:
         """Whether a fault hides records until the bridge streams again."""
         self.clients: Sequence[Client] = ()
         self._began = time.monotonic()
-        self._harassing = False
+        self._kill_loop_runs = False
         self._left_alone = threading.Event()
 
     def begin(self, bridge: Bridge, *failpoints: str) -> None:
@@ -164,7 +165,7 @@ class Stage:
         meanwhile: on a busy machine none would ever come so far.
         """
         self._left_alone.set()
-        if self._harassing:
+        if self._kill_loop_runs:
             self.supervised.disarm()
         try:
             eventually(
@@ -223,27 +224,39 @@ class Stage:
             )
 
     @contextlib.contextmanager
-    def harassed(self, fault: Fault) -> Iterator[None]:
-        """Meanwhile the bridge is killed, again and again, where the fault says so."""
+    def kill_loop(self, fault: Fault) -> Iterator[None]:
+        """Meanwhile the bridge is killed, again and again, where the fault says so.
+
+        After some kills in a row it is left alone until it has confirmed a commit: on a busy
+        machine a start takes longer than the pause, and nothing would ever move.
+        """
         enough = threading.Event()
         moments = random.Random(f"{fault}")
 
-        def harass() -> None:
-            while not enough.wait(moments.uniform(*_HARASSED_EVERY_S)):
-                if not self._left_alone.is_set():
+        def kill_again() -> None:
+            before, kills = self._confirmations(), 0
+            while not enough.wait(moments.uniform(*_KILL_EVERY_S)):
+                if self._confirmations() > before:
+                    before, kills = self._confirmations(), 0
+                if kills < _KILLS_IN_A_ROW and not self._left_alone.is_set():
                     self.supervised.arm(*fault.points)
+                    kills += 1
 
-        thread = threading.Thread(target=harass, name="harass", daemon=True)
-        if fault.harassed:
-            self._harassing = True
+        thread = threading.Thread(target=kill_again, name="kill loop", daemon=True)
+        if fault.kill_loop:
+            self._kill_loop_runs = True
             thread.start()
         try:
             yield
         finally:
-            self._harassing = False
+            self._kill_loop_runs = False
             enough.set()
-            if fault.harassed:
+            if fault.kill_loop:
                 thread.join()
+
+    def _confirmations(self) -> int:
+        """How often a bridge was about to confirm what Kafka has."""
+        return self.supervised.passages()["before feedback"]
 
     @contextlib.contextmanager
     def clients_held(self) -> Iterator[None]:
