@@ -328,7 +328,7 @@ class DivergenceRecord(_Contract):
 
 
 def table_topic(prefix: str, schema: str, table: str) -> str:
-    """The topic of a table; characters that Kafka forbids become `_`, as in Debezium."""
+    """Return the topic of a table; put `_` for characters that Kafka forbids, as Debezium does."""
     return legal_topic(f"{prefix}.{schema}.{table}")
 
 
@@ -338,37 +338,37 @@ def legal_topic(name: str) -> str:
 
 
 def progress_topic(prefix: str) -> str:
-    """The compacted topic of progress records."""
+    """Return the name of the compacted topic of progress records."""
     return f"{prefix}.progress"
 
 
 def prepared_topic(prefix: str) -> str:
-    """The compacted topic where prepared transactions wait for their decision."""
+    """Return the name of the compacted topic where prepared transactions await their decision."""
     return f"{prefix}.prepared"
 
 
 def message_topic(prefix: str) -> str:
-    """The topic of logical messages."""
+    """Return the name of the topic of logical messages."""
     return f"{prefix}.message"
 
 
 def transaction_topic(prefix: str) -> str:
-    """The topic of transaction boundaries."""
+    """Return the name of the topic of transaction boundaries."""
     return f"{prefix}.transaction"
 
 
 def schema_topic(prefix: str) -> str:
-    """The compacted topic of table shapes."""
+    """Return the name of the compacted topic of schema events, which describe tables' shapes."""
     return f"{prefix}.schema"
 
 
 def dead_topic(prefix: str) -> str:
-    """The topic of records that Kafka refused."""
+    """Return the name of the topic of records that Kafka refused."""
     return f"{prefix}.dead"
 
 
 def divergence_topic(prefix: str) -> str:
-    """The topic of accepted divergences."""
+    """Return the name of the topic of accepted divergences."""
     return f"{prefix}.divergence"
 
 

@@ -61,7 +61,7 @@ class Naming:
         )
 
     def key(self, schema: str, table: str) -> tuple[str, ...]:
-        """The configured columns of a table's message key, empty where the primary key serves."""
+        """Return the configured columns of a table's message key, () for its primary key."""
         found = (
             key
             for pattern, key in self._shaping.keys.items()
@@ -70,7 +70,7 @@ class Naming:
         return next(found, ())
 
     def table(self, schema: str, table: str) -> TableTopic:
-        """The topic of a table. Raises SettingsError when it is one of the bridge's own."""
+        """Return the topic of a table. Raise SettingsError if the bridge uses that topic itself."""
         fields = {"prefix": self._prefix, "schema": schema, "table": table}
         found = TableTopic(legal_topic(self._template.format_map(fields)), False)
         for pattern, template in self._routes:
@@ -89,7 +89,10 @@ class Naming:
         return found
 
     def outbox(self, aggregate_type: str) -> str:
-        """The topic of an outbox's rows of this type; empty when it is one of the bridge's own."""
+        """Return the topic of an outbox's rows of this type.
+
+        Return "" if the bridge uses that topic itself.
+        """
         fields = {"prefix": self._prefix, "type": aggregate_type}
         name = legal_topic(self._outbox.format_map(fields))
         return "" if name in self._own else name
@@ -100,7 +103,7 @@ class Naming:
         return bool(self._outbox and re.fullmatch(_expression(self._outbox, self._prefix), topic))
 
     def pattern(self) -> str:
-        """A regular expression (Python's and Java's) of all topics that a table could have."""
+        """Return a regular expression (Python's and Java's) of all topics a table could have."""
         templates = [self._template, *(template for _, template in self._routes)]
         names = "|".join(_expression(template, self._prefix) for template in templates)
         others = [*map(re.escape, sorted(self._own))]
@@ -109,7 +112,7 @@ class Naming:
         return f"(?!(?:{'|'.join(others)})$)(?:{names})"
 
     def outbox_pattern(self) -> str:
-        """A regular expression of all topics that an outbox's rows could have."""
+        """Return a regular expression of all topics that an outbox's rows could have."""
         return _expression(self._outbox, self._prefix) if self._outbox else r"(?!)"
 
     def outbox_is_ours(self) -> bool:

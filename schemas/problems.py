@@ -52,7 +52,7 @@ class Problem(NamedTuple):
     unknown: bool
 
     def sentence(self) -> str:
-        """The problem without its remedy."""
+        """Return the problem as a sentence, without its remedy."""
         return f"unknown key `{self.key}`" if self.unknown else f"`{self.key}` {self.text}"
 
 

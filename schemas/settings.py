@@ -70,7 +70,11 @@ class SourceSettings(_Section):
 
     @model_validator(mode="after")
     def _decided_where_prepared(self) -> "SourceSettings":
-        """The server filters PREPARE and its decision each by the origin that it was made in."""
+        """Refuse `two_phase` with `origin: none`.
+
+        The server filters a PREPARE, and later its COMMIT or ROLLBACK, each by the origin of the
+        session that ran it: a prepared transaction could arrive without its decision.
+        """
         if self.two_phase and self.origin == "none":
             raise ValueError("two_phase and origin: none can't go together")
         return self
@@ -281,7 +285,7 @@ class FailoverSettings(_Section):
     @field_validator("watch", "drill", mode="before")
     @classmethod
     def _empty(cls, section: object) -> object:
-        """A section whose keys are all comments is null in YAML."""
+        """Read null, which is a section with all keys commented out, as an empty section."""
         return {} if section is None else section
 
     @field_validator("advertised", mode="before")
@@ -316,7 +320,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment overrides the file."""
+        """Let the environment override the file, and leave out pydantic's other sources."""
         return env_settings, init_settings
 
 

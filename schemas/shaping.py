@@ -25,7 +25,10 @@ def _table_pattern(pattern: str) -> str:
 
 
 def template_fields(template: str) -> set[str]:
-    """The `{fields}` of a template. Raises ValueError for what could not be a topic's name."""
+    """Return the names of the `{fields}` in a template of a topic's name.
+
+    Raise ValueError for a template that could not give a legal topic name.
+    """
     fields = set()
     for literal, field, specification, conversion in string.Formatter().parse(template):
         if not _LITERAL.fullmatch(literal):

@@ -209,7 +209,7 @@ def _write(line: str) -> None:
 
 
 def _stop_on_signals() -> threading.Event:
-    """An event that SIGTERM and SIGINT set; a second signal of either kills the process."""
+    """Return an event that SIGTERM and SIGINT set; a second signal of either kills the process."""
     stop = threading.Event()
 
     def handle(number: int, _frame: FrameType | None) -> None:

@@ -27,7 +27,7 @@ _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]{5,})\]")
 
 
 def translated(error: Exception, operation: str) -> SlotbridgeError:
-    """The error to raise instead of `error`; one that is ours already comes back as it is."""
+    """Return the error to raise instead of `error`; a SlotbridgeError comes back unchanged."""
     if isinstance(error, SlotbridgeError):
         return error
     text = _text(error)

@@ -45,8 +45,10 @@ class Operator:
         ledger.ask(self._spark, f"rebuild at {time.time()}")
 
     def maintain(self) -> Iterator[Maintained]:
-        """Maintain all tables, one after the other; one that fails does not keep the others from
-        it. Then raises the first failure, if any, which names its table."""
+        """Maintain all tables, one after the other; go on to the next where one fails.
+
+        Raise the first failure, which names its table, at the end.
+        """
         failures = []
         for state in self._tables.states(self._spark).values():
             try:
@@ -93,7 +95,7 @@ class Operator:
             table.manageSnapshots().createTag(name, place.snapshot).commit()
 
     def epochs(self) -> Iterator[dict[str, object]]:
-        """The epochs that are kept, the oldest first."""
+        """Yield the epochs that are kept, the oldest first."""
         ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)
         for record in ledger.all(self._spark):
             yield {

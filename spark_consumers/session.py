@@ -99,8 +99,11 @@ def start_session(tables: TablesSettings, kafka: KafkaSettings) -> SparkSession:
 def session_options(
     tables: TablesSettings, kafka: KafkaSettings, submitted: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """What Spark is started with. `submitted`: what spark-submit was given, None without it; it
-    goes before our own preferences, and says how Spark shuffles. Pure."""
+    """Return the options that Spark is started with. Pure.
+
+    `submitted`: the options that spark-submit was given, None without spark-submit. They go before
+    our own preferences, and say how Spark shuffles.
+    """
     own = {
         "spark.app.name": f"slottables {kafka.topic_prefix}",
         "spark.sql.warehouse.dir": str(tables.warehouse.resolve()),
@@ -115,7 +118,7 @@ def session_options(
 
 
 def _submitted() -> dict[str, str] | None:
-    """The configuration that spark-submit has prepared, None where Java is started by us."""
+    """Return the configuration that spark-submit has prepared, None where we start Java."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
     SparkContext._ensure_initialized()

@@ -26,5 +26,5 @@ def literals(texts: Iterable[str]) -> str:
 
 
 def null(name: str, kind: T.DataType) -> str:
-    """A column without values."""
+    """Return SQL of a column that is always NULL."""
     return f"CAST(NULL AS {kind.simpleString()}) AS {quoted(name)}"

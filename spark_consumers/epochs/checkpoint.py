@@ -24,15 +24,21 @@ _FIRST = "sources/0/0"
 
 
 class Progress(NamedTuple):
-    """Where a query would go on: `start` is the offset that its next micro-batch begins at,
-    `planned` where that one ends if it is written down already."""
+    """Where a streaming query would go on.
+
+    `start`: the offset at which the query's next micro-batch begins. `planned`: the offset at which
+    that micro-batch ends, if the checkpoint has it already.
+    """
 
     start: int
     planned: int | None = None
 
     def agrees(self, offset: int) -> bool:
-        """Whether the tables have everything up to `start`, and lack what comes after the batch
-        that is planned; `offset`: where the ledger goes on."""
+        """Tell whether the checkpoint fits tables that go on at `offset`, which the ledger names.
+
+        It fits if the tables have all records before `start`, and none after the planned
+        micro-batch.
+        """
         return self.start == offset or (
             self.planned is not None and self.start <= offset <= self.planned
         )
@@ -56,7 +62,10 @@ def progress(
 
 
 def _offset(text: str | None, topic: str) -> int | None:
-    """The offset that a file of the checkpoint names: its last line has {topic: {partition: …}}."""
+    """Return the offset that a file of the checkpoint names, None if it names none of this topic.
+
+    The file's last line is {topic: {partition: offset}}.
+    """
     try:
         found = json.loads((text or "").strip().splitlines()[-1])
         ((name, partitions),) = found.items()
@@ -87,11 +96,11 @@ class Checkpoint:
         return progress(offsets, commits, self._read(_FIRST), self._topic)
 
     def end(self, batch: int) -> int | None:
-        """The offset where a micro-batch ends."""
+        """Return the offset where a micro-batch ends, None if the checkpoint does not have it."""
         return _offset(self._read(f"offsets/{batch}"), self._topic)
 
     def query(self) -> str | None:
-        """The id of the query whose checkpoint it is."""
+        """Return the id of the query that wrote the checkpoint, None if it can't be read."""
         try:
             return str(json.loads(self._read(_METADATA) or "{}")["id"])
         except (ValueError, KeyError, TypeError):

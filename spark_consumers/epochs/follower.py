@@ -103,14 +103,20 @@ class Follower:
         return self._redo_lsn is not None
 
     def waiting(self) -> tuple[int, int]:
-        """When the first transaction that waits committed (ms since 1970), and how many bytes of
-        WAL the last one is ahead of the tables; zeros when none waits."""
+        """Tell since when transactions wait, and how many bytes of WAL the tables are behind.
+
+        The first number is the commit time of the first transaction that waits (ms since 1970), the
+        second the distance from the tables to the last one. Both are zero when no transaction
+        waits.
+        """
         since_ms, lsn = self._log.waiting()
         return since_ms, max(0, lsn - max(self._record.commit_lsn, 0)) if since_ms else 0
 
     def maintain(self) -> None:
-        """Compact the tables and forget old epochs; between two epochs. A table where this fails
-        stays as it is, and the epochs go on."""
+        """Compact the tables and forget old epochs; call it between two epochs.
+
+        A table whose maintenance fails stays as it is, and the epochs go on.
+        """
         for state in self._states.values():
             try:
                 maintain(self._spark, self._settings, state, orphans=False)
@@ -180,7 +186,10 @@ class Follower:
         )
 
     def _found(self) -> tuple[EpochRecord, int | None]:
-        """The last epoch that is done, and the LSN of one that was begun after it."""
+        """Return the last epoch that is done, and the commit LSN of one that was begun after it.
+
+        The LSN is None where no later epoch was begun.
+        """
         record = self._ledger.last(self._spark)
         self._unrecorded = record is None
         if record is not None:  # tables that its epoch brought nothing have it all the same
@@ -216,8 +225,11 @@ class Follower:
         return self._log.cut(self._settings.offsets_per_trigger_max, change)
 
     def _read_small_topics(self) -> None:
-        """Learn what was written before the transactions that were taken: after their ENDs, what
-        these count has its partitions and its shapes."""
+        """Read shapes and divergences that were written before the transactions taken so far.
+
+        Call it after their ENDs were read: the tables that these count then have partitions and
+        shapes.
+        """
         if not self._current:
             self._topics.refresh()
             self._divergences.require_none()
@@ -234,7 +246,7 @@ class Follower:
         )
 
     def _open(self, cut: Cut) -> dict[str, OpenTable]:
-        """The tables that the epoch brings something, by source table."""
+        """Return the tables to which the epoch brings something, by source table."""
         found = {}
         for name in {*cut.counts, *self._behind(cut)}:
             shapes = list(self._shapes.upto(name, cut.commit_lsn))
@@ -253,9 +265,12 @@ class Follower:
         return found
 
     def _behind(self, cut: Cut) -> Iterable[str]:
-        """Tables that lack what the others have, whether or not the epoch brings them something:
-        to be made anew, dropped by somebody, or not followed until now. Without a record each
-        table tells only what it was last brought: all that are not at the cut are read again."""
+        """Return the tables that are behind the others.
+
+        The epoch may bring them something or not. These are tables to be rebuilt, dropped by
+        somebody, or not followed until now. Without a record of epochs a table tells only which
+        epoch reached it last: all tables that are not at the cut are read again.
+        """
         done = self._record.commit_lsn
         if self._unrecorded and self._redo_lsn is not None:
             done = cut.commit_lsn
@@ -276,7 +291,10 @@ class Follower:
         return self._reader.read(cut, known, wanted, self._record.offsets, _require_first)
 
     def _work(self, cut: Cut, opened: dict[str, OpenTable], taken: Taken) -> list[Work]:
-        """What the epoch brings to each table; raises for events that don't belong to it."""
+        """Return what the epoch brings to each table.
+
+        Raise for events that don't belong to the epoch.
+        """
         work = []
         for name, table in opened.items():
             part = taken.parts.get(self._topic(name), Part(self._topic(name)))
@@ -287,7 +305,7 @@ class Follower:
         return work
 
     def _shapes_in_use(self, table: OpenTable, cut: Cut) -> list[Shape]:
-        """The shapes that the epoch's events of a table were written with."""
+        """Return the shapes that the epoch's events of a table were written with, in order."""
         shapes = list(self._shapes.upto(table.layout.shape.name, cut.commit_lsn))
         first = 0
         for place, shape in enumerate(shapes):

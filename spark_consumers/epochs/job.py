@@ -31,10 +31,10 @@ def run(
     until_idle_s: float | None = None,
     once: bool = False,
 ) -> None:
-    """Bring epochs until `stop` is set, or until nothing has come for `until_idle_s` seconds;
-    `once`: until all is there that Kafka has now.
+    """Run epochs until `stop` is set; finish the epoch under way first.
 
-    The epoch under way is finished first. Raises what failed as a SlotbridgeError.
+    `until_idle_s`: end also when nothing has come for that many seconds. `once`: end when the
+    tables have all that Kafka has at the start. Raise a failure as a SlotbridgeError.
     """
     require_readable(settings)
     metrics = Metrics()

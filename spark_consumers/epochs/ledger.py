@@ -33,8 +33,11 @@ _RETRIES = "commit.retry.num-retries"
 
 
 class Place(NamedTuple):
-    """An Iceberg table as of an epoch: its snapshot (None while it has none), and its uuid, which a
-    table that was made anew under its name does not have; empty from an earlier version."""
+    """An Iceberg table as of an epoch.
+
+    `snapshot` is None while the table has none. `uuid` tells the table from one that was made anew
+    under its name; an earlier version of slottables left it empty.
+    """
 
     identifier: str
     snapshot: int | None
@@ -66,13 +69,13 @@ class Ledger:
         self._kept = kept
 
     def last(self, spark: SparkSession) -> EpochRecord | None:
-        """The last epoch, None before the first."""
+        """Return the last epoch, None before the first."""
         if not spark.catalog.tableExists(self.identifier):
             return None
         return _record(catalog.summary(catalog.load(spark, self.identifier)))
 
     def all(self, spark: SparkSession) -> list[EpochRecord]:
-        """The epochs that are kept, the oldest first."""
+        """Return the epochs that are kept, the oldest first."""
         if not spark.catalog.tableExists(self.identifier):
             return []
         snapshots = catalog.load(spark, self.identifier).snapshots()
@@ -80,9 +83,11 @@ class Ledger:
         return sorted((r for r in found if r is not None), key=lambda r: r.epoch)
 
     def write(self, spark: SparkSession, record: EpochRecord) -> str:
-        """Make an epoch known; a crash before this leaves it undone. Raises Retryable (NOT_READY)
-        where another writer has made it known already. Returns what was last asked of tables
-        (`ask`), "" for nothing."""
+        """Record an epoch as done; a crash before this leaves the epoch undone.
+
+        Return what was last asked of the tables (`ask`), "" for nothing. Raise Retryable
+        (NOT_READY) where another writer has recorded the epoch already.
+        """
         if not spark.catalog.tableExists(self.identifier):
             spark.sql(
                 f"CREATE TABLE {self.identifier} (note string) USING iceberg TBLPROPERTIES ("
@@ -119,7 +124,7 @@ class Ledger:
 
 
 def epoch_of(epochs: list[EpochRecord], commit_lsn: int) -> EpochRecord:
-    """The last epoch up to an LSN; raises SettingsError where none is kept."""
+    """Return the last epoch up to an LSN. Raise SettingsError where no such epoch is kept."""
     found = [epoch for epoch in epochs if epoch.commit_lsn <= commit_lsn]
     if not found:
         first = format_lsn(epochs[0].commit_lsn) if epochs else "none"

@@ -22,7 +22,10 @@ class BatchListener(StreamingQueryListener):
         """Nothing is measured yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """A micro-batch is done."""
+        """Count a finished micro-batch of this listener's query in the metrics.
+
+        Spark calls this.
+        """
         found = event.progress
         if found.name == self._name:
             behind = max(

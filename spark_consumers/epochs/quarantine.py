@@ -82,7 +82,7 @@ class Quarantine:
 
 
 def without(events: DataFrame, places: Sequence[tuple[int, int]]) -> DataFrame:
-    """The events of one topic, but those at the given places."""
+    """Leave out the events at the given places (partition, offset) of one topic."""
     partitions = sorted({partition for partition, _ in places})
     for partition in partitions:
         offsets = ", ".join(str(offset) for number, offset in places if number == partition)

@@ -26,8 +26,11 @@ SMALL_RECORDS_MAX = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be read of a topic: the table's name, how many events its transactions count, and
-    what the table has where that is not what the group has."""
+    """What to read of a topic.
+
+    `table`: the source table. `events`: how many events the transactions' ENDs count. `after_lsn`:
+    the commit LSN that the table has, where it differs from the group's.
+    """
 
     table: str
     events: int
@@ -63,12 +66,12 @@ class EventReader:
         known: Offsets,
         check: Callable[[str, int], None],
     ) -> Taken:
-        """The events of the topics in `wanted` after `after_lsn`, up to `cut`.
+        """Return the events of the topics in `wanted` after `after_lsn`, up to `cut`.
 
-        Kafka shows a transaction's partitions one after the other: what its END counts is waited
-        for. Raises OperatorNeeded when it stays missing for too long:
-        to read may itself take longer. `check(topic, first offset)` is asked for each topic that is
-        read from its beginning.
+        Kafka shows a transaction's partitions one after the other, so wait until all events that an
+        END counts can be read. `check(topic, first offset)` is called for each topic that is read
+        from its beginning. Raise OperatorNeeded when events are missing for ARRIVAL_DEADLINE_S; a
+        read may itself take longer.
         """
         partitions = self._topics.all_partitions(wanted)
         starts = self._starts(partitions, wanted, known, check)
@@ -106,8 +109,10 @@ class EventReader:
             time.sleep(_ARRIVAL_INTERVAL_S)
 
     def _tasks(self, starts: Offsets, ends: Offsets) -> int:
-        """In how many parts an epoch is worked on: every partition of Kafka would be a task in each
-        of the merges. A small one is not worth being shuffled: its parts would be merely handed on.
+        """Return into how many Spark tasks an epoch's events are split.
+
+        Without this, each of Kafka's partitions would be a task in each merge. A small epoch is one
+        task: shuffling it costs more than it saves.
         """
         records = sum(
             end - starts[topic][number]
@@ -146,9 +151,12 @@ class EventReader:
         near: int | None,
         read_ms: int,
     ) -> tuple[Offsets, bool]:
-        """Where reading ends: at what was written after the last END, `near` its time stamp, once
-        all before it is to be seen; it is read once then. And whether all that was written up to
-        the last END (at `read_ms`) is to be seen there."""
+        """Return the offsets where reading ends, and whether the last END's events can be read.
+
+        The first is what was written after the last END. `near` is the END's time stamp: wait until
+        all records before it are visible, so that they are read in one pass. The second answers for
+        records up to the time of the last END, `read_ms`.
+        """
         until = self._topics.written_until(partitions, read_ms)
         ends = self._topics.stable(partitions)
         if near is not None:

@@ -34,7 +34,7 @@ class EpochReport:
     quarantined: int = 0
 
     def document(self) -> dict[str, object]:
-        """The report as JSON; `lag_ms` is from the latest commit to now."""
+        """Return the report as JSON; `lag_ms` is the time from the latest commit to now."""
         reports = self.tables.values()
         return {
             "epoch": self.epoch,

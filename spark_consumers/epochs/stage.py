@@ -44,8 +44,10 @@ class Stage:
         states: dict[str, State],
         before: EpochRecord,
     ) -> int:
-        """Write all tables; returns how many events were put aside. `states` is told which tables
-        lack events from now on."""
+        """Write all tables' parts of the epoch; return how many events were quarantined.
+
+        `states` is updated: it tells which tables lack events from now on.
+        """
         for option, value in ((catalog.EPOCH, epoch), (catalog.COMMIT_LSN, cut.commit_lsn)):
             self._spark.conf.set(catalog.SUMMARY_OPTION + option, str(value))
         bad: Bad = {}

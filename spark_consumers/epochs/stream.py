@@ -65,11 +65,11 @@ class Stream:
         self._maintained = time.monotonic()
 
     def run(self, *, until_idle_s: float | None, once: bool) -> None:
-        """Bring epochs until `stop` is set; `once`: until all is there that Kafka has at the
-        start; `until_idle_s`: until nothing has come for that time.
+        """Run epochs until `stop` is set; finish the epoch under way first.
 
-        The epoch under way is finished first. Raises what failed in an epoch as it is, what failed
-        in the query as a StreamingQueryException.
+        `once`: end when the tables have all that Kafka has at the start. `until_idle_s`: end when
+        nothing has come for that time. Raise what failed in an epoch unchanged, and what failed in
+        the query as a StreamingQueryException.
         """
         if not self._await_topic(until_idle_s, once=once):
             return
@@ -144,7 +144,7 @@ class Stream:
         return not self._follower.brings(records)
 
     def _batch(self, records: DataFrame, number: int) -> None:
-        """What the query calls with each micro-batch."""
+        """Bring the epochs of one micro-batch; the query calls this for each."""
         try:
             end = self._take(records, number)
             while self._bring():

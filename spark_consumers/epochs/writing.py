@@ -47,7 +47,7 @@ def begins_anew(work: Work) -> bool:
 
 
 def folded(work: Work, own: DataFrame) -> DataFrame:
-    """The events of a current-state table as at most one change for each row."""
+    """Fold the events of a current-state table into at most one change for each row."""
     if work.table.layout.shape.keyless:
         return changes.distinct_events(changes.parsed(own, work.shapes))
     return changes.row_changes(own, work.shapes, unavailable=work.part.unavailable)

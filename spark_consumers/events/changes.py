@@ -143,20 +143,22 @@ def summary(events: DataFrame) -> DataFrame:
 
 
 def positions(events: DataFrame) -> DataFrame:
-    """One row for each topic: `distinct_rows`, how many of the rows that the transactions' counts
-    have are there, each once. A duplicate, in whatever partition, must not stand in for an event
-    that Kafka does not show yet."""
+    """Count each topic's distinct rows among those that the transactions' ENDs count.
+
+    Return one row for each topic, with the column `distinct_rows`. A duplicate, in whatever
+    partition, must not stand in for an event that Kafka does not show yet.
+    """
     each = events.where(_COUNTED).select("topic", "commit_lsn", "seq").distinct()
     return each.groupBy("topic").agg(F.expr("count(*) AS distinct_rows"))
 
 
 def own_events(events: DataFrame, topic: str) -> DataFrame:
-    """The events of one topic that are of this epoch and that its table needs."""
+    """Return the events of one topic that are of this epoch and that its table needs."""
     return events.where(f"topic = {literal(topic)} AND NOT beyond AND NOT late")
 
 
 def after(events: DataFrame, position: Position) -> DataFrame:
-    """The events after a position, whatever partition they come from."""
+    """Return the events after a position, whatever partition they come from."""
     return events.where(_after(position))
 
 
@@ -166,10 +168,10 @@ def distinct_events(rows: DataFrame) -> DataFrame:
 
 
 def row_changes(events: DataFrame, shapes: Sequence[Shape], *, unavailable: bool) -> DataFrame:
-    """The events of one table as at most one change for each key, in the columns of the last shape.
+    """Fold the events of one table to at most one change for each key, in the last shape's columns.
 
-    Truncates are left out. Without `unavailable` and with one shape the last event of a key says it
-    all, and only that one is parsed.
+    Truncates are left out. With one shape and without `unavailable` values the last event of a key
+    tells the whole row, and only that event is parsed.
     """
     events = events.where(_IS_ROW)
     if not unavailable and len(shapes) == 1:
@@ -178,7 +180,7 @@ def row_changes(events: DataFrame, shapes: Sequence[Shape], *, unavailable: bool
 
 
 def latest(events: DataFrame) -> DataFrame:
-    """The last event of each Kafka key, by position; without what only `summary` needs."""
+    """Return the last event of each Kafka key by position, without columns for `summary` alone."""
     columns = ", ".join(map(quoted, (*PLACE_COLUMNS, *ROW_COLUMNS, "image")))
     last = F.expr(f"max_by(struct({columns}), {_POSITION}) AS last")
     return events.groupBy("key").agg(last).select("last.*")
@@ -195,7 +197,7 @@ def parsed(events: DataFrame, shapes: Sequence[Shape]) -> DataFrame:
 
 
 def by_shape(events: DataFrame, shapes: Sequence[Shape]) -> list[tuple[DataFrame, Shape]]:
-    """The events that were written with each of the shapes, in their order."""
+    """Split the events by the shape that they were written with, in the order of the shapes."""
     found = []
     for place, shape in enumerate(shapes):
         own = events
@@ -226,7 +228,7 @@ def rows(events: DataFrame, shape: Shape) -> DataFrame:
 
 
 def _read(column: ColumnShape) -> tuple[str, str]:
-    """A column's value, which raises where it does not fit, and whether it is there."""
+    """Return SQL of a column's value, which raises if it does not fit, and of its presence."""
     raw = _raw(column)
     present = available(raw, column)
     wrong = f"CASE WHEN {raw} IS NOT NULL AND {present} THEN {_refusal(_column(column.name))} END"
@@ -237,7 +239,10 @@ def _read(column: ColumnShape) -> tuple[str, str]:
 
 
 def problems(events: DataFrame, shape: Shape) -> DataFrame:
-    """What `rows` would refuse: EVENT_COLUMNS and `reason`, which names a column, never a value."""
+    """Return the events that `rows` would refuse: EVENT_COLUMNS and `reason`.
+
+    The reason names a column, never a value.
+    """
     reasons = [f"CASE WHEN NOT {_is_whole(shape)} THEN 'the row' END"]
     for column in shape.columns:
         raw = _raw(column)
@@ -265,8 +270,10 @@ def _is_whole(shape: Shape) -> str:
 
 
 def _aligned(rows: DataFrame, shapes: Sequence[Shape]) -> DataFrame:
-    """Rows of the first of `shapes` in the columns of the last one; a column that came later is
-    NULL, as its type's change is where the values don't fit."""
+    """Convert rows of the first of `shapes` to the columns of the last one.
+
+    A column that was added later is NULL, and so is a value that does not fit a column's new type.
+    """
     names = {name: name for name in shapes[0].names}
     for old, new in pairwise(shapes):
         changes = renamed(old, new)
@@ -286,9 +293,9 @@ def _aligned(rows: DataFrame, shapes: Sequence[Shape]) -> DataFrame:
 
 
 def folded(rows: DataFrame, shape: Shape) -> DataFrame:
-    """The last change of each key, its unavailable values taken from the key's earlier changes.
+    """Return each key's last change; take unavailable values from the key's earlier changes.
 
-    An insert or a delete ends what earlier changes can lend: they were of another row.
+    An insert or a delete ends what earlier changes can lend: those were of another row.
     """
     numbers = range(len(shape.columns))
     key = [f"c{place}" for place in shape.key_positions]
@@ -342,6 +349,6 @@ def _column(name: str) -> str:
 
 
 def _refusal(what: str) -> str:
-    """An expression that raises when it is evaluated; `what` names a column, never a value."""
+    """Return SQL that raises when it is evaluated; `what` names a column, never a value."""
     places = ", ".join(f"CAST({name} AS string)" for name in (*PLACE_COLUMNS, "commit_lsn"))
     return f"raise_error(concat_ws('|', {literal(REFUSED)}, {places}, {literal(what)}))"

@@ -75,11 +75,11 @@ class ColumnShape:
 
     @property
     def unavailable_forms(self) -> tuple[str, ...]:
-        """The texts that stand for an unchanged out-of-line value of this type, and no others: a
-        form of another type's is a user's value here.
+        """The texts that stand for an unchanged out-of-line value of this type.
 
-        The schema event does not tell what a domain is of, so that a type of the user's own
-        (`schema.name`) may have any form.
+        No other text does: the form of another type is a user's value here. The schema event does
+        not name the base type of a domain, so a type of the user's own (`schema.name`) may have any
+        form.
         """
         name = self.type.rpartition(".")[2]
         plain, encoded = UNAVAILABLE, _UNAVAILABLE_BYTES
@@ -118,15 +118,18 @@ def typed(raw: str, column: ColumnShape) -> str:
 
 
 def available(raw: str, column: ColumnShape) -> str:
-    """False where `raw` is the placeholder of a TOASTed value that the UPDATE left unchanged."""
+    """Return SQL that is false where `raw` is the placeholder of an unchanged TOASTed value."""
     if not column.may_be_unavailable:
         return "true"
     return f"({raw} IS NULL OR {raw} NOT IN ({literals(column.unavailable_forms)}))"
 
 
 def mentions_unavailable(value: str) -> str:
-    """Whether an event's text may hold the placeholder as a whole JSON string. A user's text that
-    only contains the placeholder does not; one that equals it can't be told from it."""
+    """Return SQL that tells whether an event may hold the placeholder as a whole JSON string.
+
+    A user's text that only contains the placeholder does not count; one that equals it can't be
+    told from it.
+    """
     plain, encoded = (literal(f'"{form}"') for form in (UNAVAILABLE, _UNAVAILABLE_BYTES))
     return f"(contains({value}, {plain}) OR contains({value}, {encoded}))"
 

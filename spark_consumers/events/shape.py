@@ -37,13 +37,16 @@ class Shape:
 
     @classmethod
     def from_event(cls, event: SchemaEvent) -> "Shape":
-        """What the table is from the event on."""
+        """Return the table's shape from a schema event on."""
         since = Position(event.commit_lsn, event.seq)
         return cls._of(event, event.after, event.oid, since)
 
     @classmethod
     def before(cls, event: SchemaEvent) -> "Shape":
-        """What the table was before the event, since ever; its oid is not told."""
+        """Return the table's shape before a schema event, as if it had always been.
+
+        The oid is unknown, hence 0.
+        """
         return cls._of(event, event.before or (), 0, START)
 
     @classmethod
@@ -56,14 +59,14 @@ class Shape:
 
     @classmethod
     def from_document(cls, name: str, document: dict[str, Any]) -> "Shape":
-        """The inverse of `document`."""
+        """Read a shape that `document` wrote."""
         schema, _, table = name.partition(".")
         columns = tuple(ColumnShape(*column) for column in document["columns"])
         key = tuple(column.name for column in columns if column.key)
         return cls(schema, table, columns, key, document["oid"], Position(*document["since"]))
 
     def document(self) -> dict[str, Any]:
-        """The shape as JSON, to keep with the table."""
+        """Return the shape as JSON, to keep with the table."""
         columns = [[c.name, c.type, c.typmod, c.key] for c in self.columns]
         return {"columns": columns, "oid": self.oid, "since": list(self.since)}
 

@@ -39,7 +39,7 @@ _TAG = "lsn_"
 
 
 def namespace(kafka: KafkaSettings, tables: TablesSettings) -> str:
-    """The Iceberg namespace of the tables."""
+    """Return the Iceberg namespace of the tables: the configured one, else the topic prefix."""
     return tables.namespace or re.sub(r"[.-]", "_", kafka.topic_prefix)
 
 
@@ -50,17 +50,17 @@ def table_name(schema: str, table: str) -> str:
 
 
 def identifier(space: str, name: str) -> str:
-    """The quoted name of an Iceberg table."""
+    """Return the quoted name of an Iceberg table."""
     return f"{CATALOG}.{quoted(space)}.{quoted(name)}"
 
 
 def tag_name(commit_lsn: int) -> str:
-    """The tag that every table has as of a commit LSN, e.g. `lsn_0_16B3748`."""
+    """Return the name of the tag that every table has as of a commit LSN, e.g. `lsn_0_16B3748`."""
     return _TAG + format_lsn(commit_lsn).replace("/", "_")
 
 
 def load(spark: SparkSession, identifier: str) -> Any:
-    """The Java table as it is now."""
+    """Load the Java table as it is now."""
     session = spark._jsparkSession
     return _java(session, "org.apache.iceberg.spark.Spark3Util").loadIcebergTable(
         session, identifier
@@ -73,7 +73,7 @@ def properties(table: Any) -> dict[str, str]:
 
 
 def brought(table: Any) -> dict[str, str]:
-    """The summary of the last snapshot that brought an epoch; compaction brings none."""
+    """Return the summary of the last snapshot that brought an epoch; compaction brings none."""
     snapshot = table.currentSnapshot()
     while snapshot is not None:
         found = _texts(snapshot.summary())
@@ -85,9 +85,11 @@ def brought(table: Any) -> dict[str, str]:
 
 
 def reached(table: Any, given: Mapping[str, str] | None = None) -> tuple[int, int]:
-    """The epoch and the commit LSN that the table has, -1 for none: its properties tell it, or the
-    last snapshot, where an earlier version was killed between two commits. `given`: the properties
-    that the table is to have."""
+    """Return the epoch and the commit LSN that the table has, -1 for none.
+
+    The table's properties tell them; or its last snapshot, where an earlier version of slottables
+    was killed between two commits. `given`: the properties that the table is to have.
+    """
     found = properties(table) if given is None else given, brought(table)
     epoch, commit_lsn = (
         max(int(place.get(name, -1)) for place in found) for name in (EPOCH, COMMIT_LSN)
@@ -96,8 +98,10 @@ def reached(table: Any, given: Mapping[str, str] | None = None) -> tuple[int, in
 
 
 def require_known(table: Any, identifier: str, known: tuple[int, int]) -> dict[str, str]:
-    """The table's properties; raises Retryable (NOT_READY) where it has another epoch than this
-    writer knows."""
+    """Return the table's properties.
+
+    Raise Retryable (NOT_READY) where the table has another epoch than `known`, the writer's.
+    """
     found = properties(table)
     if reached(table, found) != known:
         raise overtaken(identifier)
@@ -105,7 +109,7 @@ def require_known(table: Any, identifier: str, known: tuple[int, int]) -> dict[s
 
 
 def overtaken(identifier: str) -> Retryable:
-    """The error of a writer that does not know the table any more."""
+    """Return the error of a writer whose knowledge of the table is out of date."""
     return Retryable(
         "another program has changed the table since the last epoch",
         operation="apply an epoch",
@@ -128,24 +132,26 @@ def keep_progress(table: Any) -> None:
 
 
 def summary(table: Any) -> dict[str, str]:
-    """The summary of the last snapshot; empty without one."""
+    """Return the summary of the table's last snapshot, {} without one."""
     return summary_of(table.currentSnapshot())
 
 
 def summary_of(snapshot: Any) -> dict[str, str]:
-    """The summary of a snapshot; empty for None."""
+    """Return the summary of a snapshot, {} for None."""
     return {} if snapshot is None else _texts(snapshot.summary())
 
 
 def snapshot_id(table: Any) -> int | None:
-    """The last snapshot's id."""
+    """Return the id of the table's last snapshot, None without one."""
     snapshot = table.currentSnapshot()
     return None if snapshot is None else int(snapshot.snapshotId())
 
 
 def tag(manage: Any, refs: Collection[str], name: str, snapshot: int, kept: int) -> None:
-    """Add a tag of ours to a change of references; of those in `refs` all but the last `kept`,
-    with it, leave."""
+    """Add a tag of slottables to a change of references, and remove old tags of slottables.
+
+    Of those in `refs`, the last `kept` stay, counting the new one.
+    """
     tags = _own(refs)
     if name in tags:
         manage.replaceTag(name, snapshot)
@@ -156,12 +162,12 @@ def tag(manage: Any, refs: Collection[str], name: str, snapshot: int, kept: int)
 
 
 def ref_names(table: Any) -> list[str]:
-    """The names of a table's branches and tags."""
+    """Return the names of a table's branches and tags."""
     return _names(table.refs())
 
 
 def ref_snapshot(table: Any, name: str) -> int | None:
-    """The snapshot of a branch or tag, None without it."""
+    """Return the id of the snapshot of a branch or tag, None if the table has no such reference."""
     found = table.refs().get(name)
     return None if found is None else int(found.snapshotId())
 
@@ -200,7 +206,7 @@ def set_properties(table: Any, values: Mapping[str, str]) -> None:
 
 
 def columns(table: Any) -> tuple[str, ...]:
-    """The names of a table's columns, in one call."""
+    """Return the names of a table's columns, in one call to Java."""
     schema = table.schema()
     parser = _java(schema, "org.apache.iceberg.SchemaParser")
     return tuple(str(field["name"]) for field in json.loads(parser.toJson(schema))["fields"])
@@ -223,7 +229,7 @@ def column_type(spark: SparkSession, kind: str) -> Any:
 
 @contextlib.contextmanager
 def viewed(rows: DataFrame, identifier: str) -> Iterator[str]:
-    """The quoted name under which SQL finds the rows that are to be merged into a table."""
+    """Make rows visible to SQL for a merge into a table; yield the quoted name of their view."""
     view = f"merged_into_{abs(hash(identifier))}"
     rows.createOrReplaceTempView(view)
     try:
@@ -255,19 +261,21 @@ def completed(identifier: str, rows: DataFrame, kept: Collection[str]) -> DataFr
 
 
 def _java(known: Any, name: str) -> Any:
-    """A class of Java by its whole name, where the object `known` is. As `jvm.org.apache…` each
-    part of the name would be looked for as a class first, in all jars."""
+    """Return a Java class by its qualified name, through the gateway of the Java object `known`.
+
+    With `jvm.org.apache…`, Py4J would look for each part of the name as a class first, in all jars.
+    """
     return JavaClass(name, known._gateway_client)
 
 
 def _texts(values: Any) -> dict[str, str]:
-    """A Java map of texts, in a few calls instead of some for each entry."""
+    """Convert a Java map of texts in a few calls to Java, not in several for each entry."""
     mapper = _java(values, "com.fasterxml.jackson.databind.ObjectMapper")()
     found: dict[str, str] = json.loads(mapper.writeValueAsString(values))
     return found
 
 
 def _names(values: Any) -> list[str]:
-    """The keys of a Java map, likewise."""
+    """Return the keys of a Java map in a few calls to Java, not in several for each key."""
     joined = _java(values, "java.lang.String").join("\n", values.keySet())
     return str(joined).split("\n") if joined else []

@@ -41,7 +41,7 @@ def _rows(layout: Layout, changes: DataFrame) -> DataFrame:
 
 
 def missing(layout: Layout, column: str, commit_lsn: str) -> str:
-    """Raises: an unchanged value is neither in the changes nor in the table."""
+    """Return SQL that raises because neither the changes nor the table have an unchanged value."""
     before = literal(f"{REFUSED}|{layout.shape.name}|||")
     return f"raise_error(concat({before}, {commit_lsn}, {literal(f'|column {column}')}))"
 

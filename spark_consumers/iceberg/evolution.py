@@ -40,9 +40,9 @@ class Changes(NamedTuple):
 def needed(
     settings: TablesSettings, old: Layout, new: Layout, existing: Iterable[str], *, replaced: bool
 ) -> Changes:
-    """The changes from one layout to the next; `existing` are all columns of the Iceberg table.
+    """Return the changes from one layout to the next; `existing`: all columns of the Iceberg table.
 
-    Raises SetupError for what the settings don't allow. Pure.
+    Raise SetupError for a change that the settings don't allow. Pure.
     """
     names = set(existing)
     renames, drops, adds, widened = [], [], [], []
@@ -89,11 +89,12 @@ def evolve(
     kept: tuple[str, ...],
     known: tuple[int, int],
 ) -> tuple[Position | None, tuple[str, ...]]:
-    """Take a table from the first of `shapes` to the last; from where on it is another table, and
-    which of its columns nothing fills any more (`kept` before).
+    """Change a table from the first of `shapes` to the last.
 
-    The shape is written into the table's properties in the same commit. Raises Retryable where
-    the table has another epoch than `known`: another writer may have changed it already.
+    Return the position from which on it is another source table, if so, and the columns that
+    nothing fills any more (`kept`: those before). The shape is written into the table's properties
+    in the same commit. Raise Retryable where the table has another epoch than `known`: another
+    writer may have changed it already.
     """
     replaced = None
     for before, after in pairwise(shapes):
@@ -125,7 +126,7 @@ def evolve(
 
 
 def unfilled(old: Layout, new: Layout, changes: Changes, kept: Iterable[str]) -> tuple[str, ...]:
-    """The columns that nothing fills after the changes; `kept`: those before. Pure."""
+    """Return the columns that nothing fills after the changes; `kept`: those before. Pure."""
     names = dict(changes.renames)
     there = [*kept, *(field.name for field in old.fields if field.name not in changes.drops)]
     after = (names.get(name, name) for name in there)

@@ -17,10 +17,11 @@ SENT_EVENTS_MAX = 200_000
 
 
 def exchange(identifier: str, layout: Layout, changes: DataFrame, *, events: int) -> None:
-    """Bring changes into the table: at most one for each key, and all of after the table's last
-    epoch, so that none gives way to a row. Rows that a snapshot read may be of before it.
+    """Bring changes into a large table: delete the changed rows by position, then insert them.
 
-    `events`: how many events the changes were made of, at least as many as there are changes.
+    `changes` has at most one change for each key, all after the table's last epoch, so that none
+    gives way to a row of the table. Only rows that a snapshot read may be older. `events`: how many
+    events the changes were made of, at least as many as there are changes.
     """
     changes = changes.persist()
     try:

@@ -58,13 +58,13 @@ def replace(
 
 
 def _window(layout: Layout, *more: str) -> str:
-    """The events of one key, in their order."""
+    """Return the SQL window of one key's events in their order."""
     keys = ", ".join((*(f"c{field.place}" for field in layout.key), *more))
     return f"PARTITION BY {keys} ORDER BY commit_lsn, seq"
 
 
 def _open_rows(identifier: str, layout: Layout, rows: DataFrame) -> DataFrame:
-    """The versions that hold, in the columns k0, k1 … (key) and t<place>."""
+    """Return the versions that hold, in the columns k0, k1 … (key) and t<place>."""
     table = rows.sparkSession.table(identifier).where("_valid_to IS NULL")
     return table.selectExpr(
         *(f"{quoted(f.name)} AS k{n}" for n, f in enumerate(layout.key)),
@@ -78,7 +78,7 @@ def _same_key(layout: Layout) -> str:
 
 
 def _without_known(identifier: str, layout: Layout, rows: DataFrame) -> DataFrame:
-    """A snapshot's row begins a version only where none holds."""
+    """Leave out the snapshot rows whose key has a version that holds: they begin none."""
     table = _open_rows(identifier, layout, rows)
     new = rows.where("op = 'r'").join(table, F.expr(_same_key(layout)), "left_anti")
     return rows.where("op <> 'r'").unionByName(new)
@@ -107,8 +107,11 @@ def _filled(layout: Layout, rows: DataFrame, table: DataFrame) -> DataFrame:
 
 
 def _versions(layout: Layout, rows: DataFrame, truncates: Sequence[Truncate]) -> DataFrame:
-    """What MERGE takes: `b` true for a version that begins, false for the end of one in the table;
-    `ended`: by what."""
+    """Return the versions that MERGE takes: those that begin, and those of the table that end.
+
+    `b` is true for a version that begins, false for the end of one in the table; `ended` is the
+    position of the event that ends it.
+    """
     place = f"CAST(struct(commit_lsn, seq, ts_us, op) AS {_END}) AS place"
     window = _window(layout)
     placed = rows.selectExpr("*", place).selectExpr(

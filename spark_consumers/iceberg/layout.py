@@ -66,8 +66,10 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A source table's shape, and how it is kept. `kept`: columns of the Iceberg table besides,
-    which nothing fills any more."""
+    """A source table's shape, and how its Iceberg table is made.
+
+    `kept`: further columns of the Iceberg table, which nothing fills any more.
+    """
 
     shape: Shape
     rule: TableRule
@@ -116,13 +118,16 @@ class Layout:
 
 
 def rule_of(settings: TablesSettings, schema: str, table: str) -> TableRule:
-    """The first rule that fits a table; without one, that of a current-state table."""
+    """Return the first rule that fits a table, else the rule of a current-state table."""
     found = (r for p, r in settings.rules.items() if table_matches(p, schema, table))
     return next(found, TableRule())
 
 
 def layout_of(settings: TablesSettings, shape: Shape) -> Layout:
-    """The layout of a table; raises SettingsError for a rule that its columns can't follow."""
+    """Return the layout of a table.
+
+    Raise SettingsError for a rule that the table's columns can't follow.
+    """
     layout = Layout(shape, rule_of(settings, shape.schema, shape.table))
     problem = _problem(layout)
     if problem:
@@ -165,7 +170,7 @@ def _places(layout: Layout) -> tuple[int, ...]:
 
 
 def create_sql(identifier: str, layout: Layout, properties: dict[str, str]) -> str:
-    """SQL that makes the table."""
+    """Return the SQL that creates the table."""
     columns = [f"{quoted(field.name)} {field.type.simpleString()}" for field in layout.fields]
     columns += [f"{name} {kind}" for name, kind in layout.metadata]
     parts = [_partition_sql(text) for text in layout.rule.partition]
@@ -180,7 +185,7 @@ def create_sql(identifier: str, layout: Layout, properties: dict[str, str]) -> s
 
 
 def sort_sql(identifier: str, sort: Sequence[str]) -> str:
-    """SQL that orders rows within the files that are written."""
+    """Return the SQL that orders rows within the files that are written."""
     fields = (sort_field(text) for text in sort)
     order = ", ".join(f"{quoted(name)} {way}" for name, way in fields)
     return f"ALTER TABLE {identifier} WRITE LOCALLY ORDERED BY {order}"

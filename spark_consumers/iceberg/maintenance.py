@@ -61,7 +61,7 @@ def maintain(
 
 
 def _files(spark: SparkSession, identifier: str) -> int:
-    """Data files and delete files."""
+    """Count a table's data files and delete files."""
     found = spark.table(f"{identifier}.files").agg(F.count("*").alias("files")).first()
     return 0 if found is None else int(found.files)
 

@@ -15,17 +15,23 @@ _COMPARED = frozenset({"kind", "include", "exclude", "rename", "partition", "sor
 
 
 def document(rule: TableRule) -> str:
-    """What of a rule is kept with its table, as JSON; `properties` are for a new table alone."""
+    """Return the part of a rule that is kept with its table, as JSON.
+
+    `properties` are left out: they apply to a new table alone.
+    """
     return json.dumps(rule.model_dump(mode="json", include=set(_COMPARED)), sort_keys=True)
 
 
 def from_document(text: str) -> TableRule:
-    """The inverse of `document`."""
+    """Read a rule that `document` wrote."""
     return TableRule.model_validate_json(text)
 
 
 def difference(shape: Shape, made_by: TableRule, now: TableRule) -> str:
-    """What the rule `now` would do otherwise to a table of this shape, naming its key; else ""."""
+    """Return how the rule `now` would treat a table of this shape otherwise, "" if it would not.
+
+    The text names the key of the rule.
+    """
     if made_by.kind != now.kind:
         return f"kind is {now.kind} and was {made_by.kind}"
     before, after = _names(shape, made_by), _names(shape, now)
@@ -62,13 +68,12 @@ def difference_unrecorded(
 
 
 def leftovers(layout: Layout, columns: Collection[str]) -> tuple[str, ...]:
-    """The columns of an Iceberg table that nothing fills."""
+    """Return the columns of an Iceberg table that nothing fills."""
     return tuple(name for name in columns if name not in layout.names)
 
 
 def wrong_columns(layout: Layout, columns: Sequence[str]) -> str:
-    """What of an Iceberg table's columns can't be: a column that somebody else has added or
-    dropped; "" where all are known."""
+    """Name a column of an Iceberg table that somebody else has added or dropped, "" if none."""
     missing = [name for name in layout.names if name not in columns]
     if missing:
         return f"somebody has dropped its column {missing[0]}"

@@ -27,8 +27,11 @@ _WRITE_TO = "spark.wap.branch"
 
 
 class Base(NamedTuple):
-    """The table as an epoch began: its snapshot; `head`: the branch's once it is written. None
-    where there is none."""
+    """The table as it was when an epoch began.
+
+    `snapshot`: the table's last snapshot, None while it has none. `head`: the branch's last
+    snapshot, None until the branch is written.
+    """
 
     identifier: str
     snapshot: int | None
@@ -43,10 +46,10 @@ class Staging:
         self._branch = f"{BRANCH}_{uuid.uuid4().hex[:12]}"
 
     def begin(self, identifier: str, known: tuple[int, int], *, explicit: bool = False) -> Base:
-        """The table, ready for an epoch after `known` (epoch and commit LSN, -1 for none).
+        """Prepare a table for an epoch after `known` (epoch and commit LSN, -1 for none).
 
         `explicit`: make the branch at once, for `branch`; else the first write in `writing` does.
-        Raises Retryable (NOT_READY) where the table has another epoch.
+        Raise Retryable (NOT_READY) where the table has another epoch.
         """
         table = catalog.load(self._spark, identifier)
         found = catalog.require_known(table, identifier, known)
@@ -66,8 +69,7 @@ class Staging:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """What this session writes meanwhile to tables that have begun goes to their branches,
-        which it also reads."""
+        """Let this session write to, and read from, the branches of the tables that have begun."""
         self._spark.conf.set(_WRITE_TO, self._branch)
         try:
             yield
@@ -75,12 +77,12 @@ class Staging:
             self._spark.conf.unset(_WRITE_TO)
 
     def written(self, base: Base) -> Base:
-        """The same with what its branch has now: only that is adopted."""
+        """Return the base with the last snapshot of its branch: only that snapshot is adopted."""
         table = catalog.load(self._spark, base.identifier)
         return base._replace(head=catalog.ref_snapshot(table, self._branch))
 
     def branch(self, base: Base) -> str:
-        """The quoted name of a table's branch; the table itself where nothing was written."""
+        """Return the quoted name of a table's branch; the table's own where nothing was written."""
         if base.head is None:
             return base.identifier
         return f"{base.identifier}.{quoted(f'branch_{self._branch}')}"
@@ -88,9 +90,11 @@ class Staging:
     def adopt(
         self, base: Base, values: Mapping[str, str], tag: str, kept: int, unset: Collection[str]
     ) -> "Adopted":
-        """Let the branch be the table, set and remove properties, and tag its last snapshot, in
-        one commit. Of our tags the last `kept` stay. Raises Retryable (NOT_READY) where somebody
-        else has changed the table since `begin`."""
+        """Make the branch the table, and set and remove properties, in one commit.
+
+        The commit also tags the last snapshot. Of slottables' tags the last `kept` stay. Raise
+        Retryable (NOT_READY) where somebody else has changed the table since `begin`.
+        """
         table = catalog.load(self._spark, base.identifier)
         head = catalog.ref_snapshot(table, self._branch)
         if catalog.snapshot_id(table) != base.snapshot or head != base.head:

@@ -26,7 +26,7 @@ ROWS = "_rows"
 
 
 def source_of(name: str) -> str:
-    """What a table of sums has as its source, in its properties."""
+    """Return the property that marks a table of sums, where other tables name their source."""
     return SOURCE_MARK + name
 
 
@@ -36,7 +36,10 @@ def is_sums(source: str) -> bool:
 
 
 def make(spark: SparkSession, identifier: str, name: str, sums: SumSettings, layout: Layout) -> Any:
-    """The table, made where there is none. Raises SettingsError for columns that don't serve."""
+    """Load the table of sums; create it where there is none.
+
+    Raise SettingsError for columns that can't be grouped by or summed.
+    """
     if spark.catalog.tableExists(identifier):
         return catalog.load(spark, identifier)
     types = {field.name: field.type for field in layout.fields}

@@ -41,12 +41,12 @@ NEVER = -1
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What an Iceberg table has: everything up to `commit_lsn`; `rebuild`: it is to be made anew.
-    `replaced`: from there on it is another source table, which has not come to it yet.
+    """What an Iceberg table has: all events up to `commit_lsn`.
 
-    `shape` is what its columns follow; None in a table of another version of slottables. `large`:
-    it is not written anew for some rows. `lacks`: an event of it was left out, so that a row that
-    is inserted may have its key already.
+    `rebuild`: the table is to be made anew. `replaced`: from this position on the source is another
+    table, of which this one has nothing yet. `shape`: the shape that the columns follow; None in a
+    table of another version of slottables. `large`: a change of some rows does not rewrite it.
+    `lacks`: an event of it was left out, so that the key of an inserted row may be there already.
     """
 
     source: str
@@ -70,14 +70,17 @@ class State:
     something. `epoch` and `commit_lsn` are also those of later epochs, which brought it nothing."""
 
     def at(self, epoch: int, commit_lsn: int) -> "State":
-        """The state after an epoch that brings the table nothing."""
+        """Return the state after an epoch that brings the table nothing."""
         return replace(self, epoch=epoch, commit_lsn=commit_lsn)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTable:
-    """A table whose columns fit its layout. `rebuild`: its rows are to be replaced as a whole;
-    `replaced`: those of before this position are. `large`, `lacks`: as in State."""
+    """A table whose columns fit its layout.
+
+    `rebuild`: its rows are to be replaced as a whole. `replaced`: its rows from before this
+    position are to be replaced. `large`, `lacks`: as in State.
+    """
 
     identifier: str
     layout: Layout
@@ -97,11 +100,11 @@ class Tables:
         self._creating = threading.Lock()
 
     def place(self) -> str:
-        """The quoted name of the namespace."""
+        """Return the quoted name of the namespace."""
         return f"{CATALOG}.{quoted(self.namespace)}"
 
     def identifier(self, schema: str, table: str) -> str:
-        """The quoted name of the Iceberg table of a source table."""
+        """Return the quoted name of the Iceberg table of a source table."""
         return catalog.identifier(self.namespace, catalog.table_name(schema, table))
 
     def make_namespace(self, spark: SparkSession) -> None:
@@ -125,11 +128,11 @@ class Tables:
         return found
 
     def open(self, spark: SparkSession, shapes: list[Shape], state: State | None) -> OpenTable:
-        """The table of the last of `shapes`, made or changed where it must be.
+        """Open the table of the last of `shapes`; create or change it where needed.
 
-        Raises SetupError for a change that is not taken over, and where the table was made by
-        another rule, SettingsError for a rule that does not fit, OperatorNeeded when the Iceberg
-        table belongs to another source table, Retryable when another writer has changed it.
+        Raise SetupError for a change that is not taken over, and where the table was made by
+        another rule; SettingsError for a rule that does not fit; OperatorNeeded when the Iceberg
+        table belongs to another source table; Retryable when another writer has changed it.
         """
         last = shapes[-1]
         layout = layout_of(self._settings, last)
@@ -159,8 +162,11 @@ class Tables:
         )
 
     def _require_rule(self, spark: SparkSession, state: State, layout: Layout) -> tuple[str, ...]:
-        """The columns of a table that nothing fills any more. Raises SetupError where the table was
-        made by a rule that does something else, or where somebody else has changed its columns."""
+        """Return the columns of a table that nothing fills any more.
+
+        Raise SetupError where the table was made by a rule that does something else, or where
+        somebody else has changed its columns.
+        """
         now, kept = layout.rule, state.kept
         had = Layout(state.shape or layout.shape, now)
         if state.rule is None:
@@ -205,7 +211,7 @@ def _properties(layout: Layout) -> dict[str, str]:
 
 
 def state_of(identifier: str, table: Any, found: Mapping[str, str], *, large: bool) -> State:
-    """What a table has whose properties are `found`."""
+    """Return the state of a table whose properties are `found`."""
     source, shape, rule = found[catalog.SOURCE], found.get(catalog.SHAPE), found.get(catalog.RULE)
     sealed = catalog.reached(table, found)
     return State(

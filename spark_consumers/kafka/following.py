@@ -31,7 +31,7 @@ class Record(NamedTuple):
 
 
 def consumer(kafka: KafkaSettings) -> Consumer:
-    """A consumer of committed records that keeps no offsets in Kafka."""
+    """Return a consumer of committed records that keeps no offsets in Kafka."""
     return Consumer(
         client_options(kafka)
         | {
@@ -61,8 +61,10 @@ class Following:
         self._consumer.close()
 
     def new(self) -> list[Record]:
-        """What was written up to now and is committed, by partition and offset; waits for open
-        transactions. Raises Retryable when they don't end."""
+        """Return the committed records that were written up to now, by partition and offset.
+
+        Wait for open transactions; raise Retryable when they don't end within READ_DEADLINE_S.
+        """
         partitions = self._topics.partitions(self.topic)
         if not partitions:
             return []
@@ -89,7 +91,10 @@ class Following:
         return sorted(found)
 
     def parsed(self, record: Record, kind: type[Document]) -> Document:
-        """A record as what the topic is made of; raises BadInput naming its place."""
+        """Parse a record as `kind`, the model of the topic.
+
+        Raise BadInput, which names the record's partition and offset.
+        """
         try:
             return kind.model_validate_json(record.value or b"")
         except ValidationError as error:
@@ -114,7 +119,10 @@ class Following:
 
 
 def taken(message: object, topic: str) -> Record | TopicPartition | None:
-    """A message as a record, the end of a partition as its place, None for a passing error."""
+    """Convert what a consumer returned: a message to a record, a partition's end to its place.
+
+    Return None for a passing error; raise for any other.
+    """
     failure = message.error()  # type: ignore[attr-defined]
     place = message.partition(), message.offset()  # type: ignore[attr-defined]
     if failure is None:

@@ -97,7 +97,7 @@ def require_broker(kafka: KafkaSettings) -> None:
 
 
 def kafka_failure(error: KafkaException, topic: str) -> SlotbridgeError:
-    """What to raise for an error of a client."""
+    """Return the error to raise for an error of a Kafka client."""
     failure = error.args[0]
     if failure.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
         return OperatorNeeded(
@@ -148,32 +148,33 @@ class Topics:
         self._partitions = self._described(self._partitions)
 
     def partitions(self, topic: str) -> tuple[int, ...]:
-        """The topic's partitions as of the last `refresh`, none while there is no such topic."""
+        """Return the topic's partitions as of the last `refresh`, () if there is no such topic."""
         return self.all_partitions((topic,))[topic]
 
     def all_partitions(self, topics: Iterable[str]) -> dict[str, tuple[int, ...]]:
-        """The same of each of the topics; those not asked for before are, in one request.
+        """Return the partitions of each topic.
 
-        Only these topics are asked for, not all that the cluster has.
+        All topics that were not asked for before are asked for in one request. Only these topics
+        are asked for, not all that the cluster has.
         """
         wanted = list(topics)
         self._partitions |= self._described([t for t in wanted if t not in self._partitions])
         return {topic: self._partitions[topic] for topic in wanted}
 
     def first(self, partitions: Mapping[str, tuple[int, ...]]) -> Offsets:
-        """The first offset that is there, of each partition."""
+        """Return the first offset that Kafka still has, of each partition."""
         return self._offsets(partitions, _Spec.earliest())
 
     def stable(self, partitions: Mapping[str, tuple[int, ...]]) -> Offsets:
-        """The last stable offset: committed records are before it, open transactions after it."""
+        """Return each partition's last stable offset: open transactions begin at or after it."""
         return self._offsets(partitions, _Spec.latest())
 
     def written(self, partitions: Mapping[str, tuple[int, ...]]) -> Offsets:
-        """The end of each partition, open transactions included."""
+        """Return the end of each partition, open transactions included."""
         return self._offsets(partitions, _Spec.latest(), IsolationLevel.READ_UNCOMMITTED)
 
     def written_until(self, partitions: Mapping[str, tuple[int, ...]], ts_ms: int) -> Offsets:
-        """The first offset with a timestamp after `ts_ms`, else the end; as `written`."""
+        """Return each partition's first offset after the time `ts_ms`, else its end (`written`)."""
         ends = self.written(partitions)
         later = _Spec.for_timestamp(ts_ms + 1)
         for topic, found in self._offsets(

@@ -46,11 +46,11 @@ class ShapeLog:
                 self._take(name, event)
 
     def known_at(self, commit_lsn: int) -> set[str]:
-        """The tables that had events at or before a commit LSN."""
+        """Return the tables that had events at or before a commit LSN."""
         return {n for n, s in self._shapes.items() if s[0].since.commit_lsn <= commit_lsn}
 
     def first_change(self, after_lsn: int) -> int | None:
-        """The first commit LSN after `after_lsn` at which a known table changed its shape."""
+        """Return the first commit LSN after `after_lsn` where a known table changed its shape."""
         changes = [
             shape.since.commit_lsn
             for shapes in self._shapes.values()
@@ -60,7 +60,7 @@ class ShapeLog:
         return min(changes, default=None)
 
     def upto(self, name: str, commit_lsn: int) -> Sequence[Shape]:
-        """The table's shapes in their order, the first in force from the beginning."""
+        """Return the table's shapes up to a commit LSN; the first holds from the beginning."""
         return [s for s in self._shapes.get(name, ()) if s.since.commit_lsn <= commit_lsn]
 
     def _take(self, name: str, event: SchemaEvent) -> None:
@@ -130,8 +130,11 @@ class DeadLetters:
         return [x for x in self._letters if x.position.commit_lsn <= upto_lsn]
 
     def may_lack(self, table: str) -> bool:
-        """Whether Kafka has ever refused an event of a table; also where it can't be known any
-        more, because the topic has lost its beginning. After `between`."""
+        """Tell whether Kafka may ever have refused an event of a table.
+
+        The answer is true also where it can't be known any more, because the topic of dead letters
+        has lost its beginning. Call this after `between`.
+        """
         return table in self._named or self._following.lost_beginning
 
     def _read(self, records: Iterable[Record]) -> Iterable[Lacking]:

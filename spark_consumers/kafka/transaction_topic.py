@@ -51,8 +51,10 @@ class TransactionTopic:
         return self._topics.stable({self.name: (0,)})[self.name][0]
 
     def require(self, offset: int | None) -> int:
-        """Where reading begins that should begin at `offset` (None: at the first record). Raises
-        OperatorNeeded where Kafka does not have that record any more, or never had it."""
+        """Return the offset where reading begins: `offset`, or the first record's for None.
+
+        Raise OperatorNeeded where Kafka does not have that record any more, or never had it.
+        """
         first = self._topics.first({self.name: (0,)})[self.name][0]
         if offset is None:
             return first
@@ -75,20 +77,20 @@ class TransactionTopic:
         return reader_options(self._kafka) | own
 
     def between(self, spark: SparkSession, start: int, end: int) -> DataFrame:
-        """The records of a range of offsets."""
+        """Read the records of a range of offsets."""
         reader = spark.read.format("kafka").options(**self.options())
         for name, offset in (("startingOffsets", start), ("endingOffsets", end)):
             reader = reader.option(name, self.at(offset))
         return reader.load()
 
     def at(self, offset: int) -> str:
-        """An offset as Spark's Kafka source writes it."""
+        """Format an offset as Spark's Kafka source writes it."""
         return json.dumps({self.name: {"0": offset}})
 
     def ends(self, records: DataFrame, after_lsn: int) -> Iterator[End]:
-        """The ENDs after `after_lsn` among records of the topic, in their order: one Spark job.
+        """Yield the ENDs after `after_lsn` among records of the topic, in order: one Spark job.
 
-        Raises BadInput for a record that is neither BEGIN nor END.
+        Raise BadInput for a record that is neither BEGIN nor END.
         """
         for row in sorted(ends(records, after_lsn).collect(), key=lambda row: row.offset):
             yield self._end(row)

@@ -10,8 +10,11 @@ from typing import NamedTuple
 
 
 class End(NamedTuple):
-    """An END of `<prefix>.transaction`: its offset, the transaction's commit LSN, Kafka's time
-    stamp, the commit time (both ms since 1970), and its events by followed table."""
+    """An END of `<prefix>.transaction`.
+
+    `offset`: where the END is. `commit_lsn`: the transaction's. `read_ms`: Kafka's time stamp of
+    the END, `ts_ms`: the commit time (both ms since 1970). `counts`: events by followed table.
+    """
 
     offset: int
     commit_lsn: int
@@ -47,8 +50,11 @@ class Transactions:
     """The transactions that were read and are in no epoch yet, each once, in commit order. Pure."""
 
     def __init__(self, offset: int | None, after_lsn: int) -> None:
-        """`offset`: where reading begins (None: at the first record). Transactions up to
-        `after_lsn` are left out: the tables have them."""
+        """Begin to read at `offset`, with transactions after `after_lsn`.
+
+        The offset None is the first record's. Earlier transactions are left out: the tables have
+        them.
+        """
         self.offset = offset
         """Where the next records are to be read."""
         self._after_lsn = after_lsn
@@ -66,8 +72,10 @@ class Transactions:
         self.offset = offset
 
     def waiting(self) -> tuple[int, int]:
-        """Of the transactions that wait: the first one's commit time (ms since 1970), and the last
-        one's commit LSN; zeros when none waits."""
+        """Return the first waiting transaction's commit time and the last one's commit LSN.
+
+        The time is in ms since 1970. Both are zero when no transaction waits.
+        """
         own = [end for end in self._ends if end.counts]
         return (own[0].ts_ms, own[-1].commit_lsn) if own else (0, 0)
 
@@ -110,7 +118,7 @@ class Transactions:
         self._after_lsn = max(self._after_lsn, cut.commit_lsn)
 
     def _with_the_rest(self, cut: Cut) -> Cut:
-        """The cut with all that was read after it, where that brings the tables nothing."""
+        """Extend the cut over all that was read after it, if that brings the tables nothing."""
         rest = any(end.counts for end in self._ends if end.commit_lsn > cut.commit_lsn)
         if not rest and self.offset is not None:
             cut.offset = max(cut.offset, self.offset)

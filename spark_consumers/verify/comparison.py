@@ -34,8 +34,11 @@ _KINDS = ("missing", "extra", "different")
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """What was found of one table. `columns` says in words how the columns themselves differ;
-    `examples` has keys of rows that differ, as `kind {key}`."""
+    """The result of comparing one table.
+
+    `columns` says in words how the columns themselves differ; `examples` has keys of rows that
+    differ, as `kind {key}`.
+    """
 
     table: str
     iceberg: str
@@ -67,11 +70,12 @@ def verify_tables(
     tables: Collection[str] = (),
     examples_max: int = 0,
 ) -> list[TableComparison]:
-    """Compare `tables` (`schema.table`), by default those of the settings, else every published one
-    and every one in the namespace.
+    """Compare `tables` (`schema.table`) with their source.
 
-    Both sides must be at rest: what the bridge has still under way counts as a difference. The
-    source is read in one snapshot. Raises Retryable or SetupError when it can't be read.
+    By default these are the tables of the settings; else every published one and every one in the
+    namespace. Both sides must be at rest: what the bridge has still under way counts as a
+    difference. The source is read in one snapshot. Raise Retryable or SetupError when it can't be
+    read.
     """
     source = require(settings.source, "source")
     configured = require(settings.tables, "tables")
@@ -99,8 +103,10 @@ def verify_tables(
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """An Iceberg table as its source's rows: source column -> its column; `condition` (SQL) leaves
-    the rows that hold."""
+    """An Iceberg table as its source's rows.
+
+    `names`: source column -> its column. `condition`: SQL that selects the rows that hold.
+    """
 
     iceberg: str = ""
     names: Mapping[str, str] = field(default_factory=dict)

@@ -35,7 +35,7 @@ class Layer(NamedTuple):
 
 
 def value_sql(column: str, layers: Sequence[Layer]) -> sql.Composed:
-    """The value of `column`, whose type consists of `layers`; NULL stays NULL."""
+    """Return SQL of the value of `column`, whose type consists of `layers`; NULL stays NULL."""
     name = sql.Identifier(column)
     if len(layers) > 1 or layers[-1].type in _JSON_ITSELF:
         return sql.SQL("({})::json").format(_json(name, layers, 0))

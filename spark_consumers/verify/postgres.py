@@ -66,9 +66,9 @@ class Published:
 
 @contextlib.contextmanager
 def snapshot(settings: SourceSettings) -> Iterator[psycopg.Connection]:
-    """A connection that sees one snapshot of all tables and writes nothing.
+    """Connect so that all tables are read in one snapshot and nothing is written.
 
-    Raises Retryable when no server answers, SetupError when a privilege is missing.
+    Raise Retryable when no server answers, SetupError when a privilege is missing.
     """
     try:
         with psycopg.connect(
@@ -107,7 +107,7 @@ def published(connection: psycopg.Connection, publication: str) -> dict[str, Pub
 
 
 def columns(connection: psycopg.Connection, schema: str, table: str) -> tuple[ColumnShape, ...]:
-    """The table's columns, typed as the schema topic has them; none when there is no such table."""
+    """Return the table's columns, typed as in the schema topic; () if there is no such table."""
     rows = connection.execute(_COLUMNS, [schema, table]).fetchall()
     return tuple(
         ColumnShape(name, kind if place == "pg_catalog" else f"{place}.{kind}", typmod, key=False)
