@@ -258,12 +258,13 @@ def _stop_before_the_origin(run: TortureRun, until: int) -> str:
 def _await_noted(run: TortureRun, until: int, seconds: float) -> None:
     """The record notes an origin that the image does not have."""
     time.sleep(seconds)
-    eventually(
-        lambda: run.given_up or run.progress()[-1].origin_lsn > until,
-        what="the record notes a later origin",
-        timeout_s=120,
-        interval_s=0.5,
-    )
+    with run.left_alone():
+        eventually(
+            lambda: run.given_up or run.progress()[-1].origin_lsn > until,
+            what="the record notes a later origin",
+            timeout_s=120,
+            interval_s=0.5,
+        )
 
 
 def _go_on(run: TortureRun, how: str) -> None:

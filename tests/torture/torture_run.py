@@ -161,21 +161,27 @@ class TortureRun:
     def bridge_streams(self) -> None:
         """Wait until a bridge is connected to the primary's slot, or has given up for good.
 
-        Raises Stalled where none does, though nothing is done to any server. Nobody kills it
-        meanwhile: on a busy machine none would ever come so far.
+        Raises Stalled where none does, though nothing is done to any server.
         """
+        try:
+            with self.left_alone():
+                eventually(
+                    lambda: self.given_up or self.bridge_is_on(self.primary),
+                    what="a bridge streams",
+                    timeout_s=_STREAMS_S,
+                    interval_s=0.1,
+                )
+        except AssertionError as error:
+            raise Stalled(f"{error}: {self.bridge.output[-1500:]}") from error
+
+    @contextlib.contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """Inside, no kill loop kills the bridge: on a busy machine it would never come far."""
         self._left_alone.set()
         if self._kill_loop_runs:
             self.supervised.disarm()
         try:
-            eventually(
-                lambda: self.given_up or self.bridge_is_on(self.primary),
-                what="a bridge streams",
-                timeout_s=_STREAMS_S,
-                interval_s=0.1,
-            )
-        except AssertionError as error:
-            raise Stalled(f"{error}: {self.bridge.output[-1500:]}") from error
+            yield
         finally:
             self._left_alone.clear()
 
