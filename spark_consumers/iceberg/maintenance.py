@@ -82,6 +82,9 @@ def _compact(spark: SparkSession, table: Any, settings: TablesSettings) -> None:
 def _remove_orphans(spark: SparkSession, table: Any, older_ms: int) -> int:
     action = _actions(spark).deleteOrphanFiles(table)
     action = action.olderThan(int(time.time() * 1000) - older_ms)
+    if not str(table.location()).startswith(("/", "file:", "hdfs:")):
+        # Spark has no Hadoop file system for object storage: the table's FileIO lists it.
+        action = action.usePrefixListing(True)
     return sum(1 for _ in action.execute().orphanFileLocations())
 
 

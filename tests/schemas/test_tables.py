@@ -6,7 +6,7 @@ import pytest
 
 from schemas.errors import SettingsError
 from schemas.settings import load_settings
-from schemas.tables import TableRule, Transform, sort_field, transform
+from schemas.tables import TableRule, TablesSettings, Transform, sort_field, transform
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,44 @@ def test_a_rule_that_means_nothing_is_one_clear_error(
 ) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(f"tables: {{warehouse: /w, rules: {{public.t: {rule}}}}}", encoding="utf-8")
+    with pytest.raises(SettingsError, match=expected):
+        load_settings(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "warehouse", "file_io"),
+    [
+        ("/data/../w", "/w", "HadoopFileIO"),
+        ("file:///w", "/w", "HadoopFileIO"),
+        ("s3://bucket/tables/", "s3://bucket/tables", "S3FileIO"),
+        ("gs://bucket", "gs://bucket", "GCSFileIO"),
+        ("abfss://box@account.dfs.core.windows.net/w", None, "ADLSFileIO"),
+        ("hdfs://name/w", None, "HadoopFileIO"),
+    ],
+)
+def test_a_warehouse_is_a_folder_or_a_uri(given: str, warehouse: str | None, file_io: str) -> None:
+    found = TablesSettings(warehouse=given, catalog_uri="jdbc:postgresql://db/catalog")
+    assert found.warehouse == (warehouse or given)
+    assert found.file_io.endswith(f".{file_io}")
+    assert (found.warehouse_folder is None) == ("://" in found.warehouse)
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        ("{warehouse: 's4://bucket/w'}", "is not a warehouse"),
+        ("{warehouse: 's3://'}", "is not a warehouse"),
+        ("{warehouse: 's3://bucket/w'}", "catalog_uri is needed with catalog_type jdbc"),
+        ("{warehouse: /w, catalog_type: nessie}", "catalog_uri is needed with catalog_type nessie"),
+        ("{warehouse: /w, catalog_type: custom}", "catalog-impl belong together"),
+        ("{warehouse: /w, catalog_options: {catalog-impl: x.Y}}", "catalog-impl belong together"),
+    ],
+)
+def test_a_warehouse_or_catalog_that_means_nothing_is_one_clear_error(
+    tmp_path: Path, tables: str, expected: str
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"tables: {tables}", encoding="utf-8")
     with pytest.raises(SettingsError, match=expected):
         load_settings(path)
 

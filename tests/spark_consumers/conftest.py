@@ -37,9 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark_jars(servers: None) -> str:
-    """Spark's jars as `spark.jars` wants them, and PostgreSQL's driver, which Debezium has."""
+    """Spark's jars as `spark.jars` wants them, PostgreSQL's driver, which Debezium has, and S3."""
     driver = [jar for jar in jars.resolve("debezium") if jar.name.startswith("postgresql-")]
-    return ",".join(map(str, [*jars.resolve("spark"), *driver]))
+    return ",".join(map(str, [*jars.resolve("spark"), *driver, *jars.resolve("iceberg-aws")]))
 
 
 @pytest.fixture(scope="session")
@@ -188,7 +188,9 @@ def new_pipeline(
                 bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix
             ),
             shaping=shaped,
-            tables=TablesSettings(warehouse=warehouse, trigger_interval_ms=200, **tables),
+            tables=TablesSettings.model_validate(
+                {"warehouse": warehouse, "trigger_interval_ms": 200} | tables
+            ),
         )
         publisher = Publisher(kafka.bootstrap_servers, topic_prefix, shaped)
         made.append(Pipeline(spark, settings, publisher))

@@ -9,15 +9,19 @@ import psycopg
 import pyspark
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
 
 from services.testbed import jars
 from services.testbed.java import find_java_home
 from services.testbed.ports import free_port, is_free
+from spark_consumers.iceberg import catalog
+from spark_consumers.operations import Operator
 from spark_consumers.session import catalog_options
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.object_storage import ObjectStorage, object_storage
 from tests.spark_consumers.publisher import SourceTable
 
 TABLE = SourceTable("things", {"id": ("int8", -1), "name": ("text", -1)})
@@ -57,6 +61,13 @@ def rest_uri(servers: None, tmp_path: Path) -> Iterator[str]:
         process.wait(timeout=30)
 
 
+@pytest.fixture
+def storage(servers: None, tmp_path: Path) -> Iterator[ObjectStorage]:
+    """Object storage with an empty bucket."""
+    with object_storage(tmp_path / "storage.log") as found:
+        yield found
+
+
 def follow(spark: SparkSession, pipeline: Pipeline) -> None:
     """Two epochs through the catalog of the pipeline's settings, with a restart in between."""
     pipeline.spark = spark.newSession()
@@ -92,3 +103,34 @@ def test_by_rest(
     pipeline = new_pipeline(catalog_type="rest", catalog_uri=rest_uri)
     follow(spark, pipeline)
     assert list((tmp_path / "rest").rglob("things/data/*.parquet"))
+
+
+def test_a_warehouse_in_object_storage(
+    spark: SparkSession, storage: ObjectStorage, new_pipeline: NewPipeline, tmp_path: Path
+) -> None:
+    """JDBC catalog, files in S3: epochs, the streaming query, maintenance, another reader."""
+    uri = f"{tmp_path / 'catalog.db'}"
+    pipeline = new_pipeline(
+        warehouse=f"s3://{storage.bucket}/tables",
+        catalog_uri=f"jdbc:sqlite:{uri}",
+        catalog_options=storage.options,
+        orphans_older_ms=0,
+    )
+    follow(spark, pipeline)
+    with pipeline.publisher.transaction() as t:
+        t.insert(TABLE, {"id": 2, "name": "by the query"})
+    assert [report.epoch for report in pipeline.stream(once=True)] == [3]
+
+    lost = next(key for key in storage.names() if key.endswith(".parquet")) + ".lost"
+    storage.put(lost, b"of a writer that was killed")
+    done = Operator(pipeline.spark, pipeline.settings).maintain()
+    assert sum(each.orphans for each in done) == 1
+    assert lost not in storage.names()
+
+    read = SqlCatalog(
+        "slotbridge", uri=f"sqlite:///{uri}", init_catalog_tables="false", **storage.options
+    )
+    found = read.load_table((pipeline.kafka.topic_prefix, "things")).scan().to_arrow()
+    assert sorted(found["name"].to_pylist()) == ["by the query", "changed"]
+    assert "s3://" in catalog.load(pipeline.spark, pipeline.identifier("things")).location()
+    assert not list(tmp_path.rglob("*.parquet"))

@@ -70,7 +70,7 @@ class Case:
         self.pipeline = pipeline
         self._patch = monkeypatch
         self._numbers: list[int] = []
-        self.folder = pipeline.tables.warehouse / CHECKPOINTS / pipeline.kafka.topic_prefix
+        self.folder = Path(pipeline.tables.warehouse) / CHECKPOINTS / pipeline.kafka.topic_prefix
         pipeline.publisher.announce(ITEMS, LOG, OTHER)
 
     def publish(self, transactions: int = 1) -> None:
@@ -170,7 +170,7 @@ def test_an_epoch_that_was_begun_is_made_again_of_many_small_batches(case: Case)
 @contextlib.contextmanager
 def restored(pipeline: Pipeline) -> Iterator[Callable[[], None]]:
     """The catalog's database as it is now, which the answer puts back."""
-    found = sqlite3.connect(pipeline.tables.warehouse / "catalog.db", timeout=30)
+    found = sqlite3.connect(Path(pipeline.tables.warehouse) / "catalog.db", timeout=30)
     namespace = pipeline.kafka.topic_prefix
     select = (
         "SELECT metadata_location, previous_metadata_location, table_name FROM iceberg_tables"

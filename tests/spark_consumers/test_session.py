@@ -4,7 +4,7 @@ from pathlib import Path
 
 from schemas.settings import KafkaSettings
 from schemas.tables import TablesSettings
-from spark_consumers.session import session_options
+from spark_consumers.session import catalog_options, session_options
 
 KAFKA = KafkaSettings(bootstrap_servers="none:1", topic_prefix="p")
 ICEBERG = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
@@ -43,3 +43,30 @@ def test_no_option_of_a_catalog_is_on_the_command_line() -> None:
     asked = tables(spark__sql__catalog__slotbridge__token="planted")
     found = session_options(asked, KAFKA, None)
     assert "planted" not in str(found)
+
+
+def test_each_catalog_gets_what_it_needs_and_no_more() -> None:
+    def options(**given: object) -> dict[str, str]:
+        found = catalog_options(TablesSettings.model_validate({"warehouse": "s3://b/w"} | given))
+        prefix = "spark.sql.catalog.slotbridge."
+        return {n.removeprefix(prefix): v for n, v in found.items() if n.startswith(prefix)}
+
+    s3 = {"warehouse": "s3://b/w", "io-impl": "org.apache.iceberg.aws.s3.S3FileIO"}
+    uncached = {"cache-enabled": "false"}
+    assert options(catalog_type="glue") == {"type": "glue", **s3, **uncached}
+    assert options(catalog_type="rest", catalog_uri="http://c") == {
+        "type": "rest",
+        "uri": "http://c",
+        **uncached,
+    }
+    assert options(catalog_type="custom", catalog_options={"catalog-impl": "x.Y"}) == {
+        "catalog-impl": "x.Y",
+        **s3,
+        **uncached,
+    }
+    jdbc = options(catalog_uri="jdbc:postgresql://db/c", catalog_options={"io-impl": "x.IO"})
+    assert (jdbc["type"], jdbc["uri"], jdbc["io-impl"]) == (
+        "jdbc",
+        "jdbc:postgresql://db/c",
+        "x.IO",
+    )
