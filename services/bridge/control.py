@@ -69,7 +69,10 @@ class Control:
 
 
 def source_at(source: SourceSettings, body: bytes | None) -> SourceSettings:
-    """The settings with the hosts of `body`. Raises SettingsError saying what is wrong with it."""
+    """Return the settings with the hosts of `body` in place of the configured ones.
+
+    Raise SettingsError, which says what is wrong with the body.
+    """
     try:
         document: Any = json.loads(body) if body is not None else None
     except ValueError:
@@ -108,7 +111,7 @@ def _wrong(servers: list[Server], known: Server | None) -> str:
 
 
 async def _body(request: Request) -> bytes | None:
-    """The body, None where it is too long."""
+    """Read the request's body; return None if it is longer than _BODY_BYTES_MAX."""
     body = b""
     async for chunk in request.stream():
         body += chunk

@@ -12,7 +12,7 @@ ERRNOS: Final = (errno.EMFILE, errno.ENFILE)
 
 
 def no_descriptors(operation: str) -> Retryable:
-    """The error for a process, or a machine, that can open nothing more."""
+    """Return the error of a process, or a machine, that has no file descriptor left."""
     return Retryable(
         os.strerror(errno.EMFILE),
         operation=operation,

@@ -167,7 +167,10 @@ class Runner:
         self._streaming = False
 
     def _open_with_retries(self) -> Session | None:
-        """A streaming session, None when the stop came first. Raises the last error at the end."""
+        """Open a session, with retries; return None if a stop is asked for first.
+
+        Raise the last error when the deadline has passed, or one that a retry can't mend.
+        """
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(self._may_retry),
             wait=self._pause_s,
@@ -195,8 +198,11 @@ class Runner:
         logger.warning("not streaming yet", attempt=state.attempt_number, reason=self._last_failure)
 
     def _gives_up(self, state: tenacity.RetryCallState) -> bool:
-        """Whether a stop was asked for or the deadline has passed, which stands still while another
-        bridge has the slot and `standby` says to wait for it."""
+        """Tell whether to end the retries: a stop was asked for, or the deadline has passed.
+
+        The deadline stands still while another bridge has the slot and `standby` says to wait for
+        it.
+        """
         error = state.outcome.exception() if state.outcome is not None else None
         in_use = isinstance(error, Retryable) and error.exit_code is ExitCode.SLOT_IN_USE
         self._standing_by = self._bridge.standby and in_use

@@ -285,7 +285,7 @@ class Session:
         return failure
 
     def _begin(self, primary: Primary, producer: TransactionalProducer) -> ProgressRecord:
-        """The very first start: make the slot, and put its position into Kafka and the origin."""
+        """Create the slot at the very first start; store its position in Kafka and the origin."""
         found = primary.slot()
         lsn = found.confirmed_flush_lsn if found is not None else None
         if lsn is None:
@@ -298,11 +298,11 @@ class Session:
         return record
 
     def _enter(self, record: ProgressRecord, producer: TransactionalProducer) -> ProgressRecord:
-        """Kafka knows of a new timeline before its first change, so that none goes back; and of
-        whatever else identifies the server, where the record lacks it; and of ends of partitions
-        that hold instead of those which were noted.
+        """Tell Kafka of a new timeline before its first change, so that no later start goes back.
 
-        What is known of the origin was so on the record's timeline.
+        The record also tells whatever else identifies the server, where it lacked that, and the
+        ends of partitions that hold instead of those noted before. What `record` tells of the
+        origin was true on the record's own timeline.
         """
         now = self._identity()
         if record.timeline == self._timeline:
@@ -323,7 +323,7 @@ class Session:
         return record
 
     def _identity(self) -> dict[str, Any]:
-        """What a progress record tells of the server that its events are read from."""
+        """Return a progress record's fields that identify the server of its events."""
         selection = self._seen.selection
         return {
             "system_identifier": self._seen.server.system_identifier,
@@ -389,7 +389,7 @@ class Session:
         self._beat(now)
 
     def _finish(self, group_commit: GroupCommit) -> None:
-        """A clean stop: commit what is whole, confirm it, and leave the origin where Kafka is."""
+        """Stop cleanly: commit what is whole, confirm it, and leave the origin where Kafka is."""
         assert self._primary is not None
         reach("stopping")
         self.heartbeat.commits_wait = False

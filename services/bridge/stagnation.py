@@ -26,7 +26,10 @@ class Stagnation:
         self._sessions = 0
 
     def ended(self, error: Retryable, reached: Position, now: float) -> SlotbridgeError | None:
-        """A session ended with `error` at `now`, Kafka had `reached`; the error to give up with."""
+        """Count a session that ended with `error` at `now`, when Kafka had `reached`.
+
+        Return the error to give up with, None to go on.
+        """
         kind = (error.exit_code, error.operation)
         if kind != self._kind or self._reached is None or reached > self._reached:
             self._kind, self._since, self._sessions = kind, now, 0

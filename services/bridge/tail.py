@@ -102,7 +102,7 @@ def _partitions(consumer: Consumer, prefix: str, wanted: frozenset[str]) -> set[
 
 
 def as_json(message: Message) -> dict[str, Any]:
-    """A record as one document; a key or value that is not JSON is shown as text."""
+    """Return a record as one document; a key or value that is not JSON is shown as text."""
     return {
         "topic": message.topic(),
         "partition": message.partition(),

@@ -55,9 +55,9 @@ def removals(
     publication: bool,
     topics: bool,
 ) -> tuple[Connection, list[Removal]]:
-    """What is there to remove, in order, and the connection to the primary that it is removed by.
+    """Return what there is to remove, in order, and the connection to the primary to do it with.
 
-    Raises SlotbridgeError where something still uses it.
+    Raise SlotbridgeError where something still uses it.
     """
     if len(writable_servers(source)) > 1:
         raise OperatorNeeded(
@@ -147,7 +147,10 @@ def _refused(error: psycopg.Error, slot: str) -> Exception:
 
 
 def _in_kafka(topics: Topics, slot: str) -> list[Removal]:
-    """The topics of the prefix. Those that settings route tables to may be others' as well."""
+    """Return the removals of the prefix's topics, that of the progress topic last.
+
+    Topics that settings route tables to stay: they may be others' as well.
+    """
     others = _other_slots(topics, slot)
     if others:
         raise OperatorNeeded(
@@ -173,7 +176,7 @@ def _in_kafka(topics: Topics, slot: str) -> list[Removal]:
 
 
 def _other_slots(topics: Topics, slot: str) -> list[str]:
-    """The slots besides `slot` whose progress records are in the progress topic."""
+    """Return the slots besides `slot` whose progress records are in the progress topic."""
     if not topics.there(progress_topic(topics.prefix)):
         return []
     with topics.reader(progress_topic(topics.prefix)) as reader:

@@ -15,8 +15,11 @@ Rows = Counter[Row]
 
 
 class Change(NamedTuple):
-    """One event of a table. `copy`: the partition of a truncate's copy, else 0; `row`, `key`: as in
-    the envelope, in column order."""
+    """One event of a table.
+
+    `copy`: the partition of a truncate's copy, else 0. `row`, `key`: as in the envelope, in column
+    order.
+    """
 
     commit_lsn: int
     seq: int

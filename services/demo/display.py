@@ -74,11 +74,11 @@ class Display:
             self._console.print(f"{total:6.1f} s  {name} ({seconds:.1f} s)  {hops}", soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """A detail of the current stage."""
+        """Show a detail of the current stage."""
         self._note = text
 
     def results(self, results: list[TableResult]) -> None:
-        """The table of what was compared."""
+        """Print the table of the comparison's results."""
         table = Table(title="rows in each copy", title_justify="left")
         for heading in ("table", "database", "subscriber", "Kafka", "Iceberg", "events"):
             table.add_column(heading, justify="left" if heading == "table" else "right")

@@ -126,7 +126,7 @@ class Observer:
 
 
 def table_batches(log: Path) -> list[dict[str, Any]]:
-    """The epochs that slottables has reported, from its JSON lines."""
+    """Return the epochs that slottables has reported, from the JSON lines of its log."""
     if not log.exists():
         return []
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -134,7 +134,7 @@ def table_batches(log: Path) -> list[dict[str, Any]]:
 
 
 def _query(conninfo: str, query: str) -> list[tuple[Any, ...]]:
-    """The rows, none when the server can't answer."""
+    """Return the rows of a query, [] when the server can't answer."""
     try:
         with psycopg.connect(conninfo, connect_timeout=2, autocommit=True) as connection:
             return connection.execute(query.encode()).fetchall()

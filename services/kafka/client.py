@@ -80,7 +80,7 @@ def passing(error: KafkaError) -> bool:
 
 
 def make_client(kind: Callable[[dict[str, Any]], Client], options: dict[str, Any]) -> Client:
-    """A Kafka client of `kind`; raises SettingsError for options that librdkafka does not take."""
+    """Make a Kafka client of `kind`. Raise SettingsError for options that librdkafka refuses."""
     try:
         return kind(options)
     except KafkaException as error:
@@ -125,7 +125,7 @@ class Complaints:
 
 
 def client_options(settings: KafkaSettings) -> dict[str, Any]:
-    """What every Kafka client of the bridge shares; the person's options come last."""
+    """Return the options that all Kafka clients of the bridge share; the user's own come last."""
     return {
         "bootstrap.servers": settings.bootstrap_servers,
         "client.id": "slotbridge",
@@ -137,7 +137,7 @@ def client_options(settings: KafkaSettings) -> dict[str, Any]:
 
 
 def kafka_error(error: KafkaException, operation: str, subject: str) -> SlotbridgeError:
-    """A Kafka failure as what to do about it."""
+    """Return the error that says what to do about a Kafka failure."""
     cause = error.args[0]
     text = cause.str() if isinstance(cause, KafkaError) else str(cause)
     code = cause.code() if isinstance(cause, KafkaError) else KafkaError.UNKNOWN
@@ -206,7 +206,7 @@ class TopicRefused(SetupError):
 
 
 def refused_topic(cause: KafkaError, operation: str, topic: str) -> TopicRefused:
-    """The refusal of a topic, for a code in TOPIC_REFUSALS."""
+    """Return the error for a refused topic, for a code in TOPIC_REFUSALS."""
     if cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         return TopicRefused(
             "Topic authorization failed",

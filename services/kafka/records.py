@@ -66,7 +66,7 @@ class TopicReader:
             asking.close()
 
     def stable_end(self) -> int:
-        """The last stable offset: no record before it is of a transaction that has not ended."""
+        """Return the last stable offset: all transactions with records before it have ended."""
         assert self._options["isolation.level"] == "read_committed"
         try:
             return self._consumer.get_watermark_offsets(
@@ -76,7 +76,7 @@ class TopicReader:
             raise kafka_error(error, "read the topic", self.topic) from error
 
     def partitions(self) -> list[int]:
-        """The numbers of the topic's partitions; [] where there is no such topic."""
+        """Return the numbers of the topic's partitions, [] where there is no such topic."""
         try:
             found = self._consumer.list_topics(self.topic, timeout=REQUEST_TIMEOUT_S)
         except KafkaException as error:
@@ -84,12 +84,12 @@ class TopicReader:
         return sorted(found.topics[self.topic].partitions)
 
     def last(self, count: int, deadline: float) -> Iterator[Record]:
-        """The committed ones among the last `count` records; as `between`."""
+        """Yield the committed records among the last `count`; see `between`."""
         low, end = self.bounds()
         return self.between(max(low, end - count), end, deadline)
 
     def first_from(self, offset: int) -> list[Record]:
-        """The record at `offset`, where there is one."""
+        """Return a list with the record at `offset`, empty where there is none."""
         return list(self.between(offset, offset + 1, time.monotonic() + REQUEST_TIMEOUT_S))
 
     def between(self, start: int, stop: int, deadline: float) -> Iterator[Record]:
@@ -141,13 +141,15 @@ def last_progress(
     having: bytes = b"",
     records_max: int = 2**63,
 ) -> ProgressRecord | None:
-    """The last committed progress record of `slot`, read backwards from the topic's end, each time
-    twice as many: others may have written there since.
+    """Return the last committed progress record of `slot`, None if there is none.
 
-    `until`: from this offset, which is not beyond the last stable one. `having`: the last one with
-    these bytes in it, among the last `records_max` of the topic.
+    The topic is read backwards from its end, each time twice as many records: others may have
+    written there since. `until`: begin at this offset, which is not beyond the last stable one.
+    `having`: look for the last record with these bytes in it, among the last `records_max` of the
+    topic.
 
-    Raises OperatorNeeded for a record that is none, Retryable when the end isn't reached.
+    Raise OperatorNeeded for a record that is not a progress record, Retryable when the end isn't
+    reached.
     """
     topic = progress_topic(settings.topic_prefix)
     with TopicReader(settings, topic) as reader:
@@ -171,9 +173,9 @@ def last_progress(
 def newest(
     settings: KafkaSettings, topic: str, key: bytes, records_max: int, *, deadline_s: float
 ) -> list[bytes]:
-    """The values of `key` among the last committed records of each of the topic's partitions.
+    """Return the values of `key` among the last committed records of each partition.
 
-    Raises Retryable when the end isn't reached.
+    Raise Retryable when the end isn't reached.
     """
     deadline = time.monotonic() + deadline_s
     with TopicReader(settings, topic) as first:
@@ -194,7 +196,7 @@ def no_such_topic(error: SlotbridgeError) -> bool:
 
 
 def parse_record(kind: type[Contract], topic: str, offset: int, value: bytes | str) -> Contract:
-    """A key or value as its contract; raises OperatorNeeded where it is something else."""
+    """Parse a key or value by its contract. Raise OperatorNeeded where it is something else."""
     try:
         return kind.model_validate_json(value)
     except ValidationError as error:

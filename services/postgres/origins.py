@@ -17,7 +17,7 @@ def create_origin(connection: Connection, origin: str) -> None:
 
 
 def origin_progress(connection: Connection, origin: str) -> int | None:
-    """The origin's position in bytes, None where it has never been moved."""
+    """Return the origin's position in bytes, None where it has never been moved."""
     row = connection.execute(
         "SELECT (pg_replication_origin_progress(%s, true) - '0/0')::bigint", [origin]
     ).fetchone()

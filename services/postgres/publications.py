@@ -24,7 +24,7 @@ class PrimaryKey:
 
 
 def publication_oid(connection: Connection, publication: str) -> int | None:
-    """The publication's oid, which another one of the same name has not; None: there is none."""
+    """Return the publication's oid, None without one; a recreated publication has another oid."""
     row = connection.execute(
         "SELECT oid::bigint FROM pg_publication WHERE pubname = %s", [publication]
     ).fetchone()
@@ -45,11 +45,11 @@ def create_publication(connection: Connection, publication: str, tables: tuple[s
 def published_columns(
     connection: Connection, publication: str
 ) -> dict[tuple[str, str], tuple[str, ...]]:
-    """(schema, table) -> its published columns, of every table in the publication.
+    """Return (schema, table) -> its published columns, of every table in the publication.
 
-    As pg_publication_tables has it, but from the catalogs alone: that view opens every table, and
-    so waits for whoever has locked one, who may wait for the bridge (synchronous_standby_names).
-    Source: pg_publication.c, pg_get_publication_tables.
+    The result is that of pg_publication_tables, but read from the catalogs alone. That view opens
+    every table, and so waits for whoever has locked one, who may wait for the bridge
+    (synchronous_standby_names). Source: pg_publication.c, pg_get_publication_tables.
     """
     rows = connection.execute(_PUBLISHED, [publication]).fetchall()
     return {(schema, table): tuple(columns) for schema, table, columns in rows}
@@ -131,9 +131,9 @@ def rows_before(connection: Connection, publication: str) -> RowsBefore:
 
 
 def primary_key(connection: Connection, relation_oid: int) -> PrimaryKey | None:
-    """The primary key of a table as it is now, None when there is no such table.
+    """Return the primary key of a table as it is now, None when there is no such table.
 
-    One that is DEFERRABLE is none: two rows may have it at a time, within a transaction.
+    A DEFERRABLE key does not count: two rows may have it at a time, within a transaction.
     pg_attribute's rows of `ctid` and of an index's column are written once, with the relation.
     """
     with connection.cursor(row_factory=class_row(PrimaryKey)) as cursor:

@@ -64,7 +64,7 @@ def is_synchronous_standby(connection: Connection, application_name: str) -> boo
 
 
 def setting(connection: Connection, name: str) -> str:
-    """A server setting's value, empty where the server does not know it."""
+    """Return a server setting's value, "" where the server does not know it."""
     row = connection.execute("SELECT current_setting(%s, true)", [name]).fetchone()
     return cast("str", row[0]) if row is not None and row[0] is not None else ""
 
@@ -78,7 +78,7 @@ class SettingValue:
 
 
 def read_received(connection: Connection) -> int | None:
-    """The WAL that a standby has (bytes), None on a primary: cheaper than read_slots."""
+    """Return how far a standby has the WAL (bytes), None on a primary; cheaper than read_slots."""
     row = connection.execute(
         "SELECT greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()) - '0/0'"
         " WHERE pg_is_in_recovery()"
@@ -87,13 +87,13 @@ def read_received(connection: Connection) -> int | None:
 
 
 def written_lsn(connection: Connection) -> int:
-    """The WAL that a primary has flushed (bytes)."""
+    """Return how far a primary has flushed its WAL (bytes)."""
     row = one_row(connection.execute("SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint"))
     return int(row[0])
 
 
 def read_settings(connection: Connection, names: list[str]) -> dict[str, SettingValue]:
-    """The settings of these names; one that the server lacks or hides from this role is absent."""
+    """Return the settings of these names, without those that the server lacks or hides."""
     rows = connection.execute(
         "SELECT name, setting, source FROM pg_settings WHERE name = ANY(%s)", [names]
     ).fetchall()

@@ -87,7 +87,7 @@ def read_slot(connection: Connection, slot: str) -> Slot | None:
 
 
 def read_slot_statistics(connection: Connection, slot: str) -> SlotStatistics | None:
-    """The server's statistics of a logical slot, None where it has none of that name."""
+    """Return the server's statistics of a logical slot, None where it has none of that name."""
     with connection.cursor(row_factory=class_row(SlotStatistics)) as cursor:
         return cursor.execute(
             "SELECT spill_txns, spill_count, spill_bytes, stream_txns, stream_count, stream_bytes,"

@@ -20,7 +20,10 @@ _CHARACTERS_MIN = 16
 
 
 def read_token(token: SecretStr | None, file: Path | None, *, section: str) -> bytes:
-    """The token, b"" where the settings have none. Raises SettingsError naming the key."""
+    """Return the token, b"" where the settings have none.
+
+    Raise SettingsError, which names the key.
+    """
     if token is not None and file is not None:
         raise _wrong("there are two tokens", f"{section}.token", "keep one of token, token_file")
     if file is not None:
@@ -46,7 +49,7 @@ def read_token(token: SecretStr | None, file: Path | None, *, section: str) -> b
 def refusal(
     request: "Request", token: bytes, *, section: str, basic: bool = False
 ) -> "Response | None":
-    """The answer to whoever may not do this; None for whoever may.
+    """Return the answer to a request without the right, None for a request that is allowed.
 
     With `basic` the token may also be the password of HTTP Basic, which browsers ask for.
     """
@@ -69,7 +72,7 @@ def refusal(
 
 
 def _password(credentials: bytes) -> bytes:
-    """The password of `user:password` in base64, b"" where it is something else."""
+    """Return the password of `user:password` in base64, b"" where it is something else."""
     try:
         return base64.b64decode(credentials, validate=True).partition(b":")[2]
     except ValueError:

@@ -43,5 +43,8 @@ class Family(NamedTuple):
 def one_of(
     states: Iterable[str], present: str | None, *labels: str
 ) -> dict[tuple[str, ...], float]:
-    """Samples of a state: 1 for the one that is present, 0 for every other, which bounds them."""
+    """Return samples of a state: 1 for the one that is present, 0 for each other.
+
+    All states get a sample, so their number is bounded.
+    """
     return {(*labels, state): float(state == present) for state in states}

@@ -55,7 +55,7 @@ class Primary:
     followers_without_slot: tuple[str, ...]
 
     def number(self, name: str, default: int) -> int:
-        """A setting as a number; `default` where the server does not have it."""
+        """Return a setting as a number, `default` where the server does not have it."""
         value = self.settings.get(name, "")
         return int(value) if value.lstrip("-").isdigit() else default
 

@@ -131,7 +131,10 @@ def _sample(
     seconds: float,
     unread: list[tuple[str, str]],
 ) -> Sample | None:
-    """What the server decodes and the bridge publishes in `seconds`, by its /metrics."""
+    """Count for `seconds` what the server decodes and what the bridge publishes, by its /metrics.
+
+    Return None, and add the reason to `unread`, where this can't be counted.
+    """
     if seconds <= 0:
         unread.append(("empty transactions", "they are counted with --sample SECONDS"))
         return None

@@ -22,7 +22,11 @@ def topics(facts: Facts) -> Iterator[Finding]:
 
 
 def _kept(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
-    """The bridge's own topics must keep their last records for ever; compacted ones, bounded."""
+    """Yield a finding for each topic that loses records which the bridge or a reader needs.
+
+    The bridge's own topics must keep their last records for ever. In a table's topic, compaction
+    with a retention time loses rows that nobody changes.
+    """
     own = {topic_of(facts.prefix) for topic_of in (progress_topic, schema_topic, prepared_topic)}
     for topic in kafka.topics:
         config = topic.config or {}
@@ -48,7 +52,7 @@ def _kept(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
 
 
 def _of_the_guarantee(facts: Facts, kafka: Kafka) -> Iterator[Finding]:
-    """What a start of the bridge warns of, as advice."""
+    """Yield what a start of the bridge warns of, with the change that ends the warning."""
     for lack, names in lacks(kafka.topics, facts.prefix).items():
         if lack.config:
             change = "; ".join(command(facts.servers, name, lack.config) for name in names[:1])

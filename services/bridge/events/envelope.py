@@ -161,12 +161,12 @@ class Envelope:
         return result | {"": self._messages} if self._messages else result
 
     def take_shapes(self) -> list[Event]:
-        """The schema events that belong before the events that were made last."""
+        """Return the schema events that belong before the events made last, and forget them."""
         shapes, self._shapes = self._shapes, []
         return shapes
 
     def boundary(self, status: Literal["BEGIN", "END"]) -> list[Event]:
-        """The BEGIN of the current transaction, or its END with the counts so far."""
+        """Return the BEGIN of the current transaction, or its END with the counts so far."""
         if not self._metadata:
             return []
         if status == "END":
@@ -202,7 +202,11 @@ class Envelope:
         return None if write is None else Writer(write, table.counter, 2 if old else 1)
 
     def row(self, writer: Writer, data: bytes, at: int, lsn: int, seq: int) -> Event | None:
-        """The event of the row in `data` from `at` on; None when it must go the long way."""
+        """Return the event of the row that begins at `at` in `data`.
+
+        Return None, and count nothing, when the writer can't encode the row: the caller then
+        decodes the message and calls `insert`, `update` or `delete`.
+        """
         write, counter, _ = writer
         total = self.total + 1
         events = counter.events + 1
@@ -267,7 +271,7 @@ class Envelope:
         return found
 
     def insert(self, change: Insert, lsn: int, seq: int) -> list[Event]:
-        """The event of an insert; of an outbox's row, the message that it is."""
+        """Return the event of an insert; for an outbox's row, the message that the row holds."""
         table = self._table(change.relation, seq)
         if "c" in table.skipped:
             return []
@@ -277,7 +281,7 @@ class Envelope:
         return [Event(table.topic, table.key(change.new), value, None, False, table.name, seq, lsn)]
 
     def update(self, change: Update, lsn: int, seq: int) -> list[Event]:
-        """The event of an update, or the three of one that changes the key."""
+        """Return the event of an update, or the three of an update that changes the key."""
         table = self._table(change.relation, seq)
         if "u" in table.skipped:
             return []
@@ -312,7 +316,7 @@ class Envelope:
         return [Event(topic, key, value, None, False, name, seq, lsn)]
 
     def delete(self, change: Delete, lsn: int, seq: int) -> list[Event]:
-        """The event of a delete and its tombstone."""
+        """Return the event of a delete and its tombstone."""
         table = self._table(change.relation, seq)
         if "d" in table.skipped or table.outbox is not None:
             return []
@@ -338,7 +342,7 @@ class Envelope:
         return events
 
     def message(self, change: Message, seq: int) -> list[Event]:
-        """The event of a logical message."""
+        """Return the event of a logical message."""
         self.total += 1
         self._messages += 1
         content = self._encoders.binary(change.content)

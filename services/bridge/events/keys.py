@@ -23,9 +23,9 @@ _XIDS: Final = 2**32
 def key_columns(
     columns: Collection[str], xid: int, found: PrimaryKey | None, last: Collection[str]
 ) -> frozenset[str]:
-    """The key of a table that has `columns` in the transaction `xid`; empty without a certain one.
+    """Return the key of a table with `columns` in transaction `xid`, empty if none is certain.
 
-    `found`: the catalog's answer, None for a table that is gone; `last`: as last published.
+    `found`: the catalog's answer, None for a table that is gone. `last`: the key last published.
     """
     if found is None:
         key = frozenset(last)

@@ -113,7 +113,7 @@ class Relations:
         return not self._encoders.unknown(oids)
 
     def _await_catalog(self, xid: int) -> None:
-        """What the transaction being published has made is to be found in the catalog."""
+        """Wait until the catalog shows what the transaction being published has changed in it."""
         if xid != self._awaited_xid:
             self._awaited_xid = xid
             self._primary.await_visible(xid, self._while_waiting)

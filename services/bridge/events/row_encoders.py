@@ -92,9 +92,10 @@ _GLOBALS: Final[dict[str, Any]] = {
 def writer(
     event: type, topic: str, table: str, columns: Sequence[Column], count: int, frame: Frame
 ) -> Write:
-    """The function for a table of `count` columns on the server; `event` is the Event type.
+    """Return the function that encodes rows of a table with `count` columns on the server.
 
-    Compiled where that is there (services.bridge.compiled), else made here.
+    `event` is the Event type. The function is of services.bridge.compiled where that was built,
+    else Python code made here.
     """
     if (hot := compiled.hot) is not None:
         kinds = hot.forms.KINDS

@@ -96,7 +96,7 @@ class Table:
         return any(row[place] is None for place, *_ in self._key)
 
     def key(self, row: Row) -> bytes | None:
-        """The key columns as JSON, None for a table without a key."""
+        """Return the key columns of a row as JSON, None for a table without a key."""
         if not self._key:
             return None
         parts = []

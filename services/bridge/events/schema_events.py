@@ -24,14 +24,17 @@ class Shapes:
         self._known = dict(known)
 
     def last_key(self, relation: Relation) -> frozenset[str]:
-        """The key columns that this very table was last published with."""
+        """Return the key columns of the table's last schema event.
+
+        Return none if that event is of another table of this name (another oid).
+        """
         last = self._known.get((relation.schema, relation.table))
         if last is None or last.oid != relation.oid:
             return frozenset()
         return frozenset(column.name for column in last.after if column.key)
 
     def change(self, relation: Relation, stamp: Stamp, seq: int) -> Event | None:
-        """The schema event that `relation` calls for at `seq`, None when nothing changed."""
+        """Return the schema event that `relation` calls for at `seq`, None when nothing changed."""
         columns = [
             Column(
                 name=column.name,

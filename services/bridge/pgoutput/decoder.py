@@ -143,7 +143,7 @@ class Decoder:
         return self._body + 7
 
     def row_kind(self, data: bytes) -> bytes:
-        """What such a message of a relation begins with: kind, relation, N K or O, column count."""
+        """Return the bytes before a row's values, without xid: kind, relation, N K or O, count."""
         return data[:8] if self._body == 1 else data[:1] + data[5:12]
 
     def _located(self, error: DecodeError, data: bytes, lsn: int) -> DecodeError:
@@ -345,7 +345,7 @@ def _rollback_prepared(data: bytes) -> RollbackPrepared:
 
 
 def _tuple(data: bytes, pos: int, relation: Relation) -> tuple[Row, int]:
-    """The values of a row and the position after it. Bounds are checked by index and at the end."""
+    """Return a row's values and the position after it; check bounds by index and at the end."""
     count = int.from_bytes(data[pos : pos + 2])
     if count != len(relation.columns):
         raise DecodeError(

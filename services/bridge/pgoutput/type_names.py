@@ -40,7 +40,7 @@ class PgType:
 
 
 def built_in(oid: int) -> PgType | None:
-    """The built-in type of `oid`; an array's name is its element's after a `_`."""
+    """Return the built-in type of `oid`; an array's name is its element's after a `_`."""
     name = TYPE_NAMES.get(oid)
     if name is None:
         return None

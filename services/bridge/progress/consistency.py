@@ -139,7 +139,7 @@ def check_timeline(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
 
 
 def reached(record: ProgressRecord) -> int:
-    """The end of what Kafka has of the record's timeline, a part of a transaction included."""
+    """Return how far Kafka has the record's timeline, a part of a transaction included."""
     return max(record.end_lsn, record.commit_lsn + 1 if record.seq else 0)
 
 
@@ -155,7 +155,7 @@ def descends(record: ProgressRecord, seen: Witnesses) -> bool:
 
 
 def unjudged(record: ProgressRecord, seen: Witnesses) -> Iterator[str]:
-    """What check_server had no evidence for."""
+    """Yield what `check_server` could not judge for lack of evidence."""
     if _history(record) is None:
         yield "the timeline's history"
     if not _origin_is_binding(record, seen):
@@ -168,10 +168,10 @@ def unjudged(record: ProgressRecord, seen: Witnesses) -> Iterator[str]:
 
 
 def set_back(record: ProgressRecord, switch_lsn: int) -> ProgressRecord:
-    """What of `record` is left where Kafka and the server agree up to `switch_lsn` only.
+    """Return what is left of `record` where Kafka and the server agree up to `switch_lsn` only.
 
-    A part of a transaction stays where that committed before. The origin went back as well; the
-    slot may be where it was announced to be, and stays so.
+    A part of a transaction stays if that transaction committed before the switch. The origin went
+    back as well; the slot may be where it was announced to be, and stays so.
     """
     update: dict[str, object] = {
         "end_lsn": min(record.end_lsn, switch_lsn),
@@ -202,7 +202,7 @@ def is_lost(
 
 
 def invalidated(found: Slot, slot: str) -> OperatorNeeded:
-    """The error of a slot that PostgreSQL has given up."""
+    """Return the error of a slot that PostgreSQL has invalidated."""
     return disagreement(
         f"the slot is invalidated ({found.invalidation_reason})",
         slot,
@@ -269,10 +269,10 @@ def _has_commit(record: ProgressRecord, seen: Witnesses) -> bool:
 
 
 def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
-    """The server was not set back to an earlier state of the same timeline.
+    """Require that the server was not set back to an earlier state of the same timeline.
 
     `wal_lsn` is not compared with the server's WAL: flushed WAL may end inside a record, which a
-    crash then takes away. What was decoded is whole.
+    crash then removes. What was decoded is whole.
     """
     origin_lsn = seen.origin_lsn or 0
     known_lsn = reached(record)
@@ -309,7 +309,10 @@ def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
 
 
 def _check_selection(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
-    """The same publication and source.origin chose the events so far."""
+    """Require that the same publication and source.origin chose the events so far.
+
+    Another choice passes only if an operator has accepted it, and never inside a transaction.
+    """
     now = seen.selection
     if not now.oid:
         raise publication_gone(now.publication)

@@ -12,12 +12,15 @@ START_OVER = "start over with a new slot and topic prefix"
 
 
 def disagreement(message: str, slot: str, lsn: int | None, hint: str) -> OperatorNeeded:
-    """The error (WITNESSES_DISAGREE) of a start whose witnesses can't all be right."""
+    """Return the error (WITNESSES_DISAGREE) of a start whose witnesses can't all be right."""
     return OperatorNeeded(message, operation=COMPARE, subject=f"slot {slot}", lsn=lsn, hint=hint)
 
 
 def publication_gone(publication: str, *, made_again: bool = False) -> SetupError:
-    """The error of a publication that is not, or no longer, the one that events are of."""
+    """Return the error of a publication that is missing, or that is not the one of the events.
+
+    `made_again`: a publication of that name exists, but it was created since.
+    """
     what, hint = "is gone: changes committed without it", "make it again, and compare what its"
     if made_again:
         what = "was dropped and made again: changes committed in between"
@@ -83,7 +86,7 @@ class Diverged(OperatorNeeded):
         )
 
     def naming(self, transactions: str, beyond: Beyond) -> "Diverged":
-        """The same error, which also tells `transactions`, those of `beyond`."""
+        """Return the same error, which also tells `transactions`, those of `beyond`."""
         return Diverged(
             self.slot,
             self.timeline,

@@ -48,7 +48,7 @@ class Ledger:
         self.ahead = ahead_lsn
 
     def receive(self, lsn: int) -> None:
-        """The server has sent everything up to `lsn`."""
+        """Note that the server has sent everything up to `lsn`."""
         self.received = max(self.received, lsn)
 
     def publish(self, position: Position) -> None:
@@ -58,24 +58,28 @@ class Ledger:
         self.published = position
 
     def commit(self, ahead: int = 0) -> None:
-        """The open Kafka transaction has committed; its record allows to follow up to `ahead`."""
+        """Note that the open Kafka transaction has committed.
+
+        Its record allows the slot to be confirmed up to `ahead`, if nothing up to there has events.
+        """
         assert self.published.end_lsn >= self.durable.end_lsn
         self.durable = self.published
         self._recorded_lsn = self.durable.end_lsn
         self.ahead = ahead
 
     def report(self, *, follow: bool = False) -> int:
-        """The LSN that the slot may be told; never past what Kafka has.
+        """Return the LSN that may be confirmed to the slot; it is never past what Kafka has.
 
         With `follow`, the caller says that what was published since has no events: the slot may
-        then be told of it too, as far as the record in Kafka allows.
+        then be confirmed beyond Kafka's position too, as far as the record in Kafka allows
+        (`ahead`).
         """
         followed = min(self.published.end_lsn, self.ahead) if follow else 0
         self.flushed = max(self.flushed, self.durable.end_lsn, followed)
         return self.flushed
 
     def mark_origin(self) -> int:
-        """The LSN for the replication origin: what Kafka has."""
+        """Return the LSN to store in the replication origin: the position that Kafka has."""
         self.origin = max(self.origin, self._recorded_lsn)
         return self.origin
 
@@ -86,10 +90,10 @@ class Ledger:
 
 
 def resume_at(record: ProgressRecord, slot: Slot | None) -> Position:
-    """The resume point of a progress record, or later, where the slot is confirmed ahead of it.
+    """Return the resume point of a progress record; a later one where the slot is confirmed ahead.
 
-    What lies between has no events, and the server does not send it again: were it left out, the
-    next record could be one of before the slot's position, which announces nothing.
+    What lies between has no events, and the server does not send it again. Without this step the
+    next record could name a position before the slot's, which announces nothing.
     """
     confirmed = (slot.confirmed_flush_lsn if slot is not None else None) or 0
     return Position(record.commit_lsn, max(record.end_lsn, confirmed), record.seq)

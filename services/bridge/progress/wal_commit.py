@@ -53,7 +53,10 @@ def page_of(lsn: int) -> int:
 
 
 def commit_at(wal: bytes, lsn: int) -> WalCommit | None:
-    """What begins at `lsn`; `wal` is read from `page_of(lsn)` on. None: it can't be told."""
+    """Return which commit begins at `lsn`, NO_COMMIT for another record, None if it can't be told.
+
+    `wal` has been read from `page_of(lsn)` on.
+    """
     if wal[: _PAGE_HEADER_BYTES[0]] == bytes(_PAGE_HEADER_BYTES[0]):
         return NO_COMMIT  # pg_switch_wal, archive_timeout: the rest of the segment has zeros
     header = _bytes_at(wal, lsn, _RECORD.size)

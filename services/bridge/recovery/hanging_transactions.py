@@ -185,7 +185,11 @@ def _end(
     covers: ProgressRecord | None,
     while_waiting: Callable[[], None],
 ) -> None:
-    """A kill before the commit aborts what hangs: the note lets the next start put that right."""
+    """End a hanging transaction by records that mean nothing and a marker of the same producer.
+
+    A kill before the commit makes Kafka abort what hangs. A note written before lets the next start
+    publish those records again.
+    """
     logger.warning(
         "ending a transaction that Kafka has decided and left open",
         decision="commit" if ending.commit else "abort",
@@ -207,7 +211,10 @@ def _end(
 
 
 def covered(ours: Mapping[Partition, Place | None], last: ProgressRecord | None) -> list[Partition]:
-    """The partitions that hide what the last visible record covers: it was committed. Pure."""
+    """Return the partitions that hide what the last visible record covers. Pure.
+
+    The transaction that hangs there was committed.
+    """
     return [where for where, place in ours.items() if place is not None and has(last, place)]
 
 
@@ -220,12 +227,13 @@ def how_to_end(
     *,
     commit: bool | None,
 ) -> Ending:
-    """What to do first. Pure.
+    """Decide which hanging transaction to end first, and whether to commit or abort it. Pure.
 
-    `stuck`: partition -> offset, of anyone; `ours` of them hide records of this bridge, from the
-    given place on, and the progress topic `record`. `tried` were committed before and are here
-    again. `commit`: what the witnesses say, needed where nothing is covered by `last`. A partition
-    whose first event is beyond what is committed comes later: it may hide what was aborted.
+    `stuck`: partition -> its last stable offset, whoever's transaction hangs there. `ours`: those
+    of `stuck` that hide records of this bridge, with the place of the first one. `record`: the
+    first progress record that is hidden. `tried`: partitions that were committed before and hang
+    again. `commit`: what the witnesses say, needed where `last` covers nothing. A partition whose
+    first event is beyond what is committed comes later: it may hide what was aborted.
     """
     if found := covered(ours, last):
         assert last is not None
@@ -294,7 +302,10 @@ def _stuck(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition,
 
 
 def _unstable(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition, int]:
-    """A broker that was lost may come again within the deadline, with partitions of a new epoch."""
+    """Return the last stable offset of each partition that has more than that; retry for a while.
+
+    A broker that was lost may come back within the deadline, with partitions of a new leader epoch.
+    """
     deadline = time.monotonic() + REQUEST_TIMEOUT_S
     while True:
         try:
@@ -310,8 +321,11 @@ def _unstable(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partiti
 def _ours(
     topics: Topics, slot: str, stuck: Mapping[Partition, int]
 ) -> tuple[dict[Partition, Place | None], ProgressRecord | None]:
-    """Those that hide records of this bridge, with the place of the first event that each hides,
-    and the first progress record."""
+    """Return the stuck partitions that hide records of this bridge, and the first progress record.
+
+    Each partition comes with the place of the first event that it hides, None where that is
+    unknown.
+    """
     progress, own = progress_topic(topics.prefix), topics.own()
     ours: dict[Partition, Place | None] = {}
     record = None
@@ -332,11 +346,12 @@ def _ours(
 
 
 def _first_place(topics: Topics, reader: TopicReader, offset: int, *, alone: bool) -> Place | None:
-    """The place of the first event of this bridge from `offset` on, the last stable offset.
+    """Return the place of this bridge's first event from `offset` on, the last stable offset.
 
-    What is there belongs to the transaction that is open. Where it has no place of ours, another
-    producer's is, whatever is behind it: that may be decided and told. Only in a topic that this
-    bridge writes `alone` one is looked for: of what is staged, the last part tells the LSN.
+    The record at `offset` belongs to the open transaction. If it does not have a place of this
+    bridge, the open transaction is another producer's; what follows may be decided and told, and
+    proves nothing. Only in a topic that this bridge writes `alone` are later records looked at: of
+    a staged transaction, the last part alone tells the LSN.
     """
     prepared = reader.topic == prepared_topic(topics.prefix)
     end = reader.bounds()[1]
@@ -355,7 +370,7 @@ def _place(topics: Topics, message: Message) -> Place | None:
 
 
 def _shown(topics: Topics, stuck: Mapping[Partition, int]) -> Iterable[Place]:
-    """The places of the last visible events, of every partition that shows all it has."""
+    """Yield the places of the last visible events of each partition that shows all it has."""
     for topic, partition in topics.event_partitions():
         if (topic, partition) not in stuck:
             with topics.reader(topic, partition) as reader:

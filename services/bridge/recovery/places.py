@@ -51,7 +51,7 @@ class Message(Protocol):
 
 
 def record_of(message: Message) -> Record:
-    """A message of a consumer as a Record."""
+    """Convert a consumer's message to a Record."""
     topic, offset = message.topic() or "", message.offset() or 0
     return Record(topic, offset, message.key(), message.value(), message.headers())
 

@@ -104,8 +104,10 @@ def _events(again: Iterable[tuple[int, Record]]) -> Iterable[tuple[int, Event]]:
 def _ending(
     topics: Topics, slot: str, covers: ProgressRecord | None, notes: Iterable[bytes]
 ) -> Iterable[tuple[int, Event]]:
-    """The progress record, first in its topic as in any other Kafka transaction of the bridge, and
-    the tombstones of `notes`."""
+    """Yield the progress record and the tombstones of `notes`, each with its partition.
+
+    The progress record is the first in its topic, as in every Kafka transaction of the bridge.
+    """
     topic = progress_topic(topics.prefix)
     if covers is not None:
         own = covers.model_copy(update={"producer": 0, "id_scheme": ID_SCHEME})
@@ -134,7 +136,7 @@ def _judge_range(
 def _read(
     topics: Topics, noted: HangingRange, while_waiting: Callable[[], None], *, committed: bool
 ) -> list[Record]:
-    """The records of the range, or the `committed` ones from its start to the partition's end."""
+    """Read the records of the range; `committed`: those from its start to the partition's end."""
     found: list[Record] = []
     with topics.reader(noted.topic, noted.partition, committed=committed) as reader:
         low, end = reader.bounds()

@@ -80,7 +80,7 @@ def judge_range(
 
 
 def further(one: ProgressRecord | None, other: ProgressRecord | None) -> ProgressRecord | None:
-    """The record that covers more; `one` where they cover the same."""
+    """Return the record that covers more; `one` where both cover the same."""
     if one is None or other is None:
         return one or other
     return other if _reach(other) > _reach(one) else one

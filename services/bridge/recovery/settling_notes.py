@@ -74,10 +74,10 @@ def clear(topics: Topics, keys: Iterable[bytes], while_waiting: Callable[[], Non
 
 
 def read_notes(topics: Topics, slot: str) -> dict[bytes, SettlingNote]:
-    """The slot's notes by key. They are behind its last progress record: while there is one, no
-    session writes another record without judging it.
+    """Return the slot's notes by key; all of them are behind its last progress record.
 
-    Nothing of ours may hang there. Raises as `last_progress`.
+    While there is a note, no session writes another progress record without judging it. No
+    transaction of this bridge may hang in the topic. Raise as `last_progress` does.
     """
     topic, own = progress_topic(topics.prefix), slot.encode()
     found: dict[bytes, SettlingNote] = {}
@@ -92,7 +92,7 @@ def read_notes(topics: Topics, slot: str) -> dict[bytes, SettlingNote]:
 
 
 def _tail(topics: Topics, own: bytes) -> list[Record]:
-    """The progress topic from the last record of the key `own` on, or from some before it."""
+    """Read the progress topic from the last record of the key `own` on, or from some before it."""
     deadline = time.monotonic() + READ_DEADLINE_S
     found: list[Record] = []
     with topics.reader(progress_topic(topics.prefix)) as reader:

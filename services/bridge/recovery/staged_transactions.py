@@ -26,9 +26,10 @@ class Records(Protocol):
 
 
 def load_staged(reader: Records, slot: str, spool: _Store | None = None) -> list[PreparedRecord]:
-    """The undecided prepared transactions of `slot`; their frames go to `spool`.
+    """Return the undecided prepared transactions of `slot`, and put their frames into `spool`.
 
-    Raises OperatorNeeded when a part is missing or is none, SpoolFull when they exceed its bound.
+    Raise OperatorNeeded when a part is missing or can't be read, SpoolFull when they exceed the
+    spool's bound.
     """
     parts: dict[str, dict[int, int]] = {}
     records: dict[str, PreparedRecord] = {}

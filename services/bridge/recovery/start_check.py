@@ -169,7 +169,7 @@ class StartCheck:
         )
 
     def _commit(self, record: ProgressRecord, wal_lsn: int) -> WalCommit | None:
-        """What the WAL has at the record's `commit_lsn`; None where nobody can tell."""
+        """Return the WAL's commit at the record's `commit_lsn`, None where it can't be told."""
         lsn, timeline = record.commit_lsn, self._primary.server.timeline
         if not record.xid or record.timeline != timeline or lsn + RECORD_BYTES_MIN > wal_lsn:
             return None

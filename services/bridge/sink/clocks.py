@@ -17,8 +17,11 @@ REFUSE_MS: Final = 3_600_000
 
 
 class Clocks(NamedTuple):
-    """Read together, in ms since 1970. `appended_ms`: when Kafka has last appended a record of ours
-    by its own clock, which is at least there by now; None: not known."""
+    """Three clocks that were read together, in ms since 1970.
+
+    `appended_ms`: when Kafka last appended a record of this bridge, by the broker's clock, which
+    has at least reached that time; None where it is not known.
+    """
 
     bridge_ms: int
     server_ms: int

@@ -72,7 +72,7 @@ class Origins:
         return self._portion.stamp.commit_lsn if self._portion.stamp is not None else 0
 
     def of(self, index: int) -> Origin:
-        """That of the event of this index."""
+        """Return the origin of the portion's event with this index."""
         portion = self._portion
         if portion.ended:
             at = bisect_right(portion.ended, index, key=lambda ended: ended.events)
@@ -84,7 +84,7 @@ class Origins:
 
 
 def identity(event: Event, origin: Origin) -> Identity:
-    """What tells a record from all others, also when it is encoded again."""
+    """Return what tells a record from all others, also when it is encoded again."""
     return event.topic, origin.commit_lsn, event.seq, event.value is None
 
 
@@ -113,7 +113,7 @@ def no_topic() -> TopicRefused:
 def refusal(
     event: Event, origin: Origin, reason: str, cause: SlotbridgeError | None = None
 ) -> SlotbridgeError:
-    """The error that names the record; of `cause` it has hint and exit code."""
+    """Return the error that names the record, with the hint and exit code of `cause`, if any."""
     what = [
         f"topic {event.topic or '(none)'}",
         f"table {event.table}" if event.table else "",
@@ -141,7 +141,7 @@ def refusal(
 def letter(
     event: Event, origin: Origin, reason: str, *, topic: str, bytes_max: int, now_ms: int
 ) -> Event:
-    """The dead letter of `event` for `topic`, cut down to `bytes_max` where it must be."""
+    """Return the dead letter of `event` for `topic`, cut down to `bytes_max` if needed."""
     key = f'{{"commit_lsn":{origin.commit_lsn},"seq":{event.seq}}}'.encode()
     limit = bytes_max - _OVERHEAD_BYTES
     content_max = max(record_bytes(event), _CONTENT_BYTES_MIN)

@@ -125,7 +125,7 @@ class GroupCommit:
             self._send_waiting()
 
     def hurry(self) -> None:
-        """The server wants to hear how far Kafka is."""
+        """Commit as soon as possible: the server asks how far Kafka is."""
         self._due = 0.0
 
     def perform(self, now: float, *, behind: bool) -> None:
@@ -153,8 +153,11 @@ class GroupCommit:
             self._await_commit()
 
     def note(self) -> None:
-        """Commit the record once more: what it tells of the server and of the ends of partitions is
-        new. Nothing else is open."""
+        """Commit the progress record once more, because what it tells has changed.
+
+        That is the server's identity, or the ends of partitions. No other Kafka transaction is
+        open.
+        """
         self._producer.tails.hurry()
         self._begin_commit()
         self._await_commit()
@@ -247,8 +250,11 @@ class GroupCommit:
         reach("committing")
 
     def _commit_at(self, lsn: int) -> dict[str, int]:
-        """What a record tells of the commit at `lsn`: the last one that came, or that which the
-        session resumed after; of a message that is in no transaction, nothing."""
+        """Return a progress record's fields about the commit at `lsn`.
+
+        That is the last commit that arrived, or the one that the session resumed after. A message
+        outside of a transaction has none: {}.
+        """
         for known in (self._stamp, self._resumed):
             if known is not None and known.commit_lsn == lsn and known.xid:
                 return {"xid": known.xid, "commit_time_us": known.commit_time_us}
@@ -270,7 +276,7 @@ class GroupCommit:
                 self._end_commit()
 
     def _end_commit(self) -> None:
-        """What was published is in Kafka: tell the slot. Raises what the commit has raised."""
+        """Confirm to the slot what Kafka has committed. Raise what the commit has raised."""
         assert self._committing is not None and self._record is not None
         self._committing.result()
         self._committing = None

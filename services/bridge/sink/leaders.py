@@ -17,7 +17,7 @@ _NAMED_MAX: Final = 5
 
 
 def leaderless(metadata: ClusterMetadata) -> frozenset[Partition]:
-    """The partitions without a leader, of all topics. Pure."""
+    """Return the partitions without a leader, of all topics. Pure."""
     return frozenset(
         (name, number)
         for name, topic in metadata.topics.items()

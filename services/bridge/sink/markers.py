@@ -72,8 +72,11 @@ class MarkerCheck:
         while_waiting: Callable[[], None],
         judge: Callable[[Sequence[Lost]], None],
     ) -> None:
-        """`look` raises Retryable where what is open in partitions is this bridge's; `judge`
-        OperatorNeeded where partitions have lost what they had acknowledged."""
+        """Take the callbacks for open transactions and for lost records.
+
+        `look` raises Retryable where a transaction that is open in partitions is this bridge's.
+        `judge` raises OperatorNeeded where partitions have lost what they had acknowledged.
+        """
         self._topics = topics
         self._look = look
         self._while_waiting = while_waiting
@@ -90,7 +93,10 @@ class MarkerCheck:
         """Where what we have written behind that ends."""
 
     def flushed(self, topics: Iterable[str]) -> None:
-        """The open transaction's records, in `topics`, are acknowledged; its commit comes now."""
+        """Ask where the partitions of `topics` end, just before the commit.
+
+        The records of the open transaction, all in `topics`, are acknowledged.
+        """
         places = [(name, n) for name in topics for n in range(self._topics.partitions(name))]
         self._before, self._last = self._last, _Transaction(places)
         few = max(len(places), len(self._before.places) if self._before else 0) <= ASKED_AT_ONCE
@@ -141,15 +147,21 @@ class MarkerCheck:
         self._judge(lost)
 
     def hide(self, hidden: Mapping[Partition, int]) -> None:
-        """Look at these partitions again once their last stable offset is another one than here:
-        other producers' open transactions hide what an earlier session has written."""
+        """Watch partitions where another producer's transaction hides an earlier session's records.
+
+        `hidden`: partition -> its last stable offset. Once that has moved, `_look_at_hidden` looks
+        again.
+        """
         self._others |= hidden
         ends = self._answers(self._ask_all(hidden, self._await, committed=False), committed=False)
         self._hidden |= {place: end.offset for place, end in ends.items()}
 
     def _look_at_hidden(self) -> None:
-        """Where another producer's transaction has ended, ours may hang behind it: before either of
-        our producers writes there again, and the abort of that would take it along."""
+        """Look for our own hanging transaction where another producer's, which hid it, has ended.
+
+        This must happen before either of our producers writes there again: the abort of that
+        transaction would abort the hanging one too.
+        """
         asked = self._ask_all(self._others, self._await, committed=True)
         stable = self._answers(asked, committed=True)
         moved = {at: end.offset for at, end in stable.items() if end.offset != self._others[at]}
@@ -213,7 +225,7 @@ class MarkerCheck:
             self._while_waiting()
 
     def _behind(self, ends: Ends, stable: Ends) -> dict[Partition, int]:
-        """The partitions that may hang -> their last stable offset."""
+        """Return the partitions where a transaction may hang -> their last stable offset."""
         return {
             place: end.offset
             for place, end in stable.items()
@@ -221,7 +233,7 @@ class MarkerCheck:
         }
 
     def _answers(self, asked: Asked, *, committed: bool) -> dict[Partition, End]:
-        """What was asked; asked again while a leader is being elected."""
+        """Return the answers to what was asked; ask again while a leader is being elected."""
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
         while True:
             self._await(asked.values())

@@ -118,7 +118,7 @@ class Tails:
         return then.keys() - told.keys()
 
     def hurry(self) -> None:
-        """The next record notes what is known."""
+        """Note the known ends in the next record, without waiting for the interval."""
         self._due = 0.0
         if self._ids is not None:
             self._ids.hurry()
@@ -132,7 +132,7 @@ class Tails:
         return noted(self._ends)
 
     def note_all(self) -> dict[str, Any]:
-        """`ends` as `note` has them, and `topic_ids` of these topics, for a ProgressRecord."""
+        """Return the fields `ends` (from `note`) and `topic_ids` of a ProgressRecord."""
         ends, known = self.note(), self._ids.known if self._ids is not None else {}
         return {"ends": ends, "topic_ids": {at: known[at] for at in ends if at in known}}
 
@@ -146,7 +146,7 @@ def noted(ends: Mapping[Partition, End]) -> Noted:
 
 
 def read_noted(record: ProgressRecord) -> dict[Partition, End]:
-    """What a record has noted. Pure."""
+    """Return the partitions' ends that a record has noted. Pure."""
     return {
         (topic, partition): End(offset, epoch)
         for topic, ends in record.ends.items()
@@ -155,7 +155,7 @@ def read_noted(record: ProgressRecord) -> dict[Partition, End]:
 
 
 def lost_tails(then: Mapping[Partition, End], now: Mapping[Partition, End]) -> list[Lost]:
-    """The partitions of `then` that end earlier `now`. Pure."""
+    """Return the partitions of `then` that end earlier `now`. Pure."""
     return [
         Lost(place, end.offset, now[place].offset)
         for place, end in then.items()

@@ -79,8 +79,10 @@ class ProducerPair:
         *,
         commit: bool,
     ) -> None:
-        """One whole transaction of each producer of this turn, with the same `records`, each in the
-        partition before it. Raises SlotbridgeError."""
+        """Write `records` in one whole transaction of each producer of this turn.
+
+        Each record goes into the partition before it. Raise SlotbridgeError.
+        """
         records = [*records]
         for producer in self.of(self.turn):
             try:
@@ -112,7 +114,7 @@ class ProducerPair:
                 return
 
     def follow(self, record: ProgressRecord | None) -> None:
-        """The next transaction comes after that of `record`."""
+        """Give the turn to the producer that did not write `record`, the last visible one."""
         self.turn = 0 if record is None else 1 - record.producer
 
     def begin(self) -> None:
@@ -123,7 +125,7 @@ class ProducerPair:
             raise kafka_error(error, "begin a Kafka transaction", self._subject) from error
 
     def pass_on(self) -> None:
-        """The transaction has committed."""
+        """Give the turn to the other producer: the transaction has committed."""
         self.turn = 1 - self.turn
 
     def poll(self) -> None:

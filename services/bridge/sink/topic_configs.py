@@ -91,7 +91,7 @@ class Configs:
             logger.warning("clocks differ: the times in events are wrong", difference=told)
 
     def _appended_ms(self) -> int | None:
-        """The broker's clock at its last record of ours, where it stamps them itself."""
+        """Return the broker's clock at our last progress record, None if it does not stamp them."""
         name = progress_topic(self._prefix)
         config = self._known.get(name)
         if config is None or config.get("message.timestamp.type") != "LogAppendTime":

@@ -145,7 +145,7 @@ class IdWatch:
         return changed
 
     def hurry(self) -> None:
-        """The next look is not too early."""
+        """Let the next look take place at once, whatever the interval says."""
         self._due = 0.0
 
     def _take(self, now: float) -> list[MadeAgain]:

@@ -100,7 +100,7 @@ def refuse_unfit(topics: Iterable[Topic], prefix: str, servers: str) -> None:
 
 
 def lacks(topics: Iterable[Topic], prefix: str) -> dict[Lack, list[str]]:
-    """What is worth a warning -> the topics that it is true of."""
+    """Return what is worth a warning -> the names of the topics with that lack."""
     found: dict[Lack, list[str]] = defaultdict(list)
     for topic in topics:
         for lack in _lacks(topic, transaction_topic(prefix)):
@@ -135,7 +135,7 @@ def _lacks(topic: Topic, transactions: str) -> Iterable[Lack]:
 
 
 def command(servers: str, topic: str, config: str) -> str:
-    """What changes the configuration of a topic."""
+    """Return the shell command that changes the configuration of a topic."""
     return (
         f"kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics "
         f"--entity-name {topic} --add-config {config}"
@@ -143,6 +143,6 @@ def command(servers: str, topic: str, config: str) -> str:
 
 
 def named(topics: list[str]) -> str:
-    """The first few of them, and how many more."""
+    """Join the first _NAMED_MAX topic names, and say how many more there are."""
     more = len(topics) - _NAMED_MAX
     return ", ".join(topics[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -65,7 +65,7 @@ _OWN: Final = (
 _OF_EVERY_BRIDGE: Final = _OWN[:5]
 _ATTEMPT_S: Final = 0.5
 _LOOK_S: Final = 0.05
-_NOTING_RECORDS_MAX: Final = 20_000
+_NOTING_RECORDS_MAX: Final = 20_000  # about one record a second notes where partitions ended
 _PATIENCE_S: Final = 30.0
 """How long a far or slow cluster may take for its first answer: several round trips of a
 connection's handshakes, and a list of thousands of topics."""
@@ -130,7 +130,7 @@ class Topics:
         return self.has(topic)
 
     def partitions(self, topic: str) -> int:
-        """The number of partitions of `topic`, which is made when missing."""
+        """Return the number of partitions of `topic`; create the topic if it is missing."""
         known = self._partitions.get(topic)
         if known is None:
             self._ensure(topic, partitions=self.settings.partitions, compacted=False)
@@ -150,7 +150,7 @@ class Topics:
         return name
 
     def check_writable(self, topic: str) -> None:
-        """Raises TopicRefused where the broker says that we may not write to `topic`."""
+        """Raise TopicRefused where the broker says that we may not write to `topic`."""
         asked = self.admin.describe_topics(
             TopicCollection([topic]),
             include_authorized_operations=True,
@@ -172,12 +172,11 @@ class Topics:
         return self._configs.bytes_max()
 
     def last_progress(self, slot: str, *, until: int | None = None) -> ProgressRecord | None:
-        """The last committed progress record of `slot`; as in `services.kafka.records`."""
+        """Return the last committed progress record of `slot`; see `services.kafka.records`."""
         return last_progress(self.settings, slot, deadline_s=READ_DEADLINE_S, until=until)
 
     def last_noting_ends(self, slot: str) -> ProgressRecord | None:
-        """The last progress record of `slot` that tells where partitions ended, if there is one
-        among the last; a record does about once a second. Waits for nothing that is hidden."""
+        """Return the last visible progress record of `slot` that notes where partitions ended."""
         with self.reader(progress_topic(self.prefix)) as reader:
             visible = min(reader.stable_end(), reader.bounds()[1])
         return last_progress(
@@ -194,9 +193,9 @@ class Topics:
         return topic in self._partitions
 
     def unstable(self) -> dict[Partition, int]:
-        """The last stable offset of every partition of `written` that has more than that.
+        """Return the last stable offset of every partition of `written` that has more than that.
 
-        Raises Retryable where a partition has no leader, or it does not answer.
+        Raise Retryable where a partition does not have a leader, or its leader does not answer.
         """
         found: dict[Partition, int] = {}
         for some in in_parts(self.written()):
@@ -215,8 +214,8 @@ class Topics:
         return ask_ends(self.admin, places, committed=committed)
 
     def written(self) -> list[Partition]:
-        """The partitions of all topics that this slot may have written to: those of the prefix and
-        those that settings name, but none of another bridge, whose prefix is this one and more."""
+        """Return the partitions of all topics that this slot may have written to."""
+        # another bridge may have a prefix that begins with this one: its topics are left out
         mine, others = f"{self.prefix}.", self._longer_prefixes()
         return [
             (name, partition)
@@ -243,8 +242,7 @@ class Topics:
         )
 
     def event_partitions(self) -> list[Partition]:
-        """The partitions with events of which it is certain that they are of this prefix, or that
-        tell so themselves, and with what else the bridge writes at a position of the WAL."""
+        """Return the partitions of `written` whose events are this prefix's, or name theirs."""
         others = {progress_topic(self.prefix), divergence_topic(self.prefix)}
         return [
             (name, partition)
@@ -257,11 +255,11 @@ class Topics:
         return self._outbox_topic.fullmatch(topic) is not None
 
     def own(self) -> set[str]:
-        """The topics that are the bridge's own, not a table's."""
+        """Return the topics that are the bridge's own, not a table's."""
         return {topic_of(self.prefix) for topic_of in _OWN}
 
     def shapes(self) -> dict[tuple[str, str], SchemaEvent]:
-        """(schema, table) -> the last published shape of each table."""
+        """Return (schema, table) -> the last published shape of each table."""
         topic = schema_topic(self.prefix)
         result = {}
         with self.reader(topic) as reader:
@@ -312,7 +310,7 @@ class Topics:
             del self._partitions[name]
 
     def reader(self, topic: str, partition: int = 0, *, committed: bool = True) -> TopicReader:
-        """A reader of one of the topics' partitions; a context manager."""
+        """Return a reader of a topic's partition, which is a context manager."""
         return TopicReader(self.settings, topic, partition, committed=committed)
 
     def _ensure(
@@ -371,7 +369,7 @@ class Topics:
         self._replicas[name] = min(replicas, default=0)
 
     def _await_leader(self, name: str) -> None:
-        """A new topic is not at once known to the broker's metadata; wait for it."""
+        """Wait until the broker's metadata has a new topic, which takes a moment, with a leader."""
         deadline, attempt_s = time.monotonic() + REQUEST_TIMEOUT_S, _ATTEMPT_S
         while time.monotonic() < deadline:
             try:

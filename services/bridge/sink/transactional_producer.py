@@ -66,9 +66,11 @@ class TransactionalProducer:
         on_disturbance: Callable[[], None] = lambda: None,
         former_ids: bool = False,
     ) -> None:
-        """`on_disturbance` raises Retryable where something of ours hangs: it is called where the
-        partitions of a transaction do not tell in time that it has ended.
-        `former_ids`: see ProducerPair.
+        """Make the pair of producers and the checks of where their transactions ended.
+
+        `on_disturbance` raises Retryable where a transaction of this bridge hangs; it is called
+        when the partitions of a transaction do not tell in time that it has ended. `former_ids`:
+        see ProducerPair.
         """
         self._go_on_without_lost = bridge.on_lost_records == "continue"
         self.tails = Tails(slot, partial(cut_off, kafka))
@@ -109,9 +111,9 @@ class TransactionalProducer:
         self._pair.begin_session()
 
     def follow(self, record: ProgressRecord | None) -> None:
-        """The next Kafka transaction comes after that of `record`, the last one that is visible.
+        """Let the next Kafka transaction follow that of `record`, the last one that is visible.
 
-        Raises OperatorNeeded where Kafka has lost what was written by then.
+        Raise OperatorNeeded where Kafka has lost what was written by then.
         """
         self._pair.follow(record)
         self.tails.start(self._topics, record, go_on=self._go_on_without_lost)
@@ -119,8 +121,10 @@ class TransactionalProducer:
     def settle(
         self, records: Sequence[tuple[int, Event]], turns: Iterable[int], *, commit: bool
     ) -> None:
-        """Write `records`, each into the partition before it, and commit or abort, as the producer
-        of each of `turns`: its marker also ends what an earlier session of it has left open there.
+        """Write `records` and commit or abort, as the producer of each of `turns`.
+
+        Each record goes into the partition before it. The producer's marker also ends what an
+        earlier session of that producer has left open there.
         """
         for turn in turns:
             self._pair.turn = turn
@@ -333,7 +337,10 @@ class TransactionalProducer:
         self._dead.clear()
 
     def _failed(self, error: KafkaException, operation: str, subject: str) -> SlotbridgeError:
-        """What a failure of the open transaction means, and what the next session must know."""
+        """Return the error for a failure of the open transaction.
+
+        Note in `Refused` what the next session must know.
+        """
         error = self._reported(self._reason(error))
         code = error.args[0].code()
         refused = self._refused

@@ -38,7 +38,7 @@ class Candidate:
 
 
 def find_primary(settings: SourceSettings) -> Candidate:
-    """The writable host on the newest timeline. Raises SlotbridgeError when there is none."""
+    """Return the writable host on the newest timeline. Raise SlotbridgeError when there is none."""
     return _choose(_probe_all(settings))
 
 
@@ -50,7 +50,7 @@ def _probe_all(settings: SourceSettings) -> list[Candidate | SlotbridgeError]:
 
 
 def writable_servers(settings: SourceSettings) -> list[Server]:
-    """The hosts that accept writes now, asked at the same time; those that don't are left out."""
+    """Return the hosts that accept writes now, asked at the same time; leave out all others."""
     found = [result for result in _probe_all(settings) if isinstance(result, Candidate)]
     for candidate in found:
         candidate.connection.close()
@@ -92,9 +92,9 @@ def _probe(conninfo: str) -> Candidate | SlotbridgeError:
 
 
 def _choose(results: list[Candidate | SlotbridgeError]) -> Candidate:
-    """The writable host on the newest timeline: a revived old primary is on an older one.
+    """Return the writable host on the newest timeline: a revived old primary is on an older one.
 
-    Raises the most telling error when there is none.
+    Raise the most telling error when there is none.
     """
     candidates = [result for result in results if isinstance(result, Candidate)]
     errors = [result for result in results if isinstance(result, SlotbridgeError)]
@@ -113,9 +113,10 @@ def _choose(results: list[Candidate | SlotbridgeError]) -> Candidate:
 
 
 def _no_primary(errors: list[SlotbridgeError]) -> SlotbridgeError:
-    """What every host says, or the only one; an operator is needed where all of them need one.
+    """Return an error that says what every host says; where there is only one, that host's own.
 
-    A standby may refuse our role for good while the primary restarts.
+    An operator is needed only where all hosts need one: a standby may refuse our role for good
+    while the primary restarts.
     """
     if len(errors) == 1 or not any(isinstance(error, Retryable) for error in errors):
         return errors[0]

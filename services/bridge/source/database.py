@@ -98,9 +98,9 @@ class Primary:
             return written_lsn(self._connection)
 
     def selection(self) -> Selection:
-        """What chooses the changes that are sent; oid 0 where there is no such publication.
+        """Return what chooses the changes that are sent; oid 0 where there is no such publication.
 
-        `check_publication` holds the server to this one.
+        `check_publication` holds the server to this publication.
         """
         name = self._settings.publication
         with self._statement("read the publication"):
@@ -108,7 +108,10 @@ class Primary:
         return Selection(name, self._publication_oid or 0, self._settings.origin)
 
     def slot(self) -> Slot | None:
-        """The bridge's slot; raises SetupError when it is of another kind than the bridge needs."""
+        """Return the bridge's slot, None if it is missing.
+
+        Raise SetupError for a slot of another kind than the bridge needs.
+        """
         with self._statement("read the slot"):
             found = slots.read_slot(self._connection, self._settings.slot)
         if found is None:
@@ -165,14 +168,14 @@ class Primary:
         return lsn
 
     def origin_lsn(self) -> int | None:
-        """The origin's position, None where it has never been moved."""
+        """Return the origin's position, None where it has never been moved."""
         with self._statement("read the origin"):
             if not origin_exists(self._connection, self.origin):
                 return None
             return origin_progress(self._connection, self.origin)
 
     def clock_ms(self) -> int:
-        """The server's clock, in ms since 1970."""
+        """Return the server's clock, in ms since 1970."""
         with self._statement("read the clock"):
             row = self._connection.execute(
                 "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
@@ -180,7 +183,7 @@ class Primary:
             return int(row[0]) if row is not None else 0
 
     def primary_key(self, relation_oid: int) -> PrimaryKey | None:
-        """A table's primary key as it is now, None when the table is gone."""
+        """Return a table's primary key as it is now, None when the table is gone."""
         with self._statement("read the primary key"):
             return primary_key(self._connection, relation_oid)
 
@@ -196,12 +199,12 @@ class Primary:
             )
 
     def published(self) -> dict[tuple[str, str], tuple[str, ...]]:
-        """(schema, table) -> the columns of every table that the publication has now."""
+        """Return (schema, table) -> the columns of every table that the publication has now."""
         with self._statement("read the publication"):
             return published_columns(self._connection, self._settings.publication)
 
     def types(self, oids: Iterable[int]) -> list[PgType]:
-        """The types of `oids` and what those consist of; one that is gone by now is left out."""
+        """Return the types of `oids` and the types that these consist of, without dropped ones."""
         with self._statement("read the types"):
             return read_types(self._connection, oids)
 
@@ -226,7 +229,7 @@ class Primary:
             return written_lsn(self._connection)
 
     def slot_seen(self) -> tuple[Slot | None, SlotStatistics | None]:
-        """The slot and the server's statistics of it, as they are now."""
+        """Return the slot and the server's statistics of it, as they are now."""
         name = self._settings.slot
         with self._statement("read the slot"):
             return (
@@ -252,7 +255,7 @@ class Primary:
             return is_synchronous_standby(self._connection, walsender_name(self._settings.slot))
 
     def withheld_by(self) -> tuple[str, ...]:
-        """The standbys that the walsender waits for before it sends a commit, with their state."""
+        """Return the standbys, and their states, that the walsender awaits to send a commit."""
         with self._statement("read the state of replication"):
             return slots.withheld_by(self._connection, walsender_name(self._settings.slot))
 

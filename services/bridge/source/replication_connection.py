@@ -75,7 +75,7 @@ def _shut_down(own: socket.socket) -> None:
 
 
 def walsender_name(slot: str) -> str:
-    """The application_name of the walsender, for synchronous_standby_names."""
+    """Return the application_name of the walsender, for synchronous_standby_names."""
     return f"slotbridge_{slot}"
 
 

@@ -114,7 +114,10 @@ _PASSING: Final = (
 
 
 def server_error(state: str, message: str, operation: str, subject: str) -> SlotbridgeError:
-    """The refusal of a statement with SQLSTATE `state` (empty: the connection broke)."""
+    """Return the error for a statement that was refused with SQLSTATE `state`.
+
+    An empty `state` means that the connection broke.
+    """
     if not state:
         return Retryable(message, operation=operation, subject=subject)
     for prefix, part, retry, hint, code in _BY_STATE:
@@ -127,7 +130,7 @@ def server_error(state: str, message: str, operation: str, subject: str) -> Slot
 
 
 def connect_error(message: str, subject: str) -> SlotbridgeError:
-    """The refusal of a connection: libpq gives only a text, so the text decides."""
+    """Return the error for a refused connection: libpq gives only a text, so the text decides."""
     text = " ".join(message.split())
     final = "FATAL" in text or any(part in text for part in _LIBPQ_TEXTS)
     if final and not any(part in text for part in _PASSING):

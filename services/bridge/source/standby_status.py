@@ -42,7 +42,7 @@ class Feedback:
         self.heard(time.monotonic())
 
     def heard(self, now: float) -> None:
-        """The server has spoken, or nobody listened (time.monotonic)."""
+        """Note that the server has spoken, or that nobody listened, at `now` (time.monotonic)."""
         self._heard = now
 
     def tell_news(self, *, follow: bool) -> None:

@@ -7,7 +7,7 @@ from services.postgres.server import Connection
 
 
 def read_types(connection: Connection, oids: Iterable[int]) -> list[PgType]:
-    """The types of `oids` and what those consist of; one that is gone by now is left out."""
+    """Read the types of `oids` and the types that these consist of, without dropped ones."""
     rows = connection.execute(
         """
         WITH RECURSIVE part AS (

@@ -171,7 +171,7 @@ class Assembler:
         return index, Portion(events, self._last, size, 0, stamp, ended=ended)
 
     def full(self) -> Portion | None:
-        """A part of the open transaction, when what is held exceeds the limit."""
+        """Return a part of the open transaction if the held events exceed the limit, else None."""
         return self._part() if self._bytes > self._bytes_max else None
 
     def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Portion | None:
@@ -193,7 +193,11 @@ class Assembler:
         return None
 
     def advance(self, lsn: int) -> Portion | None:
-        """The server says that nothing before `lsn` is left to send (a keepalive)."""
+        """Move the position to `lsn`: a keepalive said that nothing before it is left to send.
+
+        Return an empty portion that carries the position, None inside a transaction or without
+        progress.
+        """
         if self.inside or lsn <= self._last.end_lsn:
             return None
         self._last = Position(self._last.commit_lsn, lsn, 0)
@@ -333,7 +337,7 @@ def numbers(change: Insert | Update | Delete | Truncate) -> int:
 
 
 def size_of(events: list[Event]) -> int:
-    """What holding these events costs, in bytes."""
+    """Return how many bytes these events take in memory."""
     size = 0
     for _, key, value, *_ in events:
         size += EVENT_OVERHEAD_BYTES + len(value or b"") + len(key or b"")

@@ -103,7 +103,7 @@ class Pipeline:
             self._emit(portion)
 
     def advance(self, wal_end: int) -> None:
-        """The server says that nothing before `wal_end` is left to send (a keepalive)."""
+        """Move the position to `wal_end`: a keepalive said that nothing before is left to send."""
         if self._prepared.inside:
             return
         portion = self._assembler.advance(wal_end)

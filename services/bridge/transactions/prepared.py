@@ -116,7 +116,7 @@ class Prepared:
                 raise misplaced(type(message).__name__, lsn)
 
     def _lacking(self, payload: bytes, lsn: int) -> Iterator[bytes]:
-        """The descriptions of a change's relations that the block does not have yet."""
+        """Yield the descriptions of a change's relations that the block does not have yet."""
         for oid in _oids(payload, lsn):
             if oid in self._told:
                 continue
@@ -195,7 +195,10 @@ class Prepared:
             yield last._replace(staging=removal.staging)
 
     def _roll_back(self, rollback: RollbackPrepared) -> Iterator[Portion | None]:
-        """A transaction that is not staged was prepared before two-phase decoding began."""
+        """Remove the staging of a transaction that was rolled back; move the position.
+
+        A transaction that is not staged was prepared before two-phase decoding began.
+        """
         record = self.staged.get(rollback.gid)
         self._assembler.advance(rollback.end_lsn)
         if record is not None and record.xid == rollback.xid:
@@ -227,7 +230,7 @@ class _Counted:
 
 
 def waiting_place(xid: int) -> int:
-    """The spool's key of a staged transaction: apart from what comes of the same xid again."""
+    """Return the spool's key of a staged transaction, apart from later changes of the same xid."""
     return -xid
 
 
@@ -244,7 +247,7 @@ def _same(known: PreparedRecord, prepare: Prepare | StreamPrepare) -> None:
 
 
 def _oids(payload: bytes, lsn: int) -> tuple[int, ...]:
-    """The relations of a change outside of a streamed block."""
+    """Return the relations of a change outside of a streamed block."""
     try:
         if payload[:1] == b"M":
             return ()

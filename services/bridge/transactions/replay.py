@@ -64,7 +64,10 @@ def replay(
 
 
 def _some(frames: Iterator[Frame]) -> Messages:
-    """The next few: as many and as large as are dealt with between two breaths."""
+    """Return the next batch of messages, bounded by BREATH_FRAMES and BREATH_BYTES.
+
+    Between two batches the caller answers the server.
+    """
     messages = new_messages()
     size = 0
     for frame in frames:

@@ -34,7 +34,7 @@ class SpoolFull(Retryable):
 
 
 def prepared_exceed_spool(error: SpoolFull) -> SetupError:
-    """What `error` means when the spool holds nothing but prepared transactions."""
+    """Return the error for a spool that prepared transactions alone have filled."""
     return SetupError(
         f"{error.message}: prepared transactions exceed it",
         operation="spool a prepared transaction",
@@ -73,8 +73,10 @@ class Spool:
         return self._held.keys() | self._on_disk.keys()
 
     def held(self) -> Held:
-        """How many transactions are kept, and how large they are; prepared ones have keys below 0
-        (services.bridge.transactions.prepared.waiting_place)."""
+        """Return how many transactions are kept, and how large they are.
+
+        Prepared ones have keys below 0 (services.bridge.transactions.prepared.waiting_place).
+        """
         sizes = {xid: len(held) for xid, held in self._held.items()}
         for xid, size in self._on_disk.items():
             sizes[xid] = sizes.get(xid, 0) + size

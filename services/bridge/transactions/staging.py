@@ -54,13 +54,16 @@ def staged_header(topic: str, record: PreparedRecord) -> Event:
 
 
 def tombstones(topic: str, record: PreparedRecord, decided_at: int) -> list[Event]:
-    """What removes a staging, part 0 first; the headers tell where the decision's WAL ends."""
+    """Return the records that remove a staging, part 0 first.
+
+    Their headers tell where the decision's WAL ends.
+    """
     keys = (part_key(record.slot, record.gid, part) for part in range(record.parts + 1))
     return [Event(topic, key, None, [(DECIDED_AT, str(decided_at))]) for key in keys]
 
 
 def read_frames(parts: Iterable[bytes]) -> Iterator[Frame]:
-    """The frames of parts 1 and on. Raises ValueError when they are not whole."""
+    """Yield the frames of parts 1 and on. Raise ValueError when they are not whole."""
     unpacker = zlib.decompressobj()
     rest = b""
     try:
@@ -88,5 +91,5 @@ def _unpacked(unpacker: "zlib._Decompress", parts: Iterable[bytes]) -> Iterator[
 
 
 def part_key(slot: str, gid: str, part: int) -> bytes:
-    """The key of one part."""
+    """Return the key of a part's record."""
     return PreparedKey(slot=slot, gid=gid, part=part).model_dump_json().encode()

@@ -121,9 +121,9 @@ class Streams:
                 raise misplaced(type(message).__name__, lsn)
 
     def release(self, xid: int, lsn: int) -> frozenset[int]:
-        """A Stream Prepare came at `lsn`: forget the transaction, but not its frames.
+        """Forget a transaction, but not its frames: a Stream Prepare came at `lsn`.
 
-        Returns its subtransactions that were rolled back.
+        Return its subtransactions that were rolled back.
         """
         if self._block is not None or xid not in self._aborted:
             raise misplaced("StreamPrepare", lsn)

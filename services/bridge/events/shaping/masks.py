@@ -8,7 +8,7 @@ from services.bridge.events.values.plain import Encode
 
 
 def mask(settings: MaskSettings, salt: str) -> Encode:
-    """The encoder of a masked column."""
+    """Return the encoder of a masked column."""
     if settings.text is not None:
         fixed = quoted(settings.text)
         return lambda _value: fixed

@@ -110,7 +110,10 @@ class Shaping:
         )
 
     def unmatched(self, tables: Mapping[tuple[str, str], Iterable[str]]) -> Iterator[str]:
-        """The patterns that fit nothing of `tables` ((schema, table) -> columns), as `key: …`."""
+        """Yield the patterns that fit none of `tables`, as `key: …`.
+
+        `tables`: (schema, table) -> columns.
+        """
         settings = self._settings
         named = [("include", p) for p in settings.include]
         named += [("exclude", p) for p in settings.exclude]

@@ -21,7 +21,7 @@ _TOKENS: Final = {
 
 
 def array(element: Encode, delimiter: bytes = b",") -> Encode:
-    """The encoder of arrays whose elements have the encoder `element`."""
+    """Return the encoder of arrays whose elements have the encoder `element`."""
     tokens = _TOKENS.get(delimiter)
     if tokens is None:
         raise ValueError(f"arrays are not delimited by {delimiter!r}")

@@ -19,7 +19,7 @@ _MODIFIER_BASE: Final = 4
 
 
 def numeric(mode: str, typmod: int) -> Encode:
-    """The encoder of a numeric with `typmod` in `mode` string, double or precise."""
+    """Return the encoder of a numeric with `typmod` in `mode` string, double or precise."""
     if mode == "string":
         return string
     if mode == "double":
@@ -29,9 +29,9 @@ def numeric(mode: str, typmod: int) -> Encode:
 
 
 def money(mode: str, digits: int) -> Encode:
-    """The encoder of money, whose text form has `digits` after the decimal point.
+    """Return the encoder of money, whose text form has `digits` after the decimal point.
 
-    The text is lc_monetary's: only its digits and its sign count, so that any currency does.
+    The text is lc_monetary's. Only its digits and its sign count, so any currency can be read.
     """
 
     def plain(value: bytes) -> bytes:
@@ -52,7 +52,7 @@ def money(mode: str, digits: int) -> Encode:
 
 
 def double(value: bytes) -> str:
-    """The nearest double; beyond the largest, infinity."""
+    """Encode the nearest double; beyond the largest double, infinity."""
     if value in SPECIAL_NUMBERS:
         return SPECIAL_NUMBERS[value]
     text = repr(float(value))
@@ -60,12 +60,12 @@ def double(value: bytes) -> str:
 
 
 def fixed_scale(value: bytes) -> str:
-    """The unscaled number, of which the column's type says the scale."""
+    """Encode the unscaled number; the column's type tells its scale."""
     return SPECIAL_NUMBERS.get(value) or _unscaled(value.replace(b".", b"", 1))
 
 
 def variable_scale(value: bytes) -> str:
-    """The unscaled number and its scale."""
+    """Encode the unscaled number together with its scale."""
     if value in SPECIAL_NUMBERS:
         return SPECIAL_NUMBERS[value]
     whole, _, fraction = value.partition(b".")

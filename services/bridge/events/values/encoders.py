@@ -62,7 +62,7 @@ class Encoders:
         self._types |= {kind.oid: kind for kind in found}
 
     def base(self, oid: int, typmod: int) -> tuple[PgType | None, int]:
-        """What a domain is in the end, with the type modifier; other types are their own base."""
+        """Resolve a domain to its base type and type modifier; other types are their own base."""
         found = self._type(oid)
         while found is not None and found.kind == "d":
             oid, typmod = found.base_oid, found.typmod if typmod < 0 else typmod
@@ -84,7 +84,7 @@ class Encoders:
         )
 
     def of(self, oid: int, typmod: int) -> Encoder:
-        """The encoder of a column of type `oid`."""
+        """Return the encoder of a column of type `oid`."""
         made = self._made.get((oid, typmod))
         if made is None:
             made = self._make(oid, typmod)
@@ -122,7 +122,7 @@ class Encoders:
         return Encoder(choose(self._settings, typmod), self._unavailable(found))
 
     def _unavailable(self, found: PgType) -> str:
-        """The placeholder in the form that the values of `found`, a type of the tables, have."""
+        """Return the placeholder of an unchanged value, in the form that values of `found` have."""
         if found.name == "bytea" and self._settings.binary_handling != "hex":
             encode = _BYTEA[self._settings.binary_handling]
             return encode(b"\\x" + UNAVAILABLE.encode().hex().encode())

@@ -18,12 +18,12 @@ _ESCAPE: Final = re.compile(rb"\\(.)", re.DOTALL)
 
 
 def hstore(mode: str) -> Encode:
-    """The encoder in `mode` text, json or map."""
+    """Return the encoder of hstore in `mode` text, json or map."""
     return {"text": string, "json": json_string, "map": mapping}[mode]
 
 
 def json_string(value: bytes) -> str:
-    """The object in a JSON string."""
+    """Encode an hstore as a JSON string that holds a JSON object."""
     return encode_basestring(mapping(value))
 
 

@@ -20,7 +20,7 @@ _BOUND: Final = 2**63
 
 
 def interval(mode: str) -> Encode:
-    """The encoder in `mode` text, string or numeric."""
+    """Return the encoder of interval in `mode` text, string or numeric."""
     return {"text": string, "string": iso_8601, "numeric": microseconds}[mode]
 
 
@@ -38,7 +38,7 @@ def iso_8601(value: bytes) -> str:
 
 
 def microseconds(value: bytes) -> str:
-    """The whole in microseconds."""
+    """Encode an interval as one number of microseconds, with a month of _MONTH_US."""
     if value in (b"infinity", b"-infinity"):
         return str(_BOUND - 1 if value == b"infinity" else -_BOUND)
     years, months, days, sign, hours, minutes, seconds, fraction = _parts(value)

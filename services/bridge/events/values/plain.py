@@ -83,7 +83,7 @@ def bytea_hex(value: bytes) -> str:
 
 
 def quoted_base64(data: bytes) -> str:
-    """A JSON string of base64."""
+    """Encode bytes as a JSON string of base64."""
     return f'"{base64.b64encode(data).decode("ascii")}"'
 
 
