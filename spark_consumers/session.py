@@ -39,6 +39,9 @@ _PREFERRED = {
     # An epoch's events are kept until its tables are written: not worth being compressed.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.kafka.consumer.cache.capacity": "512",
+    # What the pages of Spark and its plans must not show: a client's key and its login as well.
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|keystore[.]key|jaas",
+    "spark.sql.redaction.options.regex": "(?i)secret|password|token|keystore[.]key|jaas|url",
     # Each select is planned once for each batch; its text would only fill the driver's memory.
     "spark.sql.ui.retainedExecutions": "1",
 }

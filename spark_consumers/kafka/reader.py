@@ -16,6 +16,7 @@ from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
 from schemas.settings import KafkaSettings
+from spark_consumers.kafka.security import java_security
 
 _Spec: Any = _OffsetSpec
 REQUEST_TIMEOUT_S = 20.0
@@ -25,17 +26,6 @@ _FETCH_WAIT_MS = 10
 _NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 Offsets = dict[str, dict[int, int]]
 """topic -> partition -> offset."""
-_JAVA_NAMES = {
-    "security.protocol": "security.protocol",
-    "sasl.mechanism": "sasl.mechanism",
-    "sasl.mechanisms": "sasl.mechanism",
-    "ssl.endpoint.identification.algorithm": "ssl.endpoint.identification.algorithm",
-}
-_JAAS = {
-    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
-    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
-    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
-}
 
 
 def reader_options(kafka: KafkaSettings) -> dict[str, str]:
@@ -47,36 +37,7 @@ def reader_options(kafka: KafkaSettings) -> dict[str, str]:
         "kafka.fetch.max.wait.ms": str(_FETCH_WAIT_MS),
     }
     given = {name: str(value) for name, value in kafka.options.items()}
-    for name, java_name in _JAVA_NAMES.items():
-        if name in given:
-            options[f"kafka.{java_name}"] = given[name]
-    if "ssl.ca.location" in given:
-        options["kafka.ssl.truststore.type"] = "PEM"
-        options["kafka.ssl.truststore.location"] = given["ssl.ca.location"]
-    if "ssl.certificate.location" in given or "ssl.key.location" in given:
-        raise SetupError(
-            "a client certificate in kafka.options can't be passed to Spark",
-            operation="read Kafka's settings",
-            hint="use SASL over SSL for slottables",
-        )
-    if "sasl.username" in given:
-        options["kafka.sasl.jaas.config"] = _jaas(given)
-    return options
-
-
-def _jaas(given: dict[str, str]) -> str:
-    mechanism = given.get("sasl.mechanism", given.get("sasl.mechanisms", "PLAIN"))
-    if mechanism not in _JAAS:
-        raise SetupError(
-            f"the SASL mechanism {mechanism} can't be passed to Spark",
-            operation="read Kafka's settings",
-            hint=f"use one of {', '.join(_JAAS)}",
-        )
-    user, password = (
-        given.get(f"sasl.{part}", "").replace("\\", "\\\\").replace('"', '\\"')
-        for part in ("username", "password")
-    )
-    return f'{_JAAS[mechanism]} required username="{user}" password="{password}";'
+    return options | {f"kafka.{name}": value for name, value in java_security(given).items()}
 
 
 def client_options(kafka: KafkaSettings) -> dict[str, str | int | float | bool]:

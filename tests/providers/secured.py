@@ -10,8 +10,10 @@ postgres     TLS only (`hostssl`), SCRAM-SHA-256; as the superuser by PASSWORD
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
@@ -27,7 +29,8 @@ from tests.providers.databases import connect
 PASSWORD = "Pw-9f3a'7c\\ e"
 SASL_PASSWORD = "Sasl-41be-77d0"
 _SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-ACLS = (
+_Acl = tuple[ResourceType, str, AclOperation]
+ACLS: Final[tuple[_Acl, ...]] = (
     (ResourceType.TOPIC, "{}.", AclOperation.READ),
     (ResourceType.TOPIC, "{}.", AclOperation.WRITE),
     (ResourceType.TOPIC, "{}.", AclOperation.CREATE),
@@ -36,6 +39,11 @@ ACLS = (
     (ResourceType.GROUP, "slotbridge-start-", AclOperation.READ),
 )
 """What docs/OPERATIONS.md says that the bridge needs: prefixes, {} is the topic prefix."""
+TABLES_ACLS: Final[tuple[_Acl, ...]] = (
+    (ResourceType.TOPIC, "{}.", AclOperation.READ),
+    (ResourceType.GROUP, "slottables-{}", AclOperation.READ),
+)
+"""What docs/OPERATIONS.md says that slottables needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +105,26 @@ def scram_options(certificates: Certificates) -> dict[str, str]:
     }
 
 
-def secured_kafka(bed: Bed, certificates: Certificates) -> KafkaBroker:
-    """A broker of its own in the bed's folder, started."""
+def secured_kafka(
+    bed: Bed,
+    certificates: Certificates,
+    name: str = "secured-kafka",
+    settings: Mapping[str, str | int] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> KafkaBroker:
+    """A broker of its own in the bed's folder, started; `settings` and `environment` are added."""
     keys: dict[str, str | int] = {
         **scram_settings(certificates, "sasl_ssl"),
         "listener.name.ssl.ssl.client.auth": "required",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
+        **(settings or {}),
     }
     broker = KafkaBroker(
-        bed.folder / "secured-kafka",
+        bed.folder / name,
         processes=bed.processes,
-        name="secured-kafka",
+        name=name,
+        environment=environment,
         settings=keys,
         secured=("SASL_SSL", "SSL"),
         users={"bridge": SASL_PASSWORD},
@@ -117,8 +133,8 @@ def secured_kafka(bed: Bed, certificates: Certificates) -> KafkaBroker:
     return broker
 
 
-def allow(broker: KafkaBroker, principal: str, prefix: str) -> None:
-    """Let `principal` (`User:…`) do what ACLS lists for a topic prefix."""
+def allow(broker: KafkaBroker, principal: str, prefix: str, acls: Iterable[_Acl] = ACLS) -> None:
+    """Let `principal` (`User:…`) do what `acls` lists for a topic prefix."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     bindings = [
         AclBinding(
@@ -130,7 +146,7 @@ def allow(broker: KafkaBroker, principal: str, prefix: str) -> None:
             operation,
             AclPermissionType.ALLOW,
         )
-        for kind, name, operation in ACLS
+        for kind, name, operation in acls
     ]
     for future in admin.create_acls(bindings, request_timeout=20).values():
         future.result()
