@@ -158,8 +158,9 @@ def catalog_options(tables: TablesSettings) -> dict[str, str]:
 
 
 def local_folder(tables: TablesSettings) -> Path:
-    """Return a folder of this machine that may be lost: the warehouse, or one for temporary files
-    where the warehouse is in object storage.
+    """Return a folder of this machine whose content may be lost.
+
+    It is the warehouse, or a folder for temporary files where the warehouse is in object storage.
     """
     if tables.warehouse_folder is not None:
         return tables.warehouse_folder

@@ -123,7 +123,7 @@ class Bed:
                 raise
 
     def server(self, name: str) -> PostgresServer:
-        """A further PostgreSQL server in the bed's folder, neither created nor started yet."""
+        """Return a further PostgreSQL server of the bed, neither created nor started yet."""
         return self._server(name, self._template)
 
     def _server(self, name: str, template: Template | None = None) -> PostgresServer:
@@ -145,7 +145,7 @@ class Bed:
         synchronous: bool = True,
         settings: Mapping[str, str | int] | None = None,
     ) -> Iterator[tuple[Pair, PostgresServer]]:
-        """A fresh pair and subscriber beside the bed's own, deleted at the end of the block."""
+        """Start another pair and subscriber beside the bed's; delete them when the block ends."""
         self.pairs_made += 1
         number = self.pairs_made
         pair = self._pair(

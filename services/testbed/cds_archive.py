@@ -74,7 +74,7 @@ def _remove_others(archive: Path, name: str) -> None:
 
 
 def _key(version: str, java_options: Sequence[str], class_path: str) -> str:
-    """What an archive is bound to: Java refuses it with another class path or other jars."""
+    """Return a digest of what an archive depends on: Java refuses it with any other jars."""
     jars = [(path, *_identity(Path(path))) for path in class_path.split(os.pathsep)]
     return hashlib.sha256(repr((version, *java_options, jars)).encode()).hexdigest()[:16]
 

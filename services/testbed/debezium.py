@@ -198,7 +198,7 @@ class Debezium:
         return all(_in_use(connector) for connector in self.connectors)
 
     def _reason(self) -> str:
-        """The last line of the log that names an error."""
+        """Return the last line of the log that names an error."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         telling = [line for line in lines if "Exception" in line or "ERROR" in line]

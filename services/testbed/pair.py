@@ -59,7 +59,7 @@ class Reachable(Protocol):
     """A server, wherever it runs."""
 
     def conninfo(self, dbname: str = "postgres", **extra: Any) -> str:
-        """A connection string of its superuser."""
+        """Return a connection string of the server's superuser."""
         ...
 
 

@@ -39,7 +39,7 @@ def free_port() -> int:
 
 
 def is_free(port: int) -> bool:
-    """True when a server could listen on `port` of the loopback address now."""
+    """Tell whether a server could listen on `port` of the loopback address now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

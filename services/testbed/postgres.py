@@ -93,7 +93,7 @@ class PostgresServer:
         self._postmaster: subprocess.Popen[bytes] | None = None
 
     def conninfo(self, dbname: str = "postgres", **extra: Any) -> str:
-        """A libpq connection string; `extra` adds or overrides parameters."""
+        """Return a libpq connection string; `extra` adds or overrides parameters."""
         parameters: dict[str, Any] = {
             "host": LOOPBACK,
             "port": self.port,
@@ -275,16 +275,16 @@ class PostgresServer:
         return done
 
     def tool_path(self, program: str) -> Path:
-        """The path of a PostgreSQL client program."""
+        """Return the path of a PostgreSQL client program."""
         return self.programs / program
 
     def tool_environment(self) -> dict[str, str | None]:
-        """What a client program needs in its environment to reach this server (None: unset)."""
+        """Return the variables by which a client program reaches this server (None: unset)."""
         here = {"PGHOST": LOOPBACK, "PGPORT": str(self.port), "PGUSER": SUPERUSER}
         return {**_environment(), **here}
 
     def _accepts_connections(self) -> bool:
-        """True when postmaster.pid, by line: 1 our pid, 8 the status, says so."""
+        """Tell whether postmaster.pid has our pid in line 1 and the status `ready` in line 8."""
         try:
             lines = (self.data / "postmaster.pid").read_text(encoding="utf-8").split("\n")
         except OSError:
@@ -310,7 +310,7 @@ class PostgresServer:
 
 
 def _failure(program: str, server: str, output: str) -> SetupError:
-    """The error behind a program's output, by the last line that names one."""
+    """Return the error behind a program's output, by the last line that names one."""
     lines = [_LOG_PREFIX.sub("", line).strip() for line in output.splitlines() if line.strip()]
     if lines and "contains errors" in lines[-1]:
         lines.pop()  # what is wrong with the configuration file is said before
@@ -336,7 +336,10 @@ def _missing(path: Path, reason: str) -> SetupError:
 
 
 def _environment() -> dict[str, str | None]:
-    """Changes to ours: nothing that redirects a client, and English, so outputs can be read."""
+    """Return changes to our environment, by which no client is redirected and all speak English.
+
+    The outputs are read, so they must be in English.
+    """
     return {
         **{name: None for name in os.environ if name.startswith("PG")},
         "LC_ALL": "C",
@@ -345,5 +348,5 @@ def _environment() -> dict[str, str | None]:
 
 
 def quoted(value: str) -> str:
-    """A value for a configuration file, where a backslash escapes."""
+    """Quote a value for a configuration file, where a backslash escapes."""
     return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"

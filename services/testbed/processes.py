@@ -135,7 +135,7 @@ class Processes:
             return process
 
     def log_path(self, name: str) -> Path:
-        """The log file of the process `name`."""
+        """Return the log file of the process `name`."""
         return self.logs / f"{name}.log"
 
     def stop(self, process: subprocess.Popen[bytes], *, grace_s: float = _GRACE_S) -> int:
@@ -254,7 +254,7 @@ def end(recorded: Recorded, folder: Path) -> bool:
 
 
 def _family(recorded: Recorded, folder: Path) -> list[int]:
-    """Running processes that are certainly the recorded one or descend from it."""
+    """Return the running processes that are certainly the recorded one or descend from it."""
     leader_runs = procfs.is_running(recorded.identity)
     marker = f"{MARKER}={folder}"
     pids = [

@@ -33,17 +33,17 @@ def identify(pid: int) -> ProcessId | None:
 
 
 def is_running(process: ProcessId) -> bool:
-    """True while exactly this process, not a later one with its pid, runs."""
+    """Tell whether exactly this process runs, not a later one with its pid."""
     return identify(process.pid) == process
 
 
 def boot_id() -> str:
-    """The kernel's random identifier of this boot."""
+    """Return the kernel's random identifier of this boot."""
     return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def session_of(pid: int) -> int | None:
-    """The session id of `pid`, None when it is gone."""
+    """Return the session id of `pid`, None when it is gone."""
     fields = _stat(pid)
     return None if fields is None else int(fields[3])
 
@@ -66,7 +66,7 @@ def working_in(folder: Path, *, program: str) -> list[int]:
 
 
 def environment_has(pid: int, entry: str) -> bool:
-    """True when `pid` was started with the environment entry `NAME=value`."""
+    """Tell whether `pid` was started with the environment entry `NAME=value`."""
     try:
         content = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:

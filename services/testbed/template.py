@@ -75,7 +75,7 @@ def new_identifier(now_ns: int, pid: int, last: int) -> int:
 
 
 def with_identifier(content: bytes, identifier: int) -> bytes:
-    """The content of pg_control with another identifier, and the checksum of that."""
+    """Return the content of pg_control with another identifier, and the checksum of that."""
     at = _checksum_at(content)
     changed = _IDENTIFIER.pack(identifier) + content[_IDENTIFIER.size : at]
     return changed + _CHECKSUM.pack(crc32c(changed)) + content[at + _CHECKSUM.size :]

@@ -37,7 +37,7 @@ class ServerUser:
             os.chown(path, self.uid, self.gid)
 
     def reaches(self, path: Path, access: str = "x") -> bool:
-        """True when this user has `access` ("r" or "x") to `path`, asked of the kernel itself."""
+        """Tell whether this user has `access` ("r" or "x") to `path`; ask the kernel itself."""
         if not self.switch:
             return os.access(path, os.R_OK if access == "r" else os.X_OK)
         program = shutil.which("test") or "/usr/bin/test"
@@ -53,9 +53,9 @@ class ServerUser:
 
 
 def server_user() -> ServerUser:
-    """The current user, or for root the first unprivileged user there is.
+    """Return the current user, or for root the first unprivileged user there is.
 
-    Raises SetupError when root has nobody to switch to.
+    Raise SetupError when root has nobody to switch to.
     """
     if os.geteuid() != 0:
         return ServerUser(str(os.geteuid()), os.geteuid(), os.getegid(), switch=False)
@@ -101,10 +101,11 @@ def require_reachable(folder: Path, user: ServerUser) -> None:
 def postgres_programs(
     user: ServerUser, *, package: Path | None = None, state: Path = ROOT_STATE
 ) -> Path:
-    """The `bin` folder of the embedded PostgreSQL, copied into `state` if `user` can't reach it.
+    """Return the `bin` folder of the embedded PostgreSQL, copied into `state` if out of reach.
 
-    `package` is its Python package's folder, by default the installed one's. Raises SetupError when
-    it is not installed or its programs can't run here.
+    The folder is copied where `user` can't reach it. `package` is the Python package's folder, by
+    default the installed one's. Raise SetupError when it is not installed or its programs can't
+    run.
     """
     package = package or _installed_package()
     if not _usable(package, user):

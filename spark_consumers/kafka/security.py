@@ -96,7 +96,7 @@ def _sasl(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pem(given: Mapping[str, str], prefix: str) -> str:
-    """The text of `<prefix>.pem`, or of the file in `<prefix>.location`; "" without either."""
+    """Return the text of `<prefix>.pem`, or of the file in `<prefix>.location`, else ""."""
     if f"{prefix}.pem" in given:
         return given[f"{prefix}.pem"]
     name = f"{prefix}.location"

@@ -140,7 +140,7 @@ def _left_its_timeline(
 def lost_copies(
     subscriber: Subscriber, subscription: Subscription, node: Node
 ) -> tuple[Blocker, ...]:
-    """Initial copies that can't be finished from `node`; the other tables go on."""
+    """Return the initial copies that can't be finished from `node`; the other tables go on."""
     known = {slot.slot_name for slot in node.state.slots} if node.state is not None else set()
     return tuple(
         Blocker(
@@ -155,7 +155,7 @@ def lost_copies(
 
 
 def unreachable(view: View) -> tuple[Blocker, ...]:
-    """The subscribers whose subscriptions can't be changed now."""
+    """Return the subscribers whose subscriptions can't be changed now."""
     return tuple(
         Blocker(
             subscriber.name,
@@ -170,7 +170,7 @@ def unreachable(view: View) -> tuple[Blocker, ...]:
 
 
 def unidentified(view: View) -> tuple[Blocker, ...]:
-    """The subscriptions that are not touched, as nobody can tell whose they are."""
+    """Return the subscriptions that stay untouched because nobody can tell who feeds them."""
     slots = {slot.slot_name for node in view.nodes if node.state for slot in node.state.slots}
     return tuple(
         Blocker(

@@ -167,7 +167,7 @@ def check_up(view: View, standby: str = "") -> Checkup:
 
 
 def nagios_of(error: SlotbridgeError) -> tuple[str, int]:
-    """The line and the status for what can't be judged."""
+    """Return the plugin's line and status for an error that left everything unjudged."""
     status = NAGIOS[Severity.CRITICAL] if isinstance(error, OperatorNeeded) else NAGIOS_UNKNOWN
     word = "CRITICAL" if status == NAGIOS[Severity.CRITICAL] else "UNKNOWN"
     return f"SLOTFAILOVER {word} - {error}".replace("|", "/"), status

@@ -33,7 +33,7 @@ def _reads_kafka(facts: Facts) -> bool:
 
 
 def _unseen(facts: Facts) -> Iterator[Seen]:
-    """The subscribers whose subscriptions were not seen."""
+    """Yield the subscribers that do not answer: their subscriptions were not seen."""
     for subscriber in facts.view.subscribers:
         if not subscriber.usable:
             yield Seen(subscriber.name, "", unknown=f"{subscriber.name} does not answer")

@@ -84,16 +84,16 @@ class Facts:
         ]
 
     def upstream(self, slot: str) -> Slot | None:
-        """The slot on the primary."""
+        """Return the slot on the primary, None if it has none of that name."""
         return next((state.slot(slot) for _, state in self.above), None)
 
     def copy(self, slot: str) -> Slot | None:
-        """The slot on the judged standby."""
+        """Return the slot on the judged standby, None if it has none of that name."""
         return next((state.slot(slot) for _, state in self.below), None)
 
 
 def facts_of(view: View, standby: Node | None) -> Facts:
-    """The facts, with every slot that must survive."""
+    """Return the facts about a view and a standby, with every slot that must survive."""
     return Facts(view, standby, required_slots(view))
 
 
@@ -151,7 +151,7 @@ def _slots_of_the_pair(view: View) -> set[str]:
 
 
 def _is_made(slot: Slot) -> bool:
-    """A logical slot that is finished and not one of an initial copy."""
+    """Tell whether a logical slot is complete, and not one of a table's initial copy."""
     return (
         slot.slot_type == "logical"
         and (slot.confirmed_flush_lsn is not None or slot.invalidation_reason is not None)

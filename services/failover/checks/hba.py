@@ -33,7 +33,7 @@ class Verdict:
 def verdict(
     rules: Iterable[HbaRule], *, database: str, user: str, address: str, encrypted: bool
 ) -> Verdict:
-    """What becomes of a connection from `address` ("": a Unix-domain socket)."""
+    """Judge whether `rules` admit a connection from `address` ("": a Unix-domain socket)."""
     for rule in rules:
         parts = (
             _type_fits(rule, address, encrypted),
@@ -52,7 +52,7 @@ def verdict(
 
 
 def line_for(database: str, user: str, address: str) -> str:
-    """A line that admits it."""
+    """Return a line of pg_hba.conf that admits the connection."""
     if not address:
         return f"local {database} {user} scram-sha-256"
     width = ipaddress.ip_address(address).max_prefixlen

@@ -89,10 +89,11 @@ def judge_promoted(view: View, node: Node) -> tuple[Readiness, ...]:
 
 
 def candidate(view: View) -> Node | None:
-    """The standby to promote: on the newest timeline, with the most WAL.
+    """Return the standby to promote: on the newest timeline, with the most WAL.
 
-    Among equals the one of the highest priority, then one with all slots ready. One whose timeline
-    is older lacks what was committed since, whatever its LSN says; one of priority 0 is never it.
+    Among equals, take the one of the highest priority, then one with all slots ready. A standby on
+    an older timeline lacks what was committed since, whatever its LSN says. A standby of priority 0
+    is never chosen.
     """
     eligible = [node for node in view.standbys if node.priority]
     newest = max(map(_timeline, eligible), default=0)

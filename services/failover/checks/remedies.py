@@ -26,12 +26,12 @@ def run(text: str, *orders: Order, by_hand: str = "") -> Remedy:
 
 
 def manual(text: str, *, because: str = "no SQL can do it") -> Remedy:
-    """What no statement can do."""
+    """Return a remedy for a person: no statement can do it."""
     return Remedy(text, (), because)
 
 
 def follow(text: str) -> Remedy:
-    """What ends by itself once the cause is repaired."""
+    """Return the remedy of a problem that ends by itself once its cause is repaired."""
     return Remedy(text, (), "the cause must be repaired; this follows", follows=True)
 
 
@@ -69,17 +69,17 @@ def restart_with(node: Node, setting: str, value: str) -> Remedy:
 
 
 def create_physical_slot(slot: str) -> str:
-    """The statement that makes a physical slot which reserves WAL at once."""
+    """Return the statement that creates a physical slot which reserves WAL at once."""
     return f"SELECT pg_create_physical_replication_slot({statements.literal(slot)}, true)"
 
 
 def drop_slot(slot: str) -> str:
-    """The statement that drops a slot."""
+    """Return the statement that drops a slot."""
     return f"SELECT pg_drop_replication_slot({statements.literal(slot)})"
 
 
 def physical_slot_name(node: Node) -> str:
-    """A name for the physical slot of a standby that has none."""
+    """Return a name for the physical slot of a standby that has none."""
     return re.sub(r"[^a-z0-9_]", "_", f"slotfailover_{node.name.lower()}")[:SLOT_NAME_LENGTH_MAX]
 
 

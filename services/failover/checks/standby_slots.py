@@ -245,7 +245,7 @@ def commits_wait(facts: Facts) -> Iterator[Seen]:
 
 
 def _listed(facts: Facts, what: str, wrong: Callable[[Slot | None], bool]) -> Iterator[Seen]:
-    """The names of the list that are wrong, each with the list as it should be."""
+    """Yield the names of the list that are wrong, each with the list as it should be."""
     for primary, state in facts.above:
         for name in listed(state.setting(SETTING)):
             slot = state.slot(name)
@@ -280,7 +280,10 @@ def _slots_listed(facts: Facts) -> Iterator[tuple[Node, NodeState, Slot]]:
 
 
 def _list_for(facts: Facts, primary: Node, state: NodeState) -> Remedy:
-    """The list with what can catch up, and with the slots of all standbys that we know."""
+    """Return the order that sets the list to the slots of all known standbys, and others in use.
+
+    Slots that do not exist, or can't catch up any more, are left out.
+    """
     kept = list(slots_that_exist(state.setting(SETTING), state.slots))
     own = [node.state.setting("primary_slot_name") for node in facts.view.standbys if node.state]
     there = slots_that_exist(", ".join(filter(None, own)), state.slots)

@@ -114,7 +114,10 @@ def standby_streams(facts: Facts) -> Iterator[Seen]:
     "slots grow old",
 )
 def standby_cut_off(facts: Facts) -> Iterator[Seen]:
-    """A failover cuts off every receiver, and a run that was killed may not have restored one."""
+    """Look for nodes that a failover cut off and did not reconnect.
+
+    A failover cuts off every receiver. A run that was killed may not have restored one.
+    """
     for node in facts.view.nodes:
         state = node.state
         if state is None or not state.cut:
@@ -176,7 +179,7 @@ def primary_conninfo_dbname(facts: Facts) -> Iterator[Seen]:
 
 
 def _with_dbname(facts: Facts, standby: Node) -> Remedy:
-    """The same connection string with a database that the primary has: postgres, if it has it."""
+    """Return the order that adds a database to primary_conninfo: postgres, if it is there."""
     there = _databases(facts)
     around = standby.state.details if standby.state is not None else None
     if standby.state is not None and standby.state.cut:
@@ -206,7 +209,11 @@ def _databases(facts: Facts) -> frozenset[str]:
     needs=Needs.BOTH,
 )
 def pg_hba(facts: Facts) -> Iterator[Seen]:
-    """The worker comes as the walreceiver does, but with a database: same role, same address."""
+    """Judge the slotsync worker's connection by the primary's pg_hba.conf.
+
+    The worker connects as the walreceiver does, from the same address and with the same role, but
+    to a database.
+    """
     for primary, above, standby, below in facts.both:
         around = above.details
         dbname = below.upstream.value("dbname") if below.upstream else ""

@@ -124,7 +124,7 @@ def switchover(
     ] = False,
     require_subscribers: RequireSubscribers = False,
 ) -> None:
-    """The primary is alive: hand over to the standby --to NODE without losing anything."""
+    """Hand over from a living primary to the standby --to NODE without losing anything."""
 
     def choose_it(_cluster: Cluster, view: View, request: Request) -> Chosen:
         if not to:
@@ -189,7 +189,7 @@ def resume(
 
 
 def _known(view: View, slots: list[str] | None) -> frozenset[str]:
-    """The slots whose loss is accepted. Raises SettingsError for a name that nothing has."""
+    """Return the slots whose loss is accepted. Raise SettingsError for an unknown slot."""
     known = {s.slot_name for node in view.nodes if node.state is not None for s in node.state.slots}
     known |= {found.slot_name or "" for _, found in view.ours()} | {view.bridge_slot or ""}
     strangers = sorted(set(slots or ()) - known)
@@ -350,7 +350,7 @@ class _Order:
         self._notes = recall(cluster, entries, asked.answer(), unread)
 
     def _noted(self, view: View, plan: Plan) -> Plan:
-        """The plan with what could not be judged, and who else may be at work."""
+        """Return the plan with notes on what could not be judged and on who else may be at work."""
         promotes = self._command in (*_OF_ADMINS, "plan")
         more = (*self._notes, *(notes_on(view) if promotes else ()))
         return replace(plan, notes=(*more, *forgotten(view, plan.new_primary), *plan.notes))

@@ -13,6 +13,6 @@ Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON documen
 
 
 def settings_of(config: Path) -> tuple[FailoverSettings, Bridge | None]:
-    """The section `failover`, and the bridge where the file has one."""
+    """Return the section `failover`, and the bridge if the file has one."""
     settings = load_settings(config)
     return require(settings.failover, "failover"), bridge_of(settings)

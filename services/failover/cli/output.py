@@ -42,7 +42,10 @@ def on_stderr() -> Console:
 
 @contextlib.contextmanager
 def _though_nobody_reads() -> Iterator[None]:
-    """A terminal or pipe that is gone must not end a run half-way: the journal has it all."""
+    """Ignore a terminal or pipe that is gone: it must not end a run half-way.
+
+    The journal has all that would have been printed.
+    """
     with contextlib.suppress(OSError):
         yield
 
@@ -53,9 +56,9 @@ def print_json(report: dict[str, object]) -> None:
 
 
 def print_check(console: Console, checkup: Checkup, *, problems: bool = False) -> None:
-    """A line for each slot and check, grouped; below a problem what it leads to and its remedy.
+    """Print a line for each slot and check, by group; below a problem its effect and remedy.
 
-    With `problems` only what is wrong or was not judged.
+    With `problems`, print only what is wrong or was not judged.
     """
     for slot in checkup.slots:
         console.print(_slot_line(slot).append(_positions(slot)))
@@ -77,7 +80,7 @@ def print_check(console: Console, checkup: Checkup, *, problems: bool = False) -
 
 
 def print_status(console: Console, status: Status) -> None:
-    """A line for each node and consumer, and what follows from them."""
+    """Print a line for each node and consumer, and what follows from them."""
     for line in status.lines:
         style = "green" if line.good else "bold red"
         head = Text.assemble((f"{line.kind:10} ", style), f"{line.name:14} ")
@@ -96,13 +99,13 @@ def as_plugin() -> Iterator[None]:
 
 
 def print_nagios(checkup: Checkup) -> NoReturn:
-    """The plugin's line and status (raises SystemExit)."""
+    """Print the plugin's line and exit with its status (raise SystemExit)."""
     sys.stdout.write(" ".join(checkup.nagios.split()) + "\n")
     raise SystemExit(NAGIOS[checkup.severity])
 
 
 def orders_as_json(orders: Iterable[Order]) -> list[dict[str, str]]:
-    """What was done, secrets masked."""
+    """Return what was done as JSON, with masked secrets."""
     return [
         {"server": order.server, "statement": statement}
         for order in orders
@@ -111,7 +114,7 @@ def orders_as_json(orders: Iterable[Order]) -> list[dict[str, str]]:
 
 
 def print_fixes(console: Console, fixes: Fixes) -> None:
-    """What is about to be done, and what is not, and why."""
+    """Print what is about to be done, and what is not done and why."""
     for finding in fixes.left:
         console.print(Text.assemble(("NOT DONE  ", "yellow"), f"{finding.check}: {finding.what}"))
         console.print(Text(f"    because {finding.remedy.by_hand}: {finding.remedy}"))
@@ -139,7 +142,7 @@ def print_plan(console: Console, plan: Plan) -> None:
 
 
 def print_performed(console: Console, done: Performed) -> None:
-    """A step that was performed, and how long it took."""
+    """Print a step that was performed, and how long it took."""
     with _though_nobody_reads():
         console.print(Text(f"{done.seconds:7.3f} s  {done.step.text}: {done.detail}"))
 
@@ -151,7 +154,7 @@ def print_progress(console: Console, text: str) -> None:
 
 
 def print_history(console: Console, entries: Iterable[Entry]) -> None:
-    """A line for each run, and one for each of its steps."""
+    """Print a line for each run, and one for each of its steps."""
     for entry in done_or_broken_off(entries):
         if entry.step == BEGIN:
             wanted = ", ".join(f"{k} {v}" for k, v in entry.intent.items() if v)
@@ -163,12 +166,12 @@ def print_history(console: Console, entries: Iterable[Entry]) -> None:
 
 
 def print_part(console: Console, part: Part) -> None:
-    """A part of a drill that is done."""
+    """Print a finished part of a drill."""
     console.print(Text(f"{part.seconds:7.3f} s  {part.name}: {part.detail}"))
 
 
 def print_drill(console: Console, outcome: Outcome) -> None:
-    """The end of a drill: a line for each slot."""
+    """Print the end of a drill: a line for each slot, then a summary."""
     for slot in outcome.slots:
         state = ("NOT USABLE", "bold red") if slot.reason else ("usable    ", "green")
         what = slot.reason or f"{slot.changes} changes decoded in {slot.seconds:.3f} s"
@@ -184,7 +187,7 @@ def print_drill(console: Console, outcome: Outcome) -> None:
 
 
 def print_result(console: Console, result: Result) -> None:
-    """The end of a failover."""
+    """Print the end of a failover."""
     for verdict in result.slots:
         console.print(_slot_line(verdict))
     _print_left(console, result)
@@ -198,7 +201,7 @@ def print_notes(console: Console, notes: Iterable[str]) -> None:
 
 
 def _groups(checkup: Checkup) -> list[str]:
-    """The groups, as they first come."""
+    """Return the groups of checks in the order of their first findings."""
     return list(dict.fromkeys(finding.group for finding in checkup.findings))
 
 

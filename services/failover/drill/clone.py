@@ -123,7 +123,7 @@ class Clone:
             )
 
     def copy(self, source: Conninfo, deadline_s: float) -> None:
-        """A base backup of the server there."""
+        """Copy the server at `source` by a base backup."""
         for path in (self.folder, self._data, self._socket):
             path.mkdir(mode=0o700)
             host_programs.own(path, self._programs.os_user)
@@ -146,7 +146,7 @@ class Clone:
     def isolate(
         self, primary: Conninfo, limits: Mapping[str, str], given: Mapping[str, str]
     ) -> None:
-        """A configuration of its own: a standby of the primary that nobody else can reach."""
+        """Write a configuration that makes the clone a standby which nobody else can reach."""
         values = {
             **_ISOLATED,
             **limits,
@@ -187,7 +187,7 @@ class Clone:
 
     @contextlib.contextmanager
     def link(self, user: str, dbname: str, deadline_s: float) -> Iterator[ServerLink]:
-        """A connection to one of its databases."""
+        """Connect to one of the clone's databases."""
         pairs = (("host", str(self._socket)), ("port", "5432"), ("user", user), ("dbname", dbname))
         link = ServerLink(
             "the clone", Conninfo(pairs).text, connect_timeout_s=30, deadline_s=deadline_s

@@ -174,7 +174,7 @@ class Rehearsal:
         self.clone.start(_START_S)
 
     def _who_and_where(self) -> tuple[str, list[str]]:
-        """A superuser who may log in, and the databases."""
+        """Return the name of a superuser who may log in, and the names of the databases."""
         link = self.cluster.nodes[self.primary.name]
         return link.ask(_superuser), link.ask(_databases)
 
@@ -293,7 +293,10 @@ def _until(so: Callable[[], bool], deadline_s: float, what: str) -> None:
 
 
 def _peek(connection: Connection, slot: str, plugin: str) -> tuple[int, bool]:
-    """(changes, whether a message written just now is among them), the slot left as it is."""
+    """Count a slot's changes, and tell whether they include a message written just now.
+
+    Peeking leaves the slot as it is.
+    """
     row = one_row(
         connection.execute(
             "SELECT pg_logical_emit_message(true, %s, %s)", [statements.MESSAGE_PREFIX, SLOT]

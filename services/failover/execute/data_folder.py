@@ -88,7 +88,7 @@ class DataFolder:
         )
 
     def postmaster(self) -> Postmaster | None:
-        """The server that runs there now, None where there is none."""
+        """Return the server that runs in this folder now, None where none does."""
         try:
             lines = (self.path / "postmaster.pid").read_text(encoding="utf-8").splitlines()
             found = Postmaster(int(lines[0]), int(lines[2]), lines[3])

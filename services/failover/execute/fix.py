@@ -34,7 +34,7 @@ class Fixes:
 
 
 def fixes_of(checkup: Checkup, done: Iterable[Order] = ()) -> Fixes:
-    """The orders of all findings that a program may repair, without those that were done."""
+    """Return the orders of all findings that a program may repair, except those of `done`."""
     fixable = [finding for finding in checkup.problems if finding.remedy.fixes]
     orders = {order: None for finding in fixable for order in finding.remedy.orders}
     return Fixes(

@@ -95,7 +95,7 @@ def _table(cluster: Cluster, node: str, database: str, problems: list[str]) -> l
 
 
 def read_entries(connection: Connection, entries_max: int) -> list[Entry]:
-    """The last entries of the table in the connected database, oldest first."""
+    """Return the last entries of the table in the connected database, oldest first."""
     with reading(connection, "journal") as there:
         if not there:
             return []
@@ -139,5 +139,5 @@ def done_or_broken_off(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def history_as_json(entries: Iterable[Entry]) -> dict[str, object]:
-    """The journal's entries, oldest first."""
+    """Return the journal's entries as JSON, oldest first."""
     return {"entries": [asdict(entry) for entry in entries]}

@@ -106,7 +106,10 @@ def _kill(process: subprocess.Popen[bytes] | None) -> None:
 
 @contextlib.contextmanager
 def service_file(source: Conninfo, os_user: str) -> Iterator[dict[str, str]]:
-    """The environment by which programs find a server as SERVICE, its secrets in a file."""
+    """Write a server's connection and its secrets into a service file while the block runs.
+
+    Yield the environment in which programs find the server as SERVICE.
+    """
     pairs = dict(source.pairs)
     pairs.setdefault("dbname", "postgres")
     with tempfile.NamedTemporaryFile("w", suffix=".conf", encoding="utf-8") as file:

@@ -60,8 +60,9 @@ class Entry:
 
 
 class Journal:
-    """Appends to `path` (None: no file) and to the table in `database`. What can't be written stops
-    no failover: `problems` tells then.
+    """Appends to the file `path` (None: no file) and to the table in `database`.
+
+    An entry that can't be written never stops a failover: `problems` tells of it.
     """
 
     def __init__(self, path: Path | None, cluster: Cluster, database: str, command: str) -> None:
@@ -169,13 +170,13 @@ class Journal:
 
 
 def after(now: datetime, recorded: datetime) -> datetime:
-    """The time of a new entry: later than what is recorded, unless a clock is days ahead."""
+    """Return the time of a new entry: later than `recorded`, unless a clock is days ahead."""
     ahead = recorded - now
     return recorded + _NEXT if timedelta(0) <= ahead < _SKEW_MAX else now
 
 
 def instant(text: str) -> datetime:
-    """The time that an entry has; one that can't be read is earlier than all others."""
+    """Parse an entry's time; return one earlier than all others if it can't be parsed."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -219,7 +220,7 @@ def remembered(view: View) -> dict[str, Any]:
 
 
 def remembered_at(view: View) -> dict[str, Any]:
-    """The same, and how far the primary was."""
+    """Return what `remembered` returns, and how far the primary's WAL was."""
     found, primary = remembered(view), view.primary
     written = primary.state.replication.written_lsn if primary and primary.state else None
     return {**found, "lsn": format_lsn(written)} if found and written is not None else found

@@ -235,7 +235,7 @@ def _hasten(step: Step, cluster: Cluster) -> None:
 
 
 def _send_markers(step: Step, cluster: Cluster) -> int:
-    """A message in the database of each slot; returns the WAL position after the last."""
+    """Write a message in each slot's database; return the WAL position after the last message."""
     link = cluster.nodes[step.server]
     found = link.ask(read_slots)
     for dbname in sorted({s.database for s in found if s.slot_name in step.slots and s.database}):

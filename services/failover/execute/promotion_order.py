@@ -97,7 +97,7 @@ def _ordered(connection: Connection) -> bool:
 
 
 def _watch_drain(link: ServerLink) -> Callable[[], bool]:
-    """A function that tells whether the walreceiver has nothing more to give."""
+    """Return a function that tells whether the walreceiver has nothing more to give."""
     last = [-1, 0.0]
 
     def drained() -> bool:

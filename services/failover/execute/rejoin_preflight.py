@@ -202,7 +202,7 @@ def _backend(connection: Connection) -> int:
 
 
 def _parent(pid: int) -> int:
-    """The parent of a process of this machine, 0 where there is none (or on another machine)."""
+    """Return the parent of a process on this machine, 0 where there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -117,11 +117,11 @@ class Run:
     def carry_out(
         self, view: View, request: Request, planner: Planner, *, undo: bool = False
     ) -> Result:
-        """Plan and perform until nothing is left; with `undo`, a failure before the promotion is
-        taken back.
+        """Plan and perform steps until nothing is left to do.
 
-        Raises what the planner and steps.perform raise, with the state of things in the hint. What
-        fails once writes are taken again, and a subscriber that is lost, are left for another run.
+        With `undo`, a failure before the promotion is rolled back. Raise what the planner and
+        steps.perform raise, with the present state of the servers in the hint. Steps that fail once
+        writes are accepted again, and those of a subscriber that is lost, are left for another run.
         """
         plan, view = plan_patiently(self.cluster, planner, view, request, self._wait)
         self.journal.begin(view, intent_of(request, view))
@@ -204,7 +204,7 @@ class Run:
             raise
 
     def _look(self) -> View:
-        """What is seen now; where that fails, what was seen last: an error hides no other."""
+        """Observe the servers; if that fails, return the last view: no error hides another."""
         try:
             return self.cluster.observe()
         except SlotbridgeError:
@@ -217,19 +217,25 @@ class Run:
         self.journal.write(step, view, seconds, outcome)
 
     def _lost_subscriber(self, step: Step, error: SlotbridgeError) -> bool:
-        """The step failed since a subscriber stopped answering: it is left for another run."""
+        """Tell whether a step failed because a subscriber stopped answering.
+
+        The step is then left for another run.
+        """
         lost = error.exit_code is ExitCode.SERVER_UNREACHABLE and step.action in OF_SUBSCRIBERS
         return lost and self.attempts[step.key] < _ATTEMPTS_MAX
 
     def _gives_up(self, step: Step, error: SlotbridgeError) -> bool:
-        """A subscriber does not keep a failover from its promotion, whatever is wrong with it."""
+        """Tell whether to give up a subscriber's step so that the promotion can follow."""
         lost = error.exit_code is ExitCode.SERVER_UNREACHABLE
         may = self._request.subscribers_may_stay and not self._request.require_subscribers
         return may and step.action in OF_SUBSCRIBERS and not lost
 
     def _may_lose(self, step: Step, error: SlotbridgeError) -> bool:
-        """The standby did not get all of a primary that is to be replaced by force: planned without
-        that wait, it is promoted if the loss was accepted, and else refused by the bytes.
+        """Tell whether the standby may be promoted without the rest of a replaced primary's WAL.
+
+        The wait for that WAL has reached its deadline, and the primary is to be replaced by force.
+        A plan without the wait promotes the standby if the loss was accepted, and else refuses by
+        the bytes.
         """
         late = step.action is Action.DRAIN and error.exit_code is ExitCode.DEADLINE
         return late and (self._request.fence or self._request.accept_data_loss is not None)
@@ -237,7 +243,7 @@ class Run:
     def _broken_off(
         self, error: SlotbridgeError | KeyboardInterrupt, *, undo: bool
     ) -> SlotbridgeError:
-        """The error with what was done about it, and how things stand now."""
+        """Return the error with what was done about it and with the servers' present state."""
         with self.interruption.shielded():
             about = ""
             if self.interruption.no_way_back:
@@ -304,10 +310,10 @@ class Run:
 def plan_patiently(
     cluster: Cluster, planner: Planner, view: View, request: Request, tell: Callable[[str], None]
 ) -> tuple[Plan, View]:
-    """The plan, and the view it is for. Raises what the planner raises.
+    """Return the plan, and the view that it was made for. Raise what the planner raises.
 
-    While somebody still hears a primary, look again for a moment: that of one that has just died
-    ends by itself.
+    While somebody still hears a primary, observe again for up to _HEARD_S: the connection of one
+    that has just died ends by itself.
     """
     until = time.monotonic() + _HEARD_S
     told = 0.0

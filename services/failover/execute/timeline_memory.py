@@ -46,7 +46,7 @@ class Asked:
             self._answer = self._pool.submit(read_published, kafka, slot, _KAFKA_S)
 
     def answer(self) -> Published | None:
-        """The record; None where the settings have no Kafka."""
+        """Return Kafka's record, None where the settings have no Kafka."""
         try:
             return self._answer.result() if self._answer is not None else None
         finally:
@@ -98,7 +98,7 @@ def recall(
 
 
 def _told(entry: Entry, met: Milestone) -> Told | None:
-    """The last primary as an entry of the journal has it; None where it does not tell."""
+    """Return the last primary as a journal's entry tells it, None where it does not."""
     node, names, lsn = (entry.intent.get(key) for key in ("primary", "synchronous", "lsn"))
     if not (isinstance(node, str) and isinstance(names, str) and isinstance(lsn, str)):
         return None

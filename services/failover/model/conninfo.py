@@ -58,11 +58,11 @@ class Conninfo:
         return f"Conninfo({self.masked})"
 
     def value(self, keyword: str) -> str:
-        """The keyword's value, empty where it has none."""
+        """Return the keyword's value, "" where it has none."""
         return dict(self.pairs).get(keyword, "")
 
     def with_value(self, keyword: str, value: str) -> "Conninfo":
-        """The same connection string with that keyword set."""
+        """Return the same connection string with that keyword set."""
         return Conninfo((*(pair for pair in self.pairs if pair[0] != keyword), (keyword, value)))
 
     @property
@@ -128,7 +128,7 @@ class Conninfo:
         return self.names(endpoints) and (follows or not several)
 
     def at(self, address: Address) -> "Conninfo":
-        """The same connection string with only host, hostaddr and port those of `address`."""
+        """Return the same connection string with host, hostaddr and port of `address` alone."""
         wanted = {
             key: value
             for key, value in (
@@ -165,7 +165,7 @@ def _is_private(name: str) -> bool:
 
 
 def at_any(addresses: Iterable[Address]) -> Conninfo:
-    """A connection string that lists these places, and says nothing else."""
+    """Return a connection string that lists these addresses, and says nothing else."""
     found = tuple(addresses)
     lists = {
         "host": [address.host for address in found],

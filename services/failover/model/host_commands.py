@@ -52,7 +52,7 @@ class Machine:
         return self.has("rejoin") or self.data_folder is not None
 
     def command(self, name: str, **values: str) -> Command:
-        """The words of a command with its placeholders filled in."""
+        """Return the words of a command with its placeholders filled in."""
         known = {
             "node": self.node,
             "host": self.address.host or self.address.hostaddr,
@@ -63,12 +63,12 @@ class Machine:
         return tuple(word for word in words if word)
 
     def program(self, name: str) -> str:
-        """The path of a PostgreSQL program there."""
+        """Return the path of a PostgreSQL program on the node's machine."""
         return str(self.bin_folder / name) if self.bin_folder is not None else name
 
 
 def machine_of(node: str, given: MachineSettings, address: Address) -> Machine:
-    """The node's commands as the settings have them. Raises SettingsError naming the bad one."""
+    """Return the node's commands from the settings. Raise SettingsError for a bad template."""
     templates = {}
     for name in ("stop", "start", "fence", "rejoin", "label"):
         words = _words(node, name, getattr(given, name))

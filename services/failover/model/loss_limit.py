@@ -32,5 +32,5 @@ class Sighting:
         return self.timeline, self.lsn
 
     def aged(self, age_s: float) -> Sighting:
-        """The same, as so old."""
+        """Return the same sighting with the age `age_s`."""
         return replace(self, age_s=age_s)

@@ -60,8 +60,9 @@ def traces(view: View) -> Iterator[tuple[str, str]]:
 
 
 def forgotten(view: View, new_primary: str) -> tuple[str, ...]:
-    """A warning of consumers that nobody has named: their slots were there when a primary was last
-    seen, and the new one does not have them.
+    """Warn of slots that the last primary had and that the new primary lacks.
+
+    Nobody has named the consumers of these slots in the settings.
     """
     state = view.node(new_primary).state
     if state is None or not view.known_slots:
@@ -75,7 +76,7 @@ def forgotten(view: View, new_primary: str) -> tuple[str, ...]:
 
 
 def notes_on(view: View) -> tuple[str, ...]:
-    """A warning for each manager that seems to be at work."""
+    """Return a warning for each manager that seems to be at work."""
     return tuple(
         f"{node} seems to be managed by {manager}: a promotion from here would cross it. Set "
         "failover.managed_by to patroni or cloudnative-pg, or to none where that is wrong"

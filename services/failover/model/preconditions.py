@@ -46,8 +46,10 @@ def require_one_primary(view: View, operation: str) -> None:
 
 
 def require_newest(view: View, node: Node, operation: str) -> None:
-    """Raise OperatorNeeded (TIMELINE) if somebody has met a timeline that is not an ancestor of
-    the node's: an old primary has come back, or two were promoted apart.
+    """Raise OperatorNeeded (TIMELINE) if the node is not on the newest timeline that anybody met.
+
+    Somebody has then met a timeline that is not an ancestor of the node's: an old primary has come
+    back, or two nodes were promoted apart.
     """
     found = outdated(view, node)
     if found:

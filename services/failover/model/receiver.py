@@ -17,7 +17,7 @@ _NOWHERE = "/slotfailover-cut/"
 
 
 def cut_off(conninfo: Conninfo) -> Conninfo:
-    """The same connection string, leading nowhere."""
+    """Return the same connection string with a host that leads nowhere."""
     if is_cut(conninfo):
         return conninfo
     led = {key: value for key, value in conninfo.pairs if key in ("host", "hostaddr")}
@@ -32,7 +32,7 @@ def is_cut(conninfo: Conninfo) -> bool:
 
 
 def reconnected(conninfo: Conninfo) -> Conninfo:
-    """The connection string that `cut_off` was given; another is returned as it is."""
+    """Return the connection string that `cut_off` was given; return any other unchanged."""
     if not is_cut(conninfo):
         return conninfo
     led = json.loads(bytes.fromhex(conninfo.value("host").removeprefix(_NOWHERE)))

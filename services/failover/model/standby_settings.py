@@ -22,7 +22,7 @@ _ITEM = re.compile(r'\s*(?:"((?:[^"]|"")*)"|([^\s,"]+))\s*(?:,|$)')
 
 
 def listed(setting: str) -> tuple[str, ...]:
-    """The items of a comma-separated list, unquoted."""
+    """Return the items of a comma-separated list, unquoted."""
     return tuple(
         (match[1].replace('""', '"') if match[1] is not None else match[2])
         for match in _ITEM.finditer(setting)

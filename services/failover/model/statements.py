@@ -70,7 +70,10 @@ def alter_system(setting: str, items: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def marker(text: str) -> tuple[str, ...]:
-    """A logical message of its own transaction; it needs no standby to be committed."""
+    """Return the SQL of a logical message in its own transaction.
+
+    The commit does not wait for standbys.
+    """
     return (
         "SET LOCAL synchronous_commit = local",
         f"SELECT pg_logical_emit_message(true, {literal(MESSAGE_PREFIX)}, {literal(text)})",
@@ -78,7 +81,7 @@ def marker(text: str) -> tuple[str, ...]:
 
 
 def create_physical_slot(name: str) -> tuple[str, ...]:
-    """A slot that keeps WAL from now on."""
+    """Return the SQL that creates a slot which keeps WAL from now on."""
     return (f"SELECT pg_create_physical_replication_slot({literal(name)}, true)",)
 
 
@@ -93,17 +96,17 @@ def primary_conninfo(text: str) -> tuple[str, ...]:
 
 
 def marked(comment: str) -> str:
-    """The comment with the mark at its end."""
+    """Return the comment with our mark at its end."""
     return comment if comment.endswith(MARK) else f"{comment} {MARK}".strip()
 
 
 def unmarked(comment: str) -> str:
-    """The comment as it was before `marked`."""
+    """Return the comment as it was before `marked`."""
     return comment.removesuffix(MARK).rstrip() if comment.endswith(MARK) else comment
 
 
 def noted(comment: str, milestone: Milestone | None) -> str:
-    """The comment with that milestone in place of the one before; as it is where there is none."""
+    """Return the comment with `milestone` in place of the former one; unchanged for None."""
     if milestone is None:
         return comment
     text = f"{without_milestone(unmarked(comment))} {milestone.note}".strip()

@@ -80,7 +80,7 @@ class Provenance:
 
 
 def milestone_in(comment: str) -> Milestone | None:
-    """The milestone that a comment carries, None where it has none."""
+    """Return the milestone that a comment carries, None where it has none."""
     found = _NOTE.search(comment)
     if found is None:
         return None
@@ -90,12 +90,12 @@ def milestone_in(comment: str) -> Milestone | None:
 
 
 def without_milestone(comment: str) -> str:
-    """The comment without its milestone."""
+    """Return the comment without its milestone."""
     return _NOTE.sub("", comment).strip()
 
 
 def parse_history(text: str) -> History:
-    """A history file: `timeline TAB lsn TAB reason` a line, oldest first; comments are skipped."""
+    """Parse a history file: `timeline TAB lsn TAB reason` a line, oldest first; skip comments."""
     lines = (line.split("\t") for line in text.splitlines() if not line.lstrip().startswith("#"))
     return tuple((int(line[0]), parse_lsn(line[1])) for line in lines if len(line) > 1)
 

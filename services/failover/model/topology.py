@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def slot_of(node: Node) -> str:
-    """The physical slot by which a standby streams: its own, or one named after it."""
+    """Return the physical slot by which a standby streams: its own, or one named after it."""
     own = node.state.setting("primary_slot_name") if node.standby and node.state else ""
     return own or "slotfailover_" + re.sub(r"[^a-z0-9_]", "_", node.name.lower())[:40]
 
 
 def failover_slots(node: Node) -> tuple[Slot, ...]:
-    """The slots of a primary that its standbys synchronize; invalid ones never become ready."""
+    """Return the primary's slots that standbys synchronize; invalid ones never become ready."""
     found = node.state.slots if node.state is not None else ()
     return tuple(
         s for s in found if s.failover and not s.temporary and s.invalidation_reason is None

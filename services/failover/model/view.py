@@ -88,12 +88,12 @@ class NodeState:
         return self.fence_mark.startswith(f"timeline {self.server.timeline} ")
 
     def setting(self, name: str) -> str:
-        """A setting's value, empty where it is not known."""
+        """Return a setting's value, "" where it is not known."""
         known = self.settings.get(name)
         return known.value if known else ""
 
     def slot(self, name: str) -> Slot | None:
-        """The slot of that name."""
+        """Return the slot of that name, None without one."""
         return next((slot for slot in self.slots if slot.slot_name == name), None)
 
 
@@ -315,18 +315,18 @@ class View:
         return tuple(sorted(found, key=lambda node: (-node.received, node.name)))
 
     def node(self, name: str) -> Node:
-        """The node of that name. Raises KeyError."""
+        """Return the node of that name. Raise KeyError for an unknown one."""
         return {node.name: node for node in self.nodes}[name]
 
     def subscription(self, subscriber: str, name: str) -> Subscription | None:
-        """A subscription, None where it is gone or its subscriber gives no answer."""
+        """Return a subscription, None where it is gone or its subscriber does not answer."""
         for where, found in self.ours():
             if (where.name, found.name) == (subscriber, name):
                 return found
         return None
 
     def ours(self) -> list[tuple[Subscriber, Subscription]]:
-        """The subscriptions that are fed by this pair, in order of subscriber and name."""
+        """Return the subscriptions that this pair feeds, in order of subscriber and name."""
         return [
             (subscriber, subscription)
             for subscriber in self.subscribers
@@ -335,7 +335,7 @@ class View:
         ]
 
     def strangers(self) -> list[tuple[Subscriber, Subscription]]:
-        """The subscriptions that another cluster feeds."""
+        """Return the subscriptions that another cluster feeds."""
         return [
             (subscriber, found)
             for subscriber in self.subscribers
@@ -344,7 +344,7 @@ class View:
         ]
 
     def unidentified(self) -> list[tuple[Subscriber, Subscription]]:
-        """The subscriptions of which nobody can tell whether this pair feeds them."""
+        """Return the subscriptions whose feeding server nobody can identify."""
         return [
             (subscriber, found)
             for subscriber in self.subscribers
@@ -359,7 +359,7 @@ class View:
         return min(found, default="")
 
     def met(self) -> list[tuple[str, Milestone]]:
-        """The timelines of this cluster that somebody has met, and who remembers it."""
+        """Return (who remembers it, timeline) of each timeline of this cluster that was met."""
         noted = [
             (f"{where.name}/{found.name}", found.milestone)
             for where, found in self.ours()

@@ -43,7 +43,7 @@ class Bridge:
 
 
 def bridge_of(settings: Settings) -> Bridge | None:
-    """The bridge that the settings describe, if any. Raises SettingsError for its token."""
+    """Return the bridge that the settings describe, if any. Raise SettingsError for its token."""
     if settings.source is None:
         return None
     given = settings.bridge

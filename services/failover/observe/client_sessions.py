@@ -87,14 +87,16 @@ def end_sessions_before_reload(connection: Connection, slot: str | None = None) 
 
 
 def read_leaks(connection: Connection) -> tuple[str, ...]:
-    """What a fence of this primary would not keep from writing."""
+    """Return the sessions and settings that could write in spite of a fence of this primary."""
     rows = connection.execute(_LEAKS, {"mark": FENCE_MARK, "fence": FENCE}).fetchall()
     return tuple(sorted(row[0] for row in rows))
 
 
 def read_fence(connection: Connection) -> tuple[str, bool, int | None]:
-    """The mark of our fence, "" without; whether the server's own configuration makes transactions
-    read-only, by whomever; and the next transaction number of a primary.
+    """Return the mark of our fence, whether a fence is in effect, and the next transaction id.
+
+    The mark is "" without a fence of ours. The second value tells whether the server's own
+    configuration makes transactions read-only, whoever set it. The third is None on a standby.
 
     The mark counts only while the setting beside it is in effect, and where no role or database has
     a mark of its own. Our own sessions override the setting, so that its reset_val tells: unless

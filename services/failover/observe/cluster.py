@@ -156,8 +156,9 @@ class Cluster:
         return view
 
     def observe_all(self) -> tuple[View, dict[str, SlotbridgeError]]:
-        """Ask every server; also why a node could not be read. Raises SettingsError for a server
-        that has two names.
+        """Observe every server; return the view, and why nodes could not be read, by name.
+
+        Raise SettingsError for a server that has two names.
         """
         problems: dict[str, SlotbridgeError] = {}
         nodes = self._pool.map(lambda name: self._observe_node(name, problems), self.nodes)
@@ -176,7 +177,7 @@ class Cluster:
         return self.with_memory(view), problems
 
     def with_memory(self, view: View) -> View:
-        """The view with what journals, Kafka and this machine remember, as far as it is known."""
+        """Return the view with what journals, Kafka and this machine are known to remember."""
         remembering = replace(
             view,
             milestones=self.milestones,
@@ -190,7 +191,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def in_database(self, name: str, dbname: str) -> Iterator[ServerLink]:
-        """A link of its own to a node's database."""
+        """Open a link of its own to a node's database."""
         conninfo = self.nodes[name].conninfo
         pairs = (*((k, v) for k, v in conninfo.pairs if k != "dbname"), ("dbname", dbname))
         link = self._link(name, Conninfo(pairs).text)
@@ -233,7 +234,7 @@ class Cluster:
         return self._link(name, with_service(conninfo.get_secret_value(), subject=name))
 
     def _stranger(self, name: str, conninfo: str) -> ServerLink:
-        """A link to whoever is behind an address that the settings do not name."""
+        """Return a link to the server behind an address that the settings do not name."""
         return ServerLink(
             name,
             conninfo,
@@ -342,7 +343,7 @@ class Cluster:
         return Subscriber(name, Reach.ANSWERS, "", server.in_recovery, found, local)
 
     def _with_received(self, node: Node) -> Node:
-        """The node with what WAL it has now, after its consumers were read."""
+        """Return the node with its WAL position as of now, after its consumers were read."""
         if node.state is None or not node.state.server.in_recovery:
             return node
         try:

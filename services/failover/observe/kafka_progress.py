@@ -16,9 +16,10 @@ KAFKA = "Kafka"
 def with_published(
     kafka: KafkaSettings | None, slot: str | None, survey: Callable[[], View]
 ) -> View:
-    """The view with Kafka's record, read before the standby's position as every consumer's is.
+    """Return the view with Kafka's record, read before the standby's position as any consumer's is.
 
-    The origin follows the record, and is read after it: seen ahead, the record is read once more.
+    The origin follows the record, and is read after it. If it is ahead, the record is read once
+    more.
     """
     if kafka is None or slot is None:
         return survey()
@@ -33,7 +34,7 @@ def with_published(
 
 
 def read_published(kafka: KafkaSettings, slot: str, deadline_s: float) -> Published:
-    """The last committed progress record of the slot; why it can't be read, where it can't."""
+    """Return the slot's last committed progress record, or why it can't be read."""
     from services.kafka.records import last_progress, no_such_topic  # imported late: it is slow
 
     try:

@@ -52,8 +52,9 @@ class _Note:
 
 
 class Sightings:
-    """The memory of one process, and of the file where there is one. Thread-safe enough: the
-    newest note wins.
+    """The memory of this process, and of the file if there is one.
+
+    Threads may share it: the newest note wins.
     """
 
     def __init__(self, settings: FailoverSettings) -> None:
@@ -69,7 +70,7 @@ class Sightings:
         """What the journals tell of the last primary (execute.timeline_memory)."""
 
     def complete(self, view: View) -> View:
-        """The view with what is remembered of the last primary, and of the one before."""
+        """Return the view with what is remembered of the last primary, and of the one before."""
         seen = self._remember(view)
         before = self._last.before if self._last is not None and seen is None else ""
         return replace(
@@ -82,7 +83,10 @@ class Sightings:
         )
 
     def _known_standbys(self, view: View) -> frozenset[str]:
-        """The nodes that were standbys when last seen, but for those promoted, or so ordered."""
+        """Return the nodes that were standbys when last seen.
+
+        Nodes that were promoted since, or told to promote themselves, are left out.
+        """
         note, told = self._newest(view), self._told(view)
         if note is None or (told is not None and told.sighting.position > note.sighting.position):
             return frozenset()  # there was a primary since: who stood by then is not known
@@ -98,7 +102,7 @@ class Sightings:
         )
 
     def _newest(self, view: View) -> _Note | None:
-        """The newest note of the view's cluster."""
+        """Return the newest note of the view's cluster."""
         systems = {n.state.server.system_identifier for n in view.nodes if n.state is not None}
         kept = [note for note in (self._last, self._read()) if note is not None]
         fitting = [note for note in kept if note.system in systems]
@@ -122,7 +126,7 @@ class Sightings:
         return seen.aged(max(0.0, (datetime.now(UTC) - at).total_seconds()))
 
     def _told(self, view: View) -> Told | None:
-        """What the journals tell, if it is of the view's cluster."""
+        """Return what the journals tell, None if it is of another cluster than the view's."""
         systems = {n.state.server.system_identifier for n in view.nodes if n.state is not None}
         return self.told if self.told is not None and self.told.system in systems else None
 
@@ -212,7 +216,7 @@ def _but_for_time(one: _Note, other: _Note) -> bool:
 
 
 def _instant(text: str) -> datetime:
-    """The time that a journal tells; one that can't be read is later than all others."""
+    """Parse a journal's time; return one later than all others if it can't be parsed."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

@@ -35,7 +35,7 @@ def may_look(connection: Connection) -> bool:
 
 
 def look(connection: Connection, name: str) -> tuple[NodeDetails, SettingValue | None]:
-    """The details, and primary_conninfo where it is set."""
+    """Return the node's details, and primary_conninfo where it is set."""
     if not may_look(connection):
         raise SetupError(
             "our role may not see the settings and activity of others, so nothing can be judged",
@@ -74,7 +74,7 @@ def read_surroundings(connection: Connection) -> NodeDetails:
 
 
 def read_elsewhere(connection: Connection) -> tuple[Elsewhere, ...]:
-    """The subscriptions of the server's other databases; pg_subscription is shared by all."""
+    """Return the subscriptions of the server's other databases; all share pg_subscription."""
     rows = connection.execute(
         """
         SELECT d.datname::text, s.subname::text, s.subconninfo

@@ -69,9 +69,9 @@ class Published(Exception):
 
 @contextlib.contextmanager
 def reading(connection: Connection, name: Name) -> Iterator[bool]:
-    """A transaction in which the table can be read; false where there is no such table.
+    """Open a transaction in which the table can be read; yield False where there is no such table.
 
-    Raises SetupError where it is not safe to use.
+    Raise SetupError where the table is not safe to use.
     """
     with connection.transaction():
         there = _exists(connection, name)
@@ -82,10 +82,10 @@ def reading(connection: Connection, name: Name) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def writing(connection: Connection, name: Name) -> Iterator[None]:
-    """A transaction in which rows can be added; the table is made where it is missing.
+    """Open a transaction in which rows can be added; create the table where it is missing.
 
-    It waits for no standby: the primary may have none at the moment. Raises Published; SetupError
-    where the table is not safe to use, or may not be made.
+    The commit does not wait for standbys: the primary may have none at the moment. Raise Published;
+    raise SetupError where the table is not safe to use, or may not be created.
     """
     row = connection.execute("SELECT FROM pg_publication WHERE puballtables").fetchone()
     if row is not None:

@@ -59,7 +59,7 @@ def read_provenance(connection: Connection) -> Provenance:
 
 
 def read_newest_segment(connection: Connection) -> int:
-    """The newest timeline of which a standby has WAL; 0 where our role can't list it.
+    """Return the newest timeline of which a standby has WAL, 0 where our role can't list it.
 
     After its primary is gone, a standby tells of no newer timeline than its last restart point's.
     """

@@ -51,7 +51,7 @@ class Publishers:
         self._resolved: dict[Endpoint, tuple[float, frozenset[Endpoint]]] = {}
 
     def identify(self, view: View) -> View:
-        """The view in which every address that leads to a node is one of that node's."""
+        """Return the view in which every address that leads to a node is one of that node's."""
         strange = [
             s for where in view.subscribers for s in where.subscriptions if self._odd(s, view)
         ]
@@ -82,7 +82,7 @@ class Publishers:
         return not (known or subscription.private or subscription.foreign_system)
 
     def _with_aliases(self, view: View, conninfos: Iterable[Conninfo]) -> View:
-        """The view with the names that resolve to a node's own address."""
+        """Return the view with the names that resolve to a node's own address."""
         wanted = {end for found in conninfos for names in found.endpoints for end in names}
         resolved = self._resolve(wanted | {end for node in view.nodes for end in node.endpoints})
 
@@ -94,7 +94,7 @@ class Publishers:
         return replace(view, nodes=tuple(map(named, view.nodes)))
 
     def _resolve(self, wanted: Iterable[Endpoint]) -> dict[Endpoint, frozenset[Endpoint]]:
-        """The IP addresses of names, as far as the resolver answers in time."""
+        """Return the IP addresses of names, as far as the resolver answers in time."""
         now = time.monotonic()
         found = {end: kept[1] for end, kept in self._resolved.items() if now - kept[0] < ANSWER_S}
         asked = {self._pool.submit(_addresses, end): end for end in set(wanted) - set(found)}
@@ -147,7 +147,7 @@ def _who(connection: Connection) -> Answered:
 
 
 def _identified(view: View, answers: dict[str, Answered]) -> View:
-    """The view with what the answers say of the subscriptions, and of the nodes' other names."""
+    """Return the view with what the answers tell of subscriptions and of nodes' other names."""
     ours = {n.state.server.system_identifier for n in view.nodes if n.state is not None}
 
     def told(subscription: Subscription) -> Subscription:
@@ -178,7 +178,7 @@ def _identified(view: View, answers: dict[str, Answered]) -> View:
 
 
 def _addresses(endpoint: Endpoint) -> frozenset[Endpoint]:
-    """The IP addresses of a name, each with its port; a socket has none."""
+    """Return the IP addresses of a name, each with its port; a socket has none."""
     host, port = endpoint
     if not host or host.startswith(("/", "@")):
         return frozenset()

@@ -12,7 +12,7 @@ from services.postgres.server import Connection
 
 
 def read_replication(connection: Connection) -> Replication:
-    """The standby side of a server (PostgreSQL 17 or newer).
+    """Read the standby side of a server (PostgreSQL 17 or newer).
 
     Source: PostgreSQL documentation 9.28.4 Recovery Control Functions, 27.2.3 pg_stat_wal_receiver.
     """

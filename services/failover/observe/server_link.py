@@ -75,10 +75,10 @@ class ServerLink:
         self._keepalives: dict[str, Any] = {k: v for k, v in _KEEPALIVES.items() if not given(k)}
 
     def ask(self, question: Callable[[Connection], Answer]) -> Answer:
-        """The answer to `question`, a function of an autocommit connection that only reads.
+        """Return the answer to `question`, a function of an autocommit connection that only reads.
 
-        It has as long as a connection has to be made, so that a server that hangs is soon known.
-        Raises Unreachable; SetupError (PRIVILEGE_MISSING, SERVER_SETTING).
+        The question has as long as a connection has to be made, so that a server that hangs is soon
+        known. Raise Unreachable; SetupError (PRIVILEGE_MISSING, SERVER_SETTING).
         """
         return self._answer(question, float(self._connect_timeout_s))
 
@@ -176,8 +176,10 @@ class ServerLink:
         return self._connection
 
     def _require_server(self, connection: _Connection) -> None:
-        """Raise SetupError where a pooler answers: its sessions are not the server's, so that a
-        lock or a setting of ours would be somebody else's.
+        """Raise SetupError where a connection pooler answers instead of the server.
+
+        A pooler's sessions are not the server's: a lock or a setting of ours would be somebody
+        else's.
         """
         row = connection.execute("SELECT pg_backend_pid()").fetchone()
         if self._pooler_may_answer or row == (connection.pgconn.backend_pid,):
@@ -244,7 +246,7 @@ def runs_here(connection: Connection) -> bool:
 
 
 def parse_conninfo(text: str, *, subject: str) -> Conninfo:
-    """The connection string as libpq reads it. Raises SettingsError; never repeats its text."""
+    """Parse a connection string as libpq does. Raise SettingsError, which never repeats it."""
     try:
         return Conninfo.of(conninfo_to_dict(text))
     except psycopg.ProgrammingError:
@@ -257,9 +259,9 @@ def parse_conninfo(text: str, *, subject: str) -> Conninfo:
 
 
 def with_service(text: str, *, subject: str) -> str:
-    """The connection string with what its service file says, so that its host is known.
+    """Return the connection string with what its service file says, so that its host is known.
 
-    Raises SettingsError for a service that no file defines.
+    Raise SettingsError for a service that no file defines.
     """
     given = parse_conninfo(text, subject=subject)
     if not given.value("service"):
@@ -280,7 +282,7 @@ def with_service(text: str, *, subject: str) -> str:
 
 
 def expanded(conninfo: Conninfo) -> Conninfo:
-    """The connection string with all that its service file says, secrets too."""
+    """Return the connection string with all that its service file says, secrets too."""
     if not conninfo.value("service"):
         return conninfo
     found, _ = _read_by_libpq(conninfo)

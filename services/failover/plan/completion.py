@@ -96,8 +96,9 @@ def _drawn(draft: Draft, name: str, left: list[Blocker], notes: list[str]) -> Pl
 
 
 def _label(draft: Draft, name: str, primary: str) -> None:
-    """Tell the outside of the primary, and of what rejoins: again in each run, as none can see
-    whether an earlier one, that was killed, came to it.
+    """Tell the world outside of the primary, and of what rejoins.
+
+    This is done in each run: nobody can see whether an earlier run, which was killed, did it.
     """
     node = draft.view.node(name)
     given = draft.request.labels if name == primary else name in draft.request.rejoin
@@ -166,7 +167,7 @@ def _flows(node: Node, name: str) -> bool:
 
 
 def _written_late(draft: Draft) -> list[str]:
-    """What was written on the fenced primary after its final LSN was noted: it will be lost."""
+    """Return notes on what a fenced primary wrote after its final LSN, which will be lost."""
     request = draft.request
     return [
         f"{node.name} gave out {node.state.next_xid - request.final_xid} transaction numbers after "
@@ -212,7 +213,10 @@ def _fault(subscriber: Subscriber, subscription: Subscription, node: Node) -> Bl
 def _moves_of(
     subscriber: Subscriber, subscription: Subscription, node: Node, *, may_go_on: bool
 ) -> list[Step]:
-    """What this subscription still needs; one that may not go on ends repointed and disabled."""
+    """Return the steps that a subscription still needs to follow the new primary.
+
+    A subscription that may not go on ends repointed and disabled.
+    """
     elsewhere = moves(subscription, node)
     steps = []
     if elsewhere and subscription.enabled:
@@ -225,8 +229,10 @@ def _moves_of(
 
 
 def resets(node: Node) -> tuple[Step, ...]:
-    """The settings that would make commits or decoding wait for standbys that are not there; and a
-    fence that it has from a primary of which it is a copy.
+    """Return the steps that remove settings which would make commits or decoding wait for ever.
+
+    The settings name standbys that are not there. A copy of a fenced primary also has its fence,
+    which is lifted.
     """
     stale = tuple(
         promotion.reset(node, setting, items)
@@ -258,7 +264,7 @@ def _settings_out_of_reach(node: Node) -> list[Blocker]:
 
 
 def _stale(node: Node) -> list[tuple[str, tuple[str, ...]]]:
-    """(setting, the names that may stay) for each setting that names too much."""
+    """Return (setting, the names that may stay) for each setting that names too much."""
     state = node.known_state
     found = []
     named = state.setting("synchronized_standby_slots")

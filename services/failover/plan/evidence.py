@@ -78,7 +78,7 @@ def require_proof(view: View, request: Request, new: Node) -> None:
 
 
 def cant_tell(view: View, request: Request, new: Node) -> list[str]:
-    """What was not judged, for the notes."""
+    """Return notes on what was not judged."""
     notes = [
         f"not judged: {node.name} does not answer ({node.detail}), and what it sees is not known"
         for node in view.nodes
@@ -148,13 +148,15 @@ def _may_lead(node: Node, new: Node, view: View) -> bool:
 
 
 def _led_by(new: Node, view: View) -> list[Node]:
-    """The nodes that the candidate's primary_conninfo names."""
+    """Return the nodes that the candidate's primary_conninfo names."""
     return [other for other in view.nodes if other.name != new.name and _leads(new, other)]
 
 
 def _no_primary(node: Node, request: Request, new: Node, view: View) -> bool:
-    """Whether a node without an answer is known to be none: it was a standby when it was last seen,
-    or this process saw the primary that it has drained take writes until then.
+    """Tell whether a node without an answer is known not to be a primary.
+
+    It was a standby when it was last seen; or this process saw the primary that it has drained take
+    writes until then.
     """
     ended = [n.name for n in view.nodes if drained(n, request)] + [
         *(request.power_fenced | request.stopped)
@@ -183,7 +185,9 @@ def _leads(standby: Node, other: Node) -> bool:
 
 
 def to_ask(view: View, request: Request, new: Node) -> list[Node]:
-    """The standbys whose receiver may hold a dead connection, as somebody vouches for its server.
+    """Return the standbys whose receiver may hold a connection to a server without power.
+
+    A person says that this server is off, or a command of this run has ended it.
 
     An idle primary says nothing for minutes, as one without power does: a new connection tells.
     """
@@ -215,10 +219,10 @@ def _streaming(view: View, request: Request, new: Node) -> list[tuple[Node, list
 
 
 def _sources(standby: Node, view: View) -> list[Node]:
-    """The nodes that may feed a standby's receiver.
+    """Return the nodes that may feed a standby's receiver.
 
-    Of several hosts in its primary_conninfo the one counts that it is connected to; where that is
-    not known, all of them.
+    If its primary_conninfo names several hosts, the one that it is connected to counts; all of them
+    if that is not known.
     """
     state = standby.state
     others = [other for other in view.nodes if other.name != standby.name]
@@ -254,15 +258,18 @@ def _fed(view: View, request: Request, new: Node) -> list[str]:
 
 
 def _holding(subscription: Subscription, view: View) -> list[Node]:
-    """The primaries whose slot of a subscription is in use: who feeds one by an unknown address."""
+    """Return the primaries whose slot of a subscription is in use: one of them may feed it.
+
+    The address that the subscription names is unknown.
+    """
     name = subscription.slot_name or ""
     return [node for node in view.nodes if node.leading and active(node, name)]
 
 
 def _perhaps_ours(view: View, request: Request, new: Node) -> list[tuple[Subscriber, Subscription]]:
-    """The subscriptions by an address that nobody knows, whose slot the candidate has.
+    """Return the subscriptions with an unknown address whose slot the candidate has.
 
-    Not once the primary was drained: it is what feeds them.
+    Return none once the primary was drained: it is what feeds them.
     """
     if request.final_lsn is not None or not new.standby or new.state is None:
         return []

@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 
 
 def plan_failover(view: View, request: Request) -> Plan:
-    """The steps from `view` to a new primary that feeds the reachable subscriptions.
+    """Plan the steps from `view` to a new primary that feeds the reachable subscriptions.
 
-    Raises OperatorNeeded: SPLIT_BRAIN where a primary may be alive, NOT_READY where a slot or too
+    Raise OperatorNeeded: SPLIT_BRAIN where a primary may be alive, NOT_READY where a slot or too
     much WAL would be lost, WRONG_DATABASE where nodes are of different clusters; Retryable where no
     standby answers; SettingsError for an unknown target; SetupError (PRIVILEGE_MISSING,
     SERVER_SETTING) before anything is changed.
@@ -159,7 +159,7 @@ def _hint_of_marked(view: View) -> str:
 
 
 def _promotion(draft: Draft, before: View) -> Plan:
-    """The whole way: no node was promoted yet."""
+    """Plan a whole failover: no node was promoted yet."""
     view, request = draft.view, draft.request
     chosen = _chosen(view, request)
     old = _answering(view, request, chosen)
@@ -208,7 +208,10 @@ def _promotion(draft: Draft, before: View) -> Plan:
 
 
 def _answering(view: View, request: Request, chosen: Node) -> Node | None:
-    """The old primary, where it answers and is to be fenced or was. Raises OperatorNeeded."""
+    """Return the old primary if it answers and is, or is to be, fenced; else None.
+
+    Raise OperatorNeeded if a primary that answers may stay one.
+    """
     found = [node for node in view.nodes if node.leading and node.name != chosen.name]
     for node in found:
         if not (request.fence and len(found) == 1) and not drained(node, request):
@@ -277,7 +280,10 @@ def _put_down(draft: Draft, old: Node, chosen: Node) -> None:
 
 
 def _at_least(draft: Draft, chosen: Node) -> int | None:
-    """What the candidate must have before it is promoted: the final LSN, unless less will do."""
+    """Return the LSN that the candidate must have before it is promoted: the final one.
+
+    Return None if the candidate lacks WAL and may be promoted without it.
+    """
     final = draft.request.final_lsn
     has = draft.view.node(chosen.name).received
     return final if final is not None and has >= final else None

@@ -101,7 +101,7 @@ def check_invariants(plan: Plan, view: View, request: Request) -> None:
 
 
 def _broken_rule(step: Step, view: View, request: Request) -> str:
-    """The rule that the step would break in this view, or ""."""
+    """Return the rule that the step would break in this view, "" if it breaks none."""
     node = view.node(step.node)
     if step.action is Action.PROMOTE:
         try:
@@ -164,8 +164,9 @@ def require_ready(readiness: tuple[Readiness, ...], request: Request) -> None:
 
 
 def require_nobody_left(left: Iterable[Blocker], request: Request) -> None:
-    """Raise OperatorNeeded (NOT_READY) for a subscriber or subscription that would be left behind,
-    where the operator wants none to be.
+    """Raise OperatorNeeded (NOT_READY) for a subscription that would be left behind.
+
+    This applies where the operator wants none to be left behind (--require-subscribers).
     """
     behind = list(left) if request.require_subscribers else []
     if behind:
@@ -256,7 +257,7 @@ def require_readable_history(node: Node) -> None:
 
 
 def missing_privilege(node: Node, grant: str) -> SetupError:
-    """The error of a role that may not do what it must."""
+    """Return the error of a role that lacks a privilege on a node."""
     return SetupError(
         f"our role lacks a privilege on {node.name}",
         operation=OPERATION,

@@ -49,7 +49,7 @@ def require_no_loss(view: View, request: Request, chosen: Node, operation: str) 
 
 
 def _not_judged(view: View, chosen: Node) -> list[str]:
-    """What might be lost, and nobody who answers can tell."""
+    """Return notes on what might be lost where nobody who answers can tell."""
     seen, mine = view.sighting, chosen.known_state.server.timeline
     notes = [
         f"not judged: how much WAL {node.name} has; it was started anew, and has read it up to "

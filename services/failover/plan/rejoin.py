@@ -24,7 +24,7 @@ def plan_repoint(view: View, request: Request) -> Plan:
 
 
 def plan_rejoin(view: View, request: Request) -> Plan:
-    """The nodes of `request.rejoin` as standbys of the primary there is."""
+    """Plan the steps that make the nodes of `request.rejoin` standbys of the present primary."""
     known = {node.name for node in view.nodes}
     strangers = sorted(request.rejoin - known)
     if strangers:

@@ -85,7 +85,7 @@ class Plan:
 
 
 def after_step(request: Request, step: Step, view: View) -> Request:
-    """The request after a step, once `view` shows it done."""
+    """Return the request after a step, once `view` shows it done."""
     if step.action in (Action.PROMOTE, Action.REPOINT):
         return replace(request, promoted=step.node)
     if step.action is Action.MARK:
@@ -121,7 +121,7 @@ class Draft:
 
 
 def plan_as_json(plan: Plan, *, hooks: bool = True) -> dict[str, object]:
-    """A plan that was not carried out; without `hooks` it hides what commands say, as secrets."""
+    """Return a plan as JSON; without `hooks`, hide commands, which may hold secrets."""
     return {
         "new_primary": plan.new_primary,
         "why": plan.why,

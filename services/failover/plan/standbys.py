@@ -123,7 +123,7 @@ def _slot(draft: Draft, name: str, primary: str) -> bool:
 
 
 def _rights(draft: Draft, name: str, primary: str) -> list[Blocker]:
-    """What our role lacks on the primary to make the node its standby."""
+    """Return a blocker for the privileges that our role lacks to make the node a standby."""
     node, above = draft.view.node(name), draft.view.node(primary)
     rights, slot = above.known_state.replication, slot_of(node)
     own = node.machine is not None and node.machine.may_rejoin and not node.machine.has("rejoin")
@@ -167,7 +167,7 @@ def _clean(draft: Draft, name: str, primary: str) -> None:
 
 
 def _moved_on(draft: Draft, standby: Node, primary: Node) -> set[str]:
-    """The physical slots of `standby` that nobody will use again.
+    """Return the physical slots of `standby` that nobody will use again.
 
     They are those by which the new primary, when it was a standby, and the standbys that it feeds
     now streamed from here. A standby of `standby` keeps its slot, also where it is away.

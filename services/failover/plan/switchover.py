@@ -54,9 +54,9 @@ OPERATION = "switch over"
 
 
 def plan_switchover(view: View, request: Request) -> Plan:
-    """The steps from `view` to `request.target` (the best standby) as the primary.
+    """Plan the steps from `view` to `request.target` (the best standby) as the primary.
 
-    Raises OperatorNeeded (SPLIT_BRAIN, NOT_READY, WRONG_DATABASE), SettingsError for a target that
+    Raise OperatorNeeded (SPLIT_BRAIN, NOT_READY, WRONG_DATABASE), SettingsError for a target that
     is not a standby, SetupError (PRIVILEGE_MISSING).
     """
     require_one_system(view)
@@ -82,9 +82,9 @@ def plan_switchover(view: View, request: Request) -> Plan:
 
 
 def plan_rollback(view: View, request: Request) -> Plan:
-    """The steps that put things back as they were before an unfinished switchover or failover.
+    """Plan the steps that undo an unfinished switchover or failover.
 
-    The old primary goes on, where it lives or was stopped by us. Raises as above.
+    The old primary goes on, where it lives or was stopped by us. Raise as `plan_switchover` does.
     """
     require_one_system(view)
     require_one_primary(view, "roll back")
@@ -112,7 +112,7 @@ def plan_rollback(view: View, request: Request) -> Plan:
 
 
 def _led_to(subscription: Subscription, view: View) -> Node | None:
-    """The node that the subscription leads to."""
+    """Return the node that the subscription leads to, None if it leads to none."""
     return next((node for node in view.nodes if not moves(subscription, node)), None)
 
 
@@ -206,8 +206,9 @@ def _require_fit(view: View, request: Request, old: Node, new: Node) -> None:
 
 
 def _require_drainable(request: Request, old: Node, new: Node, final: int) -> None:
-    """Raise OperatorNeeded (NOT_READY) where a run begins with a fenced primary whose last WAL does
-    not come: it would only be waited for in vain.
+    """Raise OperatorNeeded (NOT_READY) where the last WAL of a fenced primary can't arrive.
+
+    Such a run, which begins with a fenced primary, would wait for that WAL in vain.
     """
     lacking = final - new.received
     if request.final_lsn is not None or old.writable or lacking <= (request.accept_data_loss or 0):
@@ -227,10 +228,10 @@ def _require_drainable(request: Request, old: Node, new: Node, final: int) -> No
 
 
 def _connected(old: Node, *, stops: bool) -> tuple[str, ...]:
-    """The slots whose consumers are connected, and will have the final LSN.
+    """Return the slots whose consumers are connected, and will have the final LSN.
 
-    Where the old primary is stopped, all of them, also what no standby gets: the server waits at
-    its end for each that is connected, and it is better known before.
+    Where the old primary is stopped, these are all slots, also those that no standby gets: the
+    server waits at its end for each one that is connected, and it is better known before.
     """
     state = old.state
     found = failover_slots(old)

@@ -58,7 +58,7 @@ class Assessment:
 
 
 def assess(view: View, request: Request) -> Assessment:
-    """What the view says."""
+    """Judge by one observation what is to be done, and what forbids it."""
     silent = tuple(node.name for node in view.nodes if node.reach is Reach.SILENT)
     partial = _partial(view)
     try:
@@ -80,13 +80,15 @@ def assess(view: View, request: Request) -> Assessment:
 
 
 def moving(plan: Plan) -> tuple[str, ...]:
-    """The texts of the steps that change subscriptions; waiting for consumers is none."""
+    """Return the texts of the steps that change subscriptions; leave out waiting for consumers."""
     return tuple(step.text for step in plan.steps if step.action in OF_SUBSCRIBERS)
 
 
 def _remembered(view: View) -> bool:
-    """Whether somebody tells of the newest timeline: not a subscription that was led elsewhere
-    since it noted one, as that note is of an older time.
+    """Tell whether anybody remembers the newest timeline.
+
+    A subscription that was led elsewhere since it noted a timeline does not count: its note is
+    older.
     """
     noted = [found.milestone for _, found in view.ours() if _is_current(found)]
     told = [met for _, met in view.milestones]

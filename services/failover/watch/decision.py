@@ -59,7 +59,7 @@ class Rules:
 
     @classmethod
     def of(cls, settings: WatchSettings, longest_observation_s: float) -> Rules:
-        """The rules; an observation may take as long as that."""
+        """Return the rules from the settings; one observation may take `longest_observation_s`."""
         interval_s = settings.interval_ms / 1000
         return cls(
             automatic=settings.repoint,
@@ -96,7 +96,7 @@ class Memory:
 
 
 def remember(memory: Memory, assessment: Assessment, now: float, rules: Rules) -> Memory:
-    """The memory with one more observation."""
+    """Return the memory with one more observation."""
     row = (
         assessment == memory.assessment
         and memory.agreeing > 0
@@ -115,7 +115,7 @@ def remember(memory: Memory, assessment: Assessment, now: float, rules: Rules) -
 
 
 def decide(memory: Memory, now: float, rules: Rules, *, paused: bool, leading: bool) -> Decision:
-    """What to do about what was seen last."""
+    """Decide what to do about the last observation."""
     assessment = memory.assessment
     aside = _forbidden(memory)
     if aside:
@@ -137,7 +137,7 @@ def decide(memory: Memory, now: float, rules: Rules, *, paused: bool, leading: b
 
 
 def acted(memory: Memory, now: float, rules: Rules, *, well: bool) -> Memory:
-    """The memory after an act: what was seen before it counts no longer."""
+    """Return the memory after an act: observations from before it no longer count."""
     failures = 0 if well else memory.failures + 1
     wait_s = rules.cooldown_s * 2 ** min(failures, _DOUBLINGS_MAX)
     return replace(memory, agreeing=0, failures=failures, not_before=now + wait_s)

@@ -123,7 +123,7 @@ class Watch:
             self._store.close()
 
     def healthy(self) -> bool:
-        """The loop goes round."""
+        """Tell whether the loop goes round."""
         return time.monotonic() - self._beat < self._patience_s
 
     def ready(self) -> bool:
@@ -188,7 +188,7 @@ class Watch:
             self._remember(view)
 
     def _journal_of(self, view: View | None) -> tuple[Entry, ...]:
-        """The journal's last entries while no primary takes writes: from all nodes and the file.
+        """Return the last entries of all nodes' journals and the file's while no primary writes.
 
         An unfinished run is known there first: it can't write to the table of a fenced primary.
         """
@@ -213,7 +213,10 @@ class Watch:
         return shared_state.leading and self._rules.automatic and not self._is_paused()
 
     def _look(self) -> tuple[View | None, str]:
-        """What can be seen; a server that can't be read is one fact, and hides no other."""
+        """Observe what can be seen; return it with the problems of servers that can't be read.
+
+        A server that can't be read is one fact, and does not hide the others.
+        """
         try:
             view, problems = self._cluster.survey_all()
         except SlotbridgeError as error:
@@ -372,7 +375,7 @@ class Watch:
 
 
 def _judged(before: Snapshot, view: View | None, problem: str) -> Snapshot:
-    """The snapshot with what was seen and how it is judged: nothing where nothing was seen now."""
+    """Return the snapshot with this observation and its judgement, without either if it failed."""
     if view is None:
         return replace(before, view=None, problem=problem, checkup=None)
     try:

@@ -37,12 +37,12 @@ class Pause:
 
 
 def newer(one: Pause, other: Pause) -> Pause:
-    """The one that holds; of two that were said apart, the pause."""
+    """Return the pause that holds; of two that were ordered independently, the one that pauses."""
     return max(one, other, key=lambda pause: (pause.version, pause.paused, pause.at, pause.by))
 
 
 def read_pause(connection: Connection) -> Pause:
-    """What the table says; the default where there is none."""
+    """Return what the table says, the default where there is no table."""
     with reading(connection, "watch") as there:
         if not there:
             return Pause()

@@ -75,7 +75,7 @@ class Snapshot:
 
 
 def lags_of(view: View) -> dict[str, int]:
-    """What each standby and consumer lacks of the primary's WAL, in bytes; {} without a primary."""
+    """Return how many bytes of WAL each standby and consumer lacks; {} without a primary."""
     primary = view.primary
     if primary is None or primary.state is None:
         return {}
@@ -94,7 +94,7 @@ def lags_of(view: View) -> dict[str, int]:
 
 
 def role_of(node: Node) -> str:
-    """A word or two for people."""
+    """Describe a node's role in a word or two."""
     if node.state is None:
         return str(node.reach)
     if node.leading:
@@ -103,5 +103,5 @@ def role_of(node: Node) -> str:
 
 
 def position_of(node: Node) -> int | None:
-    """The WAL that it has written or received; None where it does not answer."""
+    """Return the end of the WAL that a node has written or received, None if it does not answer."""
     return node.received or None

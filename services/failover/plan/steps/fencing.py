@@ -172,7 +172,7 @@ def _told(lags: tuple[tuple[str, int], ...]) -> str:
 
 
 def caught_up(view: View, old: Node, new: Node, slots: tuple[str, ...], lsn: int) -> View:
-    """The view in which standby and slots have `lsn`."""
+    """Return the view in which the standby and the slots have reached `lsn`."""
 
     def confirmed(state: NodeState) -> NodeState:
         return replace(
@@ -193,7 +193,7 @@ def caught_up(view: View, old: Node, new: Node, slots: tuple[str, ...], lsn: int
 
 
 def written(view: View, node: Node) -> int:
-    """The WAL that a primary has flushed."""
+    """Return how far a primary has flushed its WAL (bytes), 0 if it does not answer."""
     state = view.node(node.name).state
     return (state.replication.written_lsn or 0) if state is not None else 0
 
@@ -210,7 +210,7 @@ def _fenced(state: NodeState, by_whom: str) -> NodeState:
 
 
 def gone(view: View, old: Node) -> View:
-    """The view in which a primary is down, and nobody hears it any more."""
+    """Return the view in which a primary is down, and nobody hears it any more."""
 
     def deaf(node: Node) -> Node:
         if node.name == old.name:

@@ -164,7 +164,7 @@ def flow(node: Node, slots: tuple[str, ...]) -> Step:
 
 
 def names_of(primary: Node) -> dict[str, str]:
-    """What the placeholders of commands say of the new primary."""
+    """Return the placeholders of commands that name the new primary, with their values."""
     return {
         "primary": primary.name,
         "primary_host": primary.address.host or primary.address.hostaddr,
@@ -184,7 +184,7 @@ def _missing(node: Node, slots: tuple[str, ...]) -> str:
 
 
 def with_setting(state: NodeState, setting: str, items: tuple[str, ...]) -> NodeState:
-    """The state with another value of a list setting."""
+    """Return the state with another value of a list setting."""
     known = state.settings.get(setting, SettingValue("", ""))
     value = replace(known, value=", ".join(items))
     return replace(state, settings={**state.settings, setting: value})
@@ -196,7 +196,10 @@ def _setting(view: View, node: Node, name: str) -> str:
 
 
 def _promoted(state: NodeState) -> NodeState:
-    """A standby's promotion: temporary slots are dropped, and a timeline begins where it was."""
+    """Return a standby's state after its promotion.
+
+    Temporary slots are dropped, and a timeline begins where the standby's WAL ended.
+    """
     received = state.replication.received_lsn
     before = state.provenance.history
     left = ((state.server.timeline, received),) if received is not None else ()

@@ -100,12 +100,12 @@ class Step:
 
 
 def with_node(view: View, name: str, change: Callable[[Node], Node]) -> View:
-    """The view with another state of affairs at the node of that name."""
+    """Return the view with the node of that name changed."""
     return replace(view, nodes=tuple(change(n) if n.name == name else n for n in view.nodes))
 
 
 def with_state(view: View, name: str, change: Callable[[NodeState], NodeState]) -> View:
-    """The view with another state of the node of that name, if it answers."""
+    """Return the view with the state of that node changed, if the node answers."""
     return replace(
         view,
         nodes=tuple(
@@ -120,7 +120,7 @@ def with_state(view: View, name: str, change: Callable[[NodeState], NodeState]) 
 def with_subscription(
     view: View, server: str, name: str, change: Callable[[Subscription], Subscription]
 ) -> View:
-    """The view with another state of one subscription."""
+    """Return the view with one subscription changed."""
     return replace(
         view,
         subscribers=tuple(

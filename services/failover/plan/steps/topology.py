@@ -156,7 +156,7 @@ def ready(standby: Node, primary: Node) -> Step:
 
 
 def unready(view: View, standby: Node, primary: Node) -> tuple[str, ...]:
-    """The failover slots of `primary` that `standby` has not ready."""
+    """Return the failover slots of `primary` that are not ready on `standby`."""
     state = standby.state
     if state is None:
         return tuple(found.slot_name for found in failover_slots(primary))
@@ -194,7 +194,7 @@ def _set(primary: Node, setting: str, value: str, items: tuple[str, ...], after:
 
 
 def _by_hand(old: Node, primary: Node, name: str, *, copies: bool) -> tuple[str, ...]:
-    """What `services.failover.execute.rejoin_node` does, as far as it can be told before."""
+    """Return, as text, what `services.failover.execute.rejoin_node` does, as far as it is known."""
     machine = old.known_machine
     given = primary.state.upstream if primary.state is not None else None
     program, data = machine.program, shlex.quote(str(machine.data_folder))
@@ -244,7 +244,7 @@ def _with_physical(state: NodeState, name: str) -> NodeState:
 
 
 def _attached(view: View, node: Node, primary: Node, name: str) -> View:
-    """The view in which `node` is a standby that streams from `primary` by the slot `name`."""
+    """Return the view in which `node` streams from `primary` by the slot `name`."""
     above = view.node(primary.name).known_state
     here = node.state or above
     given = here.upstream if node.state is not None or here.upstream is None else None

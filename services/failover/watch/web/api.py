@@ -78,7 +78,7 @@ class Api:
         ]
 
     def _guarded(self, answer: Answer) -> Answer:
-        """The answer for a host name that is ours, and for whoever may read."""
+        """Return a handler that answers only requests for our host names, by those who may read."""
 
         async def guarded(request: Request) -> Response:
             name = _host_of(request)
@@ -148,7 +148,7 @@ class Api:
 
 
 def _host_of(request: Request) -> str:
-    """The name by which the request asks for us, without its port.
+    """Return the name by which the request asks for us, without its port.
 
     A page of another site can have a browser ask us by a name of that site (DNS rebinding).
     """
@@ -166,7 +166,7 @@ def _is_address(name: str) -> bool:
 
 
 async def _reason(request: Request) -> str | None:
-    """What the body gives as the reason; None where it is something else."""
+    """Return the reason that the request's body gives, None if the body is something else."""
     body = b""
     async for chunk in request.stream():
         body += chunk

@@ -21,7 +21,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def curves(points: Sequence[Point]) -> Element:
-    """The drawing and its legend; a sentence while there is nothing to draw."""
+    """Draw the lags and a legend; return a sentence while there is nothing to draw."""
     drawn = _thinned(points)
     names = _names(drawn)
     if len(drawn) < 2 or not names:
@@ -80,7 +80,7 @@ def _names(points: Sequence[Point]) -> list[str]:
 
 
 def _lines(points: Sequence[Point], name: str, ceiling: int) -> list[str]:
-    """The unbroken parts of a line, as SVG has them."""
+    """Return the unbroken parts of a line, as SVG's points."""
     first, span = points[0].at, max(points[-1].at - points[0].at, 1e-9)
     wide, high = _WIDTH - _LEFT - 4, _HEIGHT - _TOP - _BOTTOM
     parts: list[list[str]] = [[]]
@@ -121,7 +121,7 @@ def _entry(number: int, name: str, lag: int | None) -> Element:
 
 
 def _nice(number: int) -> int:
-    """A round number of bytes that is not smaller."""
+    """Round a number of bytes up to the next of _BYTES_MIN's doublings."""
     size = _BYTES_MIN
     while size < number:
         size *= 2

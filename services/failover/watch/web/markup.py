@@ -15,7 +15,7 @@ _UNPRINTABLE = {
 
 
 def el(tag: str, *children: Child, **attributes: object) -> Element:
-    """An element; `class_` is class, `a_b` the attribute a-b; what is None or False is left out."""
+    """Make an element; `class_` is class, `a_b` the attribute a-b; leave out None and False."""
     element = Element(tag)
     for name, value in attributes.items():
         if value is not None and value is not False:
@@ -38,7 +38,7 @@ def document(root: Element) -> str:
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[Child]], **attributes: object) -> Element:
-    """A table; each cell carries its column's name, for windows in which rows become blocks."""
+    """Make a table; each cell names its column, for windows in which rows become blocks."""
     names = list(heads)
     lines = [
         el("tr", *(el("td", cell, data_label=n) for n, cell in zip(names, row, strict=True)))

@@ -237,7 +237,7 @@ def _standby_lags(view: View) -> Samples:
 
 
 def _of_slots(view: View) -> Iterator[Metric]:
-    """The slots of every node that answers."""
+    """Yield the metrics of the slots of every node that answers."""
     found = [
         (node, (node.name, slot.slot_name), slot)
         for node in view.nodes

@@ -25,7 +25,7 @@ _EVENTS_MAX = 12
 
 
 def page(snapshot: Snapshot, refresh_s: float) -> str:
-    """The whole page as HTML."""
+    """Return the whole page as HTML."""
     seconds = max(1, round(refresh_s))
     name = snapshot.memory.assessment.primary
     head = el(

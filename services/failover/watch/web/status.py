@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def status_of(snapshot: Snapshot) -> dict[str, Any]:
-    """What was seen last, what is decided, and what watch has done."""
+    """Return what was seen last, what is decided, and what watch has done."""
     view, checkup, assessment = snapshot.view, snapshot.checkup, snapshot.memory.assessment
     drilled = snapshot.drilled
     return {
@@ -62,7 +62,10 @@ def status_of(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def plan_of(view: View, request: Request) -> dict[str, Any]:
-    """What a switchover would do now, or a failover where no primary answers; or why not."""
+    """Return what a switchover would do now (a failover without a primary), or why it can't.
+
+    Under a manager, return what repoint would do.
+    """
     alive = view.primary
     managed = is_managed(view.managed_by)
     name = "repoint" if managed else "failover" if alive is None else "switchover"

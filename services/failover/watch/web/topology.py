@@ -96,14 +96,14 @@ def boxes_of(view: View) -> list[Box]:
 
 
 def _above(view: View, node: Node) -> Node | None:
-    """The node from which a standby gets its WAL, where the settings know it."""
+    """Return the node that a standby gets its WAL from, None where the settings don't know it."""
     if node.state is None or not node.standby or node.state.upstream is None:
         return None
     return next((o for o in view.nodes if o is not node and follows(node, o)), None)
 
 
 def _feeder(view: View, found: Subscription) -> Node | None:
-    """The node to which a subscription leads: of several, the primary."""
+    """Return the node that a subscription leads to; of several, the primary."""
     named = [node for node in view.nodes if found.conninfo.names(node.endpoints)]
     return next((n for n in named if n is view.primary), named[0] if named else None)
 
