@@ -51,6 +51,10 @@ DEAD_LETTERS = Counter(
 RECONNECTS = Counter(
     "slotbridge_reconnects_total", "Sessions that the bridge has started after its first one."
 )
+SQL_SESSIONS_LOST = Counter(
+    "slotbridge_sql_sessions_lost_total",
+    "SQL sessions that the server ended while the bridge went on to receive changes.",
+)
 COMMIT_SECONDS = Histogram(
     "slotbridge_kafka_commit_seconds",
     "Seconds to commit a Kafka transaction.",

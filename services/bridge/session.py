@@ -15,7 +15,7 @@ ends the session; the next one starts from the last committed progress record, a
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -35,6 +35,7 @@ from services.bridge.progress.ledger import Ledger, Position, resume_at
 from services.bridge.recovery.accept_divergence import accept
 from services.bridge.recovery.hanging_transactions import require_told
 from services.bridge.recovery.republish import settle_all
+from services.bridge.recovery.resume_record import Records
 from services.bridge.recovery.staged_transactions import load_staged
 from services.bridge.recovery.start_check import StartCheck
 from services.bridge.sink.dead_letters import Refused
@@ -42,7 +43,7 @@ from services.bridge.sink.group_commit import GroupCommit
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.database import Primary
-from services.bridge.source.heartbeat import Heartbeat, Moved
+from services.bridge.source.heartbeat import Heartbeat
 from services.bridge.source.replication_connection import Keepalive, ReplicationConnection
 from services.bridge.source.standby_status import Feedback
 from services.bridge.transactions.assembler import Assembler
@@ -53,8 +54,6 @@ from services.postgres.server import Server
 logger = structlog.get_logger(__name__)
 
 WAIT_MAX_S: Final = 0.2
-AHEAD_BYTES: Final = 16 * 2**20
-"""How much WAL without events the slot may be confirmed ahead of Kafka's record."""
 
 
 class Ending(Protocol):
@@ -91,10 +90,13 @@ class Session:
         self._feedback = Feedback(
             wal_sender_timeout_ms=bridge.wal_sender_timeout_ms, subject=f"slot {source.slot}"
         )
-        self.heartbeat = Heartbeat(source.slot, interval_ms=bridge.heartbeat_interval_ms)
+        self.heartbeat = Heartbeat(
+            source.slot,
+            interval_ms=bridge.heartbeat_interval_ms,
+            patience_ms=bridge.connect_deadline_ms,
+        )
         self._turned = time.monotonic()
-        self._seen: Witnesses
-        """The witnesses as they agreed."""
+        self._records = Records(source.slot, self.heartbeat)
 
     @property
     def beat(self) -> float:
@@ -151,6 +153,7 @@ class Session:
             origin=self._source.origin,
             two_phase=self._source.two_phase,
         )
+        primary.streams = True
         reach("resumed inside" if start.seq else "started")
         self._feedback.connect(connection, self._ledger)
         self._announce(start, primary)
@@ -166,7 +169,7 @@ class Session:
             former_ids=check.former_ids,
         )
         group_commit = self._group_commit = GroupCommit(
-            *(producer, self._bridge, self._feedback, self.heartbeat, self._record),
+            *(producer, self._bridge, self._feedback, self.heartbeat, self._records.at),
             subject=f"slot {slot}",
             schema_topic=schema_topic(self._kafka.topic_prefix),
         )
@@ -187,19 +190,18 @@ class Session:
             record = accept(error, record, policy, primary, points, producer, topics)
             seen = check.compare(record)
         reach("agreed")
-        self._seen = seen
-        self._timeline = seen.server.timeline
-        return self._enter(record, producer) if record else self._begin(primary, producer), seen
+        self._records.seen = seen
+        return self._records.resume(record, primary, producer), seen
 
     def _announce(self, start: Position, primary: Primary) -> None:
         """Say, in metrics and log, that changes flow from here."""
-        metrics.TIMELINE.set(self._timeline)
+        metrics.TIMELINE.set(self._records.timeline)
         metrics.LIVE.connect()
         logger.info(
             "streaming",
             slot=self._source.slot,
             lsn=format_lsn(start.end_lsn),
-            timeline=self._timeline,
+            timeline=self._records.timeline,
             system_identifier=primary.server.system_identifier,
             compiled=compiled.hot is not None,
         )
@@ -219,7 +221,7 @@ class Session:
         envelope = Envelope(
             prefix,
             primary.server.database,
-            self._timeline,
+            self._records.timeline,
             relations.describe,
             tombstones=self._bridge.tombstones,
             transaction_metadata=self._bridge.transaction_metadata,
@@ -283,71 +285,6 @@ class Session:
         if self._primary is not None:
             self._primary.close()
         return failure
-
-    def _begin(self, primary: Primary, producer: TransactionalProducer) -> ProgressRecord:
-        """Create the slot at the very first start; store its position in Kafka and the origin."""
-        found = primary.slot()
-        lsn = found.confirmed_flush_lsn if found is not None else None
-        if lsn is None:
-            lsn = primary.create_slot()
-            reach("slot created")
-        record = self._record(Position(0, lsn, 0), {})
-        producer.commit(record)
-        reach("first record")
-        self.heartbeat.moved = Moved(lsn, primary.move_origin(lsn))
-        return record
-
-    def _enter(self, record: ProgressRecord, producer: TransactionalProducer) -> ProgressRecord:
-        """Tell Kafka of a new timeline before its first change, so that no later start goes back.
-
-        The record also tells whatever else identifies the server, where it lacked that, and the
-        ends of partitions that hold instead of those noted before. What `record` tells of the
-        origin was true on the record's own timeline.
-        """
-        now = self._identity()
-        if record.timeline == self._timeline:
-            self.heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
-        known = all(getattr(record, name) == value for name, value in now.items())
-        if known and not producer.tails.renewed:
-            return record
-        moved = self.heartbeat.moved
-        record = record.model_copy(
-            update={
-                **now,
-                "ts_ms": time.time_ns() // 1_000_000,
-                "origin_lsn": moved.origin_lsn,
-                "wal_lsn": moved.wal_lsn,
-            }
-        )
-        producer.commit(record)
-        return record
-
-    def _identity(self) -> dict[str, Any]:
-        """Return a progress record's fields that identify the server of its events."""
-        selection = self._seen.selection
-        return {
-            "system_identifier": self._seen.server.system_identifier,
-            "timeline": self._timeline,
-            "history": dict(self._seen.switch_points),
-            "publication": selection.publication,
-            "publication_oid": selection.oid,
-            "source_origin": selection.origin,
-        }
-
-    def _record(self, position: Position, counts: Mapping[str, int]) -> ProgressRecord:
-        moved = self.heartbeat.moved
-        return ProgressRecord(
-            slot=self._source.slot,
-            **self._identity(),
-            commit_lsn=position.commit_lsn,
-            end_lsn=position.end_lsn,
-            seq=position.seq,
-            counts=dict(counts) if position.seq else {},
-            ts_ms=time.time_ns() // 1_000_000,
-            ahead_lsn=position.end_lsn + AHEAD_BYTES if self.heartbeat.commits_wait else 0,
-            origin_lsn=moved.origin_lsn,
-            wal_lsn=moved.wal_lsn,
-        )
 
     def _load_staged(self, topics: Topics, spool: Spool) -> list[PreparedRecord]:
         with topics.reader(prepared_topic(self._kafka.topic_prefix)) as reader:

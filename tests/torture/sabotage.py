@@ -18,6 +18,7 @@ from services.bridge.events.event import Event
 from services.bridge.progress import consistency, ledger
 from services.bridge.progress.ledger import Ledger, Position
 from services.bridge.recovery import start_check
+from services.bridge.recovery.resume_record import Records
 from services.bridge.sink import options, transactional_producer
 from services.bridge.sink.group_commit import GroupCommit
 from services.bridge.sink.options import producer_options
@@ -130,17 +131,17 @@ def _commit_unchecked() -> None:
 def _from_memory() -> None:
     """What was published last, whether or not Kafka has committed it."""
     memory: list[ProgressRecord] = []
-    record = session.Session._record
+    record = Records.at
     read = Topics.last_progress
 
-    def remembered(self: session.Session, position: Position, *rest: Any) -> ProgressRecord:
+    def remembered(self: Records, position: Position, *rest: Any) -> ProgressRecord:
         memory[:] = [record(self, position, *rest)]
         return memory[0]
 
     def last(self: Topics, slot: str) -> ProgressRecord | None:
         return memory[0] if memory else read(self, slot)
 
-    put(session.Session, "_record", remembered)
+    put(Records, "at", remembered)
     put(Topics, "last_progress", last)
 
 

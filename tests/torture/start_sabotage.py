@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from schemas.events import ProgressRecord
-from services.bridge import session
 from services.bridge.progress import consistency
 from services.bridge.recovery import (
     hanging_transactions,
@@ -13,6 +12,7 @@ from services.bridge.recovery import (
     staged_transactions,
     start_check,
 )
+from services.bridge.recovery.resume_record import Records
 from services.bridge.recovery.visible_record import read_visible
 from services.bridge.sink import partition_ends, producer_pair
 from services.bridge.source.database import Primary
@@ -58,12 +58,12 @@ def _no_turns() -> None:
 
 @mistake("a new timeline is not noted before its first change", "failover")
 def _timeline_not_entered() -> None:
-    def enter(self: session.Session, record: ProgressRecord, _producer: Any) -> ProgressRecord:
-        if record.timeline == self._timeline:
-            self.heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
+    def enter(self: Records, record: ProgressRecord, _producer: Any) -> ProgressRecord:
+        if record.timeline == self.timeline:
+            self._heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
         return record
 
-    put(session.Session, "_enter", enter)
+    put(Records, "_enter", enter)
 
 
 @mistake("another publication is not noticed", "stray bridge")

@@ -30,11 +30,12 @@ _PROBE_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A reachable host that accepts writes."""
+    """A reachable host. `read_only`: it takes no writes."""
 
     conninfo: str
     server: Server
     connection: Connection
+    read_only: bool
 
 
 def find_primary(settings: SourceSettings) -> Candidate:
@@ -58,6 +59,21 @@ def writable_servers(settings: SourceSettings) -> list[Server]:
 
 
 def _probe(conninfo: str) -> Candidate | SlotbridgeError:
+    """Connect to a host that accepts writes, or tell why not."""
+    found = connect(conninfo)
+    if isinstance(found, SlotbridgeError) or not found.read_only:
+        return found
+    found.connection.close()
+    return Retryable(
+        "the server is read-only" + (" (a standby)" if found.server.in_recovery else ""),
+        operation="connect",
+        subject=host_name(conninfo),
+        hint="name the primary in source.conninfo, or promote the standby",
+    )
+
+
+def connect(conninfo: str) -> Candidate | SlotbridgeError:
+    """Open the SQL session with one host, or tell why it can't be opened."""
     where = conninfo_to_dict(conninfo)
     options = f"{where.get('options') or ''} {_PROBE_OPTIONS}"
     subject = host_name(conninfo)
@@ -80,15 +96,7 @@ def _probe(conninfo: str) -> Candidate | SlotbridgeError:
         if error.sqlstate is None:
             return connect_error(str(error), subject)
         return server_error(error.sqlstate, error.diag.message_primary or "", "probe", subject)
-    if read_only:
-        connection.close()
-        return Retryable(
-            "the server is read-only" + (" (a standby)" if server.in_recovery else ""),
-            operation="connect",
-            subject=subject,
-            hint="name the primary in source.conninfo, or promote the standby",
-        )
-    return Candidate(conninfo, server, connection)
+    return Candidate(conninfo, server, connection, read_only)
 
 
 def _choose(results: list[Candidate | SlotbridgeError]) -> Candidate:

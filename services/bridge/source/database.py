@@ -2,9 +2,11 @@
 
 One ordinary connection, held as long as the session lasts. Its replication origin is session-owned
 (`pg_replication_origin_session_setup`), which makes it the lock that keeps a second bridge waiting.
+While changes flow, another one takes its place where the server ends it (`sql_session`).
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 import psycopg
@@ -14,12 +16,14 @@ from schemas.errors import ExitCode, SetupError, SlotbridgeError
 from schemas.events import HEARTBEAT_PREFIX
 from schemas.lsn import format_lsn
 from schemas.settings import SourceSettings
+from services.bridge import metrics
 from services.bridge.pgoutput.type_names import PgType
 from services.bridge.progress.consistency import Selection
 from services.bridge.progress.errors import publication_gone
 from services.bridge.source.candidates import find_primary
 from services.bridge.source.replication_connection import cut_off_after, walsender_name
 from services.bridge.source.server_errors import connect_error, server_error
+from services.bridge.source.sql_session import SqlSessionEnded, connect_again, in_any_session
 from services.bridge.source.type_catalog import money_digits, read_types
 from services.bridge.source.visibility import await_visible
 from services.postgres import slots
@@ -32,7 +36,7 @@ from services.postgres.publications import (
     published_columns,
     rows_before,
 )
-from services.postgres.server import Server, is_synchronous_standby, written_lsn
+from services.postgres.server import Server, is_synchronous_standby, setting, written_lsn
 from services.postgres.slots import Slot, SlotStatistics
 
 logger = structlog.get_logger(__name__)
@@ -58,12 +62,32 @@ class Primary:
         self.server = chosen.server
         self._connection = chosen.connection
         self._origin_owned = False
+        self._pid = 0
+        """Of the server's process that owns the origin."""
+        self.streams = False
+        """Whether the replication connection streams, so that the server is known to be there."""
         self._slot_read = False
         self._publication_oid: int | None = None
 
     def close(self) -> None:
         """End the session, and with it the ownership of the origin."""
         self._connection.close()
+
+    def reopen(self, ended: SqlSessionEnded) -> None:
+        """Open another session with the same server, and own the origin in it.
+
+        Raises SqlSessionEnded where the server lets no other be opened, Retryable where another
+        bridge owns the origin by now, or another server answers.
+        """
+        self._connection.close()
+        if not self.streams:
+            raise ended
+        slot = self._settings.slot
+        self._connection = connect_again(self.conninfo, self.server, slot, self._pid)
+        self._origin_owned = False
+        with self._statement("take the origin again"):
+            self._own_origin()
+        logger.info("opened another SQL session", slot=slot, reason=ended.message)
 
     def prepare(self) -> None:
         """Check the server and take the origin, where there is one. Nothing is made.
@@ -92,6 +116,7 @@ class Primary:
                 logger.info("created origin", origin=self.origin)
             self._own_origin()
 
+    @in_any_session
     def wal_lsn(self) -> int:
         """Where the server's WAL is flushed up to."""
         with self._statement("read the WAL's position"):
@@ -182,11 +207,13 @@ class Primary:
             ).fetchone()
             return int(row[0]) if row is not None else 0
 
+    @in_any_session
     def primary_key(self, relation_oid: int) -> PrimaryKey | None:
         """Return a table's primary key as it is now, None when the table is gone."""
         with self._statement("read the primary key"):
             return primary_key(self._connection, relation_oid)
 
+    @in_any_session
     def await_visible(self, xid: int, while_waiting: Callable[[], None]) -> bool:
         """Wait until the catalog shows what the transaction `xid` made; False if it does not.
 
@@ -203,6 +230,7 @@ class Primary:
         with self._statement("read the publication"):
             return published_columns(self._connection, self._settings.publication)
 
+    @in_any_session
     def types(self, oids: Iterable[int]) -> list[PgType]:
         """Return the types of `oids` and the types that these consist of, without dropped ones."""
         with self._statement("read the types"):
@@ -213,14 +241,18 @@ class Primary:
         with self._statement("read the locale"):
             return money_digits(self._connection)
 
-    def move_origin(self, lsn: int) -> int:
+    @in_any_session
+    def move_origin(self, lsn: int) -> int | None:
         """Record `lsn` in the origin, with the heartbeat message, in one small transaction.
 
         Return where that transaction's commit ends, or later. It was flushed (synchronous_commit =
-        local), so that no crash of the server takes it back.
+        local), so that no crash of the server takes it back. None on a server that takes no writes,
+        which may be fenced for a switchover: nothing of ours is to lie behind its last commit.
         """
         with self._statement("move the origin"):
             with self._connection.transaction():
+                if setting(self._connection, "transaction_read_only") == "on":
+                    return None
                 self._connection.execute(
                     "SELECT pg_replication_origin_xact_setup(%s::pg_lsn, clock_timestamp()),"
                     " pg_logical_emit_message(true, %s, %s)",
@@ -228,6 +260,7 @@ class Primary:
                 )
             return written_lsn(self._connection)
 
+    @in_any_session
     def slot_seen(self) -> tuple[Slot | None, SlotStatistics | None]:
         """Return the slot and the server's statistics of it, as they are now."""
         name = self._settings.slot
@@ -237,6 +270,7 @@ class Primary:
                 slots.read_slot_statistics(self._connection, name),
             )
 
+    @in_any_session
     def check_publication(self) -> None:
         """Raise SetupError when the publication is gone: the server then sends nothing, silently.
 
@@ -249,11 +283,13 @@ class Primary:
         if oid is None or oid != self._publication_oid:
             raise publication_gone(name, made_again=oid is not None)
 
+    @in_any_session
     def commits_wait(self) -> bool:
         """Whether the server lists the bridge's walsender in synchronous_standby_names."""
         with self._statement("read the state of replication"):
             return is_synchronous_standby(self._connection, walsender_name(self._settings.slot))
 
+    @in_any_session
     def withheld_by(self) -> tuple[str, ...]:
         """Return the standbys, and their states, that the walsender awaits to send a commit."""
         with self._statement("read the state of replication"):
@@ -273,21 +309,35 @@ class Primary:
     def _own_origin(self) -> None:
         if self._origin_owned:
             return
-        self._connection.execute(
-            "SELECT set_config('idle_session_timeout', %s, false),"
+        row = self._connection.execute(
+            "SELECT pg_backend_pid(), set_config('idle_session_timeout', %s, false),"
             " pg_replication_origin_session_setup(%s)",
             [f"{self._idle_timeout_ms}ms", self.origin],
-        )
+        ).fetchone()
+        self._pid = int(row[0]) if row is not None else 0
         self._origin_owned = True
 
     @contextlib.contextmanager
     def _statement(self, operation: str) -> Iterator[None]:
         """Translate psycopg's errors; cut the connection off when the server does not answer."""
+        was_open, since = not self._connection.closed, time.monotonic()
         try:
             with cut_off_after(self._deadline_s, self._connection.fileno()):
                 yield
         except psycopg.Error as error:
-            raise self._translated(error, operation) from error
+            translated = self._translated(error, operation)
+            if self._connection.closed and time.monotonic() - since < self._deadline_s:
+                if was_open and self.streams:
+                    metrics.SQL_SESSIONS_LOST.inc()
+                subject = f"slot {self._settings.slot}"
+                raise SqlSessionEnded(
+                    translated.message,
+                    operation=operation,
+                    subject=subject,
+                    hint=translated.hint,
+                    exit_code=translated.exit_code,
+                ) from error
+            raise translated from error
 
     def _translated(self, error: psycopg.Error, operation: str) -> SlotbridgeError:
         message = error.diag.message_primary or str(error)

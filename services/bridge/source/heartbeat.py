@@ -2,6 +2,10 @@
 
 The publication is there; whether commits wait for the bridge; whether the server withholds commits
 for standbys; and the origin is moved, by a transaction that also advances an idle slot.
+
+A server that is fenced for a switchover is asked, but nothing is written there. Where the server
+lets no SQL session be opened, the bridge goes on with what the replication connection brings, and
+tells that nothing of this is judged; not for longer than a start may take.
 """
 
 import time
@@ -14,10 +18,14 @@ from services.bridge import metrics
 from services.bridge.failpoints import reach
 from services.bridge.progress.ledger import Ledger
 from services.bridge.source.database import Primary
+from services.bridge.source.sql_session import SqlSessionEnded
 
 logger = structlog.get_logger(__name__)
 
 NEVER_RECEIVED: Final = -1
+_RETRY_SHARE: Final = 5
+"""How many times as long as an attempt to open an SQL session the bridge waits for the next."""
+_CHECKS: Final = "the publication, synchronous_standby_names, synchronized_standby_slots, the slot"
 
 
 class Moved(NamedTuple):
@@ -33,8 +41,12 @@ class Moved(NamedTuple):
 class Heartbeat:
     """One for each session. `due` is when to perform it again (time.monotonic)."""
 
-    def __init__(self, slot: str, *, interval_ms: int) -> None:
+    def __init__(self, slot: str, *, interval_ms: int, patience_ms: int) -> None:
+        """`patience_ms`: how long the server may let no SQL session be opened."""
         self._slot = slot
+        self._patience_s = patience_ms / 1000
+        self._unjudged_since: float | None = None
+        self._read_only = False
         self.held: Callable[[], metrics.Held] = metrics.Held
         """What the session's spool holds, for the metrics."""
         self._written = (0, 0.0)
@@ -49,13 +61,27 @@ class Heartbeat:
 
     @property
     def obstacle(self) -> str:
-        """Why the server sends no commits; "" while it does."""
+        """Why the server sends no commits, or may send none unnoticed; "" while it does."""
+        if self._unjudged_since is not None:
+            return f"not judged: {_CHECKS}: the server lets no SQL session be opened"
         if not self._withheld_by:
             return ""
         return f"the server withholds commits until a standby has them: {self._withheld_by[0]}"
 
     def perform(self, primary: Primary, ledger: Ledger) -> None:
-        """Do all of it now. Raises SlotbridgeError."""
+        """Do all of it now, as far as the server lets it be done. Raises SlotbridgeError."""
+        began = time.monotonic()
+        try:
+            self._perform(primary, ledger)
+        except SqlSessionEnded as error:
+            self._go_on_without(error, began)
+        else:
+            if self._unjudged_since is not None:
+                logger.info("an SQL session could be opened: all is judged again", slot=self._slot)
+            self._unjudged_since = None
+            self.due = time.monotonic() + self.interval_s
+
+    def _perform(self, primary: Primary, ledger: Ledger) -> None:
         primary.check_publication()
         self.commits_wait = primary.commits_wait()
         self._tell_of_standbys(primary, ledger.received)
@@ -63,6 +89,10 @@ class Heartbeat:
         reach("before origin")
         wal_lsn = primary.move_origin(lsn)
         reach("after origin")
+        self._tell_of_writes(read_only=wal_lsn is None)
+        if wal_lsn is None:
+            metrics.LIVE.observe(self.held(), *primary.slot_seen(), primary.wal_lsn())
+            return
         self.moved = Moved(lsn, wal_lsn)
         self.delivered(ledger.durable.end_lsn)
         self._written = (wal_lsn, time.time())
@@ -70,7 +100,34 @@ class Heartbeat:
         if ledger.outstanding:
             reach("origin while open")
         metrics.ORIGIN_LSN.set(lsn)
-        self.due = time.monotonic() + self.interval_s
+
+    def _go_on_without(self, error: SqlSessionEnded, began: float) -> None:
+        """Tell once what is not judged; raise `error` where that has lasted for too long."""
+        now = time.monotonic()
+        if self._unjudged_since is None:
+            self._unjudged_since = now
+            logger.warning(
+                "the server has ended the SQL session and lets no other be opened: changes still "
+                "flow, but no heartbeat is written and nothing else is judged",
+                slot=self._slot,
+                reason=error.message,
+                not_judged=_CHECKS,
+            )
+        if now - self._unjudged_since > self._patience_s:
+            raise error
+        metrics.LIVE.observe(self.held(), None, None, 0)
+        self.due = now + max(self.interval_s, _RETRY_SHARE * (now - began))
+
+    def _tell_of_writes(self, *, read_only: bool) -> None:
+        """Log once that the server takes no writes, and once that it does again."""
+        if read_only and not self._read_only:
+            logger.warning(
+                "the server takes no writes: no heartbeat is written until it does",
+                slot=self._slot,
+            )
+        elif self._read_only and not read_only:
+            logger.info("the server takes writes again: heartbeats go on", slot=self._slot)
+        self._read_only = read_only
 
     def delivered(self, durable_lsn: int) -> None:
         """Kafka has everything up to there; perhaps all that was there at the last heartbeat."""

@@ -36,8 +36,6 @@ def test_every_query_is_answered(
         *(tmp_path, both(trio), kafka, topic_prefix),
         loaded=False,
         http_port=port,
-        # A heartbeat that meets the fence ends the session, and a fenced primary opens no other.
-        heartbeat_interval_ms=20_000,
     )
     prepare(trio, bridge)
     config = configuration(

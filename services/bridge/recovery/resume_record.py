@@ -1,0 +1,105 @@
+"""The progress record that a session goes on from, and those that it writes afterwards."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from schemas.events import ProgressRecord
+from services.bridge.failpoints import reach
+from services.bridge.progress.consistency import Witnesses
+from services.bridge.progress.ledger import Position
+from services.bridge.sink.transactional_producer import TransactionalProducer
+from services.bridge.source.database import Primary
+from services.bridge.source.heartbeat import Heartbeat, Moved
+
+AHEAD_BYTES: Final = 16 * 2**20
+"""How much WAL without events the slot may be confirmed ahead of Kafka's record."""
+
+
+class Records:
+    """Makes the progress records of one session, from the time its witnesses agreed (`seen`)."""
+
+    seen: Witnesses
+
+    def __init__(self, slot: str, heartbeat: Heartbeat) -> None:
+        self._slot = slot
+        self._heartbeat = heartbeat
+
+    @property
+    def timeline(self) -> int:
+        """The timeline of the server that this session streams from."""
+        return self.seen.server.timeline
+
+    def resume(
+        self, record: ProgressRecord | None, primary: Primary, producer: TransactionalProducer
+    ) -> ProgressRecord:
+        """Return the record to go on from: `record` as this server has it, or the very first."""
+        return self._enter(record, producer) if record else self._begin(primary, producer)
+
+    def at(self, position: Position, counts: Mapping[str, int]) -> ProgressRecord:
+        """Make the record of `position`, with the counts by table of a transaction so far."""
+        moved = self._heartbeat.moved
+        return ProgressRecord(
+            slot=self._slot,
+            **self._identity(),
+            commit_lsn=position.commit_lsn,
+            end_lsn=position.end_lsn,
+            seq=position.seq,
+            counts=dict(counts) if position.seq else {},
+            ts_ms=time.time_ns() // 1_000_000,
+            ahead_lsn=position.end_lsn + AHEAD_BYTES if self._heartbeat.commits_wait else 0,
+            origin_lsn=moved.origin_lsn,
+            wal_lsn=moved.wal_lsn,
+        )
+
+    def _begin(self, primary: Primary, producer: TransactionalProducer) -> ProgressRecord:
+        """Create the slot at the very first start; store its position in Kafka and the origin."""
+        found = primary.slot()
+        lsn = found.confirmed_flush_lsn if found is not None else None
+        if lsn is None:
+            lsn = primary.create_slot()
+            reach("slot created")
+        record = self.at(Position(0, lsn, 0), {})
+        producer.commit(record)
+        reach("first record")
+        wal_lsn = primary.move_origin(lsn)
+        if wal_lsn is not None:
+            self._heartbeat.moved = Moved(lsn, wal_lsn)
+        return record
+
+    def _enter(self, record: ProgressRecord, producer: TransactionalProducer) -> ProgressRecord:
+        """Tell Kafka of a new timeline before its first change, so that no later start goes back.
+
+        The record also tells whatever else identifies the server, where it lacked that, and the
+        ends of partitions that hold instead of those noted before. What `record` tells of the
+        origin was true on the record's own timeline.
+        """
+        now = self._identity()
+        if record.timeline == self.timeline:
+            self._heartbeat.moved = Moved(record.origin_lsn, record.wal_lsn)
+        known = all(getattr(record, name) == value for name, value in now.items())
+        if known and not producer.tails.renewed:
+            return record
+        moved = self._heartbeat.moved
+        record = record.model_copy(
+            update={
+                **now,
+                "ts_ms": time.time_ns() // 1_000_000,
+                "origin_lsn": moved.origin_lsn,
+                "wal_lsn": moved.wal_lsn,
+            }
+        )
+        producer.commit(record)
+        return record
+
+    def _identity(self) -> dict[str, Any]:
+        """Return a progress record's fields that identify the server of its events."""
+        selection = self.seen.selection
+        return {
+            "system_identifier": self.seen.server.system_identifier,
+            "timeline": self.timeline,
+            "history": dict(self.seen.switch_points),
+            "publication": selection.publication,
+            "publication_oid": selection.oid,
+            "source_origin": selection.origin,
+        }
