@@ -74,7 +74,7 @@ class SlotbridgeError(Exception):
             self.exit_code = exit_code
 
     def __str__(self) -> str:
-        """One line: ``operation: message (subject, lsn). Hint: remedy``."""
+        """Return one line: ``operation: message (subject, lsn). Hint: remedy``."""
         where = ", ".join(
             part
             for part in (self.subject, "" if self.lsn is None else f"at LSN {format_lsn(self.lsn)}")

@@ -333,7 +333,7 @@ def table_topic(prefix: str, schema: str, table: str) -> str:
 
 
 def legal_topic(name: str) -> str:
-    """`name` with every character that Kafka forbids in a topic replaced by `_`."""
+    """Replace every character of `name` that Kafka forbids in a topic by `_`."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
 
 

@@ -25,12 +25,12 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def column_matches(pattern: str, column: str) -> bool:
-    """Whether a name fits a pattern with `*`."""
+    """Tell whether a name fits a pattern with `*`."""
     return _compiled(pattern).fullmatch(column) is not None
 
 
 def table_matches(pattern: str, schema: str, table: str) -> bool:
-    """Whether a table fits `schema.table` with `*`; the first dot parts the two."""
+    """Tell whether a table fits `schema.table` with `*`; the first dot parts the two."""
     of_schema, _, of_table = pattern.partition(".")
     return column_matches(of_schema, schema) and column_matches(of_table, table)
 
@@ -47,14 +47,14 @@ class Naming:
         self._own = own_topics(prefix)
 
     def included(self, schema: str, table: str) -> bool:
-        """Whether anything of the table is published."""
+        """Tell whether anything of the table is published."""
         include, exclude = self._shaping.include, self._shaping.exclude
         if include and not any(table_matches(pattern, schema, table) for pattern in include):
             return False
         return not any(table_matches(pattern, schema, table) for pattern in exclude)
 
     def publishes(self, schema: str, table: str) -> bool:
-        """Whether the table has a topic of its own: it is included, and no outbox."""
+        """Tell whether the table has a topic of its own: it is included, and not an outbox."""
         outbox = self._shaping.outbox
         return self.included(schema, table) and not (
             outbox is not None and table_matches(outbox.table, schema, table)
@@ -116,7 +116,7 @@ class Naming:
         return _expression(self._outbox, self._prefix) if self._outbox else r"(?!)"
 
     def outbox_is_ours(self) -> bool:
-        """Whether no other prefix has the same outbox topics."""
+        """Tell whether no other prefix has the same outbox topics."""
         return "{prefix}" in self._outbox
 
 

@@ -291,7 +291,7 @@ class FailoverSettings(_Section):
     @field_validator("advertised", mode="before")
     @classmethod
     def _listed(cls, given: object) -> object:
-        """One address needs no list."""
+        """Read a single address as a list of one."""
         if not isinstance(given, dict):
             return given
         return {n: (each,) if isinstance(each, str) else each for n, each in given.items()}

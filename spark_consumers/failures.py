@@ -49,7 +49,7 @@ def translated(error: Exception, operation: str) -> SlotbridgeError:
 
 
 def _text(error: Exception) -> str:
-    """Everything an exception and its causes say, Java's included."""
+    """Join all that an exception and its causes say, Java's included."""
     parts = [str(error)]
     java = getattr(error, "java_exception", None)
     if java is not None:

@@ -10,18 +10,18 @@ from pyspark.sql import types as T
 
 
 def quoted(name: str) -> str:
-    """`name` as one identifier."""
+    """Quote `name` as one identifier."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def literal(text: str) -> str:
-    """`text` as a string."""
+    """Quote `text` as a string."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def literals(texts: Iterable[str]) -> str:
-    """`texts` as the arguments of a function, or of IN."""
+    """Quote `texts` as the arguments of a function, or of IN."""
     return ", ".join(map(literal, texts))
 
 

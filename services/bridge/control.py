@@ -98,7 +98,7 @@ def source_at(source: SourceSettings, body: bytes | None) -> SourceSettings:
 
 
 def _wrong(servers: list[Server], known: Server | None) -> str:
-    """Why the bridge must not go there; "" also where nothing can be said."""
+    """Return why the bridge must not go to these servers, "" also where nothing can be said."""
     if known is None or not servers:
         return ""
     ours = [s for s in servers if s.system_identifier == known.system_identifier]

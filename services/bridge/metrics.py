@@ -282,7 +282,7 @@ class Live(Collector):
             self._delivered_s = None
 
     def delivered(self, at_s: float) -> None:
-        """Kafka has every commit of the server up to `at_s` (Unix time)."""
+        """Note that Kafka has every commit of the server up to `at_s` (Unix time)."""
         if self._delivered_s is None or at_s > self._delivered_s:
             self._delivered_s = at_s
 

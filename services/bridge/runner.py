@@ -45,7 +45,7 @@ class Backoff:
         self._in_vain = 0
 
     def pause_s(self, reached: Position) -> float:
-        """Seconds to wait after a session in whose time Kafka had `reached`."""
+        """Return the seconds to wait after a session during which Kafka had `reached`."""
         if self._reached is None or reached > self._reached:
             self._reached = reached
             self._in_vain = 0
@@ -81,7 +81,7 @@ class Runner:
         self._last_failure = ""
 
     def healthy(self) -> bool:
-        """Whether the loop turns: streaming, or still within the deadline for connecting."""
+        """Tell whether the loop turns: it streams, or may still connect before the deadline."""
         session = self._session
         last = session.beat if session is not None else self._opening_since
         allowed = self._bridge.connect_deadline_ms / 1000 if session is None else 0.0
@@ -93,12 +93,12 @@ class Runner:
         return session is not None and not session.heartbeat.obstacle
 
     def waiting_for(self) -> str:
-        """Why changes do not flow: the last failure to open a session, or what holds it up."""
+        """Return why changes do not flow: the last failure to open a session, or an obstacle."""
         session = self._session
         return self._last_failure if session is None else session.heartbeat.obstacle
 
     def available(self) -> bool:
-        """Whether this bridge has a session, or waits to take over from the one that has."""
+        """Tell whether this bridge has a session, or waits to take over another bridge's."""
         return self._session is not None or self._standing_by
 
     def move(self, source: SourceSettings) -> None:
@@ -110,7 +110,7 @@ class Runner:
         self._moved.set()
 
     def is_set(self) -> bool:
-        """Whether the session is to end: a stop was asked for, or a move."""
+        """Tell whether the session is to end: a stop was asked for, or a move."""
         return self._stop.is_set() or self._moved.is_set()
 
     def run(self) -> None:
@@ -189,7 +189,7 @@ class Runner:
             self._standing_by = False
 
     def _pause_s(self, state: tenacity.RetryCallState) -> float:
-        """Seconds until the next attempt: short for a stand-by, which takes over the sooner."""
+        """Return the seconds until the next attempt; few for a stand-by, which is to take over."""
         return STANDBY_PAUSE_S if self._standing_by else _GROWING(state)
 
     def _tell_retry(self, state: tenacity.RetryCallState) -> None:

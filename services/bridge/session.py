@@ -209,7 +209,7 @@ class Session:
     def _build(
         self, primary: Primary, topics: Topics, start: Position, counts: Mapping[str, int]
     ) -> Pipeline:
-        """From pgoutput's bytes to portions, for what comes after `start`."""
+        """Build the pipeline from pgoutput's bytes to portions, for what comes after `start`."""
         prefix, slot = self._kafka.topic_prefix, self._source.slot
         shaping = Shaping(self._shaping, prefix)
         warn_of_unmatched(shaping, primary)
@@ -306,7 +306,7 @@ class Session:
             group_commit.hurry()
 
     def _breathe(self) -> None:
-        """In the middle of long work: the server hears from us, and keeps the origin for us."""
+        """Answer the server in the middle of long work, and keep the origin's session alive."""
         reach("breathing")
         self._feedback.while_waiting()
         self._beat(time.monotonic())

@@ -111,7 +111,7 @@ def rebuild(changes: Iterable[Change]) -> Rebuilt:
 
 
 def compare(copies: Copies) -> list[TableResult]:
-    """One result for each table of the database."""
+    """Return one result for each table of the database."""
     results = []
     for table, truth in sorted(copies.database.items()):
         kafka = copies.kafka.get(table, Rebuilt(Counter(), 0, 0, 0))

@@ -23,7 +23,7 @@ _MARKERS_S: Final = 2.0
 
 
 def database_rows(conninfo: str, tables: tuple[str, ...]) -> dict[str, Rows]:
-    """Every row of `tables` in one snapshot, with values in the envelope's JSON forms."""
+    """Read every row of `tables` in one snapshot, with values in the envelope's JSON forms."""
     result = {}
     with psycopg.connect(conninfo) as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -66,10 +66,10 @@ def _changes(bootstrap_servers: str, topic: str) -> Iterator[Change]:
 def decided_ends(
     consumer: Consumer, bootstrap_servers: str, places: Sequence[TopicPartition]
 ) -> dict[tuple[str, int], int]:
-    """Up to where a read_committed `consumer` may read each of `places`.
+    """Return the offset up to which a read_committed `consumer` may read each of `places`.
 
-    Kafka acknowledges a commit before it writes the markers that make it visible: what was written
-    before this call is waited for, but not for long; it may belong to a transaction that hangs.
+    Kafka acknowledges a commit before it writes the markers that make it visible. What was written
+    before this call is waited for, but not for long: it may belong to a transaction that hangs.
     """
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]

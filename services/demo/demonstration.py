@@ -169,7 +169,7 @@ class _Demonstration:
             services.stop_tables()
 
     def _compare_all(self) -> tuple[dict[str, Any], list[TableResult]]:
-        """With faults to plant: once before they are, too (`before_plant`)."""
+        """Compare the copies; with faults to plant, also once before they are (`before_plant`)."""
         with self._display.stage("verify the Iceberg tables"):
             verified = self._services.verify_tables()
         figures, results = self._compare(verified)
@@ -283,7 +283,7 @@ class _Writable(threading.Thread):
                 return
 
     def seconds(self) -> float:
-        """Seconds from `start` to the first transaction that was taken."""
+        """Return the seconds from `start` to the first transaction that was accepted."""
         self.join(_WRITABLE_TIMEOUT_S)
         if self._ended is None:
             raise Retryable(

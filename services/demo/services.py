@@ -35,7 +35,7 @@ class Services:
         self._runs = 0
 
     def write_config(self) -> None:
-        """One file for all three; nothing in it names which node is primary."""
+        """Write one file for all three services, which does not name the node that is primary."""
         bed = self._bed
         ports = f"{bed.primary.port},{bed.standby.port}"
         hosts = "127.0.0.1,127.0.0.1"
@@ -78,13 +78,13 @@ class Services:
         self._tables = self._spawn("slottables", "run", "--json")
 
     def stop_bridge(self) -> None:
-        """SIGTERM and wait; raises SlotbridgeError unless it exits with 0."""
+        """Stop the bridge by SIGTERM and wait. Raise SlotbridgeError unless it exits with 0."""
         assert self._bridge is not None
         process, self._bridge = self._bridge, None
         self._stop("slotbridge", process)
 
     def stop_tables(self) -> None:
-        """SIGTERM and wait; raises SlotbridgeError unless it exits with 0."""
+        """Stop slottables by SIGTERM and wait. Raise SlotbridgeError unless it exits with 0."""
         assert self._tables is not None
         process, self._tables = self._tables, None
         self._stop("slottables", process)
@@ -96,7 +96,7 @@ class Services:
                 raise self._ended(name, process.returncode)
 
     def slots_ready(self) -> bool:
-        """Whether `slotfailover check` finds every failover slot ready."""
+        """Tell whether `slotfailover check` finds every failover slot ready."""
         return self._ask("slotfailover", "check", "--json")[0] == 0
 
     def fail_over(self) -> dict[str, Any]:

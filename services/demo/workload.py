@@ -16,12 +16,12 @@ _PROCESSED = re.compile(r"number of transactions actually processed: (\d+)")
 
 
 def make_tables(server: PostgresServer, dbname: str) -> None:
-    """Empty tables with their primary keys, so that every row arrives as a change."""
+    """Create empty tables with primary keys, so that every row arrives as a change."""
     server.run_tool("pgbench", ["-i", "-q", "-I", "dtp", server.conninfo(dbname)])
 
 
 def load(server: PostgresServer, dbname: str, scale: int) -> None:
-    """pgbench's own rows: a truncate and a COPY in one transaction."""
+    """Load pgbench's own rows, by a truncate and a COPY in one transaction."""
     server.run_tool("pgbench", ["-i", "-q", "-I", "g", "-s", str(scale), server.conninfo(dbname)])
 
 
@@ -41,7 +41,7 @@ def start(
 
 
 def acknowledged(bed: Bed, name: str) -> int:
-    """How many transactions the clients of `name` saw committed, from pgbench's own report."""
+    """Return how many transactions the clients of `name` saw committed, from pgbench's report."""
     text = bed.processes.log_path(name).read_text(encoding="utf-8", errors="replace")
     found = _PROCESSED.search(text)
     if found is None:

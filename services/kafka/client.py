@@ -71,7 +71,7 @@ Client = TypeVar("Client")
 
 
 def passing(error: KafkaError) -> bool:
-    """Whether the same request may succeed later.
+    """Tell whether the same request may succeed later.
 
     `KafkaError.retriable()` tells it only of errors that librdkafka's transactional calls return:
     it is False for every error that has a code alone.
@@ -116,7 +116,7 @@ class Complaints:
             self.refusal = error
 
     def explained(self, error: KafkaException, operation: str, subject: str) -> SlotbridgeError:
-        """As `kafka_error`, by what was said before `error` where that tells more."""
+        """Return the `kafka_error` of what was said before `error`, where that tells more."""
         if self.refusal is not None:
             return kafka_error(KafkaException(self.refusal), operation, subject)
         said = error.args[0].str() if self.last is None else self.last.str()
@@ -225,7 +225,7 @@ def refused_topic(cause: KafkaError, operation: str, topic: str) -> TopicRefused
 
 
 def _is_distrust(error: KafkaError) -> bool:
-    """Whether a certificate was refused; a handshake that a dying broker cut short is not that.
+    """Tell whether a certificate was refused, and not a handshake cut short by a dying broker.
 
     What a broker refuses comes after the handshake (TLS 1.3), as a failed read.
     """

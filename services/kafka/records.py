@@ -50,9 +50,10 @@ class TopicReader:
         self._consumer.close()
 
     def bounds(self) -> tuple[int, int]:
-        """(first offset, offset after the last one), open transactions included.
+        """Return (first offset, offset after the last one), open transactions included.
 
-        Asked read_uncommitted: a read_committed consumer is told the last stable offset instead.
+        The question is asked as read_uncommitted: a read_committed consumer would be told the last
+        stable offset instead.
         """
         options = {**self._options, "isolation.level": "read_uncommitted"}
         asking = make_client(Consumer, options)
@@ -189,7 +190,7 @@ def newest(
 
 
 def no_such_topic(error: SlotbridgeError) -> bool:
-    """Whether reading failed since the topic is not there."""
+    """Tell whether a read failed because the topic does not exist."""
     cause = error.__cause__
     unknown = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION)
     return isinstance(cause, KafkaException) and cause.args[0].code() in unknown

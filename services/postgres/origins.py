@@ -4,7 +4,7 @@ from services.postgres.server import Connection
 
 
 def origin_exists(connection: Connection, origin: str) -> bool:
-    """Whether the replication origin is known to the server."""
+    """Tell whether the server knows the replication origin."""
     row = connection.execute(
         "SELECT EXISTS (SELECT FROM pg_replication_origin WHERE roname = %s)", [origin]
     ).fetchone()
@@ -25,7 +25,7 @@ def origin_progress(connection: Connection, origin: str) -> int | None:
 
 
 def read_origins(connection: Connection) -> dict[str, int]:
-    """Every replication origin that has been moved -> its position in bytes."""
+    """Return every replication origin that has been moved -> its position in bytes."""
     rows = connection.execute(
         "SELECT external_id, (remote_lsn - '0/0')::bigint FROM pg_replication_origin_status"
         " WHERE external_id IS NOT NULL AND remote_lsn > '0/0'"

@@ -45,7 +45,7 @@ _SERVER: LiteralString = """
 
 
 def read_server(connection: Connection) -> Server:
-    """Identity, timeline and the settings that replication depends on, from any server >= 9.6.
+    """Read identity, timeline and settings for replication, from any server >= 9.6.
 
     The timeline is that of the WAL being written (primary) or received (standby).
     """
@@ -54,7 +54,7 @@ def read_server(connection: Connection) -> Server:
 
 
 def is_synchronous_standby(connection: Connection, application_name: str) -> bool:
-    """Whether commits wait, or may come to wait, for the walsender of that name."""
+    """Tell whether commits wait, or may come to wait, for the walsender of that name."""
     row = connection.execute(
         "SELECT EXISTS (SELECT FROM pg_stat_replication"
         " WHERE application_name = %s AND sync_state <> 'async')",

@@ -75,13 +75,13 @@ _SLOTS: LiteralString = """
 
 
 def read_slots(connection: Connection) -> list[Slot]:
-    """Every slot of the server, by name (PostgreSQL 17 or newer)."""
+    """Read every slot of the server, by name (PostgreSQL 17 or newer)."""
     with connection.cursor(row_factory=class_row(Slot)) as cursor:
         return cursor.execute(_SLOTS + " ORDER BY slot_name").fetchall()
 
 
 def read_slot(connection: Connection, slot: str) -> Slot | None:
-    """One slot, or None where there is none of that name."""
+    """Read one slot, None where there is none of that name."""
     with connection.cursor(row_factory=class_row(Slot)) as cursor:
         return cursor.execute(_SLOTS + " WHERE slot_name = %s", [slot]).fetchone()
 
@@ -113,10 +113,10 @@ def create_failover_slot(connection: Connection, slot: str, *, two_phase: bool =
 
 
 def withheld_by(connection: Connection, application_name: str) -> tuple[str, ...]:
-    """Why the walsender of that name sends no commits: `slot: state` of the standbys it awaits.
+    """Return why a walsender sends no commits: `slot: state` of the standbys that it awaits.
 
-    Empty while it awaits none. Those that are only behind are told where no other is the cause.
-    Source: slot.c, StandbySlotsHaveCaughtup; the event is WaitForStandbyConfirmation.
+    Empty while it awaits none. Standbys that are only behind are named where there is no other
+    cause. Source: slot.c, StandbySlotsHaveCaughtup; the event is WaitForStandbyConfirmation.
     """
     rows = connection.execute(
         """

@@ -273,7 +273,7 @@ def _storage_error(error: OSError, folder: Path) -> SetupError:
 
 @contextlib.contextmanager
 def _sigterm_unwinds() -> Iterator[None]:
-    """SIGTERM raises SystemExit(143) in the main thread, unless the program handles it itself."""
+    """Let SIGTERM raise SystemExit(143) in the main thread, unless the program handles it."""
 
     def unwind(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

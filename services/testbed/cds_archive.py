@@ -29,13 +29,13 @@ def options(
     *,
     cache: Path | None = None,
 ) -> tuple[str, ...]:
-    """Java's options to start the program `name` with what it loaded in an earlier run.
+    """Return Java's options to start `name` with the classes that an earlier run loaded.
 
-    `run` starts and ends it once with the option that it is given, when there is no archive yet.
-    `java_options`: those of every run. () where the Java has no archive of its own classes to build
-    on, as the package's, when none was made, or the cache can't be written: the program starts as
-    well without. Raises what `run` raises, and Retryable when another process makes an archive for
-    too long.
+    `run` starts and ends the program once with the option that it is given, when there is no
+    archive yet. `java_options`: those of every run. Return () where the Java has no archive of its
+    own classes to build on, as the package's, when none was made, or when the cache can't be
+    written: the program starts as well without. Raise what `run` raises, and Retryable when another
+    process makes an archive for too long.
     """
     version = version_text(java)
     if "sharing" not in version:
@@ -58,7 +58,7 @@ def _writable(folder: Path) -> bool:
 
 
 def _make(archive: Path, run: Callable[[str], None]) -> None:
-    """Java writes at its end; a run that is killed leaves nothing that counts."""
+    """Make an archive, which Java writes at its end; a run that is killed leaves none."""
     partial = archive.with_suffix(".partial")
     partial.unlink(missing_ok=True)
     run(f"-XX:ArchiveClassesAtExit={partial}")
@@ -67,7 +67,7 @@ def _make(archive: Path, run: Callable[[str], None]) -> None:
 
 
 def _remove_others(archive: Path, name: str) -> None:
-    """Those of other versions; a Java that has one open keeps it."""
+    """Remove the archives of other versions; a Java that has one open keeps it."""
     for other in archive.parent.glob(f"{name}-*.jsa"):
         if other != archive:
             other.unlink(missing_ok=True)

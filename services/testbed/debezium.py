@@ -165,7 +165,7 @@ class Debezium:
             self._worker = None
 
     def kill(self) -> None:
-        """SIGKILL Connect and wait for its end."""
+        """Kill Connect (SIGKILL) and wait for its end."""
         if self._worker is not None:
             self._worker.kill()
             self._worker.wait(timeout=_STOP_TIMEOUT_S)
@@ -194,7 +194,7 @@ class Debezium:
         return path
 
     def _streaming(self) -> bool:
-        """Whether every connector's slot is in use."""
+        """Tell whether every connector's slot is in use."""
         return all(_in_use(connector) for connector in self.connectors)
 
     def _reason(self) -> str:

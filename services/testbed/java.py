@@ -43,7 +43,7 @@ def find_java_home() -> Path:
 
 
 def system_java_home() -> Path | None:
-    """JAVA_HOME, or the home of the `java` on the PATH, if that is a Java 17 or 21 that runs."""
+    """Return JAVA_HOME, or the home of the PATH's `java`, if it is a Java 17 or 21 that runs."""
     configured = os.environ.get("JAVA_HOME", "")
     on_path = shutil.which("java")
     candidates = [Path(configured)] if configured else []
@@ -78,7 +78,7 @@ def packaged_java_home() -> Path:
 
 
 def short_lived_spark(scratch: Path) -> dict[str, str]:
-    """Spark's options for a driver of some minutes; it unpacks and spills into `scratch`."""
+    """Return Spark's options for a driver of some minutes; it unpacks and spills into `scratch`."""
     scratch.mkdir(parents=True, exist_ok=True)
     options = ("-XX:+UseSerialGC", f"-Djava.io.tmpdir={scratch}", *SHORT_LIVED)
     return {

@@ -170,7 +170,7 @@ class KafkaBroker:
             self._broker = None
 
     def kill(self) -> None:
-        """SIGKILL the broker and wait for its end."""
+        """Kill the broker (SIGKILL) and wait for its end."""
         if self._broker is not None:
             self._broker.kill()
             self._broker.wait(timeout=_STOP_TIMEOUT_S)
@@ -178,7 +178,7 @@ class KafkaBroker:
             self._broker = None
 
     def pause(self) -> None:
-        """SIGSTOP: the broker holds its connections but answers nothing, until `resume`."""
+        """Stop the broker (SIGSTOP): it holds connections but answers nothing, until `resume`."""
         assert self._broker is not None, f"{self.name} does not run"
         self._broker.send_signal(signal.SIGSTOP)
 

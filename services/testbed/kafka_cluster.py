@@ -112,7 +112,7 @@ class KafkaCluster:
         self.await_in_sync(timeout_s=timeout_s)
 
     def stop(self) -> None:
-        """As `kill`: the last brokers can't stop in order, for want of a controller."""
+        """Kill all brokers: the last ones can't stop in order, for want of a controller."""
         self.kill()
 
     def kill(self) -> None:
@@ -121,7 +121,7 @@ class KafkaCluster:
             broker.kill()
 
     def pause(self) -> None:
-        """SIGSTOP all brokers, until `resume`."""
+        """Stop all brokers (SIGSTOP), until `resume`."""
         for broker in self.brokers:
             broker.pause()
 

@@ -83,7 +83,7 @@ def prepare_primary(primary: Reachable, dbname: str) -> Callable[[bool], None]:
 
 
 def standby_settings(source: Reachable, *, slot: str, dbname: str) -> str:
-    """Lines for postgresql.auto.conf of a standby of `source` that streams through `slot`.
+    """Return lines for postgresql.auto.conf of a standby of `source` that streams through `slot`.
 
     They override what a copied file says of the source's own standbys. `dbname` is what the slot
     synchronization worker connects to.
@@ -142,7 +142,7 @@ def create_database(server: Reachable, dbname: str) -> None:
 
 
 def alter_system(server: Reachable, name: str, value: str) -> None:
-    """ALTER SYSTEM SET on a running server, and reload."""
+    """Set a parameter by ALTER SYSTEM on a running server, and reload."""
     execute(server, sql.SQL("ALTER SYSTEM SET {} = {}").format(sql.Identifier(name), value))
     execute(server, sql.SQL("SELECT pg_reload_conf()"))
 

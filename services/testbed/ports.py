@@ -67,7 +67,7 @@ def _close_marks() -> None:
 
 
 def _mark(port: int) -> bool:
-    """Whether no process had marked it, by a name that the kernel forgets with the process."""
+    """Mark a port by a name that the kernel forgets with the process; tell whether it was free."""
     mark = socket.socket(socket.AF_UNIX)
     try:
         mark.bind(f"\0slotbridge-port-{port}")

@@ -210,7 +210,7 @@ class PostgresServer:
         self._end(postmaster)
 
     def kill(self) -> None:
-        """SIGKILL the postmaster and every backend, as when the machine dies; wait for all."""
+        """Kill the postmaster and all backends (SIGKILL), as if the machine died; wait for all."""
         if self._postmaster is not None:
             self._postmaster.kill()
             self._end(self._postmaster)

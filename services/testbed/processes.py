@@ -205,7 +205,7 @@ class Processes:
 
 
 def environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Our environment with `changes`; None removes a variable."""
+    """Return our environment with `changes`; None removes a variable."""
     merged = {**os.environ, **changes}
     return {name: value for name, value in merged.items() if value is not None}
 
@@ -228,9 +228,9 @@ def end_leftovers(folder: Path, *, owner_pid: int | None = None) -> list[str]:
 
 
 def end(recorded: Recorded, folder: Path) -> bool:
-    """SIGKILL a recorded process and its children; return whether any was running.
+    """Kill a recorded process and its children (SIGKILL); return whether any was running.
 
-    Raises SetupError when one is still there after 10 s (a process in uninterruptible sleep).
+    Raise SetupError when one is still there after 10 s (a process in uninterruptible sleep).
     """
     if recorded.boot_id != procfs.boot_id():
         return False

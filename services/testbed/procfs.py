@@ -49,7 +49,7 @@ def session_of(pid: int) -> int | None:
 
 
 def working_in(folder: Path, *, program: str) -> list[int]:
-    """Pids of processes of `program` whose working directory is exactly `folder`.
+    """Return the pids of `program` whose working directory is exactly `folder`.
 
     Every process of a PostgreSQL server works in its data folder.
     """
@@ -75,7 +75,7 @@ def environment_has(pid: int, entry: str) -> bool:
 
 
 def members_of_session(session: int) -> list[int]:
-    """Pids of all running processes of a session."""
+    """Return the pids of all running processes of a session."""
     return [pid for pid in _pids() if session_of(pid) == session and identify(pid)]
 
 
@@ -102,7 +102,7 @@ def _pids() -> Iterator[int]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from `state` (the third) on."""
+    """Return the fields of /proc/PID/stat from `state` (the third) on."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -30,7 +30,7 @@ def release(data: Path) -> None:
 
 
 def _abandoned() -> set[tuple[int, int, int]]:
-    """(key, id, maker's pid) of those that nobody is attached to."""
+    """Return (key, id, maker's pid) of the segments that nobody is attached to."""
     try:
         rows = [line.split() for line in _KERNELS.read_text(encoding="ascii").splitlines()[1:]]
     except OSError:

@@ -54,7 +54,7 @@ class Template:
 
 
 def _renew_identifier(data: Path, identifier: int) -> None:
-    """Of a cluster that has never run."""
+    """Give a new system identifier to a cluster that has never run."""
     control = data / "global" / "pg_control"
     (segment,) = (data / "pg_wal").glob("0*")
     content = control.read_bytes()
@@ -69,7 +69,10 @@ def _renew_identifier(data: Path, identifier: int) -> None:
 
 
 def new_identifier(now_ns: int, pid: int, last: int) -> int:
-    """As BootStrapXLOG makes it: seconds, microseconds, 12 bits of the process; above `last`."""
+    """Make a system identifier above `last`: seconds, microseconds, 12 bits of the process.
+
+    BootStrapXLOG makes it in this form.
+    """
     seconds, rest_ns = divmod(now_ns, 10**9)
     return max(seconds << 32 | (rest_ns // 1000) << 12 | pid & 0xFFF, last + 1)
 
@@ -82,7 +85,7 @@ def with_identifier(content: bytes, identifier: int) -> bytes:
 
 
 def _checksum_at(content: bytes) -> int:
-    """Where the checksum of all before it stands."""
+    """Return the offset of the checksum of all bytes before it."""
     last = len(content.rstrip(b"\0"))  # in or right after it: the search begins there
     for at in reversed(range(_IDENTIFIER.size, last + 1, _CHECKSUM.size)):
         if _CHECKSUM.pack(crc32c(content[:at])) == content[at : at + _CHECKSUM.size]:
@@ -91,7 +94,7 @@ def _checksum_at(content: bytes) -> int:
 
 
 def crc32c(content: bytes) -> int:
-    """CRC-32C (Castagnoli), bit by bit: a few hundred bytes, once a cluster."""
+    """Compute CRC-32C (Castagnoli) bit by bit: a few hundred bytes, once for each cluster."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc ^= byte

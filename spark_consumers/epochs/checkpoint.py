@@ -47,7 +47,7 @@ class Progress(NamedTuple):
 def progress(
     offsets: Mapping[int, str], commits: Collection[int], first: str | None, topic: str
 ) -> Progress | None:
-    """Where a query would go on whose checkpoint has these files; None where that can't be told.
+    """Return where a query with these checkpoint files would go on, None if it can't be told.
 
     `first`: the text of sources/0/0. Pure.
     """
@@ -87,7 +87,7 @@ class Checkpoint:
         self._files = self._path("").getFileSystem(spark._jsc.hadoopConfiguration())
 
     def progress(self) -> Progress | None:
-        """Where a query on this checkpoint would go on, None where it can't be told."""
+        """Return where a query on this checkpoint would go on, None where it can't be told."""
         if self.query() is None:
             return None
         commits = self._numbers("commits")
@@ -107,7 +107,7 @@ class Checkpoint:
             return None
 
     def exists(self) -> bool:
-        """Whether there is anything."""
+        """Tell whether the checkpoint's folder exists."""
         return bool(self._files.exists(self._path("")))
 
     def remove(self) -> None:

@@ -139,7 +139,7 @@ class Follower:
         self._current = False
 
     def brings(self, records: DataFrame) -> bool:
-        """Whether the tables lack events of a transaction among records of its topic."""
+        """Tell whether the tables lack events of a transaction among records of its topic."""
         return any(end.counts for end in self.topic.ends(records, self._record.commit_lsn))
 
     def require_redone(self) -> None:

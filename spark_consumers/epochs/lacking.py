@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 def refused(letters: DeadLetters, after_lsn: int, cut: Cut, *, stop: bool) -> dict[str, int]:
-    """Table -> how many of its events in the cut Kafka has refused; raises with `stop`."""
+    """Count the events in the cut that Kafka has refused, by table; raise with `stop`."""
     found: dict[str, int] = {}
     for letter in letters.between(after_lsn, cut.commit_lsn):
         if stop:
@@ -43,7 +43,7 @@ def refused(letters: DeadLetters, after_lsn: int, cut: Cut, *, stop: bool) -> di
 
 
 def made_anew(letters: DeadLetters, opened: dict[str, OpenTable]) -> set[str]:
-    """Of the tables that are made from Kafka's first event on, those that may lack one of it."""
+    """Return the tables made from Kafka's first event on that may lack one of its events."""
     return {n for n, t in opened.items() if t.commit_lsn == NEVER and letters.may_lack(n)}
 
 

@@ -19,7 +19,7 @@ class BatchListener(StreamingQueryListener):
         self._metrics = metrics
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is measured yet."""
+        """Ignore the start: nothing is measured yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Count a finished micro-batch of this listener's query in the metrics.
@@ -35,7 +35,7 @@ class BatchListener(StreamingQueryListener):
             self._metrics.batch(found.durationMs, found.numInputRows, behind)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing has come for a while."""
+        """Ignore idle time: nothing has come for a while."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Who started the query knows."""
+        """Ignore the end: the caller who started the query knows of it."""

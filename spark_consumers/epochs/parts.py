@@ -57,9 +57,9 @@ class Part:
             self.next_offsets[row.partition] = row.next_offset
 
     def counted(self, after_lsn: int) -> int:
-        """Events of the epoch as its transactions count them: each once, a truncate once.
+        """Count the epoch's events as its transactions count them: each once, a truncate once.
 
-        What can't be read is not among them.
+        Records that can't be read are not counted.
         """
         return self.distinct_rows + sum(lsn > after_lsn for lsn, _, _ in self.truncates)
 
@@ -120,7 +120,7 @@ class Part:
 
 
 def put_together(rows: Iterable[Row], positions: Iterable[Row]) -> dict[str, Part]:
-    """topic -> its part, of `changes.summary` and `changes.positions`."""
+    """Return topic -> its part, from the rows of `changes.summary` and `changes.positions`."""
     parts: dict[str, Part] = {}
     for row in rows:
         parts.setdefault(row.topic, Part(row.topic)).add(row)

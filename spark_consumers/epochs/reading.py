@@ -52,7 +52,7 @@ class EventReader:
     def __init__(
         self, spark: SparkSession, kafka: KafkaSettings, topics: Topics, *, whole: bool = False
     ) -> None:
-        """`whole`: the events keep their text."""
+        """Read events from Kafka; with `whole`, the events keep their text."""
         self._whole = whole
         self._spark = spark
         self._kafka = kafka
@@ -129,7 +129,7 @@ class EventReader:
         known: Offsets,
         check: Callable[[str, int], None],
     ) -> Offsets:
-        """Where reading begins: after the last epoch, of a table that has nothing at the first."""
+        """Return where reading begins: after the last epoch; for a new table, at the beginning."""
         befores = {
             topic: {} if wanted[topic].after_lsn is not None else known.get(topic, {})
             for topic in partitions
@@ -189,10 +189,10 @@ class EventReader:
 def _short(
     wanted: Mapping[str, Wanted], parts: Mapping[str, Part], after_lsn: int, *, settled: bool
 ) -> list[tuple[str, int]]:
-    """(topic, how many events are missing) of the topics that lack some.
+    """Return (topic, number of missing events) for each topic that lacks some.
 
-    A record that can't be read may be one of those that are counted, or anybody's: it stands in for
-    one only where nothing else can come any more (`settled`). Pure.
+    A record that can't be read may be one of the counted events, or anybody's: it stands in for a
+    counted one only where nothing else can come any more (`settled`). Pure.
     """
     found = []
     for topic, want in wanted.items():

@@ -118,7 +118,7 @@ class Stream:
         return started
 
     def _take_checkpoint(self, offset: int) -> bool:
-        """Whether the query can go on from its checkpoint; one that does not agree is removed."""
+        """Tell whether the query can go on from its checkpoint; remove one that does not agree."""
         if not self._checkpoint.exists():
             return False
         found = self._checkpoint.progress()
@@ -135,7 +135,7 @@ class Stream:
         return False
 
     def _agrees(self, start: int) -> bool:
-        """Whether a checkpoint is ahead of the tables only by transactions that bring nothing."""
+        """Tell whether a checkpoint is ahead of the tables only by transactions without events."""
         offset = self._follower.offset
         if offset is None or self._follower.redoes:
             return False

@@ -42,7 +42,7 @@ def write(work: Work, own: DataFrame) -> None:
 
 
 def begins_anew(work: Work) -> bool:
-    """Whether the table's rows from before the epoch do not stay."""
+    """Tell whether the rows that the table had before the epoch are replaced."""
     return work.table.rebuild or _beginning(work.table, work.part) is not None
 
 
@@ -54,7 +54,7 @@ def folded(work: Work, own: DataFrame) -> DataFrame:
 
 
 def _beginning(table: OpenTable, part: Part) -> Position | None:
-    """After which event the table's rows begin, None where those it has stay."""
+    """Return the event after which the table's rows begin, None where the present rows stay."""
     before = table.replaced
     replaced = None if before is None else Position(before.commit_lsn, before.seq - 1)
     return max(filter(None, (part.last_truncate, replaced)), default=None)

@@ -103,7 +103,7 @@ def events(
 
 
 def summary(events: DataFrame) -> DataFrame:
-    """One row for each topic and partition: what an epoch brings, small enough to be collected.
+    """Summarise what an epoch brings: a row for each topic and partition, few enough to collect.
 
     next_offset            the first offset beyond the epoch, else NULL
     late                   how many events the tables have had before
@@ -163,7 +163,7 @@ def after(events: DataFrame, position: Position) -> DataFrame:
 
 
 def distinct_events(rows: DataFrame) -> DataFrame:
-    """Without events that are there twice."""
+    """Leave out events that are there twice."""
     return rows.dropDuplicates(["commit_lsn", "seq"])
 
 
@@ -187,7 +187,7 @@ def latest(events: DataFrame) -> DataFrame:
 
 
 def parsed(events: DataFrame, shapes: Sequence[Shape]) -> DataFrame:
-    """`rows`, each event by the shape that it was written with, in the columns of the last one."""
+    """Return `rows` of events, each parsed by the shape it was written with, in the last shape."""
     events = events.where(_IS_ROW)
     parts = [
         _aligned(rows(own, shape), shapes[place:])
@@ -260,7 +260,7 @@ def _raw(column: ColumnShape) -> str:
 
 
 def _is_whole(shape: Shape) -> str:
-    """Whether the image has all columns of the shape and no other; a delete's may be the key."""
+    """Return SQL that is true if the image has the shape's columns; a delete's may be the key."""
     found, names = "map_keys(image)", f"CAST(array({literals(shape.names)}) AS array<string>)"
     same = (
         f"{found} = {names} OR size({found}) = {len(shape.names)}"
@@ -329,16 +329,16 @@ def folded(rows: DataFrame, shape: Shape) -> DataFrame:
 
 
 def _beyond(commit_lsn: int) -> str:
-    """Whether an event's transaction is after a commit LSN.
+    """Return SQL that is true if an event's transaction is after a commit LSN.
 
-    Compared as structures: a number would be written into the code that Spark compiles, which would
-    then be compiled anew for every epoch.
+    The two are compared as structures: Spark would write a number into the code that it compiles,
+    and compile that code anew for every epoch.
     """
     return f"(struct(commit_lsn) > named_struct('commit_lsn', CAST({commit_lsn} AS bigint)))"
 
 
 def _after(position: Position, *, inclusive: bool = False) -> str:
-    """Whether an event stands after `position`, or at it."""
+    """Return SQL that is true if an event stands after `position`, or at it if `inclusive`."""
     lsn, seq = position
     later = f"seq {'>=' if inclusive else '>'} {seq}"
     return f"(commit_lsn > {lsn} OR commit_lsn = {lsn} AND {later})"

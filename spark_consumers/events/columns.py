@@ -135,7 +135,7 @@ def mentions_unavailable(value: str) -> str:
 
 
 def _decimal(typmod: int) -> T.DataType:
-    """numeric's type: typmod - 4 is precision << 16 | scale in 11 signed bits (numeric.c)."""
+    """Return a numeric's type: typmod - 4 is precision << 16 | 11 bits of scale (numeric.c)."""
     if typmod < 4:
         return T.StringType()
     precision = (typmod - 4) >> 16 & 0xFFFF

@@ -91,7 +91,7 @@ class Shape:
         return tuple(self.names.index(name) for name in self.key)
 
     def another_table(self, other: "Shape") -> bool:
-        """Whether `other` is a table of its own under the same name."""
+        """Tell whether `other` is the shape of another table under the same name."""
         return bool(self.oid and other.oid and self.oid != other.oid)
 
 

@@ -44,7 +44,10 @@ def namespace(kafka: KafkaSettings, tables: TablesSettings) -> str:
 
 
 def table_name(schema: str, table: str) -> str:
-    """`table` for the schema public, else `schema__table`; `_` for all but A-Z a-z 0-9 _ and -."""
+    """Return `table` for schema public, else `schema__table`, with `_` for illegal characters.
+
+    The legal ones are A-Z, a-z, 0-9, `_` and `-`.
+    """
     name = table if schema == "public" else f"{schema}__{table}"
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
 
@@ -173,7 +176,7 @@ def ref_snapshot(table: Any, name: str) -> int | None:
 
 
 def own_tags(table: Any) -> list[str]:
-    """Our tags, the oldest LSN first."""
+    """Return the tags that slottables made, the oldest LSN first."""
     return _own(ref_names(table))
 
 
@@ -221,7 +224,7 @@ def expire(table: Any, *, keep: int, older_than_ms: int) -> None:
 
 
 def column_type(spark: SparkSession, kind: str) -> Any:
-    """Iceberg's type of a Spark type's simple string."""
+    """Return Iceberg's type for a Spark type's simple string."""
     session = spark._jsparkSession
     java_type = _java(session, "org.apache.spark.sql.types.DataType").fromDDL(kind)
     return _java(session, "org.apache.iceberg.spark.SparkSchemaUtil").convert(java_type)
@@ -239,9 +242,10 @@ def viewed(rows: DataFrame, identifier: str) -> Iterator[str]:
 
 
 def completed(identifier: str, rows: DataFrame, kept: Collection[str]) -> DataFrame:
-    """`rows` with NULL in the columns of a table that are in `kept`, which nothing fills any more.
+    """Return `rows` with NULL in those columns of the table that nothing fills any more (`kept`).
 
-    All others must be there: a value that has no column, or a column without values, is a bug.
+    All other columns must be in `rows`: a value that has no column, or a column without values, is
+    a bug.
     """
     fields, given = rows.sparkSession.table(identifier).schema.fields, set(rows.columns)
     names = {field.name for field in fields}

@@ -20,7 +20,7 @@ def append(identifier: str, layout: Layout, rows: DataFrame, *, replace: bool) -
 
 
 def of_rows(layout: Layout, rows: DataFrame) -> DataFrame:
-    """Row events in the columns of a changelog; a delete has the old row, as far as it is known."""
+    """Convert row events to a changelog's columns; a delete has what is known of the old row."""
     columns = layout.shape.columns
     unknown = ", ".join(
         f"CASE WHEN NOT a{field.place} THEN {literal(field.name)} END"
@@ -40,7 +40,7 @@ def of_rows(layout: Layout, rows: DataFrame) -> DataFrame:
 def with_truncates(
     layout: Layout, rows: DataFrame, truncates: Iterable[tuple[int, int, int]]
 ) -> DataFrame:
-    """`rows`, and one for each truncate (commit LSN, seq, commit time in µs since 1970)."""
+    """Add to `rows` one for each truncate (commit LSN, seq, commit time in µs since 1970)."""
     spark = rows.sparkSession
     given = spark.createDataFrame(list(truncates), "_commit_lsn bigint, _seq bigint, us bigint")
     return rows.unionByName(

@@ -29,7 +29,7 @@ def merge(identifier: str, layout: Layout, changes: DataFrame, *, unavailable: b
 
 
 def _rows(layout: Layout, changes: DataFrame) -> DataFrame:
-    """In the columns of the table; an unchanged value that nothing has is an error."""
+    """Convert changes to the table's columns; raise for an unchanged value that is nowhere."""
     values = []
     for field in layout.fields:
         value, column = f"c{field.place}", layout.shape.columns[field.place]

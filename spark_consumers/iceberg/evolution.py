@@ -172,7 +172,7 @@ def _renamed_key(before: Shape, after: Shape) -> tuple[str, ...]:
 
 
 def _widens(old: T.DataType, new: T.DataType) -> bool:
-    """Whether Iceberg can read values of the old type as the new one."""
+    """Tell whether Iceberg can read values of the old type as the new one."""
     if old == new:
         return True
     if isinstance(old, T.DecimalType) and isinstance(new, T.DecimalType):

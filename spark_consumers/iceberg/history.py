@@ -85,7 +85,7 @@ def _without_known(identifier: str, layout: Layout, rows: DataFrame) -> DataFram
 
 
 def _filled(layout: Layout, rows: DataFrame, table: DataFrame) -> DataFrame:
-    """Unchanged values from the key's earlier event, else from the version that held before."""
+    """Fill unchanged values from the key's earlier event, else the version that held before."""
     lending = [f for f in layout.fields if layout.shape.columns[f.place].may_be_unavailable]
     past = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
     life = f"sum(CASE WHEN op = 'u' THEN 0 ELSE 1 END) OVER ({_window(layout)} {past}) AS life"

@@ -54,7 +54,7 @@ def difference(shape: Shape, made_by: TableRule, now: TableRule) -> str:
 def difference_unrecorded(
     shape: Shape, kind: Kind | str, columns: Collection[str], now: TableRule
 ) -> str:
-    """As `difference`, for a table whose rule was not kept: by its kind and columns."""
+    """Return the `difference` for a table whose rule was not kept, by its kind and columns."""
     if kind and kind != now.kind:
         return f"kind is {now.kind} and was {kind}"
     layout = Layout(shape, now)

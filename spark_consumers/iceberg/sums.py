@@ -31,7 +31,7 @@ def source_of(name: str) -> str:
 
 
 def is_sums(source: str) -> bool:
-    """Whether a table is of sums."""
+    """Tell whether a table's source marks it as a table of sums."""
     return source.startswith(SOURCE_MARK)
 
 

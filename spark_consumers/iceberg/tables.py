@@ -112,7 +112,7 @@ class Tables:
         spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.place()}")
 
     def states(self, spark: SparkSession) -> dict[str, State]:
-        """source table (`schema.table`) -> what its Iceberg table has."""
+        """Return source table (`schema.table`) -> the state of its Iceberg table."""
         if not spark.catalog.databaseExists(self.place()):
             return {}
         names = [row.tableName for row in spark.sql(f"SHOW TABLES IN {self.place()}").collect()]
@@ -245,11 +245,11 @@ def _taken(spark: SparkSession, identifier: str, shape: Shape) -> OperatorNeeded
 
 
 def is_large(summary: Mapping[str, str]) -> bool:
-    """Whether a table of this last snapshot is too large to be written anew for some rows."""
+    """Tell whether a table with this last snapshot is too large to rewrite it for some rows."""
     size, rows = (int(summary.get(f"total-{what}", 0)) for what in ("files-size", "records"))
     return size > COPIED_BYTES_MAX or rows > COPIED_ROWS_MAX
 
 
 def merge_mode(*, large: bool) -> dict[str, str]:
-    """How merges are to write."""
+    """Return the property that says how merges are to write."""
     return {"write.merge.mode": "merge-on-read" if large else "copy-on-write"}

@@ -29,7 +29,7 @@ Offsets = dict[str, dict[int, int]]
 
 
 def reader_options(kafka: KafkaSettings) -> dict[str, str]:
-    """Spark's options of a Kafka source; security settings are translated from librdkafka's."""
+    """Return Spark's options of a Kafka source, with librdkafka's security settings translated."""
     options = {
         "kafka.bootstrap.servers": kafka.bootstrap_servers,
         "kafka.isolation.level": "read_committed",
@@ -41,7 +41,7 @@ def reader_options(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def client_options(kafka: KafkaSettings) -> dict[str, str | int | float | bool]:
-    """Options of a client of this process."""
+    """Return the options of a Kafka client in this process."""
     own: dict[str, str | int | float | bool] = {
         "bootstrap.servers": kafka.bootstrap_servers,
         "log_level": 0,
@@ -92,7 +92,7 @@ def _unreachable(subject: str) -> Retryable:
 
 
 def _passes(error: BaseException) -> bool:
-    """Whether Kafka refused for a moment only, as for a topic that was just made."""
+    """Tell whether Kafka refused only for a moment, as it does for a topic that was just made."""
     cause = error.__cause__
     return isinstance(cause, KafkaException) and bool(cause.args[0].retriable())
 

@@ -124,7 +124,7 @@ class DeadLetters:
         self._following.close()
 
     def between(self, after_lsn: int, upto_lsn: int) -> list[Lacking]:
-        """Those of the transactions after `after_lsn`, up to and with `upto_lsn`."""
+        """Return the dead letters of transactions after `after_lsn`, up to and with `upto_lsn`."""
         self._letters += self._read(self._following.new())
         self._letters = [x for x in self._letters if x.position.commit_lsn > after_lsn]
         return [x for x in self._letters if x.position.commit_lsn <= upto_lsn]

@@ -39,7 +39,7 @@ class TransactionTopic:
         self._names: dict[str, bool] = {}
 
     def exists(self) -> bool:
-        """Whether the bridge has made it; raises SetupError where its order is lost."""
+        """Tell whether the bridge has made the topic. Raise SetupError where its order is lost."""
         self._topics.refresh()
         partitions = self._topics.partitions(self.name)
         if partitions not in ((), (0,)):
@@ -68,7 +68,7 @@ class TransactionTopic:
         return offset
 
     def options(self) -> dict[str, str]:
-        """Spark's options of a source that reads it."""
+        """Return Spark's options of a source that reads this topic."""
         own = {
             "subscribe": self.name,
             "kafka.group.id": f"slottables-{self._kafka.topic_prefix}",
@@ -127,7 +127,7 @@ class TransactionTopic:
 
 
 def ends(records: DataFrame, after_lsn: int) -> DataFrame:
-    """One row for each END after `after_lsn`, and for each record that is none. Pure.
+    """Return one row for each END after `after_lsn`, and for each record of another kind. Pure.
 
     partition, offset, read_ms     of the record in Kafka
     status, commit_lsn, ts_ms      NULL where the record is not a transaction's

@@ -80,10 +80,11 @@ class Transactions:
         return (own[0].ts_ms, own[-1].commit_lsn) if own else (0, 0)
 
     def cut(self, events_max: int, before_lsn: int | None = None) -> Cut | None:
-        """Up to `events_max` events of followed tables, at least one transaction; None without any.
+        """Cut an epoch of up to `events_max` events of followed tables; None without any.
 
-        It ends with a transaction that has such events, so that `upto` finds the same cut again.
-        `before_lsn`: end before the transaction that commits there, unless it is the first.
+        It has at least one transaction, and ends with one that has such events, so that `upto`
+        finds the same cut again. `before_lsn`: end before the transaction that commits there,
+        unless it is the first.
         """
         found: Cut | None = None
         events = 0
@@ -99,7 +100,7 @@ class Transactions:
         return found and self._with_the_rest(found)
 
     def upto(self, commit_lsn: int) -> Cut | None:
-        """Exactly the transactions up to `commit_lsn`; None where that is not one of them."""
+        """Return exactly the transactions up to `commit_lsn`, None if that is not one of them."""
         found = Cut(commit_lsn, 0)
         for end in self._ends:
             if end.commit_lsn <= commit_lsn:
@@ -109,7 +110,7 @@ class Transactions:
         return self._with_the_rest(found)
 
     def reaches(self, commit_lsn: int) -> bool:
-        """Whether a transaction at or after `commit_lsn` was read."""
+        """Tell whether a transaction at or after `commit_lsn` was read."""
         return any(end.commit_lsn >= commit_lsn for end in self._ends)
 
     def done(self, cut: Cut) -> None:

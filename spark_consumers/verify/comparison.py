@@ -56,7 +56,7 @@ class TableComparison:
         return not (self.missing or self.extra or self.different or self.columns)
 
     def line(self) -> str:
-        """One line for people, and one more for each example."""
+        """Return one line for people, and one more for each example."""
         counts = f"{self.source_rows} rows at the source, {self.table_rows} in the table"
         found = [f"{getattr(self, kind)} {kind}" for kind in _KINDS if getattr(self, kind)]
         verdict = ", ".join((*found, *self.columns)) or "equal"
@@ -265,7 +265,7 @@ def _table_rows(spark: SparkSession, side: _Side, names: Sequence[str]) -> DataF
 
 
 def _groups(left: DataFrame, right: DataFrame, key: Sequence[int]) -> DataFrame:
-    """How often each key (without one: each row) is on either side, and what does not match.
+    """Count how often each key (without one: each row) is on either side, and the rows that differ.
 
     Columns: the key's, then source, table, missing, extra, different (counts of rows).
     """
@@ -293,7 +293,7 @@ def _groups(left: DataFrame, right: DataFrame, key: Sequence[int]) -> DataFrame:
 
 
 def _examples(groups: DataFrame, names: Sequence[str], limit: int) -> tuple[str, ...]:
-    """Up to `limit` keys of rows that differ (of a table without a key: whole rows)."""
+    """Return up to `limit` keys of rows that differ (of a table without a key: whole rows)."""
     identity = [name for name in groups.columns if name.startswith("c")]
     key = F.to_json(
         F.struct(*(F.col(name).alias(names[int(name[1:])]) for name in identity)),

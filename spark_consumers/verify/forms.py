@@ -62,7 +62,7 @@ def _json(name: sql.Composable, layers: Sequence[Layer], depth: int) -> sql.Comp
 
 
 def _array(name: sql.Composable, element: Sequence[Layer], depth: int) -> sql.Composed:
-    """Elements in storage order, with a bracket wherever a dimension begins or ends.
+    """Return SQL of the elements in storage order, with a bracket where a dimension begins or ends.
 
     Dimension d begins at every element whose number is a multiple of the elements of one d-th part.
     """
@@ -95,7 +95,7 @@ def _array(name: sql.Composable, element: Sequence[Layer], depth: int) -> sql.Co
 
 
 def _instant(name: sql.Composable, typmod: int) -> sql.Composed:
-    """ISO 8601 in UTC with as many digits of a second as the type has."""
+    """Return SQL of ISO 8601 in UTC with as many digits of a second as the type has."""
     digits = _FRACTION_DIGITS if typmod < 0 else typmod
     return sql.SQL(
         "CASE WHEN NOT isfinite({name}) THEN to_json({name}::text)::text ELSE to_json("

@@ -98,7 +98,7 @@ def snapshot(settings: SourceSettings) -> Iterator[psycopg.Connection]:
 
 
 def published(connection: psycopg.Connection, publication: str) -> dict[str, Published]:
-    """`schema.table` -> what the publication says of it; empty when there is no publication."""
+    """Return `schema.table` -> what the publication says of it, {} if there is no publication."""
     rows = connection.execute(_PUBLISHED, [publication]).fetchall()
     return {
         f"{schema}.{table}": Published(tuple(columns), row_filter)

@@ -56,7 +56,7 @@ def _modules() -> Hot | None:
 
 
 def _current(*modules: Any) -> bool:
-    """Whether they were built from these sources, where the sources are there."""
+    """Tell whether the modules were built from these sources; true if the sources are missing."""
     return {module.DIGEST for module in modules} == {digest() or modules[0].DIGEST}
 
 
@@ -64,5 +64,5 @@ hot: Hot | None = _modules()
 
 
 def new_messages() -> Messages:
-    """None yet, in the form that the rest takes."""
+    """Return an empty list of messages, in the form that the engine takes."""
     return [] if hot is None else hot.messages.Messages()

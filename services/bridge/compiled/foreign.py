@@ -5,9 +5,9 @@ from types import ModuleType
 
 
 def address(module: ModuleType, function: str) -> int:
-    """Where the function of a library that `module` is linked to is; 0: not found.
+    """Return the address of a function in a library that `module` is linked to, 0 if not found.
 
-    It is not where the module is not C's, or has swallowed the library.
+    It is not found where the module is not C's, or has the library linked in statically.
     """
     try:
         found = ctypes.CDLL(module.__file__)[function]

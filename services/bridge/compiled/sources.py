@@ -10,7 +10,7 @@ _SUFFIXES = (".pyx", ".pxd", ".pxi")
 
 
 def digest() -> str:
-    """SHA-256 in hex; empty where the sources are not there."""
+    """Return the SHA-256 of the sources in hex, "" where the sources are not there."""
     found = sorted(p for p in Path(__file__).parent.iterdir() if p.suffix in _SUFFIXES)
     content = hashlib.sha256()
     for path in found:

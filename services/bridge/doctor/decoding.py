@@ -106,7 +106,7 @@ def _work_mem(facts: Facts) -> str:
 
 
 def _memory_for(mean_bytes: float) -> str:
-    """Twice the mean transaction, as a power of two, between the default of 64MB and 1GB."""
+    """Double the mean transaction, to a power of two between the default of 64MB and 1GB."""
     wanted = 64 * 2**20
     while wanted < 2 * mean_bytes and wanted < _WORK_MEM_MAX:
         wanted *= 2

@@ -156,7 +156,7 @@ def _decoded(connection: Connection, slot: str) -> int:
 
 
 def _published(url: str) -> int:
-    """Transactions with events that the bridge has published. Raises OSError, ValueError."""
+    """Read how many transactions with events were published. Raise OSError, ValueError."""
     with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_S) as answer:  # noqa: S310 - http
         lines = answer.read().decode().splitlines()
     values = [line.rsplit(" ", 1)[1] for line in lines if line.startswith(_TRANSACTIONS)]

@@ -156,7 +156,7 @@ class Envelope:
                 self._touched.append(counter)
 
     def counts(self) -> dict[str, int]:
-        """Events of the current transaction by table; those of logical messages under ``""``."""
+        """Count the current transaction's events by table, logical messages under ``""``."""
         result = {counter.table: counter.events for counter in self._touched}
         return result | {"": self._messages} if self._messages else result
 
@@ -188,9 +188,9 @@ class Envelope:
         return [Event(self._boundary_topic, key.encode(), value.encode())]
 
     def writer(self, change: Insert | Update) -> Writer | None:
-        """For rows like this change, which was encoded just now; None: they go the long way.
+        """Return the encoder of rows like this change, encoded just now; None without one.
 
-        Good until the server describes the relation anew.
+        It is valid until the server describes the relation anew.
         """
         relation = change.relation
         known, table = self._tables.get(relation.oid, (None, None))
@@ -230,10 +230,10 @@ class Envelope:
         seq: int,
         room_bytes: int,
     ) -> tuple[int, int, int]:
-        """Compiled: append the events of rows from `index` on, values at `at`, to `events`.
+        """Append the events of rows from `index` on, values at `at`, to `events` (compiled).
 
-        Up to the first that must go another way, or until they have more than `room_bytes`. Returns
-        its index, the next seq, and their bytes.
+        Stop at the first message that is not such a row, or when the events have more than
+        `room_bytes`. Return the index there, the next seq, and the events' bytes.
         """
         assert compiled.hot is not None
         index, seq, self.total, size = compiled.hot.transactions.take_rows(
@@ -255,11 +255,11 @@ class Envelope:
         room_bytes: int,
         bytes_max: int,
     ) -> tuple[int, list[Event], list[Ended], int]:
-        """Compiled: the events of whole transactions from `index` on, with BEGIN and END.
+        """Return the events of whole transactions from `index` on, BEGIN and END too (compiled).
 
-        As `rows` otherwise, while they commit at `floor_lsn` or after and have no more than
-        `bytes_max` each; `previous_lsn`: the commit before the first. Returns the index of the
-        first that must go another way, all events, where each transaction ends, and their bytes.
+        As `rows` does, while the transactions commit at `floor_lsn` or after and have no more than
+        `bytes_max` each; `previous_lsn`: the commit before the first. Return the index of the first
+        message that is not taken, all events, where each transaction ends, and their bytes.
         """
         if self._transactions is None or self._unsettled:
             return index, [], [], 0
@@ -331,7 +331,7 @@ class Envelope:
         return events
 
     def truncate(self, change: Truncate, lsn: int, seq: int) -> list[Event]:
-        """One event for each emptied table, numbered from `seq`."""
+        """Return one event for each emptied table, numbered from `seq`."""
         events = []
         for number, relation in enumerate(change.relations, seq):
             table = self._table(relation, number)

@@ -41,7 +41,7 @@ def key_columns(
 
 
 def settled(xid: int, found: PrimaryKey | None) -> bool:
-    """Whether later transactions can't have another answer, unless the table is described anew."""
+    """Tell whether later transactions get the same answer, unless the table is described anew."""
     if found is None or not found.columns or found.made_by == found.table_made_by:
         return True
     # Made after `xid`: among the xids that were given out since. Transaction ids are circular.

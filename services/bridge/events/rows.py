@@ -48,7 +48,7 @@ class Table:
         ]
 
     def row(self, row: Row) -> str:
-        """`{"column":value,…}`; a value that the WAL lacks is the placeholder."""
+        """Encode a row as `{"column":value,…}`; a value that the WAL lacks is the placeholder."""
         if self._places is not None:
             row = [row[place] for place in self._places]
         return (
@@ -72,11 +72,10 @@ class Table:
     def writer(
         self, event: type, op: str, count: int, *, metadata: bool, old: bool
     ) -> Write | None:
-        """Code for rows of `count` columns that come with `op` c or u; None where there is none.
+        """Return the encoder of rows of `count` columns with `op` c or u, None without one.
 
-        `old`: an update's old row, whole, is told.
-
-        Not for outboxes, nor what is left out, nor before enough rows have come.
+        `old`: an update's old row, whole, is told. There is none for outboxes, for what is left
+        out, and before WORTH_ROWS rows have come.
         """
         self._rows += 1
         if self._rows < WORTH_ROWS or op in self.skipped or self.outbox is not None:
@@ -92,7 +91,7 @@ class Table:
         return writer(event, self.topic, self.name, columns, count, frame)
 
     def lacks_key(self, row: Row) -> bool:
-        """Whether an old row that has but its identity does not have this key."""
+        """Tell whether an old row, which has its identity alone, lacks a column of the key."""
         return any(row[place] is None for place, *_ in self._key)
 
     def key(self, row: Row) -> bytes | None:

@@ -144,7 +144,7 @@ def reached(record: ProgressRecord) -> int:
 
 
 def descends(record: ProgressRecord, seen: Witnesses) -> bool:
-    """Whether the record's timeline is the server's or an ancestor of it, as far as is known."""
+    """Tell whether the record's timeline is the server's or, as far as known, an ancestor of it."""
     timeline = record.timeline
     if timeline != seen.server.timeline and timeline not in seen.switch_points:
         return False
@@ -187,10 +187,11 @@ def set_back(record: ProgressRecord, switch_lsn: int) -> ProgressRecord:
 def is_lost(
     timeline: int, commit_lsn: int, seen: Witnesses, accepted: Sequence[DivergenceRecord]
 ) -> bool:
-    """Whether an event in Kafka never was, or no longer is, in the server's history.
+    """Tell whether an event in Kafka never was, or no longer is, in the server's history.
 
-    `timeline` 0: not told by the event. `accepted`: the divergences of the slot so far. One of
-    which both timelines have the same number leaves open whose an event within it is: it is lost.
+    `timeline` 0: the event does not tell it. `accepted`: the divergences of the slot so far. A
+    divergence between two timelines of the same number leaves open whose an event within it is:
+    such an event is lost.
     """
     left = seen.switch_points.get(timeline)
     if timeline and timeline != seen.server.timeline and (left is None or commit_lsn >= left):
@@ -217,7 +218,7 @@ def _history(record: ProgressRecord) -> Mapping[int, int] | None:
 
 
 def _fork(record: ProgressRecord, seen: Witnesses) -> int | None:
-    """Where the histories of record and server part; None where the record's is not known."""
+    """Return where the histories of record and server part, None if the record's is not known."""
     history = _history(record)
     if history is None:
         return None
@@ -242,25 +243,26 @@ def _another_timeline(record: ProgressRecord, seen: Witnesses) -> str:
 
 
 def _check_branch(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
-    """Kafka has nothing of the record's timeline from beyond the point where the server left it."""
+    """Require that Kafka has nothing of the record's timeline beyond where the server left it."""
     left = seen.switch_points.get(record.timeline)
     if left is not None and reached(record) > left:
         raise Diverged(slot, record.timeline, seen.server.timeline, left, reached(record))
 
 
 def _origin_is_binding(record: ProgressRecord, seen: Witnesses) -> bool:
-    """Whether the server must have the origin's move that the record tells of.
+    """Tell whether the server must have the origin's move that the record tells of.
 
-    A promoted standby must where it had the WAL of that move, which ends at `wal_lsn` or before.
+    A promoted standby must have it if it had the WAL of that move, which ends at `wal_lsn` or
+    before.
     """
     left = seen.switch_points.get(record.timeline)
     return bool(record.origin_lsn) and (left is None or record.wal_lsn <= left)
 
 
 def _has_commit(record: ProgressRecord, seen: Witnesses) -> bool:
-    """Whether the WAL has the commit that the record tells of, as far as both are known.
+    """Tell whether the WAL has the commit that the record tells of, as far as both are known.
 
-    On another timeline than the record's, it is not asked.
+    On another timeline than the record's, the WAL is not asked.
     """
     found = seen.commit
     if found is None or not record.xid or record.timeline != seen.server.timeline:

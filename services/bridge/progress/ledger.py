@@ -52,7 +52,7 @@ class Ledger:
         self.received = max(self.received, lsn)
 
     def publish(self, position: Position) -> None:
-        """Everything up to `position` is in the open Kafka transaction (or was there before)."""
+        """Note that everything up to `position` is in the open Kafka transaction, or in Kafka."""
         assert position >= self.published or position.end_lsn >= self.published.end_lsn
         self.receive(position.end_lsn)
         self.published = position

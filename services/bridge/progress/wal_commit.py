@@ -48,7 +48,7 @@ NO_COMMIT: Final = WalCommit(0, 0)
 
 
 def page_of(lsn: int) -> int:
-    """Where the page of `lsn` begins."""
+    """Return the LSN at which the page of `lsn` begins."""
     return lsn - lsn % PAGE_BYTES
 
 
@@ -80,7 +80,7 @@ def commit_at(wal: bytes, lsn: int) -> WalCommit | None:
 
 
 def _main_data(record: bytes) -> int:
-    """Where the data begins. Raises IndexError where there is none."""
+    """Return where a record's data begins. Raise IndexError where it has none."""
     at = _RECORD.size
     while record[at] in (_ORIGIN, _XID):
         at += 3 if record[at] == _ORIGIN else 5
@@ -90,10 +90,10 @@ def _main_data(record: bytes) -> int:
 
 
 def _bytes_at(wal: bytes, lsn: int, count: int) -> bytes | None:
-    """`count` bytes from `lsn` on, without the pages' headers.
+    """Return `count` bytes from `lsn` on, without the pages' headers.
 
-    None where `wal` has fewer, or the pages of these are not as they are known to be; what comes
-    behind them is not looked at.
+    Return None where `wal` has fewer bytes, or where a page is not of a known form. Pages behind
+    these bytes are not looked at.
     """
     page_lsn = page_of(lsn)
     found = b""

@@ -79,7 +79,7 @@ def accept(
 
 
 def _lost_staging(topics: Topics, slot: str, switch_lsn: int) -> list[Event]:
-    """Tombstones of what was prepared beyond the switch point: nobody will decide it."""
+    """Return tombstones of transactions prepared beyond the switch point: none gets decided."""
     topic = prepared_topic(topics.prefix)
     with topics.reader(topic) as reader:
         staged = load_staged(reader, slot)

@@ -14,10 +14,11 @@ _CHUNK_RECORDS: Final = 1000
 
 
 def transactions_beyond(reader: Records, lsn: int, *, until: int | None = None) -> Beyond:
-    """Those in `<prefix>.transaction` whose commit begins at `lsn` or later; LISTED_MAX by name.
+    """Read which transactions of `<prefix>.transaction` commit at `lsn` or later.
 
-    Read backwards: the topic is in commit order. `until`: only what is before this offset; else a
-    transaction that is open is waited for. Raises OperatorNeeded for a record that is none.
+    Up to LISTED_MAX are returned by name, the others counted. The topic is in commit order, and
+    read backwards. `until`: read only records before this offset; without it, an open transaction
+    is waited for. Raise OperatorNeeded for a record that is not a transaction's.
     """
     low, stop = reader.bounds()
     stop = stop if until is None else until
@@ -47,7 +48,7 @@ def transactions_beyond(reader: Records, lsn: int, *, until: int | None = None) 
 
 
 def with_transactions(error: Diverged, beyond: Beyond) -> Diverged:
-    """`error`, naming the transactions as well."""
+    """Return `error` with the transactions named as well."""
     return error.naming(_text(beyond), beyond)
 
 
@@ -60,7 +61,7 @@ def _text(beyond: Beyond) -> str:
 
 
 def _name(event: TransactionEvent) -> str:
-    """`xid 745 at 0/3000 (public.t 2)`."""
+    """Describe a transaction: `xid 745 at 0/3000 (public.t 2)`."""
     xid = event.id.partition(":")[0]
     where = f"xid {xid} at {format_lsn(event.commit_lsn)}"
     if event.data_collections is None:

@@ -83,7 +83,7 @@ class Judge(Protocol):
         """Raise SlotbridgeError where `record`, visible or hidden, is not of this server."""
 
     def lost(self) -> Lost:
-        """Tells by (timeline or 0, commit_lsn) which events the server's history does not have."""
+        """Return a function of (timeline or 0, commit_lsn): whether the server lacks that event."""
 
 
 class Ending(NamedTuple):
@@ -264,7 +264,7 @@ def was_committed(
     shown: Iterable[Place] = (),
     behind: Iterable[ProgressRecord] = (),
 ) -> bool:
-    """Whether a witness shows that Kafka had decided to commit what hangs. Pure.
+    """Tell whether a witness shows that Kafka had decided to commit the hanging transaction. Pure.
 
     `last`: the last visible record, `hanging`: the first that is not. `confirmed_lsn`,
     `origin_lsn`: how far the slot and the origin have been told. `shown`: places of the last
@@ -289,7 +289,10 @@ def was_committed(
 
 
 def _stuck(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition, int]:
-    """Soon asked again: markers that are being written take some milliseconds."""
+    """Return the partitions that stay stuck for PATIENCE_S -> their last stable offset.
+
+    The first looks follow each other quickly: markers being written take some milliseconds.
+    """
     found = _unstable(topics, while_waiting)
     until, pause_s = time.monotonic() + PATIENCE_S, _SOON_S
     while found and time.monotonic() < until:

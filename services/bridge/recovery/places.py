@@ -57,7 +57,7 @@ def record_of(message: Message) -> Record:
 
 
 def place_of_record(record: Record, prefix: str, *, outbox: bool) -> Place | None:
-    """Where a record stands; None for what is none of `prefix`, or does not tell it itself.
+    """Return where a record stands, None if it is not of `prefix` or does not tell its place.
 
     `outbox`: messages of an outbox may be in its topic.
     """
@@ -74,16 +74,16 @@ Lost = Callable[[int, int], bool]
 
 
 def remaining(place: Place | None, lost: Lost) -> Place | None:
-    """`place`, or None where its event never happened to the server as it is.
+    """Return `place`, or None where its event never happened on the server's present history.
 
-    An accepted divergence leaves events of the lost timeline in the topics, beyond the record: they
-    tell nothing of what was decided since, and are covered by no record of the present timeline.
+    An accepted divergence leaves events of the lost timeline in the topics, beyond the record. They
+    tell nothing of what was decided since, and no record of the present timeline covers them.
     """
     return None if place is None or lost(place.timeline, place.commit_lsn) else place
 
 
 def has(last: ProgressRecord | None, place: Place) -> bool:
-    """Whether the event at `place` is among what the record covers."""
+    """Tell whether the event at `place` is among what the record covers."""
     if last is None:
         return False
     in_part = place.commit_lsn == last.commit_lsn and place.seq < last.seq
@@ -91,7 +91,7 @@ def has(last: ProgressRecord | None, place: Place) -> bool:
 
 
 def place_of(value: bytes | None, prefix: str) -> Place | None:
-    """Where the event of a record stands, or a PREPARE; None for what is none of `prefix`."""
+    """Return where a record's event, or a PREPARE, stands; None if it is not of `prefix`."""
     try:
         document = json.loads(value or b"null")
         said = document.get("source", document)
@@ -105,7 +105,7 @@ def place_of(value: bytes | None, prefix: str) -> Place | None:
 
 
 def place_in_headers(headers: AnyHeaders) -> Place | None:
-    """Where a message of an outbox stands; None for what is none."""
+    """Return where a message of an outbox stands, None for any other message."""
     told = dict(headers or [])
     try:
         return Place(int(told["commit_lsn"] or b""), int(told["seq"] or b""))
@@ -114,7 +114,7 @@ def place_in_headers(headers: AnyHeaders) -> Place | None:
 
 
 def place_of_removal(headers: AnyHeaders) -> Place | None:
-    """Where the removal of a staging stands: a record covers it that reaches the decision's end."""
+    """Return where a staging's removal stands: a record that reaches the decision covers it."""
     try:
         return Place(int(dict(headers or [])[DECIDED_AT] or b"") - 1, LAST_SEQ)
     except (KeyError, ValueError):
@@ -122,5 +122,5 @@ def place_of_removal(headers: AnyHeaders) -> Place | None:
 
 
 def is_settling(key: bytes | str | None, value: bytes | str | None) -> bool:
-    """Whether a record only ends a transaction that hung: of any bridge."""
+    """Tell whether a record only ends a transaction that hung, of whichever bridge."""
     return value is None and key in (SETTLED_KEY, NO_STAGING_KEY)

@@ -100,11 +100,11 @@ def _identity(record: Record, place: Place | None) -> _Identity:
 
 
 def _placed(records: Sequence[Record], terms: Terms) -> Iterator[tuple[Record, Place | None]]:
-    """Each record and its place, without those that only end a transaction.
+    """Yield each record and its place, without those that only end a transaction.
 
     A tombstone of a table follows its delete, with the same key. Pieces of a staging have the place
-    of its part 0, which comes last; without that they are left out, as the progress does not cover
-    them.
+    of its part 0, which comes last; without that part they are left out, as the progress does not
+    cover them.
     """
     pieces = _pieces(records, terms)
     before: dict[bytes | str | None, Place | None] = {}
@@ -123,7 +123,7 @@ def _placed(records: Sequence[Record], terms: Terms) -> Iterator[tuple[Record, P
 
 
 def _pieces(records: Sequence[Record], terms: Terms) -> dict[int, Place | None]:
-    """Offset of a piece of a staging -> the place of the part 0 that comes after it."""
+    """Return the offset of each piece of a staging -> the place of the part 0 that follows it."""
     found: dict[int, Place | None] = {}
     headers: dict[tuple[str, str], Place | None] = {}
     for record in reversed(records):

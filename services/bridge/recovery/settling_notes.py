@@ -106,7 +106,7 @@ def _tail(topics: Topics, own: bytes) -> list[Record]:
 
 
 def is_note(key: bytes | str | None) -> bool:
-    """Whether a key of the progress topic is a note's, of any slot."""
+    """Tell whether a key of the progress topic is a note's, of any slot."""
     return isinstance(key, bytes) and key.startswith(SETTLING_KEY_PREFIX)
 
 

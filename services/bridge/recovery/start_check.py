@@ -120,7 +120,7 @@ class StartCheck:
                 raise self._named(error, visible=True) from error
 
     def lost(self) -> Callable[[int, int], bool]:
-        """Tells by (timeline or 0, commit_lsn) which events the server's history does not have."""
+        """Return a function of (timeline or 0, commit_lsn): whether the server lacks that event."""
         seen, topic = self._witnesses(), divergence_topic(self._topics.prefix)
         accepted: list[DivergenceRecord] = []
         if self._topics.there(topic):
@@ -183,7 +183,7 @@ class StartCheck:
         return self._commits[lsn]
 
     def _read_wal(self, start: int, stop: int) -> bytes:
-        """By a connection of its own, which is closed before the slot is streamed from."""
+        """Read WAL by a connection of its own, which is closed before the slot is streamed from."""
         server = self._primary.server
         own = ReplicationConnection(
             *(self._primary.conninfo, self._slot),
@@ -197,7 +197,7 @@ class StartCheck:
             return own.read_wal(start, stop)
 
     def _check_beginning(self, seen: Witnesses) -> None:
-        """Nothing was ever published under this prefix, and the origin has never been moved."""
+        """Require that nothing was published under this prefix and that the origin never moved."""
         check_beginning(seen, self._slot)
         for topic_of in _WRITTEN_WITH_EVENTS:
             topic = topic_of(self._topics.prefix)

@@ -48,7 +48,7 @@ def plain(
     ready: set[str],
     touched: set[str],
 ) -> int:
-    """`Send` by confluent-kafka's `produce`."""
+    """Send as `Send` does, by confluent-kafka's `produce`."""
     while index < end:
         topic, key, value, headers, broadcast, *_ = events[index]
         if headers is not None or broadcast or topic not in ready:
@@ -63,7 +63,7 @@ def plain(
 
 
 def _handle(producer: Producer) -> int:
-    """Where librdkafka has the producer, which it knows as its opaque; 0: not known."""
+    """Return the address of librdkafka's producer, whose opaque is `producer`; 0 if not known."""
     if VERSION not in KNOWN_VERSIONS or not all((_OPAQUE, *FUNCTIONS)):
         return 0
     handle = ctypes.c_void_p.from_address(id(producer) + object.__basicsize__).value

@@ -46,5 +46,5 @@ class Waiting:
 
 
 def _idle(portion: Portion) -> bool:
-    """Whether only the position counts. Parts of a large transaction are left alone."""
+    """Tell whether a portion only moves the position; a part of a large transaction does not."""
     return not (portion.events or portion.staging or portion.bytes or portion.position.seq)

@@ -52,7 +52,7 @@ class Refused:
     """Topics that have refused something: their limits and permissions are asked for at start."""
 
     def passed(self, commit_lsn: int) -> bool:
-        """Whether a careful session is done, as everything up to `commit_lsn` is in Kafka."""
+        """Tell whether a careful session is done: everything up to `commit_lsn` is in Kafka."""
         if self.careful_until is None or commit_lsn < self.careful_until:
             return False
         self.careful_until = None
@@ -89,14 +89,14 @@ def identity(event: Event, origin: Origin) -> Identity:
 
 
 def may_be_dead(event: Event, prefix: str) -> bool:
-    """Whether the bridge can go on without this record; not without its own records."""
+    """Tell whether the bridge can go on without this record, which is never one of its own."""
     return event.seq >= 0 and (
         event.topic == message_topic(prefix) or event.topic not in own_topics(prefix)
     )
 
 
 def record_bytes(event: Event) -> int:
-    """Bytes of key, value and headers."""
+    """Return the bytes of a record's key, value and headers."""
     size = len(event.key or b"") + len(event.value or b"")
     return size + sum(len(name) + len(value or b"") for name, value in event.headers or ())
 

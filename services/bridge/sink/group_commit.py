@@ -86,7 +86,7 @@ class GroupCommit:
         self._schema_topic = schema_topic
 
     def begin(self, ledger: Ledger, record: ProgressRecord) -> None:
-        """`ledger` is at the position that the session resumes from, by `record`."""
+        """Begin with `ledger`, at the position of `record` that the session resumes from."""
         self._ledger = ledger
         metrics.DURABLE_LSN.set(ledger.durable.end_lsn)
         metrics.LIVE.delivered((record.commit_time_us or record.ts_ms * 1000) / 1e6)
@@ -104,7 +104,7 @@ class GroupCommit:
         return self._producer.open or self._ledger.outstanding
 
     def next_due(self) -> float:
-        """When `perform` is to be called (time.monotonic), if `wakes` does not come first."""
+        """Return when to call `perform` (time.monotonic), if `wakes` does not come first."""
         if self._committing is not None or not self.uncommitted:
             return float("inf")
         return min(self._due, self._group_due)
@@ -220,7 +220,7 @@ class GroupCommit:
             reach("skipped")
 
     def _reckon(self, portion: Portion) -> None:
-        """When the open transaction is to be committed, with `portion` in it."""
+        """Set when the open transaction is to be committed, with `portion` in it."""
         now = time.monotonic()
         if not self.uncommitted:
             self._due = self._group_due = float("inf")
@@ -265,7 +265,7 @@ class GroupCommit:
             os.write(self._waker, b"!")
 
     def _await_commit(self) -> None:
-        """Kafka may take its time: the server hears from us meanwhile."""
+        """Wait for Kafka's commit, and answer the server meanwhile."""
         while self._committing is not None:
             try:
                 self._committing.result(self._feedback.interval_s)

@@ -87,7 +87,7 @@ def _cut_off(
 
 
 def _seek(consumer: Consumer, where: TopicPartition) -> bool:
-    """Only a seek asks for the epoch; it is refused until fetching has begun."""
+    """Seek, which alone asks for the leader's epoch; return False until fetching has begun."""
     with contextlib.suppress(KafkaException):
         consumer.seek(where)
         return True
@@ -95,7 +95,7 @@ def _seek(consumer: Consumer, where: TopicPartition) -> bool:
 
 
 def _shorter(consumer: Consumer, where: TopicPartition) -> bool:
-    """Whether the end is before it; else what is there was deleted, as old as the topic allows."""
+    """Tell whether the partition ends before `where`; if not, retention deleted old records."""
     try:
         end: int = consumer.get_watermark_offsets(where, timeout=REQUEST_TIMEOUT_S)[1]
     except KafkaException as error:

@@ -137,7 +137,7 @@ class MarkerCheck:
         self._before = None
 
     def _require_kept(self, ends: Ends) -> None:
-        """Asked twice: whoever answers first may have been the leader once."""
+        """Judge partitions that lost records; ask twice, as a former leader may answer first."""
         for _ in range(2):
             asked = self._ask_all(ends, self._await, committed=False)
             lost = lost_tails(ends, self._answers(asked, committed=False))
@@ -186,7 +186,7 @@ class MarkerCheck:
         self._hidden |= {place: ends[place].offset for place in behind}
 
     def ends(self) -> Ends:
-        """Where the records of the last transaction end, as far as that is known by now."""
+        """Return where the records of the last transaction end, as far as that is known by now."""
         if self._last is None or (self._asking is not None and not self._asking.done()):
             return {}
         asked = self._last.ends
@@ -219,7 +219,7 @@ class MarkerCheck:
         return asked
 
     def _await(self, futures: Iterable["Future[Any]"]) -> None:
-        """Kafka may take its time: the server hears from us meanwhile."""
+        """Wait for Kafka's answers, and answer the server meanwhile."""
         while pending := [future for future in {*futures} if not future.done()]:
             wait(pending, _AWAIT_S)
             self._while_waiting()

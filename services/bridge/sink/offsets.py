@@ -72,7 +72,7 @@ def answers(asked: Asked) -> dict[Partition, End]:
 
 
 def some_answers(asked: Asked) -> dict[Partition, End]:
-    """As `answers`, without the partitions of which no leader has told."""
+    """Return what `answers` does, without the partitions whose leader has not answered."""
     return {place: told for place, told in _told(asked) if isinstance(told, End)}
 
 
@@ -100,7 +100,7 @@ def _told(asked: Asked) -> Iterator[tuple[Partition, End | KafkaException | None
 
 
 def count_partitions(producer: Producer, topic: str) -> int:
-    """How many partitions `topic` has now; `producer` asks, so that it can write to all of them."""
+    """Ask how many partitions `topic` has; `producer` asks, so that it can write to all of them."""
     try:
         return len(producer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic].partitions)
     except KafkaException as error:
@@ -113,6 +113,6 @@ def name_of(place: Partition) -> str:
 
 
 def in_parts(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """`items`, as many at a time as are asked about at once."""
+    """Yield `items` in parts of ASKED_AT_ONCE."""
     for at in range(0, len(items), ASKED_AT_ONCE):
         yield items[at : at + ASKED_AT_ONCE]

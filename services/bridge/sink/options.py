@@ -29,10 +29,11 @@ compresses is still in the processor's cache.
 def producer_options(
     kafka: KafkaSettings, bridge: BridgeSettings, slot: str, limits: Iterable[int], careful: bool
 ) -> dict[str, Any]:
-    """For the producer of `slot`; `limits` are topics' max.message.bytes that are known to matter.
+    """Return the options of the producer of `slot`.
 
-    A batch larger than a topic's limit would be refused, though each record in it is not.
-    `careful`: each record alone, and with a report of its own.
+    `limits`: the max.message.bytes of topics that are known to matter. Kafka would refuse a batch
+    that is larger than a topic's limit, even if each record in it is not. `careful`: each record is
+    sent alone, with a report of its own.
     """
     smallest = min(limits, default=BATCH_BYTES_MAX) - BATCH_OVERHEAD_BYTES
     largest = int(kafka.options.get("message.max.bytes", MESSAGE_BYTES_MAX))

@@ -85,10 +85,10 @@ class Tails:
         judge_lost(lost, self._slot, None, go_on=False)
 
     def learn(self, ends: Mapping[Partition, End]) -> None:
-        """Each is where a partition ends now; the last learnt are kept.
+        """Note where each partition ends now; keep the last PARTITIONS_MAX learnt.
 
-        As `judge` where what was acknowledged is gone. Where a new leader does not tell whether it
-        has that, the former end is kept, for a later look or the next start.
+        Raise as `judge` does where acknowledged records are gone. Where a new leader does not tell
+        whether it has them, the former end is kept, for a later look or the next start.
         """
         if self._topics is not None:
             ends = _asked_again(self._topics, self._ends, ends)
@@ -124,7 +124,7 @@ class Tails:
             self._ids.hurry()
 
     def note(self) -> Noted:
-        """`ProgressRecord.ends` for a record that is written now: about once a second."""
+        """Return `ProgressRecord.ends` for a new record, {} where they were noted a second ago."""
         now = time.monotonic()
         if now < self._due or not self._ends:
             return {}
@@ -138,7 +138,7 @@ class Tails:
 
 
 def noted(ends: Mapping[Partition, End]) -> Noted:
-    """As ProgressRecord has it. Pure."""
+    """Convert ends to the form of ProgressRecord. Pure."""
     found: Noted = {}
     for (topic, partition), end in ends.items():
         found.setdefault(topic, []).append((partition, end.offset, end.epoch))
@@ -166,7 +166,7 @@ def lost_tails(then: Mapping[Partition, End], now: Mapping[Partition, End]) -> l
 def led_anew(
     then: Mapping[Partition, End], now: Mapping[Partition, End], shorter: Sequence[Lost]
 ) -> dict[Partition, End]:
-    """Those of `then` that have a leader of another epoch `now`, without the `shorter`. Pure."""
+    """Return the ends of `then` whose leader is of another epoch `now`, without `shorter`. Pure."""
     known = {one.place for one in shorter}
     return {
         place: end

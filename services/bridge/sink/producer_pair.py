@@ -34,10 +34,10 @@ class ProducerPair:
     """One session's two producers. Each Kafka transaction that commits is the other one's turn."""
 
     def __init__(self, options: Mapping[str, Any], *, subject: str, former: bool = False) -> None:
-        """`options`: of a producer; its `transactional.id` is the first one's.
+        """Make two producers from `options`, whose `transactional.id` is the first producer's.
 
-        `former`: the last record may be of a bridge with the former ids: that one is fenced too,
-        and what it has left hanging is ended.
+        `former`: the last record may be of a bridge with the former ids. That producer is fenced
+        too, and what it has left hanging is ended.
         """
         self._subject = subject
         name = options["transactional.id"]
@@ -61,7 +61,7 @@ class ProducerPair:
         return self._senders[self.turn]
 
     def begin_session(self) -> None:
-        """init_transactions of both: fences other sessions, and ends what they have open."""
+        """Fence both producers' other sessions, and end what they have open (init_transactions)."""
         for producer in (*self._both, *self._former):
             try:
                 producer.init_transactions(INIT_TIMEOUT_S)
@@ -69,7 +69,7 @@ class ProducerPair:
                 raise kafka_error(error, "init transactions", self._subject) from error
 
     def of(self, turn: int) -> list[Producer]:
-        """Those that may have left a transaction of this turn hanging."""
+        """Return the producers that may have left a transaction of this turn hanging."""
         return [self._both[turn], *(self._former if turn else ())]
 
     def settle(

@@ -66,7 +66,7 @@ class Configs:
                 self._known[resource.name] = {key: one.value for key, one in entries.items()}
 
     def bytes_max(self) -> dict[str, int]:
-        """topic -> max.message.bytes, where known."""
+        """Return topic -> max.message.bytes, where known."""
         key = "max.message.bytes"
         return {name: int(config[key]) for name, config in self._known.items() if key in config}
 
@@ -108,7 +108,7 @@ class Configs:
 
 
 def _warn_once(what: str, **told: str) -> None:
-    """Not at each new session of a process."""
+    """Warn once in a process, not at each new session."""
     text = f"{what} {told}"
     if text not in _TOLD:
         _TOLD.add(text)

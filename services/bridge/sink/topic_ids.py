@@ -109,7 +109,7 @@ class IdWatch:
     """The ids of topics while the bridge runs, and for the next progress record. One session's."""
 
     def __init__(self, admin: AdminClient, brokers: Callable[[], int], known: Ids) -> None:
-        """`known`: what the start has found."""
+        """Watch the ids of topics; `known`: those that the start has found."""
         self._admin = admin
         self._brokers = brokers
         self.known = {**known}

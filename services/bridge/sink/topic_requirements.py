@@ -58,9 +58,10 @@ class Lack(NamedTuple):
 
 
 def replication_factor(wanted: int | None, brokers: int, of_others: Iterable[int]) -> int:
-    """How many replicas a new topic gets: as wanted, else three, or all that the brokers allow.
+    """Return how many replicas a new topic gets: `wanted`, else three or what the brokers allow.
 
-    `brokers`: how many answer now. One of them may just be down: as many as our topics have.
+    `brokers`: how many answer now. One of them may just be down: a new topic then gets as many
+    replicas as our others have.
     """
     if wanted is not None:
         return wanted
@@ -68,7 +69,10 @@ def replication_factor(wanted: int | None, brokers: int, of_others: Iterable[int
 
 
 def new_config(replicas: int, *, compacted: bool, short_lived: bool) -> dict[str, str]:
-    """`short_lived`: records soon replaced by tombstones; the topic is read whole at a start."""
+    """Return the configuration of a new topic.
+
+    `short_lived`: tombstones soon replace its records; the topic is read whole at a start.
+    """
     config = {"message.timestamp.type": _APPEND_TIME}
     if replicas >= REPLICAS:
         config["min.insync.replicas"] = "2"

@@ -83,7 +83,7 @@ class Topics:
         *,
         while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        """`shaping` names topics of tables and outboxes, which need not begin with the prefix."""
+        """Connect to Kafka; `shaping` names topics that need not begin with the prefix."""
         self.settings = settings
         naming = Naming(settings.topic_prefix, shaping or ShapingSettings())
         self._table_topic = re.compile(naming.pattern())
@@ -125,7 +125,7 @@ class Topics:
         self._configs.check_clocks(server_ms)
 
     def there(self, topic: str) -> bool:
-        """Whether the broker has it; it is not made."""
+        """Ask the broker whether the topic exists; do not create it."""
         self.refresh()
         return self.has(topic)
 
@@ -167,7 +167,7 @@ class Topics:
             raise refused_topic(denied, "describe the topic", topic)
 
     def message_bytes_max(self, *others: str) -> dict[str, int]:
-        """max.message.bytes of every topic of the prefix and of `others`, where we may read it."""
+        """Return max.message.bytes of each topic of the prefix and of `others` that we may read."""
         self._configs.describe([name for name in others if name in self._partitions])
         return self._configs.bytes_max()
 
@@ -189,7 +189,7 @@ class Topics:
         )
 
     def has(self, topic: str) -> bool:
-        """Whether the broker had it when it was last asked."""
+        """Tell whether the topic existed when the broker was last asked."""
         return topic in self._partitions
 
     def unstable(self) -> dict[Partition, int]:
@@ -204,7 +204,7 @@ class Topics:
         return found
 
     def unstable_of(self, places: Sequence[Partition]) -> dict[Partition, int]:
-        """As `unstable`, of these partitions."""
+        """Return what `unstable` does, of these partitions alone."""
         asked = [ask_ends(self.admin, places, committed=one) for one in (True, False)]
         stable, ends = map(answers, asked)
         return {at: end.offset for at, end in stable.items() if ends[at].offset > end.offset}
@@ -227,7 +227,7 @@ class Topics:
         ]
 
     def _longer_prefixes(self) -> tuple[str, ...]:
-        """Prefixes of topics, with their dot, of bridges whose prefix begins with this one's."""
+        """Return the longer prefixes, with their dot, of bridges that begin with this bridge's."""
         last = f".{progress_topic('').lstrip('.')}"
         candidates = [
             name.removesuffix(last)
@@ -251,7 +251,7 @@ class Topics:
         ]
 
     def is_outbox(self, topic: str) -> bool:
-        """Whether messages of an outbox may be in it, whose place is in their headers."""
+        """Tell whether the topic may have an outbox's messages, whose headers tell their place."""
         return self._outbox_topic.fullmatch(topic) is not None
 
     def own(self) -> set[str]:
@@ -297,7 +297,7 @@ class Topics:
         self._learn_all(metadata)
 
     def learn_leaders(self) -> None:
-        """As `refresh`, but once and briefly, and without a word where nobody answers."""
+        """Refresh the metadata once, briefly; ignore that nobody answers."""
         with contextlib.suppress(KafkaException):
             self._learn_all(self.admin.list_topics(timeout=_ATTEMPT_S))
 

@@ -107,7 +107,7 @@ class TransactionalProducer:
         return self._pair.current
 
     def begin_session(self) -> None:
-        """init_transactions: fence other producers of this slot and end what they left open."""
+        """Fence other producers of this slot and end what they left open (init_transactions)."""
         self._pair.begin_session()
 
     def follow(self, record: ProgressRecord | None) -> None:
@@ -151,7 +151,7 @@ class TransactionalProducer:
     def _send_some(
         self, events: Sequence[Event], index: int, end: int, origins: Origins | None
     ) -> None:
-        """events[index:end]: many at once, and singly what calls for care."""
+        """Send events[index:end]: many at once, but singly those that call for care."""
         send = self._pair.send
         while index < end:
             if not (self._careful or self._refused.records):
@@ -163,7 +163,7 @@ class TransactionalProducer:
                 index += 1
 
     def _send_one(self, event: Event, origin: Origin) -> None:
-        """With all that may be of this record or its topic."""
+        """Send one event, with regard to what is known of this record and its topic."""
         known = self._refused.records
         if event.topic not in self._ready:
             denied = self._prepare(event.topic)
@@ -180,7 +180,7 @@ class TransactionalProducer:
             self._produce(event, -1, origin, self._while_waiting)
 
     def _partitions_of(self, topic: str) -> int:
-        """Also those that were added since: with rows, once this producer has written the next."""
+        """Count a topic's partitions, with those added since, so that all get a broadcast event."""
         if topic not in self._counts:
             self._while_waiting()
             count = count_partitions(self._producer, topic)
@@ -378,7 +378,7 @@ class TransactionalProducer:
         return error
 
     def _reason(self, error: KafkaException) -> KafkaException:
-        """Why the transaction has failed, where `error` only says that it has."""
+        """Return why the transaction has failed, where `error` only says that it has."""
         if error.args[0].code() == KafkaError._STATE:
             try:
                 self._producer.commit_transaction(COMMIT_ATTEMPT_S)

@@ -118,7 +118,7 @@ class Primary:
 
     @in_any_session
     def wal_lsn(self) -> int:
-        """Where the server's WAL is flushed up to."""
+        """Return how far the server has flushed its WAL."""
         with self._statement("read the WAL's position"):
             return written_lsn(self._connection)
 
@@ -237,7 +237,7 @@ class Primary:
             return read_types(self._connection, oids)
 
     def money_digits(self) -> int:
-        """How many digits money has after the decimal point in this database's locale."""
+        """Return how many digits money has after the decimal point in this database's locale."""
         with self._statement("read the locale"):
             return money_digits(self._connection)
 
@@ -285,7 +285,7 @@ class Primary:
 
     @in_any_session
     def commits_wait(self) -> bool:
-        """Whether the server lists the bridge's walsender in synchronous_standby_names."""
+        """Tell whether the server lists the bridge's walsender in synchronous_standby_names."""
         with self._statement("read the state of replication"):
             return is_synchronous_standby(self._connection, walsender_name(self._settings.slot))
 

@@ -130,7 +130,7 @@ class Heartbeat:
         self._read_only = read_only
 
     def delivered(self, durable_lsn: int) -> None:
-        """Kafka has everything up to there; perhaps all that was there at the last heartbeat."""
+        """Note that Kafka has all up to `durable_lsn`, which may include the last heartbeat."""
         lsn, at_s = self._written
         if lsn and durable_lsn >= lsn:
             metrics.LIVE.delivered(at_s)

@@ -8,7 +8,7 @@ from schemas.settings import SourceSettings
 
 
 def single_hosts(settings: SourceSettings) -> list[str]:
-    """One conninfo per host. Raises SettingsError for a text that libpq does not take."""
+    """Return one conninfo per host. Raise SettingsError for a text that libpq does not take."""
     try:
         parameters = conninfo_to_dict(settings.conninfo.get_secret_value())
     except psycopg.ProgrammingError:
@@ -49,6 +49,6 @@ def _not_a_conninfo() -> SettingsError:
 
 
 def host_name(conninfo: str) -> str:
-    """`host:port` of one host's conninfo, for messages."""
+    """Return `host:port` of one host's conninfo, for messages."""
     where = conninfo_to_dict(conninfo)
     return f"{where.get('host') or where.get('hostaddr', '')}:{where.get('port') or 5432}"

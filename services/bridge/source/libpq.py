@@ -12,7 +12,7 @@ from services.bridge.compiled import foreign
 
 
 def address(connection: pq.abc.PGconn) -> int:
-    """Where libpq has the connection; 0: it is closed."""
+    """Return the address of libpq's connection, 0 if it is closed."""
     return getattr(connection, "pgconn_ptr", None) or 0
 
 

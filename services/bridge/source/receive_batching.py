@@ -46,7 +46,7 @@ class Pace:
         self.batches = False
 
     def read(self, size: int, now: float) -> bool:
-        """`size` bytes were read by `now`; whether `batches` is another than before."""
+        """Count `size` bytes read by `now`; tell whether `batches` has changed."""
         self._bytes += size
         passed_s = now - self._since
         if passed_s < RATE_S:
@@ -81,7 +81,7 @@ class Gathering:
         return BATCH_S if self._pace.batches else float("inf")
 
     def read(self, size: int, now: float) -> None:
-        """`size` bytes were read by `now`."""
+        """Count `size` bytes read by `now`, and adapt when the socket wakes us."""
         if self._near and self._pace.read(size, now):
             self._wake_at(BATCH_BYTES if self._pace.batches else 1)
 

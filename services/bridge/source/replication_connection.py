@@ -98,7 +98,7 @@ class ReplicationConnection:
         sql_deadline_ms: int,
         name: str = "",
     ) -> None:
-        """`name`: another application_name than the slot's."""
+        """Connect to the walsender; `name`: an application_name other than the slot's."""
         self._slot = slot
         self._messages = new_messages()
         self._gathering: Gathering | None = None
@@ -184,7 +184,7 @@ class ReplicationConnection:
     def start(
         self, lsn: int, publication: str, *, streaming: bool, origin: str, two_phase: bool
     ) -> None:
-        """START_REPLICATION from `lsn`. Raises Retryable (SLOT_IN_USE) while another has it.
+        """Start to stream from `lsn`. Raise Retryable (SLOT_IN_USE) while another has the slot.
 
         `two_phase` makes the slot decode at PREPARE for good, from `lsn` on, where it did not.
         """

@@ -36,7 +36,7 @@ class Feedback:
         self.beat = self._heard = time.monotonic()
 
     def connect(self, connection: ReplicationConnection, ledger: Ledger) -> None:
-        """From now on `connection` is to be told of `ledger`."""
+        """Send the status of `ledger` to `connection` from now on."""
         self._connection = connection
         self._ledger = ledger
         self.heard(time.monotonic())
@@ -73,7 +73,7 @@ class Feedback:
         metrics.RECEIVED_LSN.set(self._ledger.received)
 
     def while_waiting(self) -> None:
-        """To be called often while something else than the server is waited for."""
+        """Send a status if one is due; call this often while you wait for anything else."""
         now = time.monotonic()
         self.heard(now)
         if self._connection is not None and now >= self.due:

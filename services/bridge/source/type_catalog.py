@@ -33,6 +33,6 @@ def read_types(connection: Connection, oids: Iterable[int]) -> list[PgType]:
 
 
 def money_digits(connection: Connection) -> int:
-    """How many digits follow the decimal point of money, by the locale lc_monetary."""
+    """Return how many digits follow the decimal point of money, by the locale lc_monetary."""
     row = connection.execute("SELECT regexp_replace(0::money::text, '[^0-9]', '', 'g')").fetchone()
     return len(row[0]) - 1 if row is not None else 0

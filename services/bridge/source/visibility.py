@@ -33,7 +33,7 @@ def await_visible(
 
 
 def seen_in(snapshot: str, xid: int) -> bool:
-    """Whether a committed `xid` is visible in `snapshot` (`xmin:xmax:xip,…`, with epochs).
+    """Tell whether a committed `xid` is visible in `snapshot` (`xmin:xmax:xip,…`, with epochs).
 
     Source: PostgreSQL documentation, "Transaction ID and Snapshot Information Functions".
     """

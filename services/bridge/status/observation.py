@@ -151,7 +151,7 @@ def _leaderless(topics: Topics) -> tuple[str, ...]:
 
 
 def _from_kafka(topics: Topics, slot: str) -> tuple[ProgressRecord | None, list[PreparedRecord]]:
-    """Nothing of both before the bridge has run for the first time."""
+    """Read the progress record and the prepared transactions; none of both before the first run."""
     if not topics.there(progress_topic(topics.prefix)):
         return None, []
     progress = topics.last_progress(slot)

@@ -204,10 +204,11 @@ class Assembler:
         return Portion([], self._reached(self._last), 0, 0)
 
     def _reached(self, position: Position) -> Position:
-        """`position`, which is after something whole, with what Kafka has of a later transaction.
+        """Return `position`, with what Kafka has of a later transaction.
 
-        After a resumption inside a large transaction, other positions can pass before it comes
-        again: the events of it that are in Kafka must not be forgotten.
+        `position` is after something whole. After a resumption inside a large transaction, other
+        positions can pass before that comes again: its events that are in Kafka must not be
+        forgotten.
         """
         if self._start.seq and position.end_lsn <= self._start.commit_lsn:
             return Position(self._start.commit_lsn, position.end_lsn, self._start.seq)
@@ -302,7 +303,7 @@ class Assembler:
         )
 
     def _announcement(self) -> list[Event]:
-        """BEGIN, unless the transaction has it already or has no events."""
+        """Return a BEGIN, unless the transaction already has one or has no events."""
         if self._announced or not self._envelope.total:
             return []
         self._announced = True
@@ -330,7 +331,10 @@ class Assembler:
 
 
 def numbers(change: Insert | Update | Delete | Truncate) -> int:
-    """How many numbers (seq) a change takes: as many as it may become events under any settings."""
+    """Return how many numbers (seq) a change takes: as many as the events it may become.
+
+    The count is the same under any settings.
+    """
     if isinstance(change, Update):
         return 1 if change.old is None else 2
     return len(change.relations) if isinstance(change, Truncate) else 1

@@ -81,7 +81,7 @@ def read_frames(parts: Iterable[bytes]) -> Iterator[Frame]:
 
 
 def _unpacked(unpacker: "zlib._Decompress", parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Pieces of at most _WINDOW_BYTES, and what is left at the end."""
+    """Yield pieces of at most _WINDOW_BYTES, and what is left at the end."""
     for part in parts:
         waiting = part
         while waiting:

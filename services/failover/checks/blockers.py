@@ -46,9 +46,10 @@ class Blocker:
 def fault_of(
     subscriber: Subscriber, subscription: Subscription, node: Node, *, positions: bool
 ) -> Blocker | None:
-    """Why the subscription must not be fed by the new primary `node`; None if it may.
+    """Return why the new primary `node` must not feed the subscription, None if it may.
 
-    `positions`: it has not been fed by it before, so its position must fit.
+    `positions`: the node has not fed the subscription before, so the subscription's position must
+    fit.
     """
     where = f"{subscriber.name}/{subscription.name}"
     name = subscription.slot_name
@@ -127,7 +128,7 @@ def _misplaced(where: str, subscription: Subscription, node: Node, name: str) ->
 def _left_its_timeline(
     subscription: Subscription, state: NodeState, last: int | None
 ) -> int | None:
-    """Where the node's WAL left the timeline that fed the subscription, None where it is the same.
+    """Return where the node's WAL left the timeline that fed the subscription, None if it did not.
 
     Where that timeline is not known, it may have been the one before the node's own: `last`.
     """

@@ -128,7 +128,7 @@ class Checkup:
         return f"{line.replace('|', '/')} | {' '.join(data)}"
 
     def as_json(self) -> dict[str, object]:
-        """For `--json`: every finding of every check."""
+        """Return the document of `--json`: every finding of every check."""
         return {
             "ready": self.ready,
             "severity": self.severity,

@@ -207,7 +207,10 @@ def bridge_connected(facts: Facts) -> Iterator[Seen]:
     applies=_reads_kafka,
 )
 def kafka_record(facts: Facts) -> Iterator[Seen]:
-    """Only where the settings name Kafka; its position is also judged as a consumer's."""
+    """Judge Kafka's progress record, where the settings name Kafka.
+
+    The record's position is also judged as a consumer's.
+    """
     published, slot = facts.view.published, facts.view.bridge_slot
     if published is None or slot is None:
         return

@@ -58,7 +58,7 @@ class Facts:
         return tuple((*above, *below) for above in self.above for below in self.below)
 
     def missing(self, check: Check) -> list[str]:
-        """Which servers a check can't be judged without, and does not have."""
+        """Return which servers a check needs and does not have, each as a reason."""
         found = []
         if check.needs in (Needs.PRIMARY, Needs.BOTH) and not self.above:
             found.append("no node answers as the primary")
@@ -73,7 +73,7 @@ class Facts:
         return found
 
     def hidden(self, check: Check) -> list[str]:
-        """Which of the settings that a check reads are not known."""
+        """Return which settings, of those that a check reads, are not known."""
         nodes = [*self.above] if check.needs in (Needs.PRIMARY, Needs.BOTH) else []
         nodes += [*self.below] if check.needs in (Needs.STANDBY, Needs.BOTH) else []
         return [
@@ -98,10 +98,10 @@ def facts_of(view: View, standby: Node | None) -> Facts:
 
 
 def required_slots(view: View) -> tuple[Required, ...]:
-    """Every slot that must survive, by name.
+    """Return every slot that must survive, by name.
 
     With a primary: its permanent failover slots, those that failover subscriptions name, and the
-    bridge's. Without: what standbys have synchronized instead of the primary's.
+    bridge's. Without one: the slots that standbys have synchronized, instead of the primary's.
     """
     wanted: dict[str, list[str]] = {name: [] for name in _slots_of_the_pair(view)}
     consumers: dict[str, list[tuple[str, int]]] = {}
@@ -127,7 +127,7 @@ def required_slots(view: View) -> tuple[Required, ...]:
 
 
 def bridge_position(view: View) -> int | None:
-    """How far the origin says that the bridge is, on whichever node it is furthest."""
+    """Return how far the bridge is by its origin, on the node where that is furthest."""
     origin = f"slotbridge_{view.bridge_slot}"
     positions = [node.state.origins.get(origin) for node in view.nodes if node.state is not None]
     return max((position for position in positions if position is not None), default=None)

@@ -29,7 +29,10 @@ REPLAY_BYTES_MAX = 2**30
     needs=Needs.BOTH,
 )
 def standby_lag(facts: Facts) -> Iterator[Seen]:
-    """Bytes and seconds, receive and replay. The positions are read within one observation."""
+    """Judge the standby's lag in bytes and seconds, of receiving and of replaying.
+
+    All positions are read within one observation.
+    """
     limit = facts.view.loss_limit
     for primary, above, standby, below in facts.both:
         written, replication = above.replication.written_lsn, below.replication

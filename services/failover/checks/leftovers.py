@@ -33,7 +33,10 @@ GROUP = "slots"
     severity=Severity.WARNING,
 )
 def leftover_slot(facts: Facts) -> Iterator[Seen]:
-    """Inactive physical slots of no known standby, and a standby's own inactive failover slots."""
+    """Look for inactive slots that nobody needs.
+
+    These are physical slots of no known standby, and a standby's own failover slots.
+    """
     required = {wanted.slot for wanted in facts.required}
     for node in facts.view.nodes:
         if node.state is None:
@@ -75,12 +78,12 @@ def _physical(facts: Facts, node: Node, state: NodeState, slot: Slot) -> Iterato
 
 
 def _may_come(standby: Node, node: Node) -> bool:
-    """Whether a standby follows the node, or at least streams from nobody else."""
+    """Tell whether a standby follows the node, or at least streams from nobody else."""
     return follows(standby, node) or not standby.known_state.replication.receiver_streaming
 
 
 def _was_the_primarys(facts: Facts, node: Node, slot: Slot) -> bool:
-    """On a standby: the slot by which the primary streamed from here before its promotion."""
+    """Tell whether the primary used this slot of a standby before it was promoted itself."""
     primary = facts.view.primary
     if not node.standby or primary is None or primary.state is None:
         return False

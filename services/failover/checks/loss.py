@@ -24,14 +24,14 @@ class Loss:
 
 
 def losses(view: View, chosen: Node) -> list[Loss]:
-    """Why the promotion of `chosen` would lose more than the limits allow."""
+    """Return why the promotion of `chosen` would lose more than the limits allow."""
     found = [*_against_standbys(view, chosen), *_against_sighting(view, chosen)]
     silent = _quorum(view, chosen)
     return [*found, *([silent] if silent is not None else [])]
 
 
 def lacking(view: View, chosen: Node) -> int | None:
-    """How many bytes of WAL the candidate lacks of all that is known; None where nothing is."""
+    """Return how many bytes of known WAL the candidate lacks, None where none is known."""
     known = [lsn for lsn, _ in _witnesses(view, chosen)]
     return max(0, *(lsn - chosen.received for lsn in known)) if known else None
 
@@ -42,7 +42,7 @@ def _told_all(node: Node) -> bool:
 
 
 def last_contact(view: View, chosen: Node) -> str:
-    """Which commits may be lost, in one line: of every plan of a failover."""
+    """Say in one line which commits may be lost; every plan of a failover has this line."""
     seen = view.sighting
     behind = lacking(view, chosen)
     state = chosen.state
@@ -65,7 +65,7 @@ def last_contact(view: View, chosen: Node) -> str:
 
 
 def _witnesses(view: View, chosen: Node) -> list[tuple[int, str]]:
-    """(position of the last primary, who says so), on the candidate's timeline or a newer one."""
+    """Return (last primary's position, who says so), on the candidate's or a newer timeline."""
     timeline = chosen.known_state.server.timeline
     found = []
     if view.sighting is not None and view.sighting.timeline >= timeline:
@@ -81,7 +81,7 @@ def _witnesses(view: View, chosen: Node) -> list[tuple[int, str]]:
 
 
 def _against_standbys(view: View, chosen: Node) -> list[Loss]:
-    """Another standby that answers has more, or is on a newer timeline."""
+    """Return losses because another standby that answers has more WAL, or a newer timeline."""
     mine = chosen.known_state.server.timeline
     for other in view.standbys:
         if other.name == chosen.name or other.state is None:
@@ -121,7 +121,7 @@ def _against_standbys(view: View, chosen: Node) -> list[Loss]:
 
 
 def _began(node: Node) -> int | None:
-    """Where the node's timeline left its parent; None for the first, or where it is not known."""
+    """Return where the node's timeline left its parent, None for the first or an unknown one."""
     history = node.state.provenance.history if node.state is not None else None
     return history[-1][1] if history else None
 
@@ -167,7 +167,7 @@ def _against_sighting(view: View, chosen: Node) -> list[Loss]:
 
 
 def _quorum(view: View, chosen: Node) -> Loss | None:
-    """Too few of the synchronous standbys answer to know that one of them has all."""
+    """Return a loss if too few synchronous standbys answer to know that one of them has all."""
     seen = view.sighting
     wanted = quorum(seen.synchronous) if seen is not None else None
     if seen is None or wanted is None or seen.timeline < chosen.known_state.server.timeline:
@@ -192,7 +192,7 @@ def _quorum(view: View, chosen: Node) -> Loss | None:
 
 
 def _names_of(node: Node) -> set[str]:
-    """By which names a primary may have known a standby: its own, its slot's or its cluster's."""
+    """Return the names by which a primary may know a standby: own, slot's and cluster's."""
     names = {application_name(node), slot_of(node)}
     if node.state is not None:
         names.add(node.state.setting("cluster_name"))

@@ -164,7 +164,7 @@ class Check:
     judge: Callable[[Facts], Iterable[Seen]]
 
     def findings(self, facts: Facts) -> tuple[Finding, ...]:
-        """At least one, but where it does not apply: what was seen, or that it was not judged."""
+        """Return what was seen or was not judged: at least one finding if the check applies."""
         if not self.applies(facts):
             return ()
         missing = [Seen("", "", unknown=why) for why in facts.missing(self)]

@@ -51,7 +51,10 @@ def primary_answers(facts: Facts) -> Iterator[Seen]:
     needs=Needs.PRIMARY,
 )
 def primary_fenced(facts: Facts) -> Iterator[Seen]:
-    """Who fenced it and since when stands in the fence's own mark, where slotfailover did."""
+    """Look for a fence of the primary, whose mark tells who set it and since when.
+
+    Only slotfailover's own fence has such a mark.
+    """
     for primary, state in facts.above:
         read_only = state.details.read_only if state.details is not None else None
         if read_only is None and not primary.fenced:

@@ -31,7 +31,10 @@ _PASSING = "the prepared transaction "
     needs=Needs.STANDBY,
 )
 def standby_read_only(facts: Facts) -> Iterator[Seen]:
-    """As a base backup of a fenced primary leaves it, or a policy for standbys."""
+    """Look for a standby whose transactions are read-only by default.
+
+    A base backup of a fenced primary leaves it so, or a policy for standbys.
+    """
     for standby, state in facts.below:
         read_only = state.details.read_only if state.details is not None else None
         if read_only is None:
@@ -59,7 +62,10 @@ def standby_read_only(facts: Facts) -> Iterator[Seen]:
     needs=Needs.BOTH,
 )
 def standby_admits_consumers(facts: Facts) -> Iterator[Seen]:
-    """Each consumer as it is connected to the primary now: role, address, database, encryption."""
+    """Judge whether the standby's pg_hba.conf admits each consumer of the primary.
+
+    A consumer is judged as it is connected now: by role, address, database and encryption.
+    """
     for _, above, standby, below in facts.both:
         if below.details is None or below.details.hba is None:
             why = f"our role may not read pg_hba_file_rules of {standby.name}"
@@ -109,7 +115,10 @@ def standby_admits_consumers(facts: Facts) -> Iterator[Seen]:
     needs=Needs.PRIMARY,
 )
 def fence_overrides(facts: Facts) -> Iterator[Seen]:
-    """Of no matter where the primary's machine has a command that stops or fences it."""
+    """Look for what a fence would not bind.
+
+    This does not matter where the primary's machine has a command that stops or fences it.
+    """
     for primary, state in facts.above:
         machine = primary.machine
         stopped = machine is not None and (machine.has("stop") or machine.has("fence"))
@@ -217,7 +226,7 @@ def archiving(facts: Facts) -> Iterator[Seen]:
     needs=Needs.BOTH,
 )
 def idle_slot_timeout(facts: Facts) -> Iterator[Seen]:
-    """PostgreSQL 18; 17 does not know the setting."""
+    """Look for idle_replication_slot_timeout, a setting of PostgreSQL 18 that 17 does not know."""
     for node, state in (*facts.above, *facts.below):
         value = state.setting("idle_replication_slot_timeout") or "0"
         yield Seen(
@@ -244,7 +253,10 @@ def idle_slot_timeout(facts: Facts) -> Iterator[Seen]:
     applies=lambda facts: bool(facts.view.subscribers),
 )
 def subscriptions_elsewhere(facts: Facts) -> Iterator[Seen]:
-    """pg_subscription is shared by all databases of a server."""
+    """Look for subscriptions to this pair in other databases of a subscriber.
+
+    All databases of a server share pg_subscription.
+    """
     known = {end for node in facts.view.nodes for end in node.endpoints}
     listed = {
         (found.name, found.conninfo.text)

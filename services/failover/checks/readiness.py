@@ -41,7 +41,7 @@ class Readiness:
         return min((reason.since for reason in self.reasons if reason.since), default="")
 
     def as_json(self) -> dict[str, object]:
-        """For `--json`; LSNs as PostgreSQL prints them."""
+        """Return the document of `--json`, with LSNs as PostgreSQL prints them."""
         flushed = self.confirmed_flush_lsn
         return {
             "slot": self.slot,
@@ -66,7 +66,7 @@ class Readiness:
 
 
 def judge(view: View, required: Required, standby: Node | None) -> Readiness:
-    """Whether `standby` (None: there is none) has the slot in a usable state."""
+    """Tell whether `standby` (None: there is none) has the slot in a usable state."""
     facts = Facts(view, standby, (required,))
     if not facts.below:
         reasons = _wrong((standby_answers,), facts)
@@ -75,12 +75,12 @@ def judge(view: View, required: Required, standby: Node | None) -> Readiness:
 
 
 def judge_all(view: View, standby: Node | None) -> tuple[Readiness, ...]:
-    """Every required slot, judged for one standby."""
+    """Judge every required slot for one standby."""
     return tuple(judge(view, required, standby) for required in required_slots(view))
 
 
 def judge_promoted(view: View, node: Node) -> tuple[Readiness, ...]:
-    """Every required slot, judged on the new primary itself: there, permanent and valid."""
+    """Judge every required slot on the new primary itself: there, permanent and valid."""
     judged = []
     for required in required_slots(view):
         facts = Facts(view, node, (required,))

@@ -104,5 +104,5 @@ SETTINGS = (
 
 
 def run_checks(facts: Facts) -> tuple[Finding, ...]:
-    """All findings, at least one of each check that applies."""
+    """Run all checks; return at least one finding of each that applies."""
     return tuple(finding for check in CHECKS for finding in check.findings(facts))

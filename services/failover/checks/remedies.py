@@ -21,7 +21,7 @@ def order(server: str, *sql: str) -> Order:
 
 
 def run(text: str, *orders: Order, by_hand: str = "") -> Remedy:
-    """Statements on servers; `by_hand` says why a person has to run them."""
+    """Return a remedy of statements on servers; `by_hand` says why a person has to run them."""
     return Remedy(text, orders, by_hand)
 
 

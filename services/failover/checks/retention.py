@@ -33,7 +33,7 @@ TWO_PHASE_SAFE_VERSION = 180000
     wants=True,
 )
 def slot_wal(facts: Facts) -> Iterator[Seen]:
-    """Slots that must survive, on both nodes, and the physical slots of standbys."""
+    """Judge the WAL of slots that must survive, on both nodes, and of standbys' physical slots."""
     for node, state, slot in _watched(facts):
         limit_mb = int(state.setting("max_slot_wal_keep_size") or -1)
         enough = max(limit_mb, 0) * 2**20 * SAFE_WAL_SHARE_MIN
@@ -101,7 +101,7 @@ def slot_reserves_wal(facts: Facts) -> Iterator[Seen]:
     needs=Needs.BOTH,
 )
 def slot_without_failover(facts: Facts) -> Iterator[Seen]:
-    """Slots of which nobody said that they must survive, but whose consumer will miss them."""
+    """Look for slots without failover that nobody named, but whose consumer will miss them."""
     required = {r.slot for r in facts.required}
     for primary, state in facts.above:
         for slot in state.slots:

@@ -252,7 +252,7 @@ PROMOTED = (slot_on_standby, slot_idle, slot_invalidated)
 
 
 def positions(facts: Facts, required: Required) -> tuple[tuple[str, int], ...]:
-    """How far the slot's consumers are, by every account."""
+    """Return how far the slot's consumers are: by themselves, and by the slot on the primary."""
     upstream = facts.upstream(required.slot)
     if upstream is None or upstream.confirmed_flush_lsn is None:
         return required.consumers
@@ -260,7 +260,7 @@ def positions(facts: Facts, required: Required) -> tuple[tuple[str, int], ...]:
 
 
 def _temporary(facts: Facts) -> Iterator[tuple[Node, Slot, Slot | None]]:
-    """(standby, copy, slot on the primary) of every copy that a promotion would drop."""
+    """Yield (standby, copy, slot on the primary) of every copy that a promotion would drop."""
     for standby, _ in facts.below:
         for required in facts.required:
             copy = facts.copy(required.slot)
@@ -269,7 +269,10 @@ def _temporary(facts: Facts) -> Iterator[tuple[Node, Slot, Slot | None]]:
 
 
 def _switch_on(facts: Facts, required: Required) -> Remedy:
-    """ALTER SUBSCRIPTION sets it at the publisher, also where it is on at the subscriber."""
+    """Return the remedy that switches a slot's failover on.
+
+    ALTER SUBSCRIPTION sets it at the publisher, even where it is on at the subscriber.
+    """
     orders = tuple(
         remedies.order(
             subscriber.name,

@@ -77,7 +77,7 @@ def hot_standby_feedback(facts: Facts) -> Iterator[Seen]:
     needs=Needs.BOTH,
 )
 def slotsync_worker(facts: Facts) -> Iterator[Seen]:
-    """Only asked while a primary answers: without one the worker can't run."""
+    """Look for the slotsync worker while a primary answers: without one it can't run."""
     for _, _, standby, state in facts.both:
         runs = state.replication.slotsync_worker
         evidence = f"{'a' if runs else 'no'} slotsync worker in pg_stat_activity"

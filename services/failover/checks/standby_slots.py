@@ -265,7 +265,7 @@ def _listed(facts: Facts, what: str, wrong: Callable[[Slot | None], bool]) -> It
 
 
 def _waited_for(state: NodeState, name: str) -> str:
-    """Whether a consumer is seen to wait for that slot now."""
+    """Add to the evidence that a walsender waits for that slot now, if it does."""
     if name not in state.replication.withheld_by:
         return ""
     return "; a walsender waits for it now (WaitForStandbyConfirmation)"

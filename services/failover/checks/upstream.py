@@ -133,7 +133,11 @@ def standby_cut_off(facts: Facts) -> Iterator[Seen]:
 
 
 def _reconnect(facts: Facts, node: Node) -> Remedy:
-    """Where it led before, unless another node is the primary by now, an old one, or none is."""
+    """Return the remedy that leads a node back to the server it streamed from.
+
+    It is manual where another node is the primary by now, where the primary is an old one, or where
+    there is none.
+    """
     around = node.state.details if node.state is not None else None
     primary = facts.view.primary
     right = primary is not None and primary.writable and not outdated(facts.view, primary)

@@ -43,4 +43,4 @@ def _options(
         typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Options before the subcommand."""
+    """Accept options before the subcommand."""

@@ -203,14 +203,14 @@ def _known(view: View, slots: list[str] | None) -> frozenset[str]:
 
 
 def _age_s(begun: Entry) -> float:
-    """How long ago it was."""
+    """Return the age in seconds of the entry with which a run began."""
     return (datetime.now(UTC) - datetime.fromisoformat(begun.at)).total_seconds()
 
 
 def repoint(
     config: Config, yes: Yes = False, dry_run: DryRun = False, as_json: Json = False
 ) -> None:
-    """Someone else promoted a standby: move the subscriptions, verify them and the bridge."""
+    """Move subscriptions and bridge to a standby that someone else promoted; verify them."""
     _Order("repoint", config, yes, dry_run, as_json).give(
         lambda _c, _v, request: (plan_repoint, request)
     )

@@ -149,7 +149,7 @@ def _system(node: Node) -> str:
 
 
 def _size(connection: Connection) -> tuple[int, int]:
-    """(bytes of all databases, tablespaces of its own)."""
+    """Return (bytes of all databases, number of the server's own tablespaces)."""
     row = one_row(
         connection.execute(
             "SELECT (SELECT sum(pg_database_size(oid)) FROM pg_database)::bigint,"

@@ -36,7 +36,7 @@ def on_stdout() -> Console:
 
 
 def on_stderr() -> Console:
-    """Where the narration goes."""
+    """Return the console of the narration, which is on stderr."""
     return _Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -51,7 +51,7 @@ def _though_nobody_reads() -> Iterator[None]:
 
 
 def print_json(report: dict[str, object]) -> None:
-    """One JSON document on one line of stdout."""
+    """Print one JSON document on one line of stdout."""
     sys.stdout.write(json.dumps(report, ensure_ascii=False) + "\n")
 
 
@@ -126,7 +126,7 @@ def print_fixes(console: Console, fixes: Fixes) -> None:
 
 
 def print_plan(console: Console, plan: Plan) -> None:
-    """Every step, with its conditions and exact SQL; secrets are masked."""
+    """Print every step with its conditions and exact SQL; mask secrets."""
     console.print(Text(f"new primary: {plan.new_primary} ({plan.why})"))
     for verdict in plan.slots:
         console.print(_slot_line(verdict))
@@ -148,7 +148,7 @@ def print_performed(console: Console, done: Performed) -> None:
 
 
 def print_progress(console: Console, text: str) -> None:
-    """How far the step is that takes its time."""
+    """Print how far a step has come that takes its time."""
     with _though_nobody_reads():
         console.print(Text(f"           … {text}", style="dim"))
 
@@ -195,7 +195,7 @@ def print_result(console: Console, result: Result) -> None:
 
 
 def print_notes(console: Console, notes: Iterable[str]) -> None:
-    """Remarks that ask for nothing."""
+    """Print remarks that do not ask for anything."""
     for note in notes:
         console.print(Text.assemble(("NOTE      ", "cyan"), note))
 
@@ -206,7 +206,7 @@ def _groups(checkup: Checkup) -> list[str]:
 
 
 def _print_findings(console: Console, found: list[Finding]) -> None:
-    """One check: a line if all is well, else a line for each problem."""
+    """Print one check: a line if all is well, else a line for each problem."""
     problems = [finding for finding in found if finding.wrong]
     if found and all(finding.ok for finding in found):
         evidence = "; ".join(filter(None, (finding.evidence for finding in found)))
@@ -227,7 +227,7 @@ def _about(finding: Finding) -> str:
 
 
 def _positions(slot: Readiness) -> str:
-    """How much more WAL the standby has than each consumer."""
+    """Describe how much more WAL the standby has than each consumer."""
     if not slot.standby:
         return ""
     more = (f"{name} +{slot.received - lsn} bytes" for name, lsn in slot.consumers)

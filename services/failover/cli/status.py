@@ -16,7 +16,7 @@ from services.runtime.process import exit_codes
 
 
 def status(config: Config, as_json: Json = False) -> None:
-    """Who is the primary, since when, fenced by whom; lag, unfinished run, lock: on one screen."""
+    """Show on one screen the primary, its fence, lag, an unfinished run and the lock."""
     with exit_codes(as_json=as_json):
         settings, bridge = settings_of(config)
         with Cluster(settings, bridge) as cluster:
@@ -38,7 +38,7 @@ def status(config: Config, as_json: Json = False) -> None:
 
 
 def _holders(cluster: Cluster, view: View, database: str) -> list[str]:
-    """Who holds the commands' lock, by node."""
+    """Return who holds the commands' lock on which node."""
     found = []
     for node in view.nodes:
         if node.state is not None:

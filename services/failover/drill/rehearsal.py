@@ -55,7 +55,7 @@ class Rehearsal:
     parts: list[Part] = field(default_factory=list)
 
     def run(self) -> Outcome:
-        """All of it. Raises SlotbridgeError where it could not be carried out."""
+        """Perform the whole drill. Raise SlotbridgeError where it could not be carried out."""
         begun = time.monotonic()
         wanted = [required.slot for required in required_slots(self.view)]
         with self._alone(), self._cleaned_up():
@@ -108,7 +108,7 @@ class Rehearsal:
 
     @contextlib.contextmanager
     def _cleaned_up(self) -> Iterator[None]:
-        """Nothing is left of an earlier drill before, nor of this one after, whatever happens."""
+        """Remove what an earlier drill left before the block, and what this one made after it."""
         self._remove()
         try:
             yield
@@ -157,7 +157,7 @@ class Rehearsal:
         return next((s for s in link.ask(read_slots) if s.slot_name == SLOT), None)
 
     def _conninfo(self, node: Node) -> Conninfo:
-        """How the clone's programs reach a node: as we do."""
+        """Return the connection by which the clone's programs reach a node, which is our own."""
         pairs = self.cluster.nodes[node.name].conninfo.pairs
         return Conninfo(tuple(p for p in pairs if p[0] not in ("target_session_attrs", "service")))
 
@@ -179,7 +179,7 @@ class Rehearsal:
         return link.ask(_superuser), link.ask(_databases)
 
     def _catch_up(self, clone: ServerLink) -> None:
-        """Until it has all that the primary had at this moment."""
+        """Wait until the clone has all WAL that the primary had at this moment."""
         target = self.cluster.observe().node(self.primary.name).received
         with self._part("catch up", f"it has the WAL up to {format_lsn(target)}"):
             _until(lambda: (clone.ask(read_received) or 0) >= target, self.slots_s, "catch up")

@@ -26,7 +26,10 @@ def read_history(
     database: str,
     unread: list[str] | None = None,
 ) -> list[Entry]:
-    """All entries that can be read, oldest first, each once; `unread` gets whose could not be."""
+    """Return all entries that can be read, oldest first, each once.
+
+    `unread` gets the places whose entries could not be read.
+    """
     problems: list[str] = [] if unread is None else unread
     found: dict[tuple[str, int], Entry] = {}
     for node in view.nodes:
@@ -57,7 +60,7 @@ class LastDrill:
 
 
 def read_last_drill(connection: Connection) -> LastDrill | None:
-    """From the journal's table in the connected database."""
+    """Read the last drill from the journal's table in the connected database."""
     with reading(connection, "journal") as there:
         if not there:
             return None
@@ -126,13 +129,13 @@ def _file(path: Path | None, problems: list[str]) -> list[Entry]:
 
 
 def _entry(document: dict[str, Any]) -> Entry:
-    """From a document that may have keys of a newer version, and lack some of this one."""
+    """Make an entry from a document of any version: skip unknown keys, fill in missing ones."""
     known = {key: value for key, value in document.items() if key in _KEYS and value is not None}
     return Entry(**{**_MINIMUM, **known})
 
 
 def done_or_broken_off(entries: Iterable[Entry]) -> list[Entry]:
-    """Without what says that a step is about to be performed, where another says how it went."""
+    """Leave out the entry that a step is about to be performed, where another says how it went."""
     found = list(entries)
     after = {(e.run, e.step, e.server) for e in found if e.outcome != STARTED}
     return [e for e in found if e.outcome != STARTED or (e.run, e.step, e.server) not in after]

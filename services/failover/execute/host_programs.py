@@ -121,7 +121,7 @@ def service_file(source: Conninfo, os_user: str) -> Iterator[dict[str, str]]:
 
 
 def account(os_user: str) -> pwd.struct_passwd | None:
-    """Whom programs run as, None for ourselves. Raises SettingsError for an unknown user."""
+    """Return the account that programs run as, None for our own. Raise SettingsError if unknown."""
     if not os_user or os.geteuid() != 0:
         return None
     try:

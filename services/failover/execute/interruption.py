@@ -76,9 +76,9 @@ class Interruption:
 
     @contextlib.contextmanager
     def ends_what_runs(self) -> Iterator[None]:
-        """Inside, a signal raises at once: for a program of ours that takes its time.
+        """Let a signal raise at once inside the block: for a program of ours that takes its time.
 
-        Nothing else may be at work there, no thread and no connection. Raises Interrupted.
+        Nothing else may be at work in the block, no thread and no connection. Raise Interrupted.
         """
         self.check()
         self._raises = True

@@ -227,7 +227,7 @@ def remembered_at(view: View) -> dict[str, Any]:
 
 
 def _seen(view: View) -> dict[str, str]:
-    """Each server in a few words."""
+    """Describe each server in a few words."""
     seen = {}
     for node in view.nodes:
         if node.state is None:

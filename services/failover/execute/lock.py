@@ -76,7 +76,7 @@ def _try(connection: Connection) -> str:
 
 
 def holder(connection: Connection) -> str:
-    """Who has it, "" if nobody."""
+    """Return who holds the lock, "" if nobody does."""
     row = connection.execute(
         """
         SELECT concat(usename, ' from ', coalesce(host(client_addr), 'there'), ' since ',

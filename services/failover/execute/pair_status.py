@@ -57,7 +57,10 @@ class Status:
 def status_of(
     view: View, entries: Iterable[Entry], begun: Entry | None, holders: Iterable[str]
 ) -> Status:
-    """`begun`: the run that did not come to its end; `holders`: who holds the lock, by node."""
+    """Return what `slotfailover status` shows.
+
+    `begun`: the run that did not come to its end. `holders`: who holds the lock, by node.
+    """
     kept = list(entries)
     lines = [
         *(_node(view, node, kept) for node in sorted(view.nodes, key=lambda n: not n.leading)),
@@ -157,7 +160,7 @@ def _consumers(view: View) -> list[Line]:
 
 
 def _outlook(view: View) -> list[Line]:
-    """Whether a failover would lose something now."""
+    """Return a line that says whether a failover would lose something now."""
     chosen = candidate(view)
     if chosen is None:
         return [Line("failover", "", "NOT READY: no standby answers that may be promoted", False)]

@@ -212,7 +212,10 @@ def _lead(step: Step, cluster: Cluster, *, away: bool) -> None:
 
 
 def _follow(step: Step, cluster: Cluster) -> None:
-    """Only host and port of primary_conninfo change, and a dbname is added where it has none."""
+    """Lead a standby to another server: change host and port of primary_conninfo.
+
+    A dbname is added where primary_conninfo has none; all else stays.
+    """
     link = cluster.nodes[step.server]
     given = parse_conninfo(link.ask(lambda c: setting(c, "primary_conninfo")), subject=step.server)
     upstream = upstream_of(cluster.address(step.node), reconnected(given), step.subject)
@@ -220,7 +223,10 @@ def _follow(step: Step, cluster: Cluster) -> None:
 
 
 def _set_upstream(connection: Connection, upstream: Conninfo) -> None:
-    """ALTER SYSTEM can't run in a transaction; the session is quiet meanwhile."""
+    """Set primary_conninfo without a trace in the server's log.
+
+    ALTER SYSTEM can't run in a transaction, so the whole session is hushed meanwhile.
+    """
     hush(connection)
     try:
         _run_each(connection, statements.primary_conninfo(upstream.text))
@@ -245,14 +251,14 @@ def _send_markers(step: Step, cluster: Cluster) -> int:
 
 
 def _confirmed(step: Step, view: View, lsn: int) -> bool:
-    """Whether the consumers of the step's slots have what was written with the marker."""
+    """Tell whether the consumers of the step's slots have what was written with the marker."""
     state = view.node(step.node).state
     found = [state.slot(name) if state is not None else None for name in step.slots] if lsn else []
     return all(slot is not None and (slot.confirmed_flush_lsn or 0) >= lsn for slot in found)
 
 
 def _published(step: Step, cluster: Cluster, since: int) -> bool:
-    """Whether the marker is in Kafka, of the bridge's step, where the settings name Kafka."""
+    """Tell whether the bridge's marker is in Kafka; true where there is no Kafka to ask."""
     bridge = cluster.bridge
     if step.action is not Action.BRIDGE or bridge is None or bridge.kafka is None:
         return True
@@ -285,7 +291,7 @@ def _run_each(connection: Connection, sql: tuple[str, ...]) -> None:
 
 
 def _run_quietly(connection: Connection, sql: tuple[str, ...]) -> None:
-    """In one transaction, and where our role may, without a trace of the text: it has passwords."""
+    """Run statements with passwords in one transaction, without a trace in the log where we may."""
     hush(connection)
     try:
         _run_together(connection, sql)

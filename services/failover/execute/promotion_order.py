@@ -43,13 +43,13 @@ def promote(step: Step, cluster: Cluster, deadline: float, ordered: Callable[[],
 
 
 def in_recovery(connection: Connection) -> bool:
-    """Whether the server is a standby, or not yet more than one."""
+    """Tell whether the server is, or still is, a standby."""
     row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
     return bool(row and row[0])
 
 
 def promotion_ordered(link: ServerLink) -> bool | None:
-    """Whether a standby has been told to promote itself, which takes time; None: it can't be told.
+    """Tell whether a standby has been told to promote itself, None where that can't be told.
 
     The order is a file until the startup process takes it up; from then on the server refuses to
     resume its replay. Source: xlogrecovery.c, CheckForStandbyTrigger; xlogfuncs.c.

@@ -130,7 +130,7 @@ class _Rebuild:
             )
 
     def _is_done(self, what: str) -> bool:
-        """Whether that was done already, from this very source."""
+        """Tell whether an earlier attempt did this part, with the same source."""
         marker = self._kept / what
         made_from = marker.read_text(encoding="utf-8") if marker.exists() else ""
         return bool(made_from) and made_from == self._source.identity
@@ -271,5 +271,5 @@ class _Rebuild:
 
 
 def _quoted(value: str) -> str:
-    """As ALTER SYSTEM writes it: a backslash escapes in configuration files."""
+    """Quote a value as ALTER SYSTEM writes it: a backslash escapes in configuration files."""
     return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"

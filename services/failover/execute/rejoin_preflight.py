@@ -164,7 +164,7 @@ def _require_replication(step: Step, source: Conninfo) -> None:
 
 
 def _replication(step: Step, cluster: Cluster, folder: DataFolder, primary: _Primary) -> Conninfo:
-    """By which role, password and certificates the standby will connect."""
+    """Return the role, password and certificates that the standby will connect with."""
     if primary.upstream:  # how the other node streamed, whose name this one may not have
         given = parse_conninfo(primary.upstream, subject="primary_conninfo")
         return Conninfo(tuple(pair for pair in given.pairs if pair[0] != "application_name"))
@@ -183,7 +183,7 @@ def _replication(step: Step, cluster: Cluster, folder: DataFolder, primary: _Pri
 
 
 def _own_upstream(folder: DataFolder) -> str:
-    """primary_conninfo of the folder's postgresql.auto.conf, as ALTER SYSTEM writes it."""
+    """Return primary_conninfo of the folder's postgresql.auto.conf, as ALTER SYSTEM writes it."""
     found = ""
     for kept in (folder.path, folder.path.with_name(folder.path.name + ".rejoining")):
         auto = kept / "postgresql.auto.conf"

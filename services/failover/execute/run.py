@@ -331,7 +331,7 @@ def plan_patiently(
 
 
 def standing_of(view: View) -> dict[str, str]:
-    """How each node stands, in a word or two; and which subscriptions are disabled."""
+    """Describe each node's role in a word or two, and name the disabled subscriptions."""
     found = {}
     for node in view.nodes:
         if node.state is None:

@@ -51,7 +51,7 @@ class Conninfo:
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> "Conninfo":
-        """From what `conninfo_to_dict` returned."""
+        """Make a Conninfo from the result of `conninfo_to_dict`."""
         return cls(tuple((key, str(value)) for key, value in values.items() if value is not None))
 
     def __repr__(self) -> str:
@@ -114,12 +114,12 @@ class Conninfo:
         return bool(self.value("service")) and not told
 
     def names(self, endpoints: Iterable[Endpoint]) -> bool:
-        """Whether any of its hosts is one of `endpoints`."""
+        """Tell whether any host of the connection string is one of `endpoints`."""
         known = frozenset(endpoints)
         return any(names & known for names in self.endpoints)
 
     def leads_to(self, endpoints: Iterable[Endpoint]) -> bool:
-        """Whether it ends up at `endpoints`: its only host, or one of several it chooses among.
+        """Tell whether the connection ends at `endpoints`: its only host, or one libpq chooses.
 
         With several hosts libpq finds the writable one by itself if target_session_attrs says so.
         """
@@ -150,7 +150,7 @@ class Conninfo:
 
 
 def is_private(address: Address) -> bool:
-    """Whether it means another server on every machine: loopback, a socket, or no host at all."""
+    """Tell whether an address means another server on each machine: loopback, a socket, no host."""
     names = [name for name in (address.hostaddr, address.host) if name]
     return not names or any(_is_private(name) for name in names)
 

@@ -43,7 +43,7 @@ class Machine:
     """A rejoin may take a base backup where pg_rewind can't do it."""
 
     def has(self, name: str) -> bool:
-        """Whether there is such a command."""
+        """Tell whether the node has a command of that name."""
         return bool(self.templates.get(name))
 
     @property

@@ -34,7 +34,7 @@ _COMMANDS = {
 
 
 def is_managed(managed_by: str | None) -> bool:
-    """Whether the settings name a manager."""
+    """Tell whether the settings name a manager."""
     return managed_by in _COMMANDS
 
 
@@ -52,7 +52,7 @@ def require_unmanaged(managed_by: str | None, command: str) -> None:
 
 
 def traces(view: View) -> Iterator[tuple[str, str]]:
-    """(node, manager with the evidence) of every manager that the settings do not mention."""
+    """Yield (node, manager with the evidence) for managers that the settings do not mention."""
     if view.managed_by is None:
         for node in view.nodes:
             for manager in node.state.provenance.managers if node.state is not None else ():

@@ -65,7 +65,7 @@ def require_newest(view: View, node: Node, operation: str) -> None:
 
 
 def outdated(view: View, node: Node) -> str:
-    """Why the node does not descend from every timeline that somebody has met; "" if it does."""
+    """Return why the node does not descend from every timeline that was met, "" if it does."""
     if node.state is None:
         return ""
     timeline, history = node.state.server.timeline, node.state.provenance.history

@@ -27,7 +27,7 @@ def cut_off(conninfo: Conninfo) -> Conninfo:
 
 
 def is_cut(conninfo: Conninfo) -> bool:
-    """Whether `cut_off` made it."""
+    """Tell whether `cut_off` made this connection string."""
     return conninfo.value("host").startswith(_NOWHERE)
 
 

@@ -43,17 +43,17 @@ def slots_that_exist(setting: str, slots: Iterable[Slot]) -> tuple[str, ...]:
 
 
 def slots_in_use(setting: str, slots: Iterable[Slot]) -> tuple[str, ...]:
-    """synchronized_standby_slots without what no standby uses now.
+    """Return the items of synchronized_standby_slots that a standby uses now.
 
-    For a node that is to be the primary: its standbys come to it later, and are added then. A slot
-    that is there and unused, as other managers make them ahead, would keep every consumer waiting.
+    This is for a node that is to be the primary: its standbys come to it later, and are added then.
+    A slot that exists unused, as other managers make them ahead, would keep every consumer waiting.
     """
     active = [slot for slot in slots if slot.active_pid is not None]
     return slots_that_exist(setting, active)
 
 
 def quorum(setting: str) -> tuple[int, frozenset[str]] | None:
-    """How many standbys a commit waits for, and the names among which; None where for none."""
+    """Return how many standbys a commit awaits, and among which names; None if it awaits none."""
     if not setting.strip():
         return None
     counted = _COUNTED.fullmatch(setting)
@@ -62,7 +62,7 @@ def quorum(setting: str) -> tuple[int, frozenset[str]] | None:
 
 
 def commits_can_go_on(setting: str, followers: Iterable[str]) -> bool:
-    """Whether enough of the named standbys stream for synchronous_standby_names to be met."""
+    """Tell whether enough of the named standbys stream for synchronous_standby_names to be met."""
     found = quorum(setting)
     if found is None:
         return True

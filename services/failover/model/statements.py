@@ -21,12 +21,12 @@ SNAPSHOT = "SELECT pg_log_standby_snapshot()"
 
 
 def identifier(name: str) -> str:
-    """`name` as a quoted SQL identifier."""
+    """Quote `name` as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """`text` as an SQL string, right whatever standard_conforming_strings says."""
+    """Quote `text` as an SQL string that is right whatever standard_conforming_strings says."""
     quoted = "'" + text.replace("'", "''").replace("\\", "\\\\") + "'"
     return f"E{quoted}" if "\\" in text else quoted
 
@@ -91,7 +91,7 @@ def drop_slots(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def primary_conninfo(text: str) -> tuple[str, ...]:
-    """Where a standby streams from."""
+    """Return the SQL that sets where a standby streams from."""
     return (f"ALTER SYSTEM SET primary_conninfo = {literal(text)}", RELOAD)
 
 

@@ -101,9 +101,9 @@ def parse_history(text: str) -> History:
 
 
 def began(history: History, timeline: int) -> int | None:
-    """Where `timeline` left its parent, by its history or a descendant's; None for the first.
+    """Return where `timeline` left its parent, by a history that has both; None for the first.
 
-    Raises KeyError where the history does not have it.
+    Raise KeyError where the history does not have it.
     """
     known = [number for number, _ in history]
     if timeline in known:
@@ -116,14 +116,14 @@ def began(history: History, timeline: int) -> int | None:
 
 
 def left_at(history: History, timeline: int) -> int | None:
-    """Where the history leaves `timeline`; None where it never was on it, or is still."""
+    """Return where the history leaves `timeline`, None if it never was on it or still is."""
     return dict(history).get(timeline)
 
 
 def contradiction(met: Milestone, timeline: int, history: History | None) -> str:
-    """Why a server on `timeline` does not descend from the timeline that was met; "" if it does.
+    """Return why a server on `timeline` does not descend from the timeline met, "" if it does.
 
-    `history` is that of `timeline`, None where unknown: then the answer is the same.
+    `history` is that of `timeline`, None where unknown: the answer is then a reason as well.
     """
     if not met.timeline:
         return ""

@@ -26,15 +26,16 @@ def failover_slots(node: Node) -> tuple[Slot, ...]:
 
 
 def has_slot(node: Node, name: str) -> bool:
-    """Whether the node has a valid physical slot of that name."""
+    """Tell whether the node has a valid physical slot of that name."""
     found = node.state.slot(name) if node.state is not None else None
     return found is not None and found.slot_type == "physical" and found.invalidation_reason is None
 
 
 def follows(node: Node, primary: Node) -> bool:
-    """Whether a standby is led to the primary: by its primary_conninfo, or by what both ends tell.
+    """Tell whether a standby is led to the primary, by its primary_conninfo or by both ends.
 
-    A standby may reach its primary by an address that the settings do not know.
+    A standby may reach its primary by an address that the settings do not know: what both ends tell
+    shows it then.
     """
     state = node.state
     if state is None or not node.standby:
@@ -44,7 +45,7 @@ def follows(node: Node, primary: Node) -> bool:
 
 
 def feeds(primary: Node, standby: Node) -> bool:
-    """Whether the primary sends WAL into the slot by which the standby receives it.
+    """Tell whether the primary sends WAL into the slot by which the standby receives it.
 
     PostgreSQL lets a standby receive only from a server of its own cluster, and one slot feeds one
     standby at a time.
@@ -62,12 +63,12 @@ def feeds(primary: Node, standby: Node) -> bool:
 
 
 def streams_from(node: Node, primary: Node) -> bool:
-    """Whether the node is a standby that gets WAL from the primary."""
+    """Tell whether the node is a standby that gets WAL from the primary."""
     state = node.state
     return follows(node, primary) and state is not None and state.replication.receiver_streaming
 
 
 def application_name(node: Node) -> str:
-    """By which name the primary sees a standby, as far as its primary_conninfo tells."""
+    """Return the name by which the primary sees a standby, as far as primary_conninfo tells."""
     upstream = node.state.upstream if node.state is not None else None
     return upstream.value("application_name") if upstream is not None else ""

@@ -27,7 +27,7 @@ class Place:
 
 
 def place_of(conninfo: Conninfo, advertised: tuple[str, ...], name: str) -> Place:
-    """How subscribers reach a node, and every name by which the settings know it."""
+    """Return the address by which subscribers reach a node, and all its names in the settings."""
     known = frozenset(end for names in conninfo.endpoints for end in names)
     if not advertised:
         address = conninfo.address

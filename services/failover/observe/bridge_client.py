@@ -55,7 +55,10 @@ def bridge_of(settings: Settings) -> Bridge | None:
 
 
 def send_to(bridge: Bridge, conninfo: str) -> None:
-    """POST /v1/source. Raises Retryable where nothing answers, SetupError where it says no."""
+    """Call POST /v1/source of the bridge.
+
+    Raise Retryable where nothing answers, SetupError where the bridge refuses.
+    """
     request = urllib.request.Request(  # noqa: S310 - the setting admits http and https only
         f"{bridge.control_url}/v1/source",
         data=json.dumps({"conninfo": conninfo}).encode(),
@@ -88,9 +91,9 @@ def send_to(bridge: Bridge, conninfo: str) -> None:
 
 
 def marker_in_kafka(kafka: KafkaSettings, lsn: int) -> bool:
-    """Whether a committed marker message of ours, from `lsn` on, is in the topic of messages.
+    """Tell whether the topic of messages has a committed marker message of ours, from `lsn` on.
 
-    Raises Retryable (KAFKA_UNREACHABLE) where the topic can't be read.
+    Raise Retryable (KAFKA_UNREACHABLE) where the topic can't be read.
     """
     from services.kafka.records import newest, no_such_topic  # imported late: it is slow
     from services.runtime.process import configure_logging

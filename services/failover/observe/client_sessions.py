@@ -72,10 +72,11 @@ _FENCE: LiteralString = """
 
 
 def sessions_before_reload(connection: Connection, slot: str | None = None) -> int:
-    """How many client sessions began before the settings were last read: they may be writing.
+    """Count the client sessions that began before the settings were last read: they may write.
 
-    Not counted, by what they hold and not by what they call themselves: those of commands that have
-    the lock; and the bridge's, of the role and address that use its `slot`, between transactions.
+    Two kinds are not counted, told by what they hold and not by their names: sessions of commands
+    that have the lock; and the bridge's, of the role and address that use its `slot`, between
+    transactions.
     """
     row = connection.execute("SELECT count(*)" + _BEFORE, _given(slot)).fetchone()
     return int(row[0]) if row else 0

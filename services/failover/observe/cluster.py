@@ -73,7 +73,7 @@ class Cluster:
     def __init__(
         self, settings: FailoverSettings, bridge: Bridge | None = None, *, admin: bool = False
     ) -> None:
-        """With `admin` servers are asked by their conninfo of failover.admins, if they have one."""
+        """Read the settings; with `admin`, prefer the connection strings of failover.admins."""
         admins = settings.admins if admin else {}
         require_names("admins", settings.admins, {**settings.nodes, **settings.subscribers})
         require_nodes("advertised", settings.advertised, settings)
@@ -201,22 +201,22 @@ class Cluster:
             link.close()
 
     def address(self, name: str) -> Address:
-        """Where others reach a node."""
+        """Return the address by which others reach a node."""
         return self._places[name].address
 
     def endpoints(self, name: str) -> frozenset[Endpoint]:
-        """Every (host, port) by which the settings know a node."""
+        """Return every (host, port) by which the settings know a node."""
         return self._places[name].known
 
     def survey(self) -> View:
-        """As `observe`, with what only `check` asks. Raises SetupError where our role sees less."""
+        """Observe, with what only `check` asks. Raise SetupError where our role sees less."""
         view, problems = self.survey_all()
         for error in problems.values():
             raise error
         return view
 
     def survey_all(self) -> tuple[View, dict[str, SlotbridgeError]]:
-        """As `observe_all`, with what only `check` asks."""
+        """Observe as `observe_all` does, with what only `check` asks."""
         view, problems = self.observe_all()
         nodes = self._pool.map(lambda node: self._with_surroundings(node, problems), view.nodes)
         subscribers = tuple(self._pool.map(self._with_elsewhere, view.subscribers))
@@ -308,7 +308,7 @@ class Cluster:
     def _history(
         self, connection: Connection, name: str, started: str, timeline: int
     ) -> tuple[bool, History | None]:
-        """How the timeline came about; read once, as it does not change while the server runs."""
+        """Return the timeline's history; read it once, as it stays while the server runs."""
         key = (name, started, timeline)
         found = self._histories.get(key) or read_history(connection, timeline)
         if found[1] is not None:

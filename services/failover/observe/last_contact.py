@@ -207,7 +207,7 @@ class Sightings:
 
 
 def _but_for_time(one: _Note, other: _Note) -> bool:
-    """Whether only positions and times differ."""
+    """Tell whether two notes differ in positions and times alone."""
     mine, theirs = (replace(note.sighting, lsn=0) for note in (one, other))
     same = (one.system, one.before, set(one.standbys)) == (
         (other.system, other.before, set(other.standbys))

@@ -26,7 +26,7 @@ from services.postgres.server import Connection, SettingValue, read_settings
 
 
 def may_look(connection: Connection) -> bool:
-    """Whether our role sees settings and activity of others: else absent would look like off."""
+    """Tell whether our role sees others' settings and activity: else absent looks like off."""
     row = connection.execute(
         "SELECT pg_has_role('pg_read_all_settings', 'MEMBER')"
         " AND pg_has_role('pg_read_all_stats', 'MEMBER')"
@@ -53,7 +53,7 @@ def look(connection: Connection, name: str) -> tuple[NodeDetails, SettingValue |
 
 
 def read_surroundings(connection: Connection) -> NodeDetails:
-    """All of it (PostgreSQL 17 or newer)."""
+    """Read the details of a node (PostgreSQL 17 or newer)."""
     row = one_row(
         connection.execute(
             """
@@ -103,7 +103,11 @@ def _consumers(connection: Connection) -> tuple[Consumer, ...]:
 
 
 def _read_only(connection: Connection) -> bool | None:
-    """Our own session overrides it, so that reset_val tells: unless our role has one of its own."""
+    """Tell whether transactions of others are read-only by default, None where it can't be told.
+
+    Our own session overrides the setting, so that reset_val tells, unless our role or database has
+    a setting of its own.
+    """
     row = connection.execute(
         """
         SELECT reset_val = 'on', EXISTS (

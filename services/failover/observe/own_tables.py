@@ -103,7 +103,7 @@ def writing(connection: Connection, name: Name) -> Iterator[None]:
 
 
 def _exists(connection: Connection, name: Name) -> bool:
-    """By the catalog: a role without USAGE on the schema may not even ask by the name."""
+    """Look up the table in the catalog: without USAGE on the schema its name can't be asked."""
     row = connection.execute(
         "SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE n.nspname = 'slotfailover' AND c.relname = %s",

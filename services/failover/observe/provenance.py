@@ -22,7 +22,7 @@ from services.postgres.server import Connection
 
 
 def read_provenance(connection: Connection) -> Provenance:
-    """All but the history, which is `read_history`'s."""
+    """Read all of a server's provenance but the history, which `read_history` reads."""
     row = one_row(
         connection.execute(
             """
@@ -74,7 +74,7 @@ def read_newest_segment(connection: Connection) -> int:
 
 
 def read_history(connection: Connection, timeline: int) -> tuple[bool, History | None]:
-    """Whether our role may read histories, and that of `timeline`: None where it can't be had."""
+    """Return whether our role may read histories, and that of `timeline` (None: unavailable)."""
     row = one_row(
         connection.execute(
             """
@@ -113,7 +113,10 @@ def _value(connection: Connection, query: str, argument: str | int) -> str | Non
 
 
 def _over_replication(connection: Connection, timeline: int) -> str | None:
-    """By the replication protocol. pg_hba.conf judges it as a connection to the same database."""
+    """Read a history by the replication protocol.
+
+    pg_hba.conf judges this connection as one to the same database.
+    """
     kind = type(connection)
     text = connection.info.dsn
     with kind.connect(
@@ -134,7 +137,7 @@ def _over_replication(connection: Connection, timeline: int) -> str | None:
 
 
 def _managers(applications: list[str], roles: list[str]) -> tuple[str, ...]:
-    """Who seems to manage this server, and what says so."""
+    """Return the managers that seem to manage this server, each with its evidence."""
     names = {"patroni": "Patroni", "cnpg": "CloudNativePG", "repmgrd": "repmgr"}
     owners = {
         "streaming_replica": "CloudNativePG",

@@ -106,7 +106,7 @@ class Publishers:
         return found
 
     def _ask(self, conninfos: dict[str, Conninfo]) -> dict[str, Answered]:
-        """Who answers there, for as many as do."""
+        """Ask the servers at these addresses who they are; return the answers that came."""
         now = time.monotonic()
         found = {k: kept[1] for k, kept in self._answers.items() if now - kept[0] < ANSWER_S}
         wanted = {key: c for key, c in conninfos.items() if key not in found}

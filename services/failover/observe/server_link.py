@@ -83,10 +83,10 @@ class ServerLink:
         return self._answer(question, float(self._connect_timeout_s))
 
     def order(self, change: Callable[[Connection], Answer]) -> Answer:
-        """As `ask`, for a function that changes something: it has until the step's deadline.
+        """Run `change`, a function that changes something, until the step's deadline.
 
-        It may be run twice, if the connection was lost. Also raises Retryable (DEADLINE) when a
-        statement took too long on a server that is up.
+        It may be run twice, if the connection was lost. Raise as `ask` does, and Retryable
+        (DEADLINE) when a statement took too long on a server that is up.
         """
         return self._answer(change, self._deadline_s)
 
@@ -194,9 +194,10 @@ class ServerLink:
         )
 
     def _diagnosis(self, message: str, *, silent: bool = False) -> Unreachable:
-        """Down, closed to us, or silent: from the sockets, as libpq's messages are translated.
+        """Tell from the sockets whether the server is down, closed to us, or silent.
 
-        A server that is `silent` although its socket accepts is up: it is frozen, or full.
+        libpq's messages are translated, so they can't tell. A server that is `silent` although its
+        socket accepts is up: it is frozen, or full.
         """
         kinds = {
             self._knock(host, port) for names in self.conninfo.endpoints for host, port in names
@@ -216,7 +217,7 @@ class ServerLink:
         return self._fell_silent(f"{message}, but its socket accepts connections", Reach.CLOSED)
 
     def _knock(self, host: str, port: str) -> Reach:
-        """Whether anything listens there."""
+        """Tell whether anything listens at host and port."""
         local = [host] if host.startswith("/") else [] if host else list(_SOCKET_FOLDERS)
         try:
             if local:
@@ -228,7 +229,7 @@ class ServerLink:
 
 
 def runs_here(connection: Connection) -> bool:
-    """Whether the server runs on this machine: it sees our own socket as its client's.
+    """Tell whether the server runs on this machine: its client's socket is then our own.
 
     A tunnel, a forwarded port or a pooler has a socket of its own.
     """

@@ -34,7 +34,7 @@ class SubscriptionRow:
 
 
 def may_read_subscriptions(connection: Connection) -> bool:
-    """Whether this role may see the connection strings of subscriptions, as superusers may."""
+    """Tell whether this role may see the connection strings of subscriptions, as superusers may."""
     row = connection.execute(
         "SELECT has_column_privilege('pg_subscription', 'subconninfo', 'SELECT')"
         " AND has_function_privilege('pg_show_replication_origin_status()', 'EXECUTE')"
@@ -43,7 +43,7 @@ def may_read_subscriptions(connection: Connection) -> bool:
 
 
 def read_subscriptions(connection: Connection) -> list[SubscriptionRow]:
-    """Every subscription of the connected database, by name (PostgreSQL 17 or newer).
+    """Read every subscription of the connected database, by name (PostgreSQL 17 or newer).
 
     Source: PostgreSQL documentation 52.54 pg_subscription, 29.3 Logical Replication Failover. The
     role must be a superuser (see `may_read_subscriptions`).

@@ -143,7 +143,7 @@ def _subscriptions(draft: Draft, primary: str, left: list[Blocker]) -> list[str]
 
 
 def reachable_from(subscriber: Subscriber, subscription: Subscription, node: Node) -> bool:
-    """Whether the subscription leads to the node, or to an address that can be written there."""
+    """Tell whether the subscription leads to the node, or can be led to it."""
     return not moves(subscription, node) or not node.private or subscriber.local
 
 
@@ -159,7 +159,7 @@ def _no_address(subscriber: Subscriber, subscription: Subscription, node: Node) 
 
 
 def _flows(node: Node, name: str) -> bool:
-    """Whether a consumer is known to be fed from the slot: by its position, not its connection."""
+    """Tell whether the slot feeds a consumer, by its position and not by its connection."""
     slot, switch = node.known_state.slot(name), node.known_state.switch_lsn
     confirmed = slot.confirmed_flush_lsn if slot is not None else None
     old = switch is not None and (confirmed is None or confirmed < switch)
@@ -203,7 +203,7 @@ def _bridge(draft: Draft, node: Node, slot: str, *, fresh: bool) -> list[Blocker
 
 
 def _fault(subscriber: Subscriber, subscription: Subscription, node: Node) -> Blocker | None:
-    """Why the subscription can't go on; None also for one that an operator keeps disabled."""
+    """Return why the subscription can't go on, None also if an operator keeps it disabled."""
     if not (subscription.marked or subscription.enabled):
         return None
     unproven = subscription.marked or moves(subscription, node)
@@ -243,7 +243,7 @@ def resets(node: Node) -> tuple[Step, ...]:
 
 
 def _read_only(node: Node) -> list[Blocker]:
-    """Somebody else's setting, that would keep everybody from writing."""
+    """Return a blocker for somebody else's setting that keeps everybody from writing."""
     if node.state is None or not node.state.read_only or node.state.fence_mark:
         return []
     sql = f"ALTER SYSTEM RESET {FENCE}; SELECT pg_reload_conf()"

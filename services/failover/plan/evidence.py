@@ -108,7 +108,7 @@ def cant_tell(view: View, request: Request, new: Node) -> list[str]:
 
 
 def drained(node: Node, request: Request) -> bool:
-    """Whether this run has fenced the node, and knows its last position."""
+    """Tell whether this run has fenced the node, and knows its last position."""
     return node.fenced and request.final_lsn is not None
 
 
@@ -142,7 +142,7 @@ def _require_gone(node: Node, request: Request, *, suspect: bool) -> None:
 
 
 def _may_lead(node: Node, new: Node, view: View) -> bool:
-    """Whether it may be what the standbys followed: all may, where that is not known."""
+    """Tell whether the standbys may have followed this node; where that is unknown, they may."""
     led = _led_by(new, view)
     return not led or node in led
 
@@ -168,9 +168,10 @@ def _no_primary(node: Node, request: Request, new: Node, view: View) -> bool:
 
 
 def _was_standby(node: Node, new: Node, view: View) -> bool:
-    """Whether a node without an answer was a standby when last seen, and none promoted it since.
+    """Tell whether a silent node was a standby when last seen, and nobody promoted it since.
 
-    Not the one that the candidate alone follows; nor by a sight of an older timeline than its own.
+    The answer is false for the only node that the candidate follows, and where the node was last
+    seen on an older timeline than the candidate's.
     """
     seen, mine = view.sighting, new.state.server.timeline if new.state is not None else 0
     if _led_by(new, view) == [node] or (seen is not None and seen.timeline < mine):
@@ -179,7 +180,7 @@ def _was_standby(node: Node, new: Node, view: View) -> bool:
 
 
 def _leads(standby: Node, other: Node) -> bool:
-    """Whether a standby's primary_conninfo names the other; not where it is hidden."""
+    """Tell whether a standby's primary_conninfo names the other; false where it can't be read."""
     state = standby.state
     return state is not None and state.upstream is not None and follows(standby, other)
 
@@ -207,7 +208,7 @@ def _receiving(view: View, request: Request, new: Node) -> list[str]:
 
 
 def _streaming(view: View, request: Request, new: Node) -> list[tuple[Node, list[Node]]]:
-    """(standby, the nodes that may feed it) of each that has a receiver, and from no standby."""
+    """Return (standby, the nodes that may feed it) for each receiver not fed by a standby."""
     found = []
     for standby in view.standbys:
         if standby.state is None or not standby.state.replication.receiver_streaming:
@@ -278,7 +279,7 @@ def _perhaps_ours(view: View, request: Request, new: Node) -> list[tuple[Subscri
 
 
 def _fed_by_itself(subscription: Subscription, new: Node) -> bool:
-    """Whether it is the new primary that feeds a subscription, and no other of its hosts.
+    """Tell whether the new primary, and no other host of the subscription, feeds it.
 
     A standby's copy of a slot feeds nobody, though slot synchronization makes it look active.
     """
@@ -292,7 +293,7 @@ def _fed_by_itself(subscription: Subscription, new: Node) -> bool:
 
 
 def _vouched(nodes: list[Node], request: Request) -> bool:
-    """Whether a person says that these are off, or a command of this run has ended one of them."""
+    """Tell whether a person says that these nodes are off, or a command of this run ended one."""
     gone = all(node.state is None or node.standby for node in nodes)
     ended = request.power_fenced | request.stopped
     return gone and (request.old_primary_is_off or any(node.name in ended for node in nodes))

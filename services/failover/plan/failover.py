@@ -116,7 +116,7 @@ def _promoted(view: View, request: Request) -> Node | None:
 
 
 def _shoot_the_rest(draft: Draft, new: Node) -> None:
-    """With --fence, plan the `fence` command of every node that is not seen to be a standby."""
+    """Plan, with --fence, the `fence` command of every node not seen to be a standby."""
     for node in draft.view.nodes:
         needed = node.name not in (new.name, *draft.request.power_fenced) and not node.standby
         armed = node.machine is not None and node.machine.has("fence")
@@ -129,7 +129,7 @@ def _timeline(node: Node) -> int:
 
 
 def took_over(node: Node, view: View) -> bool:
-    """Whether this primary was a standby once, and something of a failover may be left to do.
+    """Tell whether this primary was a standby once, and something of a failover may be left to do.
 
     Its slots tell, as those of a promoted standby keep synced = t; or subscriptions that were
     disabled for a failover and lead elsewhere. A primary that streams to every other node has
@@ -302,7 +302,7 @@ def _to_be_cut(standby: Node) -> bool:
 
 
 def _may_be_cut(standby: Node) -> bool:
-    """Whether our role and the server let its receiver be cut off."""
+    """Tell whether our role and the server allow to cut the standby's receiver off."""
     state = standby.state
     changeable = state is not None and state.setting("allow_alter_system") != "off"
     return state is not None and changeable and state.replication.may_cut

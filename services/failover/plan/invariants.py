@@ -85,7 +85,7 @@ def require_same_timeline(view: View, old: Node, new: Node) -> None:
 
 
 def _start(node: Node) -> int | None:
-    """Where the timeline of a node that answers began; None where that is not known, or first."""
+    """Return where a node's timeline began, None if that is unknown or it is the first."""
     met = node.milestone("")
     return met.began if met is not None else None
 
@@ -238,7 +238,7 @@ def require_privileges(
 
 
 def has_stray_fence(node: Node) -> bool:
-    """Whether a standby, or a promoted one, has the fence of a primary of which it is a copy."""
+    """Tell whether a node has the fence of a primary that it is, or was, a standby of."""
     return node.state is not None and bool(node.state.fence_mark) and not node.fenced
 
 

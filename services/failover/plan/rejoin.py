@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def plan_repoint(view: View, request: Request) -> Plan:
-    """Subscriptions and bridge go on from the primary there is; its settings are not touched."""
+    """Plan how subscriptions and bridge follow the present primary; leave its settings alone."""
     primary = _primary(view, "repoint")
     require_nobody_hidden(view)
     plan = complete(Draft(view, request), primary.name, standbys=False)

@@ -63,7 +63,7 @@ class Intent:
         )
 
     def stale(self, view: View) -> str:
-        """Why it is not gone on with, "" if it is."""
+        """Return why the run can't be resumed, "" if it can."""
         states = [node.state for node in view.nodes if node.state is not None]
         newest = max((state.server.timeline for state in states), default=0)
         if abs(self.age_s) > INTENT_MAX_S:
@@ -95,7 +95,7 @@ def intent_of(request: Request, view: View) -> dict[str, Any]:
 
 
 def choose(view: View, request: Request, intent: Intent | None) -> tuple[Planner, Request]:
-    """How to go on: the planner, and the request as it was. Raises OperatorNeeded."""
+    """Choose how to go on: return the planner and the request as it was. Raise OperatorNeeded."""
     require_one_system(view)
     require_one_primary(view, "resume")
     stale = intent.stale(view) if intent is not None else ""

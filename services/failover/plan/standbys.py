@@ -86,7 +86,7 @@ def _attach(draft: Draft, name: str, primary: str) -> list[Blocker]:
 
 
 def _cascades(draft: Draft, node: Node, primary: str) -> bool:
-    """Whether the settings let it stream from another standby, that is one now."""
+    """Tell whether the settings let a standby stream from another node, which is a standby now."""
     upstream = next((n for n in draft.view.nodes if n.name == node.follows), None)
     return upstream is not None and upstream.name != primary and upstream.standby and node.standby
 
@@ -102,7 +102,7 @@ def _not_wished(node: Node, primary: str, *, diverged: bool) -> list[Blocker]:
 
 
 def _diverged(standby: Node, primary: Node) -> bool:
-    """Whether the standby has WAL that the primary never had, by the whole of its history."""
+    """Tell whether the standby has WAL that the primary never had, by the whole of its history."""
     above, below = primary.state, standby.state
     if above is None or below is None or above.server.timeline <= below.server.timeline:
         return False

@@ -172,7 +172,7 @@ def _target(view: View, request: Request, old: Node) -> Node:
 
 
 def _require_fit(view: View, request: Request, old: Node, new: Node) -> None:
-    """Everything that would make it fail or lose something, while nothing is changed yet."""
+    """Raise if the switchover would fail or lose something, while nothing is changed yet."""
     require_ready(judge_all(view, new), request)
     if not old.known_state.replication.may_fence:
         raise missing_privilege(old, "connect as a superuser, who may end sessions and fence")

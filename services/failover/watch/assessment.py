@@ -120,7 +120,7 @@ def _newer_elsewhere(view: View, primary: Node) -> str:
 
 
 def _fed_elsewhere(view: View, primary: Node) -> str:
-    """Who says that another primary lives."""
+    """Return the evidence that another primary lives, "" if there is none."""
     fed = [
         f"{where.name}/{found.name} is connected to another server"
         for where, found in view.ours()

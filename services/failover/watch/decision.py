@@ -158,9 +158,10 @@ def _forbidden(memory: Memory) -> str:
 
 
 def _unremembered(memory: Memory, now: float, rules: Rules) -> float:
-    """How long it still waits since it can't tell a new primary from an old one that came back.
+    """Return for how many seconds to wait because an old primary may have come back.
 
-    After a power cut nodes and `watch` start in any order, the old primary perhaps first.
+    After a power cut, nodes and `watch` start in any order, the old primary perhaps first: watch
+    can't tell it from a new one.
     """
     if memory.assessment.remembered or memory.complete or memory.begun is None:
         return 0.0

@@ -201,7 +201,7 @@ class Watch:
         return tuple(found[-_ENTRIES_MAX:])
 
     def _contacts(self, view: View | None) -> tuple[tuple[str, float], ...]:
-        """When each server last answered, with those that answer in `view`."""
+        """Return when each server last answered: those in `view` now."""
         known = dict(self.snapshot.contacts)
         if view is not None:
             now = time.time()
@@ -274,7 +274,7 @@ class Watch:
         return True
 
     def _meet(self, primary: str) -> SharedState:
-        """Who leads, whether it is paused, what commands do; let others know what we were told."""
+        """Read the shared state (leader, pause, commands at work), and share our own orders."""
         with self._pause_lock:
             ours, orders, self._orders = self._pause, self._orders, ()
         shared_state = self._store.look(primary, ours, ordered=bool(orders))

@@ -99,7 +99,7 @@ def _look(connection: Connection, ours: Pause, idle_ms: int, *, ordered: bool) -
 
 
 def _take(connection: Connection) -> bool:
-    """Whether this session has the lock, taken now where it is free."""
+    """Take the lock if it is free; tell whether this session has it."""
     if connection.execute(_HELD, [KEY]).fetchone() is not None:
         return True
     row = connection.execute("SELECT pg_try_advisory_lock(%s)", [KEY]).fetchone()

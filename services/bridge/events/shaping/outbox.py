@@ -44,7 +44,7 @@ class Outbox:
     def message(
         self, row: Row, commit_lsn: int, seq: int
     ) -> tuple[str, bytes | None, bytes | None, Headers]:
-        """(topic, key, value, headers); the topic is empty when the row names none."""
+        """Return (topic, key, value, headers); the topic is "" when the row does not name one."""
         kind = _given(row, self._aggregate_type)
         payload = _given(row, self._payload)
         headers: Headers = [

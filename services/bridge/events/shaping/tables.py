@@ -51,9 +51,9 @@ class Shaping:
         """Whether everything is published as it is."""
 
     def with_key(self, relation: Relation) -> Relation:
-        """`relation`, whose `key` flags are those of its replica identity, with the configured key.
+        """Return `relation` with the configured key in place of its replica identity's `key` flags.
 
-        Raises SettingsError when updates and deletes would not tell the key's old values.
+        Raise SettingsError when updates and deletes would not tell the key's old values.
         """
         key = self.naming.key(relation.schema, relation.table)
         if not key:
@@ -72,9 +72,9 @@ class Shaping:
         return replace(relation, columns=columns)
 
     def plan(self, relation: Relation) -> Plan:
-        """How `relation`, with its key, is published.
+        """Return how `relation`, with its key, is published.
 
-        Raises SettingsError when a key column would be left out or would lose its identity.
+        Raise SettingsError when a key column would be left out or would lose its identity.
         """
         schema, table = relation.schema, relation.table
         if not self.naming.included(schema, table):

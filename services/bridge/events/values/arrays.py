@@ -48,7 +48,7 @@ def array(element: Encode, delimiter: bytes = b",") -> Encode:
 
 
 def _nested(value: bytes, tokens: re.Pattern[bytes], element: Encode, delimiter: bytes) -> str:
-    """Token by token: brackets, delimiters, quoted and bare elements."""
+    """Encode an array token by token: brackets, delimiters, quoted and bare elements."""
     out: list[str] = []
     position = depth = 0
     while position < len(value):

@@ -88,7 +88,7 @@ def timestamptz(typmod: int) -> Encode:
 
 
 def instant(value: bytes) -> str:
-    """timestamptz with all digits."""
+    """Encode a timestamptz with all its digits."""
     text = value.decode("ascii")
     if len(text) == _INSTANT_BYTES and text[4] == "-" and text[26:] == "+00":
         return f'"{text[:10]}T{text[11:26]}Z"'
@@ -108,7 +108,7 @@ def _instant(value: bytes, digits: int) -> str:
 
 
 def timetz(value: bytes) -> str:
-    """`10:20:30.5+02` in UTC; the day's shift is dropped, as a time of day has none."""
+    """Encode a time like `10:20:30.5+02` in UTC; drop the day's shift: a time has no day."""
     if value == b"24:00:00+00":
         return '"24:00:00Z"'
     text = value.decode("ascii")
@@ -167,7 +167,7 @@ def _iso_timestamp(value: bytes) -> str:
 
 
 def _iso_day(day: str, era: str) -> str:
-    """`YYYY-MM-DD` with ISO 8601's year; `era` is "" or "BC"."""
+    """Convert `YYYY-MM-DD` to ISO 8601's year; `era` is "" or "BC"."""
     _days(f"{day} {era}".strip().encode())
     year, rest = day.split("-", 1)
     if era:
@@ -177,7 +177,7 @@ def _iso_day(day: str, era: str) -> str:
 
 
 def _since_1970(value: bytes) -> int:
-    """Microseconds since 1970; most values are of a second that was seen lately."""
+    """Convert a timestamp to microseconds since 1970; most values share a recently seen second."""
     if value[19:20] == b".":
         fraction = value[20:]
         if fraction.isdigit():
@@ -187,7 +187,7 @@ def _since_1970(value: bytes) -> int:
 
 @lru_cache(maxsize=4096)
 def _second(value: bytes) -> int:
-    """`YYYY-MM-DD HH:MM:SS[.ffffff][ BC]` in microseconds since 1970."""
+    """Convert `YYYY-MM-DD HH:MM:SS[.ffffff][ BC]` to microseconds since 1970."""
     day, _, time = value.partition(b" ")
     if time.endswith(b" BC"):
         day, time = day + b" BC", time[:-3]
@@ -202,9 +202,9 @@ def _microseconds(time: bytes) -> int:
 
 @lru_cache(maxsize=4096)
 def _days(day: bytes) -> int:
-    """Days since 1970-01-01 of `YYYY-MM-DD[ BC]`, in the proleptic Gregorian calendar.
+    """Count the days from 1970-01-01 to `YYYY-MM-DD[ BC]`, in the proleptic Gregorian calendar.
 
-    Any year, by H. Hinnant's days_from_civil.
+    Works for any year, by H. Hinnant's days_from_civil.
     """
     before_christ = day.endswith(b" BC")
     year_text, month_text, day_text = day.removesuffix(b" BC").split(b"-")

@@ -74,7 +74,7 @@ def variable_scale(value: bytes) -> str:
 
 
 def _unscaled(digits: bytes) -> str:
-    """Java's BigInteger.toByteArray: the fewest bytes that hold the number and its sign."""
+    """Encode a number as Java's BigInteger.toByteArray: the fewest bytes for number and sign."""
     if not digits.removeprefix(b"-").isdigit():
         raise ValueError("no number")
     short = len(digits) <= _INT_DIGITS_MAX  # int() refuses long texts
@@ -84,7 +84,7 @@ def _unscaled(digits: bytes) -> str:
 
 
 def _scale(typmod: int) -> int | None:
-    """numeric's scale: typmod - 4 is precision << 16 | scale in 11 signed bits (numeric.c)."""
+    """Return a numeric's scale: typmod - 4 is precision << 16 | 11 bits of scale (numeric.c)."""
     if typmod < _MODIFIER_BASE:
         return None
     return ((typmod - _MODIFIER_BASE) & 0x7FF ^ 0x400) - 0x400

@@ -54,7 +54,7 @@ class Encoders:
         self._made: dict[tuple[int, int], Encoder] = {}
 
     def unknown(self, oids: Iterable[int]) -> set[int]:
-        """Those of `oids` that are neither built in nor learned."""
+        """Return the types of `oids` that are neither built in nor learned."""
         return {oid for oid in oids if oid not in self._types and built_in(oid) is None}
 
     def learn(self, found: Iterable[PgType]) -> None:
@@ -70,7 +70,7 @@ class Encoders:
         return found, typmod
 
     def understood(self, oid: int) -> bool:
-        """Whether values of this type are more than text that means nothing to us."""
+        """Tell whether values of this type are more to us than opaque text."""
         found, _ = self.base(oid, -1)
         if found is None:
             return False
@@ -93,7 +93,7 @@ class Encoders:
         return made
 
     def binary(self, data: bytes) -> str:
-        """Bytes that are of no column, in bytea's form."""
+        """Encode bytes that are not a column's in bytea's form."""
         return _BYTEA[self._settings.binary_handling](b"\\x" + data.hex().encode("ascii"))
 
     def _type(self, oid: int) -> PgType | None:
@@ -135,7 +135,7 @@ class Encoders:
 
 
 def _is_of(found: PgType, extensions: Mapping[str, str]) -> bool:
-    """Whether this is the base type of that name which `extensions` (type -> extension) means."""
+    """Tell whether `found` is the base type that `extensions` (type -> extension) means."""
     owner = extensions.get(found.name)
     return found.kind == "b" and owner is not None and found.extension == owner
 
@@ -145,7 +145,7 @@ def _always(encode: Encode) -> Choose:
 
 
 def _structured(encode: Encode) -> Choose:
-    """Text, or with `structures: json` something that has parts."""
+    """Choose plain text, or with `structures: json` the encoder of a value that has parts."""
     return lambda settings, _typmod: encode if settings.structures == "json" else plain.string
 
 

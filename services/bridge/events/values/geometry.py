@@ -35,7 +35,7 @@ def point(value: bytes) -> str:
 
 
 def line(value: bytes) -> str:
-    """{A,B,C}, of Ax + By + C = 0."""
+    """Encode a line {A,B,C}, which means Ax + By + C = 0."""
     a, b, c = _numbers(value)
     return f'{{"a":{floating(a)},"b":{floating(b)},"c":{floating(c)}}}'
 
@@ -46,7 +46,7 @@ def lseg(value: bytes) -> str:
 
 
 def path(value: bytes) -> str:
-    """[(x1,y1),…] open, ((x1,y1),…) closed."""
+    """Encode a path: [(x1,y1),…] is open, ((x1,y1),…) closed."""
     closed = "false" if value[:1] == b"[" else "true"
     return _shape(_line_string(_points(value)), f'"type":"path","closed":"{closed}"')
 
@@ -73,7 +73,7 @@ def circle(value: bytes) -> str:
 
 
 def extended_wkb(value: bytes) -> str:
-    """PostGIS: extended WKB in hexadecimal."""
+    """Encode PostGIS's extended WKB, given in hexadecimal."""
     data = bytes.fromhex(value.decode("ascii"))
     if len(data) < _EWKB_BYTES_MIN:
         raise ValueError("no geometry")
@@ -83,14 +83,14 @@ def extended_wkb(value: bytes) -> str:
 
 
 def vector(value: bytes) -> str:
-    """[1,2.5]: a JSON array as it is."""
+    """Return a vector like [1,2.5] unchanged: it is a JSON array."""
     if not _VECTOR.fullmatch(value):
         raise ValueError("no vector")
     return value.decode("ascii")
 
 
 def sparse_vector(value: bytes) -> str:
-    """{1:1.5,3:2}/5: index and element of what is not 0, the first index being 1."""
+    """Encode {1:1.5,3:2}/5, the index and element of what is not 0; the first index is 1."""
     match = _SPARSE.fullmatch(value)
     if match is None:
         raise ValueError("no sparse vector")

@@ -25,7 +25,7 @@ def interval(mode: str) -> Encode:
 
 
 def iso_8601(value: bytes) -> str:
-    """Years, months, days, hours, minutes and seconds, zeros included."""
+    """Encode years, months, days, hours, minutes and seconds, zeros included."""
     if value in (b"infinity", b"-infinity"):
         return f'"{value.decode("ascii")}"'
     years, months, days, sign, hours, minutes, seconds, fraction = _parts(value)
@@ -48,7 +48,7 @@ def microseconds(value: bytes) -> str:
 
 
 def _parts(value: bytes) -> tuple[int, int, int, int, int, int, int, int]:
-    """Years, months, days, sign of the time, hours, minutes, seconds, microseconds."""
+    """Return years, months, days, sign of the time, hours, minutes, seconds, microseconds."""
     match = _SHAPE.fullmatch(value)
     if match is None or not value:
         raise ValueError("no interval")

@@ -29,7 +29,7 @@ def string(value: bytes) -> str:
 
 
 def integer(value: bytes) -> str:
-    """int2 int4 int8 oid."""
+    """Encode an int2, int4, int8 or oid."""
     if not value.isdigit() and not (value[:1] == b"-" and value[1:].isdigit()):
         raise ValueError("no integer")
     return value.decode()
@@ -44,7 +44,7 @@ def boolean(value: bytes) -> str:
 
 
 def floating(value: bytes) -> str:
-    """float4 float8: the shortest text that gives the same number."""
+    """Encode a float4 or float8 by the shortest text that gives the same number."""
     if isfinite(float(value)):
         return value.decode("ascii")
     found = SPECIAL_NUMBERS.get(value)

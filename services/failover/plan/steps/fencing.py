@@ -157,7 +157,7 @@ def unfence(old: Node) -> Step:
 def behind(
     view: View, old: Node, new: Node, slots: tuple[str, ...], lsn: int
 ) -> tuple[tuple[str, int], ...]:
-    """Who has not got `lsn` yet, and by how many bytes: the standby, and slots by name."""
+    """Return who lacks `lsn`, and by how many bytes: the standby, and slots by name."""
     state = view.node(old.name).state
     found = {slot: state.slot(slot) if state is not None else None for slot in slots}
     reached = {
@@ -199,7 +199,7 @@ def written(view: View, node: Node) -> int:
 
 
 def early_sessions(view: View, node: Node) -> int:
-    """Client sessions from before the fence."""
+    """Count the client sessions from before the fence."""
     state = view.node(node.name).state
     return state.early_sessions if state is not None else 0
 

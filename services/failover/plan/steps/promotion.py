@@ -221,7 +221,7 @@ def _promoted(state: NodeState) -> NodeState:
 
 
 def _flowing(state: NodeState, fed: tuple[str, ...]) -> NodeState:
-    """Each of the slots has a walsender, and is confirmed past what the server has written."""
+    """Return the state in which each of the slots is fed, past what the server has written."""
     written = state.replication.written_lsn
     return replace(
         state,

@@ -64,7 +64,7 @@ def reconnect(standby: Node, primary: str) -> Step:
 
 
 def is_cut(node: Node) -> bool:
-    """Whether it receives nothing, and won't."""
+    """Tell whether a node's receiver is cut off and gets nothing more."""
     state = node.state
     return state is not None and state.cut and not state.replication.receiver_streaming
 

@@ -138,6 +138,6 @@ def with_subscription(
 
 
 def active(node: Node, slot: str) -> bool:
-    """Whether a consumer is connected to the node's slot."""
+    """Tell whether a consumer is connected to the node's slot."""
     found = node.state.slot(slot) if node.state else None
     return found is not None and found.active_pid is not None

@@ -24,7 +24,7 @@ FALLBACK_DBNAME = "postgres"
 
 
 def upstream_of(primary: Address, given: Conninfo | None, slot: str) -> Conninfo:
-    """primary_conninfo of a standby of the server there: `given`, with its address and a dbname."""
+    """Return `given` as primary_conninfo of a standby of `primary`, with a dbname."""
     moved = (given or Conninfo(())).at(primary)
     if not moved.value("dbname"):
         moved = Conninfo((*moved.pairs, ("dbname", FALLBACK_DBNAME)))
@@ -219,7 +219,7 @@ def _by_hand(old: Node, primary: Node, name: str, *, copies: bool) -> tuple[str,
 
 
 def _without_name(given: Conninfo) -> Conninfo:
-    """Without the application_name, by which another standby is known."""
+    """Leave out the application_name, by which another standby is known."""
     return Conninfo(tuple(pair for pair in given.pairs if pair[0] != "application_name"))
 
 

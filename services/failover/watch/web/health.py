@@ -63,7 +63,7 @@ def replica_health(view: View | None, query: Mapping[str, str]) -> Answer:
 
 
 def _readable(node: Node, view: View, lag_max: int | None) -> bool:
-    """Whether a standby streams from the one primary, and lacks no more than `lag_max` bytes."""
+    """Tell whether a standby streams from the one primary and lacks at most `lag_max` bytes."""
     if node.state is None or not node.standby or len(view.writable) != 1:
         return False
     streams = node.state.replication.receiver_streaming and follows(node, view.writable[0])
@@ -72,7 +72,7 @@ def _readable(node: Node, view: View, lag_max: int | None) -> bool:
 
 
 def _lag(node: Node, view: View) -> int | None:
-    """How much WAL of the primary the node has not replayed, None where that is not known."""
+    """Return how many bytes of the primary's WAL the node has not replayed, None if unknown."""
     primary = view.writable[0] if len(view.writable) == 1 else None
     if node.state is None or primary is None or primary.state is None:
         return None

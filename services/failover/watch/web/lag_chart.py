@@ -65,14 +65,14 @@ def bytes_text(number: int | None) -> str:
 
 
 def _thinned(points: Sequence[Point]) -> list[Point]:
-    """Not more points than can be seen: of each group the one with the greatest lag."""
+    """Return at most as many points as can be seen: of each group the one with the greatest lag."""
     size = -(-len(points) // _POINTS_DRAWN_MAX) or 1
     groups = [points[n : n + size] for n in range(0, len(points), size)]
     return [max(group, key=lambda p: max(p.lags.values(), default=0)) for group in groups]
 
 
 def _names(points: Sequence[Point]) -> list[str]:
-    """Of all times, those with the most lag first where not all can be drawn."""
+    """Return the names of all times, those with the most lag first where not all can be drawn."""
     names = dict.fromkeys(name for point in points for name in point.lags)
     if len(names) <= SERIES_MAX:
         return sorted(names)

@@ -208,7 +208,10 @@ def _of_servers(view: View, at_s: float) -> Iterator[Metric]:
 
 
 def _fenced_s(node: Node) -> float:
-    """When the node was fenced (Unix time), by its mark `timeline 3 by … since …Z`; 0: unknown."""
+    """Return when the node was fenced (Unix time), 0 if unknown.
+
+    Its mark tells: `timeline 3 by … since …Z`.
+    """
     mark = node.state.fence_mark if node.state is not None else ""
     _, _, since = mark.rpartition(" since ")
     try:
@@ -218,7 +221,7 @@ def _fenced_s(node: Node) -> float:
 
 
 def _standby_lags(view: View) -> Samples:
-    """Seconds by standby; a standby that has everything lags by 0, however idle the primary is."""
+    """Return the seconds of lag by standby, 0 for one that has all, however idle the primary."""
     primary = view.primary
     written = (
         primary.state.replication.written_lsn or 0
@@ -266,7 +269,7 @@ def _of_slots(view: View) -> Iterator[Metric]:
 
 
 def _of_copies(snapshot: Snapshot, view: View) -> Iterator[Metric]:
-    """Whether slots would survive a promotion, and what the check found."""
+    """Yield metrics on whether slots would survive a promotion, and on what the check found."""
     if snapshot.checkup is None:
         return
     slots = snapshot.checkup.slots

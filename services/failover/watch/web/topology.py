@@ -59,7 +59,7 @@ def topology(view: View) -> Element:
 
 
 def boxes_of(view: View) -> list[Box]:
-    """Every node and consumer, each below what feeds it; those that nothing feeds at the left."""
+    """Return a box for every node and consumer, below what feeds it; the others at the left."""
     boxes: list[Box] = []
     placed: set[str] = set()
     numbers = count()
