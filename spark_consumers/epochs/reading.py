@@ -97,8 +97,8 @@ class EventReader:
             if now > deadline:
                 topic, count = short[0]
                 raise OperatorNeeded(
-                    f"{count} events of {wanted[topic].table} are not there, whose transactions "
-                    "are",
+                    f"Kafka lacks {count} events of {wanted[topic].table} that its transaction "
+                    "topic counts",
                     operation="read events",
                     subject=topic,
                     lsn=cut.commit_lsn,

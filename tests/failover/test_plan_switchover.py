@@ -309,7 +309,7 @@ def test_rejoin_refuses_strangers_the_primary_and_pairs_without_one() -> None:
 
 def test_resume_without_anything_begun() -> None:
     nothing = View((node("a", None), node("b", state(slot("s1")))), ())
-    with pytest.raises(OperatorNeeded, match="nothing was begun"):
+    with pytest.raises(OperatorNeeded, match="no unfinished command to resume"):
         choose(nothing, Request(), None)
     planner, _ = choose(nothing, Request(), Intent("failover", "b"))
     assert planner is plan_failover

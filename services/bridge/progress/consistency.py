@@ -343,8 +343,8 @@ def _check_selection(record: ProgressRecord, seen: Witnesses, slot: str) -> None
     if seen.accepted == str(now):
         return
     raise disagreement(
-        f"{message}: the server does not send what this publication did not have when it was "
-        "committed",
+        f"{message}: the server never sends changes that were committed while this publication "
+        "did not include them",
         slot,
         record.end_lsn,
         f"go back to publication {then.publication} and source.origin {then.origin}, or accept "

@@ -34,7 +34,7 @@ def require_leaders(written: Iterable[Partition], missing: frozenset[Partition])
     more = len(found) - _NAMED_MAX
     raise Retryable(
         f"{', '.join(map(name_of, found[:_NAMED_MAX]))}{f' and {more} more' * (more > 0)} "
-        "have no leader: what the slot has written there can't be looked at",
+        "have no leader: nobody can tell whether they still have the slot's events",
         operation="look at the partitions",
         subject="Kafka",
         hint="start the brokers that have them; a topic that nobody needs may be deleted",

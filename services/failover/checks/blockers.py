@@ -57,8 +57,8 @@ def fault_of(
     if name is None or slot is None or slot.temporary:
         return Blocker(
             where,
-            f"the slot {name} is not on {node.name}" if name else "it has no slot",
-            "what it missed is lost to it: create the slot, then load its tables anew "
+            f"the slot {name} is not on {node.name}" if name else "the subscription has no slot",
+            "changes are lost to it: create the slot, then load the subscription's tables anew "
             "(DROP SUBSCRIPTION after SET (slot_name = NONE), TRUNCATE, CREATE SUBSCRIPTION)",
             ExitCode.NOT_READY,
             name or "",

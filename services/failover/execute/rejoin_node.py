@@ -176,7 +176,7 @@ class _Rebuild:
         running = self._folder.postmaster()
         if running is not None:
             raise SetupError(
-                f"its server still runs (pid {running.pid}) after `stop`",
+                f"the server of {self._step.server} still runs (pid {running.pid}) after `stop`",
                 operation=self._step.text,
                 subject=self._step.server,
                 hint="stop that server, then run this command again",

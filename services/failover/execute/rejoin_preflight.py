@@ -174,8 +174,8 @@ def _replication(step: Step, cluster: Cluster, folder: DataFolder, primary: _Pri
     if cluster.replication is not None:
         return cluster.replication
     raise SettingsError(
-        f"it is not known as which role {step.server} is to stream from {step.node}: neither has "
-        "a primary_conninfo from before",
+        f"the role by which {step.server} is to stream from {step.node} is unknown: neither node "
+        "has a former primary_conninfo",
         operation=step.text,
         subject=step.server,
         hint='set failover.replication: "user=… passfile=…" (a role with REPLICATION)',

@@ -43,7 +43,7 @@ def require_unmanaged(managed_by: str | None, command: str) -> None:
     if managed_by is None or managed_by not in _COMMANDS:
         return
     raise SettingsError(
-        f"the pair is managed by {managed_by}, which a {command} of ours would cross",
+        f"{managed_by} manages the pair: a {command} by slotfailover would conflict with it",
         operation=command,
         subject="failover.managed_by",
         hint=f"use {_COMMANDS[managed_by][command]}; slotfailover watch or repoint moves the "

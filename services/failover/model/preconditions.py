@@ -54,7 +54,7 @@ def require_newest(view: View, node: Node, operation: str) -> None:
     found = outdated(view, node)
     if found:
         raise OperatorNeeded(
-            f"{node.name} is not where others have been: {found}",
+            f"{node.name} does not have the newest timeline that was seen: {found}",
             operation=operation,
             subject=node.name,
             hint="bring back the node with the newer timeline. If that timeline is given up for "

@@ -111,7 +111,7 @@ def marker_in_kafka(kafka: KafkaSettings, lsn: int) -> bool:
         raise
     except (ValueError, KeyError, TypeError) as error:
         raise Retryable(
-            "a message there is none of the bridge's",
+            "the topic has a record that the bridge did not write",
             operation="look for the marker message",
             subject=message_topic(kafka.topic_prefix),
             exit_code=ExitCode.KAFKA_UNREACHABLE,

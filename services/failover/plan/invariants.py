@@ -40,8 +40,8 @@ def require_unpromoted(view: View, request: Request, old: Node) -> None:
         else:
             continue
         raise OperatorNeeded(
-            f"{what}: it may have been told to promote itself by the run that was broken off, so "
-            f"{old.name} is not let write again",
+            f"{what}: the run that was broken off may have told {node.name} to promote itself, so "
+            f"{old.name} must not take writes again",
             operation="roll back",
             subject=node.name,
             hint=f"let {node.name} answer, then slotfailover resume --rollback, or slotfailover "
@@ -73,7 +73,7 @@ def require_same_timeline(view: View, old: Node, new: Node) -> None:
     if what:
         others = ", ".join(n.name for n in view.standbys if n is not new) or "none"
         raise OperatorNeeded(
-            f"{what}: what would be lost can't be told",
+            f"{what}: nobody can tell which commits a promotion would lose",
             operation=OPERATION,
             subject=new.name,
             lsn=old.received,

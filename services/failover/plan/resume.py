@@ -121,8 +121,8 @@ def choose(view: View, request: Request, intent: Intent | None) -> tuple[Planner
         return plan_switchover, request
     if intent is None and not marked:
         raise OperatorNeeded(
-            "no primary answers, and nothing was begun that could go on"
-            + (f": the last command is not taken up, as {stale}" if stale else ""),
+            "no primary answers, and there is no unfinished command to resume"
+            + (f": the last one is not resumed, because {stale}" if stale else ""),
             operation="resume",
             hint="slotfailover failover replaces a dead primary",
             exit_code=ExitCode.NOT_READY,
