@@ -12,7 +12,7 @@ _PATTERN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 def format_lsn(lsn: int) -> str:
     """Return `lsn` (bytes into the WAL) as PostgreSQL prints it, e.g. ``0/16B3748``.
 
-    Raises ValueError outside 0..2**64-1.
+    Raise ValueError outside 0..2**64-1.
     """
     if not 0 <= lsn <= LSN_MAX:
         raise ValueError(f"{lsn} is not an LSN: it does not fit 64 bits")
@@ -20,7 +20,7 @@ def format_lsn(lsn: int) -> str:
 
 
 def parse_lsn(text: str) -> int:
-    """Return the byte position of ``X/X``. Raises ValueError for anything else."""
+    """Return the byte position of ``X/X``. Raise ValueError for anything else."""
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not an LSN: expected two hexadecimal halves as in 0/16B3748")

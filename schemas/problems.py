@@ -57,7 +57,7 @@ class Problem(NamedTuple):
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return the YAML file `path`. Raises SettingsError when it can't be read, or has no keys."""
+    """Return the YAML file `path`. Raise SettingsError when it can't be read, or has no keys."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

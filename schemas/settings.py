@@ -339,7 +339,7 @@ def require(section: Section | None, name: str) -> Section:
 
 
 def load_settings(path: Path) -> Settings:
-    """Read `path` (YAML) and the environment. Raises SettingsError naming file, key and remedy."""
+    """Read `path` (YAML) and the environment. Raise SettingsError naming file, key and remedy."""
     document = read_document(path)
     try:
         return Settings(**{key: value for key, value in document.items() if value is not None})

@@ -43,7 +43,7 @@ class Transform(NamedTuple):
 
 
 def transform(text: str) -> Transform:
-    """Read `column`, `day(column)` or `bucket(16, column)`. Raises ValueError for anything else."""
+    """Read `column`, `day(column)` or `bucket(16, column)`. Raise ValueError for anything else."""
     match = _TRANSFORM.fullmatch(text.strip())
     if match is None or (match[1] is None) != (not text.strip().endswith(")")):
         raise ValueError(
@@ -122,7 +122,7 @@ class SumSettings(_Part):
 def _is_warehouse(given: str | Path) -> str:
     """Return a URI of object storage as it is, and a folder or `file:` URI as an absolute path.
 
-    Raises ValueError for a scheme that no FileIO of Iceberg is known for: as a path it would
+    Raise ValueError for a scheme that no FileIO of Iceberg is known for: as a path it would
     silently become a folder of this machine.
     """
     text = str(given)

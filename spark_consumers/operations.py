@@ -27,7 +27,7 @@ class Operator:
         self._tables = Tables(require(settings.kafka, "kafka"), self._settings)
 
     def rebuild(self, names: Sequence[str]) -> Iterator[str]:
-        """Mark tables (`schema.table`); raises SettingsError for one that is not there."""
+        """Mark tables (`schema.table`); raise SettingsError for one that is not there."""
         states = self._tables.states(self._spark)
         for name in names:
             state = states.get(name)
@@ -65,7 +65,7 @@ class Operator:
         """Tag all tables as of the last epoch up to an LSN: (Iceberg table, tag) of each.
 
         An epoch tags the tables that it brings something; the others get this tag at the snapshot
-        that they have had since. Raises SettingsError for an LSN of before the epochs that are
+        that they have had since. Raise SettingsError for an LSN of before the epochs that are
         kept, OperatorNeeded for a table that has lost that snapshot.
         """
         ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)

@@ -72,7 +72,7 @@ _QUIET = (
 def start_session(tables: TablesSettings, kafka: KafkaSettings) -> SparkSession:
     """Return a session with the Iceberg catalog `slotbridge`; `spark_options` override the rest.
 
-    SIGINT's handler stays as it was. Raises SetupError (PROGRAM_MISSING) when Java does not start.
+    SIGINT's handler stays as it was. Raise SetupError (PROGRAM_MISSING) when Java does not start.
     """
     _make_private(local_folder(tables))
     options = session_options(tables, kafka, _submitted())
@@ -169,7 +169,7 @@ def local_folder(tables: TablesSettings) -> Path:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder for its owner alone; raises SetupError where another user has made it."""
+    """Make a folder for its owner alone; raise SetupError where another user has made it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_relative_to(tempfile.gettempdir()) and folder.stat().st_uid != os.getuid():
         raise SetupError(

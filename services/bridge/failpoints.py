@@ -61,7 +61,7 @@ _armed = _Armed()
 
 
 def arm() -> None:
-    """Read the environment. Raises SettingsError for an unknown failpoint."""
+    """Read the environment. Raise SettingsError for an unknown failpoint."""
     text = os.environ.get(VARIABLE, "")
     if not text:
         return

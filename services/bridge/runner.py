@@ -114,7 +114,7 @@ class Runner:
         return self._stop.is_set() or self._moved.is_set()
 
     def run(self) -> None:
-        """Stream until the stop is set. Raises what no new session can mend."""
+        """Stream until the stop is set. Raise what no new session can mend."""
         gc.freeze()  # what is there now stays; the rest is freed by count, and seldom in cycles
         gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
         backoff = Backoff()
@@ -237,7 +237,7 @@ class Runner:
 
 
 def _close(session: Session) -> Retryable | None:
-    """End it; that Kafka has fenced us, where the commit that it did not wait for says so.
+    """End the session; return that Kafka has fenced us, if a commit in progress failed with that.
 
     A bridge that stood still for long finds its server gone before it hears from Kafka.
     """

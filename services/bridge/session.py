@@ -115,7 +115,7 @@ class Session:
         return self._ledger.durable
 
     def open(self) -> None:
-        """Connect, compare the witnesses and start streaming. Raises SlotbridgeError."""
+        """Connect, compare the witnesses and start streaming. Raise SlotbridgeError."""
         primary = self._primary = Primary(
             self._source,
             sql_deadline_ms=self._bridge.sql_deadline_ms,
@@ -268,7 +268,7 @@ class Session:
     def close(self) -> BaseException | None:
         """Drop everything; what Kafka has not committed comes again in the next session.
 
-        Returns what a commit that was in progress failed with: that Kafka has fenced us may be
+        Return what a commit that was in progress failed with: that Kafka has fenced us may be
         known only now.
         """
         reach("closing")

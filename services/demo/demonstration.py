@@ -55,7 +55,7 @@ class Outcome:
 
 
 def run_demonstration(options: Options) -> Outcome:
-    """Run it all; raises SlotbridgeError when a part fails, returns the verdict otherwise."""
+    """Run the whole demonstration; return the verdict. Raise SlotbridgeError when a part fails."""
     started = time.monotonic()
     board = Board()
     with Display(board) as display:

@@ -121,7 +121,7 @@ class Services:
         return report
 
     def wait(self, what: str, condition: Callable[[], bool], *, timeout_s: float) -> None:
-        """Poll until `condition`; raises Retryable (DEADLINE), or what `require_running` raises."""
+        """Poll until `condition`; raise Retryable (DEADLINE), or what `require_running` raises."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             self.require_running()

@@ -10,7 +10,7 @@ Row = TypeVar("Row")
 def one_row(cursor: psycopg.Cursor[Row]) -> Row:
     """Return the row of a query that always has one, such as SELECT of a function.
 
-    Raises LookupError where it has none: then the query is wrong, not the server.
+    Raise LookupError where it has none: then the query is wrong, not the server.
     """
     row = cursor.fetchone()
     if row is None:

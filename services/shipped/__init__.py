@@ -16,7 +16,7 @@ _INCLUDE: Final = re.compile(r"^\\ir (\S+)\.sql$", re.MULTILINE)
 
 
 def names(kind: Kind) -> list[str]:
-    """Return the names of all files of a kind, without ending. Raises SetupError if none is."""
+    """Return the names of all files of a kind, without ending. Raise SetupError if none is."""
     found = sorted(path.stem for path in _folder(kind).glob(f"*{_ENDINGS[kind]}"))
     if not found:
         raise SetupError(
@@ -31,7 +31,7 @@ def names(kind: Kind) -> list[str]:
 def text(kind: Kind, name: str) -> str:
     r"""Return one file. A script's `\ir` lines are replaced by the file that they name.
 
-    Raises SettingsError when there is no such file.
+    Raise SettingsError when there is no such file.
     """
     stem = name.removesuffix(_ENDINGS[kind])
     known = {known.lower(): known for known in names(kind)}

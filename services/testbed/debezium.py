@@ -113,7 +113,7 @@ class Debezium:
     def start(self, *, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Start, and wait until every connector streams from its slot.
 
-        Raises SetupError with Connect's own reason when it ends, and Retryable (DEADLINE) when a
+        Raise SetupError with Connect's own reason when it ends, and Retryable (DEADLINE) when a
         slot is not in use within `timeout_s` seconds.
         """
         self.launch()

@@ -130,7 +130,7 @@ class LockedJar:
 def resolve(group: str, *, cache: Path | None = None) -> list[Path]:
     """Return the verified jars of `group` (a key of WANTED), downloading what is missing.
 
-    Raises SetupError when a jar can't be had or its checksum differs from the lock's, and
+    Raise SetupError when a jar can't be had or its checksum differs from the lock's, and
     Retryable when another process holds the cache for too long.
     """
     folder = cache or cache_folder()
@@ -161,7 +161,7 @@ def cache_folder() -> Path:
 
 
 def read_lock(path: Path, group: str) -> list[LockedJar]:
-    """Parse one group of the lock file (TOML). Raises SetupError when it is damaged or absent."""
+    """Parse one group of the lock file (TOML). Raise SetupError when it is damaged or absent."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         entries = document[group]

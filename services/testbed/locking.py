@@ -16,7 +16,7 @@ _RETRY_INTERVAL_S = 0.1
 def locked(path: Path, *, purpose: str, timeout_s: float = 0.0) -> Iterator[None]:
     """Hold an exclusive lock on `path` (created if missing) inside the block.
 
-    Waits up to `timeout_s` seconds for another holder. Raises Retryable (exit code DEADLINE) that
+    Waits up to `timeout_s` seconds for another holder. Raise Retryable (exit code DEADLINE) that
     names `purpose` and the holder's process id when it is still held then. Child processes do not
     inherit the lock. Source: flock(2).
     """

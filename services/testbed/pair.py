@@ -45,7 +45,7 @@ class Pair:
     def start(self, settings: Mapping[str, str | int] | None = None) -> None:
         """Make both servers and wait until the standby streams. `settings` go to both.
 
-        Raises what PostgresServer raises, and Retryable (DEADLINE) when it does not stream.
+        Raise what PostgresServer raises, and Retryable (DEADLINE) when it does not stream.
         """
         self.primary.create(settings)
         self.primary.start()
@@ -67,7 +67,7 @@ def prepare_primary(primary: Reachable, dbname: str) -> Callable[[bool], None]:
     """Make the database and the standby's slot; return what is to be called once it is started.
 
     That waits until the standby streams, then lets logical consumers and, if its argument
-    `synchronous` is true, commits wait for it. Raises Retryable (DEADLINE) if it never streams.
+    `synchronous` is true, commits wait for it. Raise Retryable (DEADLINE) if it never streams.
     """
     create_database(primary, dbname)
     slot = sql.SQL("SELECT pg_create_physical_replication_slot({}, true)").format(STANDBY_SLOT)

@@ -21,7 +21,7 @@ def free_port() -> int:
     """Return a port nobody listens on, below the range that outgoing connections take.
 
     So a server that is killed finds its port free when it is restarted: no client socket can have
-    taken it in between, and no other test bed has chosen it meanwhile. Raises SetupError
+    taken it in between, and no other test bed has chosen it meanwhile. Raise SetupError
     (PORT_IN_USE) when none is found.
     """
     highest = _lowest_ephemeral() - 1

@@ -155,7 +155,7 @@ class PostgresServer:
     def start(self, *, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Start and wait until connections are accepted (a standby: consistent).
 
-        Raises SetupError with the server's own reason when it refuses to start, and Retryable
+        Raise SetupError with the server's own reason when it refuses to start, and Retryable
         (DEADLINE) when it is not ready after `timeout_s` seconds; it is stopped then.
         """
         assert not self.running, f"{self.name} runs already"
@@ -193,7 +193,7 @@ class PostgresServer:
     def stop(self, mode: StopMode = "fast", *, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Stop in order ("fast": checkpoint, WAL sent to standbys) or at once ("immediate").
 
-        Raises Retryable (DEADLINE) when it still runs after `timeout_s` seconds, as a fast stop
+        Raise Retryable (DEADLINE) when it still runs after `timeout_s` seconds, as a fast stop
         does that waits for a standby or consumer.
         """
         postmaster = self._postmaster
@@ -228,7 +228,7 @@ class PostgresServer:
             shutil.rmtree(self.data)
 
     def discard(self) -> None:
-        """Kill it and delete its data."""
+        """Kill the server and delete its data."""
         self.kill()
         self.remove_data()
 

@@ -104,7 +104,7 @@ class Processes:
         """Start `argv` with output appended to `logs/NAME.log`, and record it.
 
         `env` changes our own environment (None: unset). `data` is the data folder of a
-        PostgreSQL server, by which its backends are known: they leave the session. Raises
+        PostgreSQL server, by which its backends are known: they leave the session. Raise
         SetupError when the program is missing or can't be run.
         """
         with self._lock, self.log_path(name).open("ab") as log:
@@ -139,9 +139,9 @@ class Processes:
         return self.logs / f"{name}.log"
 
     def stop(self, process: subprocess.Popen[bytes], *, grace_s: float = _GRACE_S) -> int:
-        """Ask it to stop, SIGKILL it after `grace_s` seconds, and its descendants; return status.
+        """Ask a process to stop, kill it after `grace_s` seconds, and its descendants.
 
-        The status is subprocess's: negative for the signal that ended it.
+        Return its status as subprocess has it: negative for the signal that ended it.
         """
         with self._lock:
             running = self._running.get(process.pid)

@@ -36,7 +36,7 @@ class Template:
         self._lock = threading.Lock()
 
     def copy_to(self, data: Path) -> None:
-        """Fill the empty folder `data`. Raises what `make` raises, and OSError."""
+        """Fill the empty folder `data`. Raise what `make` raises, and OSError."""
         with self._lock:
             if not self._data.exists():
                 try:

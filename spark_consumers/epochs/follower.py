@@ -133,7 +133,7 @@ class Follower:
         """Take in records of the transaction topic, all from `self.offset` up to `offset`.
 
         Records that were taken before, and those of transactions that the tables have, change
-        nothing. Raises BadInput for a record that is not a transaction's.
+        nothing. Raise BadInput for a record that is not a transaction's.
         """
         self._log.take(self.topic.ends(records, self._record.commit_lsn), offset)
         self._current = False
@@ -150,7 +150,7 @@ class Follower:
     def step(self) -> EpochReport | None:
         """Bring the next epoch of what was taken; None while there is no transaction for it.
 
-        Raises BadInput naming the record that is refused, SetupError for a change of shape that is
+        Raise BadInput naming the record that is refused, SetupError for a change of shape that is
         not taken over, OperatorNeeded for a dead letter or where Kafka lacks events.
         """
         started = time.monotonic()

@@ -77,7 +77,7 @@ class Metrics:
         self._waiting_since_ms = 0
 
     def serve(self, tables: TablesSettings) -> None:
-        """Answer /metrics; raises SetupError when the port is taken."""
+        """Answer /metrics; raise SetupError when the port is taken."""
         if tables.http_port is None:
             return
         try:

@@ -45,7 +45,7 @@ class Quarantine:
     ) -> Bad:
         """Write the bad events of an epoch down, once, and say where they are.
 
-        Raises BadInput when they are more than PLACES_MAX.
+        Raise BadInput when they are more than PLACES_MAX.
         """
         given = list(parts)
         found = [_unfit(events, part, shapes) for part, shapes in given if part.rows]

@@ -215,7 +215,7 @@ class Stream:
                 break
 
     def _end(self, query: StreamingQuery) -> None:
-        """End the query after the epoch under way; raises what it ended with by itself."""
+        """End the query after the epoch under way; raise what it ended with by itself."""
         ended = not query.isActive
         self._ending = True
         with self._working:

@@ -77,7 +77,7 @@ class Shape:
 
     @property
     def keyless(self) -> bool:
-        """Whether its rows have no identity but the event that inserted them."""
+        """Whether the table's rows have no identity but the event that inserted them."""
         return not self.key
 
     @cached_property

@@ -38,7 +38,7 @@ _UNKNOWN = ("ssl.keystore.location", "sasl.kerberos.keytab", "ssl.engine.locatio
 def java_security(given: Mapping[str, str]) -> dict[str, str]:
     """Return the options of Kafka's Java client that mean the same as `given`.
 
-    Raises SetupError for what has no such options, and for files that can't be read or used.
+    Raise SetupError for what has no such options, and for files that can't be read or used.
     """
     for name in _UNKNOWN:
         if name in given:

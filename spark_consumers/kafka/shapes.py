@@ -36,7 +36,7 @@ class ShapeLog:
     def read(self) -> None:
         """Take in what has been written up to now.
 
-        Raises SetupError when two tables share a topic or rows have no identity, BadInput for a
+        Raise SetupError when two tables share a topic or rows have no identity, BadInput for a
         record that is not a SchemaEvent.
         """
         for record in self._following.new():

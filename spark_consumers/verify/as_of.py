@@ -40,7 +40,7 @@ def verify_as_of(
 ) -> list[TableComparison]:
     """Compare all tables (or `tables`) as of the last epoch up to `commit_lsn`.
 
-    Raises OperatorNeeded where a table lacks that epoch's tag or Kafka the first events,
+    Raise OperatorNeeded where a table lacks that epoch's tag or Kafka the first events,
     SettingsError for an LSN of before the epochs that are kept.
     """
     try:

@@ -54,7 +54,7 @@ _FOLLOWERS: LiteralString = """
 def gather(
     source: SourceSettings, kafka: KafkaSettings, settings: Settings, sample_s: float
 ) -> Facts:
-    """Ask everything. Raises SlotbridgeError without a primary; notes what else was not read."""
+    """Read all facts, and note what could not be read. Raise SlotbridgeError without a primary."""
     unread: list[tuple[str, str]] = []
     candidate = find_primary(source)
     with candidate.connection as connection:

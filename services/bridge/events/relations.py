@@ -56,7 +56,7 @@ class Relations:
     def describe(self, relation: Relation, stamp: Stamp, seq: int) -> Described:
         """Find a relation's plan, with its key, and its schema event.
 
-        Raises OperatorNeeded when another table has the same topic, SettingsError for a table that
+        Raise OperatorNeeded when another table has the same topic, SettingsError for a table that
         can't be published as configured.
         """
         certain = True

@@ -123,7 +123,7 @@ class Decoder:
     def decode(self, data: bytes, lsn: int) -> AnyMessage:
         """Return the one message in `data`, which came at WAL position `lsn`.
 
-        Raises DecodeError for truncated, unknown or surplus bytes, and nothing else; it names the
+        Raise DecodeError for truncated, unknown or surplus bytes, and nothing else; it names the
         offset, `lsn`, and the relation when the message has come so far.
         """
         try:

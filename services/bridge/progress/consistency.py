@@ -84,7 +84,7 @@ class Witnesses:
 def check_server(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     """Return where `record` may be of this server.
 
-    Raises OperatorNeeded (WITNESSES_DISAGREE, WRONG_DATABASE), Diverged, or Retryable for an older
+    Raise OperatorNeeded (WITNESSES_DISAGREE, WRONG_DATABASE), Diverged, or Retryable for an older
     timeline: the new primary may just not have been reachable.
     """
     check_timeline(record, seen, slot)

@@ -100,9 +100,9 @@ def resume_at(record: ProgressRecord, slot: Slot | None) -> Position:
 
 
 def check_witnesses(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
-    """Return where it is right to go on from `record`, the last one that Kafka has.
+    """Check that it is right to go on from `record`, the last one that Kafka has.
 
-    Raises what check_server raises, and OperatorNeeded (WITNESSES_DISAGREE).
+    Raise what check_server raises, and OperatorNeeded (WITNESSES_DISAGREE).
     """
     check_server(record, seen, slot)
     if seen.origin_lsn is not None and seen.origin_lsn > record.end_lsn:
@@ -125,7 +125,7 @@ def check_witnesses(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
 
 
 def check_beginning(seen: Witnesses, slot: str) -> None:
-    """Return where it is right to begin anew: the server knows of nothing in Kafka either."""
+    """Check that it is right to begin anew: the server knows of nothing in Kafka either."""
     if seen.origin_lsn is not None:
         raise disagreement(
             f"the replication origin has {format_lsn(seen.origin_lsn)}, but Kafka has no progress "

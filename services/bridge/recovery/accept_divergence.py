@@ -37,7 +37,7 @@ def accept(
 ) -> ProgressRecord:
     """Return the progress record from which to go on, now in Kafka.
 
-    Raises `error` where the policy is to stop, and where the server's history does not tell where
+    Raise `error` where the policy is to stop, and where the server's history does not tell where
     it left the timeline of the record.
     """
     if policy == "stop" or error.switch_lsn is None or error.beyond is None or record is None:

@@ -104,7 +104,7 @@ def settle(
 ) -> None:
     """End what hangs in the topics of the prefix. `producer` has begun its session.
 
-    Raises what `judge` raises where another server than this one knows how it was decided.
+    Raise what `judge` raises where another server than this one knows how it was decided.
     """
     tried: set[Partition] = set()
     for _ in range(_ROUNDS_MAX):

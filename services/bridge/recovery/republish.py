@@ -52,7 +52,7 @@ def settle_all(
 ) -> None:
     """Return where nothing of ours hangs, and nothing that was decided is lost by ending it.
 
-    Raises as `settle`; OperatorNeeded where what is lost can't be published again.
+    Raise as `settle`; OperatorNeeded where what is lost can't be published again.
     """
     while True:
         settle(topics, producer, primary, slot, while_waiting, judge)

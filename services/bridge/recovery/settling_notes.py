@@ -54,7 +54,7 @@ def write_note(
 ) -> list[bytes]:
     """Note that what is in these partitions from their offsets on is to be committed.
 
-    Returns the keys, for `clear`, once Kafka has the notes. Raises Retryable where it has not.
+    Return the keys, for `clear`, once Kafka has the notes. Raise Retryable where it has not.
     """
     ranges = [_range(topics, where, start, while_waiting) for where, start in starts.items()]
     now_ms = time.time_ns() // 1_000_000

@@ -81,7 +81,7 @@ class StartCheck:
         return self._connection.switch_points(self._primary.server.timeline)
 
     def before_fencing(self) -> None:
-        """Return where this server may be that of the records which can be seen.
+        """Check that the visible records may be of this server.
 
         A divergence that an operator has accepted passes here; `compare` raises it again.
         """
@@ -136,7 +136,7 @@ class StartCheck:
     def compare(self, record: ProgressRecord | None) -> Witnesses:
         """Return what was seen, where all agree about `record`, the last one.
 
-        Raises what check_witnesses raises; a divergence names the transactions that are beyond.
+        Raise what check_witnesses raises; a divergence names the transactions that are beyond.
         """
         seen = self._witnesses(record)
         if record is None:

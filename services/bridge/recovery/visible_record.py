@@ -33,7 +33,7 @@ class Visible(NamedTuple):
 def read_visible(topics: Topics, slot: str) -> Visible:
     """Read backwards, more at each step, to the slot's last record.
 
-    Raises OperatorNeeded for a record that is not a ProgressRecord, Retryable when the broker does
+    Raise OperatorNeeded for a record that is not a ProgressRecord, Retryable when the broker does
     not answer.
     """
     topic, key = progress_topic(topics.prefix), slot.encode()

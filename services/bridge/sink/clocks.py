@@ -36,7 +36,7 @@ class Clocks(NamedTuple):
 def check_clocks(clocks: Clocks, topics: Iterable[Topic], servers: str) -> str:
     """Return what is worth a warning, or "".
 
-    Raises SetupError where Kafka would refuse, or soon delete, what the bridge writes.
+    Raise SetupError where Kafka would refuse, or soon delete, what the bridge writes.
     """
     behind_ms = clocks.behind_ms
     if abs(behind_ms) < WARN_MS:

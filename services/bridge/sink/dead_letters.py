@@ -68,7 +68,7 @@ class Origins:
 
     @property
     def last_lsn(self) -> int:
-        """The last one's commit_lsn."""
+        """The commit_lsn of the portion's last transaction."""
         return self._portion.stamp.commit_lsn if self._portion.stamp is not None else 0
 
     def of(self, index: int) -> Origin:

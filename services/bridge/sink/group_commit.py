@@ -110,7 +110,7 @@ class GroupCommit:
         return min(self._due, self._group_due)
 
     def take(self, portion: Portion) -> None:
-        """Send it, or let it wait while Kafka commits. Blocks when too much waits."""
+        """Send a portion, or let it wait while Kafka commits. Block when too much waits."""
         if self._committing is not None and self._committing.done():
             self._end_commit()
             self._send_waiting()

@@ -109,7 +109,7 @@ class MarkerCheck:
     def require_told(self) -> None:
         """Return where the last transaction but one is told everywhere: it is the next producer's.
 
-        Raises Retryable where it hangs, or where the leader of a partition does not answer;
+        Raise Retryable where it hangs, or where the leader of a partition does not answer;
         OperatorNeeded where a partition ends before what it had acknowledged: no reader has it.
         """
         if self._others:

@@ -54,7 +54,7 @@ def ask_ends(admin: AdminClient, places: Iterable[Partition], *, committed: bool
 
 
 def answers(asked: Asked) -> dict[Partition, End]:
-    """Await what was asked. Raises Retryable for a partition of which no leader has told."""
+    """Await what was asked. Raise Retryable for a partition of which no leader has told."""
     found: dict[Partition, End] = {}
     for place, told in _told(asked):
         if isinstance(told, KafkaException):

@@ -184,7 +184,7 @@ def _cut(
 def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_on: bool) -> Kept:
     """Compare the noted partitions with where they end now, and the noted ids of their topics.
 
-    Raises OperatorNeeded where a partition ends earlier, or did once, or a topic was made again.
+    Raise OperatorNeeded where a partition ends earlier, or did once, or a topic was made again.
 
     `record`: any that is visible, as an end is a lower bound for ever. `go_on`: an operator accepts
     a loss for this start. What can't be judged is told.

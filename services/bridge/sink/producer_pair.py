@@ -52,7 +52,7 @@ class ProducerPair:
 
     @property
     def current(self) -> Producer:
-        """Whose turn it is."""
+        """The producer whose turn it is."""
         return self._both[self.turn]
 
     @property

@@ -36,7 +36,7 @@ class Configs:
 
     @property
     def known(self) -> Mapping[str, Mapping[str, str]]:
-        """topic -> its configuration, of those that were described."""
+        """Topic -> configuration, of the topics that were described."""
         return self._known
 
     def describe(self, names: Sequence[str]) -> None:

@@ -100,7 +100,7 @@ class Topics:
         self._configs = Configs(self.admin, settings)
 
     def prepare(self) -> None:
-        """Make the bridge's own topics. Raises Retryable when no broker answers, or leads one."""
+        """Make the bridge's own topics. Raise Retryable when no broker answers, or leads one."""
         self.refresh()
         require_leaders(self.written(), self.leaderless)
         prefix = self.prefix

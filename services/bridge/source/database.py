@@ -76,7 +76,7 @@ class Primary:
     def reopen(self, ended: SqlSessionEnded) -> None:
         """Open another session with the same server, and own the origin in it.
 
-        Raises SqlSessionEnded where the server lets no other be opened, Retryable where another
+        Raise SqlSessionEnded where the server lets no other be opened, Retryable where another
         bridge owns the origin by now, or another server answers.
         """
         self._connection.close()
@@ -92,7 +92,7 @@ class Primary:
     def prepare(self) -> None:
         """Check the server and take the origin, where there is one. Nothing is made.
 
-        Raises SetupError for a server, privilege or setting that does not do, Retryable
+        Raise SetupError for a server, privilege or setting that does not do, Retryable
         (SLOT_IN_USE) while another bridge owns the origin.
         """
         server = self.server
@@ -108,7 +108,7 @@ class Primary:
                 self._own_origin()
 
     def establish(self) -> None:
-        """Make publication and origin where missing, and take the origin. Raises as `prepare`."""
+        """Make publication and origin where missing, and take the origin. Raise as `prepare`."""
         with self._statement("prepare the server"):
             self._ensure_publication()
             if not origin_exists(self._connection, self.origin):

@@ -69,7 +69,7 @@ class Heartbeat:
         return f"the server withholds commits until a standby has them: {self._withheld_by[0]}"
 
     def perform(self, primary: Primary, ledger: Ledger) -> None:
-        """Do all of it now, as far as the server lets it be done. Raises SlotbridgeError."""
+        """Do all of it now, as far as the server lets it be done. Raise SlotbridgeError."""
         began = time.monotonic()
         try:
             self._perform(primary, ledger)

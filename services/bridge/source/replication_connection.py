@@ -148,7 +148,7 @@ class ReplicationConnection:
         As for a physical standby, for which a connection with a `name` of its own is not taken.
         Then nothing else: after it, a walsender ends logical streaming at once (18.6: its
         StartLogicalReplication does not clear streamingDoneSending).
-        Raises SlotbridgeError where the server has it no longer, or lets us not.
+        Raise SlotbridgeError where the server has it no longer, or lets us not.
         """
         command, wal = f"START_REPLICATION PHYSICAL {format_lsn(start)}", b""
         self._execute(command, pq.ExecStatus.COPY_BOTH)
@@ -208,7 +208,7 @@ class ReplicationConnection:
     def read(self) -> Iterator[Messages | Keepalive]:
         """Yield messages that have arrived, up to about READ_BYTES or READS_MAX reads.
 
-        Raises Retryable when the server has gone. The container of the messages is reused by the
+        Raise Retryable when the server has gone. The container of the messages is reused by the
         next call. libpq takes little from the socket at once, so it is asked several times.
         """
         messages = self._messages
@@ -262,7 +262,7 @@ class ReplicationConnection:
             raise self._lost(str(error)) from error
 
     def feedback(self, write_lsn: int, flush_lsn: int, *, ask: bool = False) -> None:
-        """Tell the server how far we are; `ask` for a keepalive. Raises Retryable at its end."""
+        """Tell the server how far we are; `ask` for a keepalive. Raise Retryable at its end."""
         now = time.time_ns() // 1000 - POSTGRES_EPOCH_US
         status = _STATUS.pack(b"r", write_lsn, flush_lsn, flush_lsn, now, ask)
         deadline = time.monotonic() + FEEDBACK_DEADLINE_S

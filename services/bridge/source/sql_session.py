@@ -35,7 +35,7 @@ class Reopening(Protocol):
     """What owns an SQL session that may be opened again."""
 
     def reopen(self, ended: SqlSessionEnded) -> None:
-        """Open another session; raises `ended` before changes flow."""
+        """Open another session; raise `ended` before changes flow."""
 
 
 Owner = TypeVar("Owner", bound=Reopening)
@@ -60,7 +60,7 @@ def in_any_session(
 def connect_again(conninfo: str, known: Server, slot: str, former_pid: int) -> Connection:
     """Open another session with the server `known`, whose `slot` we stream; it may be read-only.
 
-    Waits until the server has done with the former session, of `former_pid`. Raises SqlSessionEnded
+    Waits until the server has done with the former session, of `former_pid`. Raise SqlSessionEnded
     where none can be opened, Retryable where another server answers.
     """
     subject = host_name(conninfo)

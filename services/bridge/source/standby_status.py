@@ -53,7 +53,7 @@ class Feedback:
     def send(self, *, follow: bool) -> None:
         """Report. `follow`: nothing that was read is missing in Kafka (see Ledger.report).
 
-        Raises Retryable at the connection's end, and when the server has been silent for too long.
+        Raise Retryable at the connection's end, and when the server has been silent for too long.
         """
         assert self._connection is not None
         now = self.beat = time.monotonic()

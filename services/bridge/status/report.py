@@ -10,7 +10,7 @@ from services.bridge.status.observation import HostStatus, Status, Waiting
 
 
 def print_status(console: Console, status: Status) -> None:
-    """Print it; colour only on a terminal."""
+    """Print the report; colour only on a terminal."""
     why = "; ".join(status.obstacles)
     console.print(
         Text.assemble(

@@ -177,7 +177,7 @@ class Assembler:
     def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Portion | None:
         """Take one message that came at WAL position `lsn`; `now_us` since 1970.
 
-        Returns a portion when one is due. Raises DecodeError for a message out of place.
+        Return a portion when one is due. Raise DecodeError for a message out of place.
         """
         if isinstance(message, Begin):
             self._open(message, lsn, now_us)

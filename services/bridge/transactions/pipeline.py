@@ -54,7 +54,7 @@ class Pipeline:
         )
 
     def take_all(self, messages: Messages, now_us: int) -> None:
-        """Take messages with the WAL positions that they came at. Raises as `take`.
+        """Take messages with the WAL positions that they came at. Raise as `take`.
 
         As many at once as can be: whole transactions, rows of the open one, any other message.
         """
@@ -75,7 +75,7 @@ class Pipeline:
                 index += 1
 
     def take(self, payload: bytes, lsn: int, now_us: int) -> None:
-        """Take one message that came at WAL position `lsn`. Raises DecodeError, OperatorNeeded."""
+        """Take one message that came at WAL position `lsn`. Raise DecodeError, OperatorNeeded."""
         kind = payload[:1]
         if kind in _PLAIN_KINDS and self._assembler.inside:
             self._feed(payload, lsn, now_us)

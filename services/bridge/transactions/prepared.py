@@ -77,7 +77,7 @@ class Prepared:
         return self._begin is not None
 
     def hold(self, payload: bytes, lsn: int) -> None:
-        """Keep one message of the open block. Raises DecodeError for one that can't be in it."""
+        """Keep one message of the open block. Raise DecodeError for one that can't be in it."""
         assert self._begin is not None
         kind = payload[0]
         if kind in _DESCRIPTIONS:
@@ -95,7 +95,7 @@ class Prepared:
     def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Iterator[Portion | None]:
         """Take a message of PREPARED_MESSAGES that came at `lsn`; yields portions.
 
-        None now and then: the caller's chance to keep its connection alive. Raises OperatorNeeded
+        None now and then: the caller's chance to keep its connection alive. Raise OperatorNeeded
         for the commit of a transaction that Kafka does not have.
         """
         match message:

@@ -91,7 +91,7 @@ class Spool:
         )
 
     def append(self, xid: int, frame: Frame) -> None:
-        """Keep one frame. Raises SpoolFull past `bytes_max`, SetupError when the disk is full."""
+        """Keep one frame. Raise SpoolFull past `bytes_max`, SetupError when the disk is full."""
         held = self._held.setdefault(xid, bytearray())
         held += pack_frame(frame)
         self._held_bytes += HEAD.size + len(frame.payload)

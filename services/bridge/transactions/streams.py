@@ -90,7 +90,7 @@ class Streams:
         return set(self._aborted)
 
     def hold(self, payload: bytes, lsn: int) -> None:
-        """Keep one message of the open block. Raises DecodeError when it carries no xid."""
+        """Keep one message of the open block. Raise DecodeError when it carries no xid."""
         assert self._block is not None
         if payload[:1] == b"O":
             return

@@ -147,7 +147,7 @@ class Checkup:
 def check_up(view: View, standby: str = "") -> Checkup:
     """Judge the view for the standby of that name, or for the one that a failover would promote.
 
-    Raises OperatorNeeded (WRONG_DATABASE, SPLIT_BRAIN); SettingsError for a name that is not a
+    Raise OperatorNeeded (WRONG_DATABASE, SPLIT_BRAIN); SettingsError for a name that is not a
     standby.
     """
     require_one_system(view)

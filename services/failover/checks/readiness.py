@@ -37,7 +37,7 @@ class Readiness:
 
     @property
     def since(self) -> str:
-        """Since when it is not ready, where a catalog tells: the earliest of the reasons."""
+        """Since when the slot is not ready, where a catalog tells: the earliest of the reasons."""
         return min((reason.since for reason in self.reasons if reason.since), default="")
 
     def as_json(self) -> dict[str, object]:

@@ -36,7 +36,7 @@ def follow(text: str) -> Remedy:
 
 
 def alter_system(node: Node, setting: str, *items: str, text: str = "") -> Remedy:
-    """Set it (a list setting: to these items) and reload."""
+    """Return the remedy that sets a setting (a list: to these items) and reloads."""
     obstacle = _obstacle(node, setting)
     if obstacle:
         value = f"{setting} = '{', '.join(items)}'"

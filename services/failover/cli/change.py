@@ -289,7 +289,7 @@ class _Order:
         self.settings: FailoverSettings
 
     def give(self, choose_it: Choose, *, undo: bool = False) -> None:
-        """Observe, plan, confirm, and carry it out. Raises SystemExit with the exit code."""
+        """Observe, plan, confirm, and carry it out. Raise SystemExit with the exit code."""
         started = time.monotonic()
         with exit_codes(as_json=self._as_json):
             self.settings, bridge = settings_of(self._config)

@@ -116,7 +116,7 @@ def _require_room(cluster: Cluster, rehearsal: Rehearsal) -> None:
 
 
 def _recorded(rehearsal: Rehearsal, journal: Journal, view: View) -> Outcome:
-    """Run it, and keep the journal whatever comes of it."""
+    """Run the drill, and keep the journal whatever comes of it."""
     begun = time.monotonic()
     journal.begin(view, {"target": rehearsal.standby.name})
     tell = rehearsal.tell

@@ -87,7 +87,7 @@ class Clone:
 
     @property
     def exists(self) -> bool:
-        """Something of it is there."""
+        """Whether any part of a clone is on this machine."""
         return self.folder.exists()
 
     def require_room(self, size_bytes: int) -> None:
@@ -163,7 +163,7 @@ class Clone:
         self._write("standby.signal", "")
 
     def start(self, deadline_s: float) -> None:
-        """Start it. Raises SetupError with what its log says."""
+        """Start the clone. Raise SetupError with what its log says."""
         command = (
             *(self._programs.path("pg_ctl"), "start", "-D", str(self._data), "-w"),
             *("-t", str(int(deadline_s)), "-l", str(self.folder / "log")),
@@ -198,7 +198,7 @@ class Clone:
             link.close()
 
     def remove(self) -> None:
-        """Stop it at once and delete it; nothing happens where there is none."""
+        """Stop the clone at once and delete it; do nothing where there is none."""
         if (self._data / "postmaster.pid").exists():
             command = (self._programs.path("pg_ctl"), "stop", "-D", str(self._data), "-w")
             with contextlib.suppress(SetupError):  # what a killed server leaves: it does not run

@@ -93,7 +93,7 @@ class Rehearsal:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the drills' lock on the primary. Raises Retryable (LOCKED)."""
+        """Hold the drills' lock on the primary. Raise Retryable (LOCKED)."""
         database = self.cluster.nodes[self.primary.name].conninfo.value("dbname") or "postgres"
         with reachable(), self.cluster.in_database(self.primary.name, database) as link:
             if not link.ask(_lock):
@@ -131,7 +131,7 @@ class Rehearsal:
         return done
 
     def _drop_slot(self, name: str) -> bool:
-        """Drop it once nobody uses it. Raises SetupError where somebody goes on using it."""
+        """Drop the drill's slot once nobody uses it. Raise SetupError where somebody goes on."""
         link = self.cluster.nodes[name]
         deadline = time.monotonic() + _RELEASE_S
         while (found := self._own_slot(link)) is not None:
@@ -213,7 +213,7 @@ class Rehearsal:
         self._drop_slot(self.primary.name)
 
     def _decoded(self, name: str, user: str) -> Usable:
-        """Decode from it, from where it was synchronized to a message written on the clone."""
+        """Decode from a slot, from where it was synchronized to a message written on the clone."""
         begun = time.monotonic()
         slot = self.view.node(self.primary.name).state
         found = slot.slot(name) if slot is not None else None

@@ -52,7 +52,7 @@ def repair(
 ) -> tuple[Checkup, list[Order], list[str]]:
     """Perform what `agree` says yes to, until nothing is left that a program may repair.
 
-    Returns the last checkup, what was done, and why the journal could not be written. Raises
+    Return the last checkup, what was done, and why the journal could not be written. Raise
     Retryable (LOCKED) where another command is at work, and what `perform` raises.
     """
     database, path = settings.journal_database, settings.journal
@@ -75,9 +75,9 @@ def repair(
 
 
 def perform(cluster: Cluster, orders: Iterable[Order], lock: Lock, journal: Journal) -> None:
-    """Run them, one by one, each recorded before and after, and only while the lock is ours.
+    """Run the orders one by one, each recorded before and after, while the lock is ours.
 
-    Raises Retryable (LOCKED, SERVER_UNREACHABLE), and what ServerLink.order raises.
+    Raise Retryable (LOCKED, SERVER_UNREACHABLE), and what ServerLink.order raises.
     """
     begun = time.monotonic()
     view = cluster.observe()

@@ -43,12 +43,12 @@ def run_command(
     inherited: tuple[int, ...] = (),
     remedy: str = GO_ON,
 ) -> str:
-    """Run it to its end; return what it printed (the last 100 KB of it).
+    """Run a command to its end; return what it printed (the last 100 KB).
 
     Of our own environment it gets INHERITED and the variables `passed` names, as what it starts
     may show its environment to others; `environment` is added. `ends_with_us`: an interruption of
     ours ends it, too. `inherited`: file descriptors that it keeps open.
-    Raises SetupError if it fails, Retryable (DEADLINE) if it does not end.
+    Raise SetupError if it fails, Retryable (DEADLINE) if it does not end.
     """
     entry = account(os_user)
     process: subprocess.Popen[bytes] | None = None

@@ -108,7 +108,7 @@ class Journal:
         self._add(view, step=step, server=server, sql=statements, outcome=outcome)
 
     def end(self, view: View, outcome: str, seconds: float) -> None:
-        """Record how it ended; DONE where nothing is left."""
+        """Record how the run ended; DONE where nothing is left."""
         self._add(
             view, step=END, outcome=outcome, seconds=round(seconds, 3), intent=remembered_at(view)
         )

@@ -30,10 +30,10 @@ class Lock:
         self._links: dict[str, ServerLink] = {}
 
     def hold(self, view: View) -> None:
-        """See that it is held on every node that answers; take it where a session was lost.
+        """Check that the lock is held on every node that answers; take it where a session was lost.
 
-        The session that holds one may be ended by the server or by what is between, and a node may
-        come back. Raises Retryable (LOCKED) that names the other command.
+        The session that holds a lock may be ended by the server or by what is between, and a node
+        may come back. Raise Retryable (LOCKED) that names the other command.
         """
         for node in view.nodes:
             if node.state is None:
@@ -61,7 +61,7 @@ class Lock:
 
 @contextlib.contextmanager
 def locked(cluster: Cluster, view: View, database: str, journal: Path | None) -> Iterator[Lock]:
-    """Hold the lock. Raises Retryable (LOCKED) that names the other command."""
+    """Hold the lock. Raise Retryable (LOCKED) that names the other command."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_file_lock(_lock_file(cluster, journal)))
         lock = Lock(cluster, database, stack)

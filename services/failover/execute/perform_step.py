@@ -49,10 +49,10 @@ def perform(
     *,
     interruption: Interruption | None = None,
 ) -> View:
-    """Do it, and return the view in which its postcondition holds; `tell` gets its progress.
+    """Perform a step; return the view in which its postcondition holds.
 
-    Raises Retryable (SERVER_UNREACHABLE, DEADLINE), SetupError (PRIVILEGE_MISSING), what its guard
-    raises, and Interrupted.
+    `tell` gets its progress. Raise Retryable (SERVER_UNREACHABLE, DEADLINE), SetupError
+    (PRIVILEGE_MISSING), what its guard raises, and Interrupted.
     """
     interruption = interruption or Interruption()
     if step.action is Action.REJOIN:
@@ -98,7 +98,7 @@ def _order(
     tell: Callable[[str], None],
     interruption: Interruption,
 ) -> int:
-    """Order it done; returns the position of the marker message of a step that writes one."""
+    """Order a step done; return the position of the marker message of a step that writes one."""
     left_s = max(1.0, deadline - time.monotonic())
     match step.action:
         case Action.SETTLE | Action.DRAIN:
@@ -151,9 +151,10 @@ def _order(
 def _fence(
     connection: Connection, cluster: Cluster, deadline: float, interruption: Interruption
 ) -> None:
-    """Set it; once the server has read it, end every session that began before.
+    """Set the fence; once the server has read it, end every session that began before.
 
-    Whose fence it is stands in the same file: what the server has read of the one it has of both.
+    The fence's mark names its owner and stands in the same file: a server that has read the mark
+    has read both.
     """
     slot = cluster.bridge.slot if cluster.bridge is not None else None
     timeline = read_server(connection).timeline

@@ -26,7 +26,7 @@ def promote(step: Step, cluster: Cluster, deadline: float, ordered: Callable[[],
     socket: so wait until that is empty, i.e. the receiver is gone or gets nothing more. Not after
     a fenced primary, of which the final LSN is known (`step.lsn`) and has been received.
 
-    Raises what `step.guard` raises, and SetupError. `ordered` is called right before the order.
+    Raise what `step.guard` raises, and SetupError. `ordered` is called right before the order.
     """
     link = cluster.nodes[step.server]
     if step.lsn is None:

@@ -44,7 +44,7 @@ def rejoin(
     deadline_s: float,
     tell: Callable[[str], None] = lambda _text: None,
 ) -> None:
-    """Do what `step` (Action.REJOIN) says. Raises SetupError, SettingsError, Retryable."""
+    """Do what `step` (Action.REJOIN) says. Raise SetupError, SettingsError, Retryable."""
     machine = cluster.machines[step.server]
     if step.command:
         cluster.nodes[step.server].close()
@@ -139,7 +139,7 @@ class _Rebuild:
         (self._kept / what).write_text(self._source.identity, encoding="utf-8")
 
     def _rewind(self, environment: dict[str, str]) -> str:
-        """Rewind it; return why that can't be done, "" where it was done."""
+        """Rewind the folder; return why that can't be done, "" where it was done."""
         if (self._kept / "changing").exists():
             return "an earlier pg_rewind was broken off while it changed data"
         if not self._folder.exists:
@@ -232,7 +232,7 @@ class _Rebuild:
         host_programs.own(path, self._machine.os_user)
 
     def _attempt(self, command: tuple[str, ...], environment: dict[str, str] | None = None) -> str:
-        """Run it; return what it says where it fails, "" where it does not."""
+        """Run a command; return what it says where it fails, "" where it does not."""
         try:
             self._run(command, environment)
         except SetupError as error:

@@ -53,7 +53,7 @@ class _Primary:
 
 
 def require_rejoinable(cluster: Cluster, plan: Plan) -> None:
-    """Check the rejoins of a plan before anything is done. Raises what `preflight` raises."""
+    """Check the rejoins of a plan before anything is done. Raise what `preflight` raises."""
     for step in plan.steps:
         if step.action is Action.REJOIN and not step.command:
             try:
@@ -67,9 +67,9 @@ def require_rejoinable(cluster: Cluster, plan: Plan) -> None:
 
 
 def preflight(step: Step, cluster: Cluster) -> Source:
-    """Check everything; return what the node is rebuilt from.
+    """Check all that a rejoin needs; return what the node is rebuilt from.
 
-    Raises SettingsError (another server's folder), SetupError, links.Unreachable.
+    Raise SettingsError (another server's folder), SetupError, links.Unreachable.
     """
     machine = cluster.machines[step.server]
     folder = DataFolder(machine, step.text)

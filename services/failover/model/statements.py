@@ -32,13 +32,19 @@ def literal(text: str) -> str:
 
 
 def disable(subscription: str, comment: str) -> tuple[str, ...]:
-    """Disable it and leave `comment`, which has the mark, in one transaction."""
+    """Return the SQL, for one transaction, that disables a subscription and sets its `comment`.
+
+    The comment has the mark.
+    """
     name = identifier(subscription)
     return (f"ALTER SUBSCRIPTION {name} DISABLE", comment_on(subscription, comment))
 
 
 def enable(subscription: str, comment: str) -> tuple[str, ...]:
-    """Enable it and leave `comment`, which has the mark no more, in one transaction."""
+    """Return the SQL, for one transaction, that enables a subscription and sets its `comment`.
+
+    The comment has the mark no more.
+    """
     name = identifier(subscription)
     return (f"ALTER SUBSCRIPTION {name} ENABLE", comment_on(subscription, comment))
 
@@ -46,7 +52,10 @@ def enable(subscription: str, comment: str) -> tuple[str, ...]:
 def connection(
     subscription: str, conninfo: Conninfo, comment: str, *, masked: bool
 ) -> tuple[str, ...]:
-    """Point it at another server, and note in its comment from which timeline it is fed."""
+    """Return the SQL that leads a subscription to another server and sets its comment.
+
+    The comment notes the timeline that it is fed from.
+    """
     text = conninfo.masked if masked else conninfo.text
     change = f"ALTER SUBSCRIPTION {identifier(subscription)} CONNECTION {literal(text)}"
     return (change, comment_on(subscription, comment))
@@ -86,7 +95,7 @@ def create_physical_slot(name: str) -> tuple[str, ...]:
 
 
 def drop_slots(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Drop them, one by one."""
+    """Return the SQL that drops slots, one by one."""
     return tuple(f"SELECT pg_drop_replication_slot({literal(name)})" for name in names)
 
 

@@ -43,7 +43,7 @@ class Milestone:
 
     @property
     def note(self) -> str:
-        """As it stands in a subscription's comment."""
+        """The milestone as it stands in a subscription's comment."""
         met = f", {self}" if self.timeline else ""
         return f"[slotfailover: system {self.system}{met}, at {self.address}]"
 

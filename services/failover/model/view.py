@@ -173,7 +173,7 @@ class Node:
 
     @property
     def received(self) -> int:
-        """The WAL it has, 0 where that is unknown."""
+        """How far the node has the WAL (bytes), 0 where that is unknown."""
         if self.state is None:
             return 0
         replication = self.state.replication

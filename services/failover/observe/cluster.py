@@ -146,7 +146,7 @@ class Cluster:
         self._publishers.close()
 
     def observe(self) -> View:
-        """Ask every server. Raises SetupError where a node answers but our role may not look.
+        """Ask every server. Raise SetupError where a node answers but our role may not look.
 
         A subscriber that can't be read is one fact among others: it may not stop a failover.
         """

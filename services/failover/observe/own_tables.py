@@ -113,7 +113,7 @@ def _exists(connection: Connection, name: Name) -> bool:
 
 
 def _lock(connection: Connection, name: Name, mode: LiteralString) -> None:
-    """Lock it, so that nothing can be hung on it any more; then judge it."""
+    """Lock a table, so that nobody can attach anything to it, then judge whether it is safe."""
     judged = connection.execute(_JUDGE, [name]).fetchone()
     if judged == ("",):
         tables: dict[Name, LiteralString] = {

@@ -92,7 +92,7 @@ def require_node(view: View, name: str, operation: str) -> None:
 def _promoted(view: View, request: Request) -> Node | None:
     """Return the node that was promoted in place of a primary that is gone, or None.
 
-    Of several primaries, with --fence, the newest. Raises OperatorNeeded for any other primary.
+    Of several primaries, with --fence, the newest. Raise OperatorNeeded for any other primary.
     """
     if not view.writable:
         return None
@@ -239,7 +239,7 @@ def _require_powers(draft: Draft, chosen: Node, old: Node | None) -> None:
 def _drain(draft: Draft, old: Node, chosen: Node) -> list[str]:
     """Plan that the old primary, which answers, can't write, and that the candidate has its WAL.
 
-    Returns what is lost with the operator's consent; raises OperatorNeeded (NOT_READY) for more.
+    Return what is lost with the operator's consent; raises OperatorNeeded (NOT_READY) for more.
     """
     require_same_timeline(draft.view, old, chosen)
     streams = chosen.state is not None and chosen.state.replication.receiver_streaming

@@ -243,7 +243,7 @@ def has_stray_fence(node: Node) -> bool:
 
 
 def require_unfencing(node: Node) -> None:
-    """Raise SetupError (PRIVILEGE_MISSING) if it has such a fence that our role can't lift."""
+    """Raise SetupError (PRIVILEGE_MISSING) for a stray fence that our role can't lift."""
     if has_stray_fence(node) and node.state is not None and not node.state.replication.may_fence:
         raise missing_privilege(node, f"run as one there: {'; '.join(statements.UNFENCED)}")
 

@@ -53,7 +53,10 @@ def read_pause(connection: Connection) -> Pause:
 
 
 def write_pause(connection: Connection, pause: Pause) -> bool:
-    """Store it, without waiting for standbys; False in a database that publishes all its tables."""
+    """Store a pause without waiting for standbys; return False if the database publishes all.
+
+    A table in such a database would be published.
+    """
     try:
         with writing(connection, "watch"):
             values = [pause.paused, pause.at, pause.by, pause.reason, pause.version]

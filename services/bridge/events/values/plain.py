@@ -88,7 +88,7 @@ def quoted_base64(data: bytes) -> str:
 
 
 def bytea_bytes(value: bytes) -> bytes:
-    """Return the bytes of bytea's text form. Raises ValueError unless hexadecimal."""
+    """Return the bytes of bytea's text form. Raise ValueError unless hexadecimal."""
     if value[:2] != b"\\x":
         raise ValueError("no bytea in hexadecimal")
     return bytes.fromhex(value[2:].decode("ascii"))

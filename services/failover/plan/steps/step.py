@@ -95,7 +95,7 @@ class Step:
 
     @property
     def key(self) -> str:
-        """Which step it is, whatever else it says now."""
+        """What identifies the step, whatever its text says now."""
         return f"{self.action} {self.server} {self.subject}"
 
 
