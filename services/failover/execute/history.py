@@ -15,6 +15,7 @@ from services.failover.observe.server_link import Unreachable
 from services.postgres.server import Connection
 
 _ENTRIES_MAX = 5000
+"""Of a journal's file or table: of what runs have written, and of what `watch` has seen."""
 _KEYS = frozenset(each.name for each in fields(Entry))
 _MINIMUM: dict[str, Any] = {"at": "", "by": "", "command": "", "step": ""}
 
@@ -98,17 +99,24 @@ def _table(cluster: Cluster, node: str, database: str, problems: list[str]) -> l
 
 
 def read_entries(connection: Connection, entries_max: int) -> list[Entry]:
-    """Return the last entries of the table in the connected database, oldest first."""
+    """Return the last entries of the table in the connected database, oldest first.
+
+    Up to `entries_max` of what runs have written, and as many of what `watch` has seen: however
+    often that changes, no run is forgotten for it.
+    """
     with reading(connection, "journal") as there:
         if not there:
             return []
         rows = connection.execute(
             "SELECT to_jsonb(j) || jsonb_build_object('at', to_char(at AT TIME ZONE 'UTC',"
             ' \'YYYY-MM-DD"T"HH24:MI:SS.MS"+00:00"\'))'
-            " FROM slotfailover.journal j ORDER BY at DESC, number DESC LIMIT %s",
-            [entries_max],
+            " FROM ((SELECT * FROM slotfailover.journal WHERE step = %(seen)s"
+            " ORDER BY at DESC, number DESC LIMIT %(count)s)"
+            " UNION ALL (SELECT * FROM slotfailover.journal WHERE step IS DISTINCT FROM %(seen)s"
+            " ORDER BY at DESC, number DESC LIMIT %(count)s)) j ORDER BY at, number",
+            {"seen": SEEN, "count": entries_max},
         ).fetchall()
-    return [_entry(document) for (document,) in reversed(rows)]
+    return [_entry(document) for (document,) in rows]
 
 
 def _file(path: Path | None, problems: list[str]) -> list[Entry]:
@@ -120,12 +128,18 @@ def _file(path: Path | None, problems: list[str]) -> list[Entry]:
         problems.append(f"the journal {path} can't be read: {error.strerror}")
         return []
     entries = []
-    for line in lines[-_ENTRIES_MAX:]:
+    left = {True: _ENTRIES_MAX, False: _ENTRIES_MAX}
+    for line in reversed(lines):
         try:
-            entries.append(_entry(json.loads(line)))
+            entry = _entry(json.loads(line))
         except (ValueError, TypeError):
             continue  # the last line of a killed writer, or an older form
-    return entries
+        if left[entry.step == SEEN]:
+            left[entry.step == SEEN] -= 1
+            entries.append(entry)
+        elif not any(left.values()):
+            break
+    return entries[::-1]
 
 
 def _entry(document: dict[str, Any]) -> Entry:

@@ -1,0 +1,62 @@
+"""What the journals keep, and what must be given up with a timeline."""
+
+import json
+from pathlib import Path
+from typing import cast
+
+import psycopg
+import pytest
+
+from schemas.errors import OperatorNeeded
+from services.failover.execute.history import read_entries, read_history, unfinished
+from services.failover.model.preconditions import require_newest
+from services.failover.model.view import View
+from services.failover.observe.cluster import Cluster
+from services.failover.observe.own_tables import writing
+from tests.failover.test_timelines import promoted
+from tests.providers.interface import Provider
+
+SEEN_OFTEN = 6000
+BEGUN = {"run": "r", "number": 1, "at": "2026-01-01T00:00:00+00:00", "by": "a person"}
+NOTHING = View(nodes=(), subscribers=())
+
+
+def test_what_watch_has_seen_often_hides_no_run_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with path.open("w") as file:
+        for n in range(SEEN_OFTEN):
+            if n == 3:
+                file.write(json.dumps({**BEGUN, "command": "switchover", "step": "begin"}) + "\n")
+            seen = {"run": f"w{n}", "number": 1, "at": f"2026-02-01T00:00:00.{n:06}+00:00"}
+            file.write(json.dumps({**seen, "by": "w", "command": "watch", "step": "seen"}) + "\n")
+    found = unfinished(read_history(cast("Cluster", None), NOTHING, path, "postgres"))
+    assert found is not None and found.run == "r"
+
+
+def test_what_watch_has_seen_often_hides_no_run_of_the_table(
+    pair: Provider, fresh_database: str
+) -> None:
+    with psycopg.connect(pair.primary.conninfo(fresh_database), autocommit=True) as connection:
+        with writing(connection, "journal"):
+            connection.execute(
+                "INSERT INTO slotfailover.journal (run, number, at, by, command, step)"
+                " VALUES ('r', 1, '2026-01-01', 'a person', 'switchover', 'begin')"
+            )
+            connection.execute(
+                "INSERT INTO slotfailover.journal (run, number, at, by, command, step)"
+                " SELECT 'w' || n, 1, timestamptz '2026-02-01' + n * interval '1 s', 'w', 'watch',"
+                " 'seen' FROM generate_series(1, %s) n",
+                [SEEN_OFTEN],
+            )
+        entries = read_entries(connection, 5000)
+    found = unfinished(entries)
+    assert found is not None and found.run == "r"
+    assert entries == sorted(entries, key=lambda entry: entry.at)
+
+
+def test_the_hint_names_all_that_remembers_a_timeline() -> None:
+    view = promoted(2000)
+    with pytest.raises(OperatorNeeded) as caught:
+        require_newest(view, view.node("b"), "test")
+    for memory in ("COMMENT ON SUBSCRIPTION", "slotfailover.journal", "failover.journal", "prefix"):
+        assert memory in caught.value.hint
