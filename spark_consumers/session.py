@@ -182,7 +182,19 @@ def _make_private(folder: Path) -> None:
 def _sqlite(warehouse: Path | None) -> str:
     if warehouse is None:
         raise LookupError("the settings require catalog_uri for a warehouse in object storage")
-    warehouse.mkdir(parents=True, exist_ok=True)
+    try:
+        warehouse.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=warehouse):
+            pass
+    except OSError as error:
+        raise SetupError(
+            f"the folder of the Iceberg tables can't be written: {error.strerror}",
+            operation="start Spark",
+            subject=str(warehouse),
+            hint="let the user of slottables write to tables.warehouse; in Kubernetes, by a volume "
+            "that takes the pod's fsGroup (a hostPath volume does not)",
+            exit_code=ExitCode.PRIVILEGE_MISSING,
+        ) from error
     return f"jdbc:sqlite:{warehouse / 'catalog.db'}?journal_mode=WAL&busy_timeout=20000"
 
 

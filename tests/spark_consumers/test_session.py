@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from schemas.errors import ExitCode, SetupError
 from schemas.settings import KafkaSettings
 from schemas.tables import TablesSettings
 from spark_consumers.session import catalog_options, session_options
@@ -70,3 +73,10 @@ def test_each_catalog_gets_what_it_needs_and_no_more() -> None:
         "jdbc:postgresql://db/c",
         "x.IO",
     )
+
+
+def test_a_warehouse_that_can_not_be_written_is_named() -> None:
+    with pytest.raises(SetupError, match="can't be written") as raised:
+        catalog_options(tables().model_copy(update={"warehouse": "/proc/warehouse"}))
+    assert raised.value.subject == "/proc/warehouse"
+    assert raised.value.exit_code is ExitCode.PRIVILEGE_MISSING
