@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from services.testbed.kafka import KafkaBroker
 from services.testbed.ports import free_port
@@ -19,20 +21,59 @@ from tests.providers.proxy import Proxy
 from tests.providers.waiting import eventually
 
 NODE: Final = Path(__file__).parent / "node"
+CONFIG: Final = "/etc/slotbridge/slotbridge.yaml"
+"""Where a pod has its configuration file."""
+_TELL_EVERY_S: Final = 15.0
+Answer = TypeVar("Answer")
 
 
 def run(command: list[str], *, timeout_s: float = 600, stdin: str | None = None) -> str:
     """Run a command and return its stdout; fail with what it said."""
+    code, said = attempt(command, timeout_s=timeout_s, stdin=stdin)
+    assert code == 0, f"{command}: {said[-4000:]}"
+    return said
+
+
+def attempt(
+    command: list[str], *, timeout_s: float = 600, stdin: str | None = None
+) -> tuple[int, str]:
+    """Run a command; return its exit code and its stdout, with stderr where it failed."""
     done = subprocess.run(
         command, input=stdin, capture_output=True, text=True, check=False, timeout=timeout_s
     )
-    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.returncode, done.stdout + (done.stderr if done.returncode else "")
+
+
+def run_told(command: list[str], *, timeout_s: float) -> str:
+    """Run a command whose stderr says how it goes, and goes to ours; return its stdout."""
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=False, timeout=timeout_s
+    )
+    assert done.returncode == 0, f"{command} ended with {done.returncode}"
     return done.stdout
 
 
 def tell(line: str) -> None:
     """Print what was measured: `make test-kube` shows it."""
     sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def awaited(
+    ask: Callable[[], Answer], *, what: str, timeout_s: float = 60, interval_s: float = 0.2
+) -> Answer:
+    """As `eventually`, and tell every 15 s what is waited for."""
+    began = told = time.monotonic()
+
+    def asked() -> Answer:
+        nonlocal told
+        now = time.monotonic()
+        if now - told > _TELL_EVERY_S:
+            told = now
+            tell(f"  waiting for {now - began:.0f} s until {what}")
+        return ask()
+
+    return eventually(asked, what=what, timeout_s=timeout_s, interval_s=interval_s)
 
 
 class NodeBroker(KafkaBroker):
@@ -61,9 +102,10 @@ class NodeBroker(KafkaBroker):
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """A database and a broker: `conninfo` is for the test, `for_pods` for a bridge in a pod."""
+    """A pair and a broker: `conninfo` is for the test, `for_pods` for a bridge in a pod."""
 
     conninfo: str
+    """Whichever node takes writes."""
     dbname: str
     broker: NodeBroker
     host: str
@@ -81,6 +123,11 @@ class Outside:
         ports = ",".join(map(str, self.ports))
         return f"host={hosts} port={ports} dbname={self.dbname} user=postgres"
 
+    @property
+    def nodes(self) -> dict[str, str]:
+        """failover.nodes for pods."""
+        return {name: self.node_for_pods(number) for number, name in enumerate("ab")}
+
     def node_for_pods(self, number: int) -> str:
         """One of the nodes."""
         return f"host={self.host} port={self.ports[number]} dbname={self.dbname} user=postgres"
@@ -91,6 +138,7 @@ class Cluster:
 
     def __init__(self, kubeconfig: Path) -> None:
         self._kubeconfig = str(kubeconfig)
+        self.folder = kubeconfig.parent
         cache = os.environ.get("KUBE_LOCAL_CACHE")
         folder = Path(cache) if cache else Path.home() / ".cache/kube-local"
         self._kubectl_program = str(folder / "bin/kubectl")
@@ -98,8 +146,14 @@ class Cluster:
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl and return its stdout."""
+        code, said = self.try_kubectl(*arguments, stdin=stdin)
+        assert code == 0, f"kubectl {arguments}: {said[-4000:]}"
+        return said
+
+    def try_kubectl(self, *arguments: str, stdin: str | None = None) -> tuple[int, str]:
+        """Run kubectl; return its exit code and what it said."""
         command = [self._kubectl_program, "--kubeconfig", self._kubeconfig, *arguments]
-        return run(command, stdin=stdin)
+        return attempt(command, stdin=stdin)
 
     def helm(self, command: str, release: str, *arguments: str, values: dict[str, Any]) -> str:
         """`helm install` and its like, with the chart of this checkout."""
@@ -112,37 +166,110 @@ class Cluster:
             stdin=json.dumps(values),
         )
 
-    def pods(self, namespace: str, release: str, component: str) -> list[dict[str, Any]]:
+    def restart(self) -> float:
+        """Stop every part of the node, keep its data, and start it; return the seconds it took."""
+        began = time.monotonic()
+        run_told([str(NODE / "down.sh")], timeout_s=300)
+        run_told([str(NODE / "up.sh")], timeout_s=1200)
+        return time.monotonic() - began
+
+
+class Release:
+    """A release in a namespace of its own, in which Pod Security `restricted` is enforced."""
+
+    def __init__(self, cluster: Cluster, namespace: str, name: str = "r") -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.name = name
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """Run kubectl in the namespace."""
+        return self.cluster.kubectl("-n", self.namespace, *arguments, stdin=stdin)
+
+    def helm(
+        self, command: str, values: dict[str, Any] | None = None, *, wait: bool = True
+    ) -> float:
+        """Run helm's `command` on the release; return the seconds it took."""
+        began = time.monotonic()
+        options = ("--wait", "--timeout", "10m") if wait else ()
+        self.cluster.helm(command, self.name, "-n", self.namespace, *options, values=values or {})
+        return time.monotonic() - began
+
+    def make_secret(self, name: str, **keys: str) -> None:
+        """Make a Secret of these keys."""
+        literals = [f"--from-literal={key}={value}" for key, value in keys.items()]
+        self.kubectl("create", "secret", "generic", name, *literals)
+
+    def pods(self, component: str) -> list[dict[str, Any]]:
         """The pods of a component that are not being deleted."""
-        labels = f"app.kubernetes.io/instance={release},app.kubernetes.io/component={component}"
-        found = self.kubectl("-n", namespace, "get", "pods", "-l", labels, "-o", "json")
-        items: list[dict[str, Any]] = json.loads(found)["items"]
+        labels = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
+        items = json.loads(self.kubectl("get", "pods", "-l", labels, "-o", "json"))["items"]
         return [pod for pod in items if "deletionTimestamp" not in pod["metadata"]]
 
-    def streaming(self, namespace: str, release: str) -> list[str]:
-        """Names of the bridge's pods whose /readyz answers 200."""
-        return [
-            pod["metadata"]["name"]
-            for pod in self.pods(namespace, release, "bridge")
-            if probe(pod["status"].get("podIP"), "/readyz") == 200
-        ]
+    def answers(self, component: str, path: str, port: int = 9187) -> dict[str, int]:
+        """pod -> the status that it answers `path` with."""
+        return {
+            pod["metadata"]["name"]: probe(pod["status"].get("podIP"), path, port)
+            for pod in self.pods(component)
+        }
 
-    def await_streaming(self, namespace: str, release: str, *, timeout_s: float = 60) -> str:
+    def streaming(self) -> list[str]:
+        """Names of the bridge's pods whose /readyz answers 200."""
+        return [name for name, code in self.answers("bridge", "/readyz").items() if code == 200]
+
+    def await_streaming(self, *, timeout_s: float = 60) -> str:
         """Wait until one pod streams, and return its name."""
-        (name,) = eventually(
-            lambda: self.streaming(namespace, release),
-            what=f"a bridge of {release} streams",
-            timeout_s=timeout_s,
+        (name,) = awaited(
+            self.streaming, what=f"a bridge of {self.name} streams", timeout_s=timeout_s
         )
         return name
 
+    def await_pods(self) -> None:
+        """Wait until two bridges are available, and one of them streams."""
+        awaited(
+            lambda: list(self.answers("bridge", "/availablez").values()) == [200, 200],
+            what=f"both bridges of {self.name} stream or stand by",
+            timeout_s=120,
+        )
+        self.await_streaming()
 
-def probe(address: str | None, path: str) -> int:
-    """The status that a bridge answers with; 0 where nothing answers."""
+    def delete_pod(self, name: str) -> None:
+        """`kubectl delete pod --force`."""
+        self.kubectl("delete", "pod", name, "--force", "--grace-period=0")
+
+    def execute(self, pod: str, *command: str) -> tuple[int, str]:
+        """Run a command in a pod; return its exit code and what it said."""
+        return self.cluster.try_kubectl("-n", self.namespace, "exec", pod, "--", *command)
+
+    def leaders(self) -> list[str]:
+        """Names of the failover manager's pods that lead."""
+        found = []
+        for pod in self.pods("failover"):
+            name = pod["metadata"]["name"]
+            _code, log = self.cluster.try_kubectl("-n", self.namespace, "logs", name)
+            told = [line for line in log.splitlines() if "this replica " in line]
+            if told and "this replica leads" in told[-1]:
+                found.append(name)
+        return found
+
+
+def read(address: str | None, path: str, port: int) -> str:
+    """What a pod answers with; nothing where nothing answers."""
+    if not address:
+        return ""
+    try:
+        with urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=5) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
+
+
+def probe(address: str | None, path: str, port: int = 9187) -> int:
+    """The status that a pod answers with; 0 where nothing answers."""
     if not address:
         return 0
     try:
-        with urllib.request.urlopen(f"http://{address}:9187{path}", timeout=2) as answer:
+        with urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=2) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
