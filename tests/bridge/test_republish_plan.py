@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.events import SETTLED_KEY, HangingRange, PreparedKey, PreparedRecord
-from services.bridge.recovery.places import NO_STAGING_KEY, Record
-from services.bridge.recovery.republish_plan import Judged, Terms, further, judge_range
+from services.bridge.recovery.places import NO_STAGING_KEY, Record, place_of
+from services.bridge.recovery.republish_plan import Judged, Terms, each_once, further, judge_range
 from services.bridge.transactions.staging import staged_header, tombstones
 from tests.bridge.test_hanging_transactions import record
 
@@ -126,11 +126,34 @@ def test_the_removal_of_a_staging_is_written_again_where_its_decision_is_covered
     assert "3 records do not tell" in told.problem, "an older release has written them"
 
 
-def test_records_that_are_gone_are_a_problem_unless_readers_have_the_rest() -> None:
+def test_records_that_are_gone_are_a_problem_unless_readers_have_what_hung() -> None:
     there = [event(3, 100)]
     assert "1 of 2 records are gone" in judge_range(noted(there, 2), there, [], TERMS).problem
     assert "2 of 2 records are gone" in judge_range(noted([], 2), [], [], TERMS).problem
-    assert judge_range(noted(there, 2), there, there, TERMS) == NOTHING, "compacted"
+    first = [event(0, 100)]
+    assert judge_range(noted(first, 2), first, first, TERMS) == NOTHING, "compacted"
+
+
+def test_a_later_transaction_does_not_tell_that_readers_had_what_is_gone() -> None:
+    """Retention, or compaction, has removed what was aborted; the next one was committed."""
+    later = [event(5, 105)]
+    assert "5 of 6 records are gone" in judge_range(noted(later, 6), later, later, TERMS).problem
+
+
+def test_what_several_notes_tell_of_is_written_once_in_order() -> None:
+    there = [event(3, 90), tombstone(4), event(5, 100)]
+    copies = [record._replace(offset=record.offset + 7) for record in there]
+    later = event(20, 105)
+    ranges = [[later], there[:2], there, copies]
+    found = [
+        (noted(records), judge_range(noted(records), records, [], TERMS)) for records in ranges
+    ]
+    assert each_once(found) == [(0, record) for record in (*there, later)]
+
+
+@pytest.mark.parametrize("value", [b'{"commit_lsn": 1e999}', b"[" * 100_000])
+def test_a_record_of_anybody_is_no_error(value: bytes) -> None:
+    assert place_of(value, "p") is None
 
 
 def test_the_order_of_a_partition_is_not_broken() -> None:

@@ -100,8 +100,8 @@ def place_of(value: bytes | None, prefix: str) -> Place | None:
         lsn = said["commit_lsn"] if "commit_lsn" in said else said["prepare_lsn"]
         seq = LAST_SEQ if said.get("status") == "END" else said.get("seq", 0)
         return Place(int(lsn), int(seq), int(said.get("timeline", 0)))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None  # anybody's record
 
 
 def place_in_headers(headers: AnyHeaders) -> Place | None:

@@ -22,7 +22,7 @@ from services.bridge.events.event import Event
 from services.bridge.progress.errors import START_OVER
 from services.bridge.recovery.hanging_transactions import Judge, settle
 from services.bridge.recovery.places import Record, record_of
-from services.bridge.recovery.republish_plan import Judged, Terms, further, judge_range
+from services.bridge.recovery.republish_plan import Judged, Terms, each_once, further, judge_range
 from services.bridge.recovery.settling_notes import clear, read_notes
 from services.bridge.sink.producer_pair import ID_SCHEME
 from services.bridge.sink.topics import Topics
@@ -82,7 +82,7 @@ def _finish(
     problems = [(noted, judged.problem) for noted, judged in found if judged.problem]
     if problems:
         _tell(problems, slot, covers, go_on=judge.go_on_without_lost)
-    again = [(noted.partition, record) for noted, judged in found for record in judged.again]
+    again = each_once(found)
     if not again and covers is last:
         clear(topics, notes, while_waiting)
         return
@@ -123,8 +123,7 @@ def _judge_range(
     if topic == progress_topic(topics.prefix):
         return Judged()  # the note has its record
     if not topics.has(topic) or noted.partition >= topics.partitions(topic):
-        logger.warning("not judged: what hung in a topic that is gone", topic=topic)
-        return Judged()
+        return Judged(problem="the topic is gone, or Kafka does not show it to the bridge")
     outbox = topics.is_outbox(topic)
     terms = terms._replace(
         own=topic in topics.own(), outbox=outbox, shared=outbox and not topics.outbox_is_ours

@@ -7,7 +7,7 @@ A record is lost where it is this bridge's, the progress covers it, so that the 
 it again, and readers don't have it: neither where it was nor written again behind the range.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -40,10 +40,11 @@ class Terms(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """The records to write `again`, in order; a `problem`: why that can't be done."""
+    """The records to write `again`, in order, and their `places`; a `problem`: why not."""
 
     again: Sequence[Record] = ()
     problem: str = ""
+    places: Sequence[Place] = ()
 
 
 _Identity = tuple[Place | None, bytes | str | None, bool]
@@ -55,19 +56,19 @@ def judge_range(
     """Judge one noted range; `there` and `seen` are in the order of their offsets."""
     offsets = {record.offset for record in seen}
     identities = {_identity(record, place) for record, place in _placed(seen, terms)}
-    again, strangers, shown = [], 0, 0
+    again, strangers = [], 0
     for record, place in _placed(there, terms):
         visible = record.offset in offsets
         if place is None:
             strangers += terms.own and not visible
         elif remaining(place, terms.lost) is None or not has(terms.covers, place):
             continue
-        elif visible or _identity(record, place) in identities:
-            shown += 1
-        else:
+        elif not visible and _identity(record, place) not in identities:
             again.append((record, place))
     gone = noted.records - len(there)
-    if gone > 0 and (again or strangers or not shown):
+    # The range begins with what hung. Where readers have that record, they had all of it, and
+    # compaction has removed what later records replace; other transactions' records tell nothing.
+    if gone > 0 and (again or strangers or noted.start not in offsets):
         return Judged(problem=f"{gone} of {noted.records} records are gone")
     if strangers:
         return Judged(problem=f"{strangers} records do not tell which transaction they are of")
@@ -76,7 +77,22 @@ def judge_range(
     first = min((place for _, place in again), default=None)
     if first is not None and any(_behind(place, first, terms) for _, place in _placed(seen, terms)):
         return Judged(problem="later events are visible there: the order would be lost")
-    return Judged([record for record, _ in again])
+    return Judged([record for record, _ in again], places=tuple(place for _, place in again))
+
+
+def each_once(found: Iterable[tuple[HangingRange, Judged]]) -> list[tuple[int, Record]]:
+    """Return (partition, record) of all that is lost, in order, each record once.
+
+    Several notes may tell of one transaction: of two attempts to end it, or of a copy that an
+    attempt to publish it again has left.
+    """
+    wanted: dict[tuple[str, int, _Identity], tuple[Place, Record]] = {}
+    for noted, judged in found:
+        for record, place in zip(judged.again, judged.places, strict=True):
+            at = (noted.topic, noted.partition, _identity(record, place))
+            wanted.setdefault(at, (place, record))
+    in_order = sorted(wanted.items(), key=lambda one: one[1][0][:2])
+    return [(partition, record) for (_, partition, _), (_, record) in in_order]
 
 
 def further(one: ProgressRecord | None, other: ProgressRecord | None) -> ProgressRecord | None:

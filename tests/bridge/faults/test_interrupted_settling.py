@@ -29,6 +29,7 @@ CASES = [
     pytest.param(is_any, True, ["settling"], id="nothing is visible, the slot was told"),
     pytest.param(is_not_of_transactions, False, ["settling"], id="only END is visible"),
     pytest.param(is_any, True, ["settling", "settling"], id="killed again, while it is repeated"),
+    pytest.param(is_any, True, ["noted", "settling"], id="noted twice, and killed"),
 ]
 
 
@@ -88,6 +89,24 @@ def test_what_can_not_be_published_again_stops_the_bridge(
     bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue")
     await_session(bridge, 3)
     bridge.caught_up(conninfo)
+    assert notes(bridge) == set()
+
+
+def test_what_was_in_a_topic_that_is_gone_stops_the_bridge(
+    conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
+) -> None:
+    """It may also be a broker, or a privilege, that does not show the topic."""
+    bridge = new_bridge(conninfo, broker=own_kafka)
+    leave_hanging(bridge, conninfo, load, own_kafka, is_not_the_progress, told=False)
+    assert bridge.start(SLOTBRIDGE_FAILPOINT="settling:1").exit_code() == -9, bridge.output
+    admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap_servers})
+    topic = f"{bridge.prefix}.public.t"
+    admin.delete_topics([topic])[topic].result(30)
+    assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+    assert "the topic is gone" in bridge.output
+    assert len(notes(bridge)) == 1
+    bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue")
+    await_session(bridge, 3)
     assert notes(bridge) == set()
 
 
