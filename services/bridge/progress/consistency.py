@@ -160,8 +160,7 @@ def unjudged(record: ProgressRecord, seen: Witnesses) -> Iterator[str]:
         yield "the timeline's history"
     if not _origin_is_binding(record, seen):
         yield "the replication origin's position"
-    own = record.timeline == seen.server.timeline
-    if own and record.commit_lsn and (seen.commit is None or not record.xid):
+    if record.commit_lsn and (seen.commit is None or not record.xid):
         yield "the last transaction's commit in the WAL"
     if not record.publication:
         yield "the publication and source.origin"
@@ -262,10 +261,10 @@ def _origin_is_binding(record: ProgressRecord, seen: Witnesses) -> bool:
 def _has_commit(record: ProgressRecord, seen: Witnesses) -> bool:
     """Tell whether the WAL has the commit that the record tells of, as far as both are known.
 
-    On another timeline than the record's, the WAL is not asked.
+    A promoted standby has it on the record's timeline, from before the point where it left that.
     """
     found = seen.commit
-    if found is None or not record.xid or record.timeline != seen.server.timeline:
+    if found is None or not record.xid:
         return True
     return found.xid in (0, record.xid) and found.time_us == record.commit_time_us
 

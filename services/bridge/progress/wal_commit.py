@@ -16,8 +16,10 @@ from typing import Final, NamedTuple
 from services.bridge.pgoutput.decoder import POSTGRES_EPOCH_US
 
 PAGE_BYTES: Final = 8192
-RECORD_BYTES_MAX: Final = 2**16
-"""Of a commit record that is judged: its origin's time is at its end."""
+RECORD_BYTES: Final = 2**16
+"""What is read at first: most commit records are smaller."""
+RECORD_BYTES_MAX: Final = 2**26
+"""Of a commit record that is judged. Each subtransaction takes 4 bytes of it."""
 RECORD_BYTES_MIN: Final = 34
 _PAGE = struct.Struct("<HHIQ")
 _PAGE_HEADER_BYTES: Final = (24, 40)
@@ -77,6 +79,22 @@ def commit_at(wal: bytes, lsn: int) -> WalCommit | None:
     except (struct.error, IndexError):
         return NO_COMMIT
     return WalCommit(xid if operation == _COMMIT else 0, time_us + POSTGRES_EPOCH_US)
+
+
+def bytes_of_commit(wal: bytes, lsn: int) -> int:
+    """Return how many bytes from `page_of(lsn)` on have the commit record at `lsn`, about.
+
+    0 where another record is there, or one that is too long to be judged. `wal` as in `commit_at`.
+    """
+    header = _bytes_at(wal, lsn, _RECORD.size)
+    if header is None:
+        return 0
+    length, _xid, _previous, info, rmid, _pad, _crc = _RECORD.unpack(header)
+    commits = rmid == _XACT and info & _OPERATION in (_COMMIT, _COMMIT_PREPARED)
+    if not commits or length > RECORD_BYTES_MAX:
+        return 0
+    pages = int(length) // (PAGE_BYTES - _PAGE_HEADER_BYTES[1]) + 2
+    return lsn % PAGE_BYTES + int(length) + pages * _PAGE_HEADER_BYTES[1]
 
 
 def _main_data(record: bytes) -> int:

@@ -27,9 +27,10 @@ from services.bridge.progress.consistency import (
 from services.bridge.progress.errors import START_OVER, Diverged, disagreement
 from services.bridge.progress.ledger import check_beginning, check_witnesses
 from services.bridge.progress.wal_commit import (
-    RECORD_BYTES_MAX,
+    RECORD_BYTES,
     RECORD_BYTES_MIN,
     WalCommit,
+    bytes_of_commit,
     commit_at,
     page_of,
 )
@@ -68,7 +69,7 @@ class StartCheck:
         self._topics = topics
         self._slot = slot
         self._bridge = bridge
-        self._commits: dict[int, WalCommit | None] = {}
+        self._commits: dict[tuple[int, int], WalCommit | None] = {}
         self._on_divergence = bridge.on_divergence
         self._accepted = bridge.accept_unsent_changes_of
         self.go_on_without_lost = bridge.on_lost_records == "continue"
@@ -170,19 +171,24 @@ class StartCheck:
 
     def _commit(self, record: ProgressRecord, wal_lsn: int) -> WalCommit | None:
         """Return the WAL's commit at the record's `commit_lsn`, None where it can't be told."""
-        lsn, timeline = record.commit_lsn, self._primary.server.timeline
-        if not record.xid or record.timeline != timeline or lsn + RECORD_BYTES_MIN > wal_lsn:
+        lsn, timeline = record.commit_lsn, record.timeline
+        own = timeline == self._primary.server.timeline
+        end = wal_lsn if own else self.switch_points.get(timeline, 0)
+        if not record.xid or lsn + RECORD_BYTES_MIN > end:
             return None
-        if lsn not in self._commits:
+        if (timeline, lsn) not in self._commits:
             try:
-                wal = self._read_wal(page_of(lsn), min(wal_lsn, lsn + RECORD_BYTES_MAX))
+                wal = self._read_wal(page_of(lsn), min(end, lsn + RECORD_BYTES), timeline)
+                size = bytes_of_commit(wal, lsn)
+                if size > len(wal):
+                    wal = self._read_wal(page_of(lsn), min(end, page_of(lsn) + size), timeline)
             except SlotbridgeError as error:
                 logger.info("the WAL of the last commit is not read", reason=str(error))
                 return None
-            self._commits[lsn] = commit_at(wal, lsn)
-        return self._commits[lsn]
+            self._commits[timeline, lsn] = commit_at(wal, lsn)
+        return self._commits[timeline, lsn]
 
-    def _read_wal(self, start: int, stop: int) -> bytes:
+    def _read_wal(self, start: int, stop: int, timeline: int) -> bytes:
         """Read WAL by a connection of its own, which is closed before the slot is streamed from."""
         server = self._primary.server
         own = ReplicationConnection(
@@ -194,7 +200,7 @@ class StartCheck:
         with contextlib.closing(own):
             if own.identify() != (server.system_identifier, server.timeline):
                 raise Retryable("the server changed while connecting", operation="connect")
-            return own.read_wal(start, stop)
+            return own.read_wal(start, stop, timeline)
 
     def _check_beginning(self, seen: Witnesses) -> None:
         """Require that nothing was published under this prefix and that the origin never moved."""

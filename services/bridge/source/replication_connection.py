@@ -142,15 +142,18 @@ class ReplicationConnection:
                 points[int(fields[0])] = parse_lsn(fields[1].strip())
         return points
 
-    def read_wal(self, start: int, stop: int) -> bytes:
-        """Return the WAL from `start` on, up to `stop` or farther; it must be flushed up to there.
+    def read_wal(self, start: int, stop: int, timeline: int) -> bytes:
+        """Return the WAL of `timeline` from `start` on, up to `stop` or farther.
+
+        It must be flushed up to there. Of an ancestor of the server's timeline, `stop` is not
+        beyond the point where the server left it.
 
         As for a physical standby, for which a connection with a `name` of its own is not taken.
         Then nothing else: after it, a walsender ends logical streaming at once (18.6: its
         StartLogicalReplication does not clear streamingDoneSending).
         Raise SlotbridgeError where the server has it no longer, or lets us not.
         """
-        command, wal = f"START_REPLICATION PHYSICAL {format_lsn(start)}", b""
+        command, wal = f"START_REPLICATION PHYSICAL {format_lsn(start)} TIMELINE {timeline}", b""
         self._execute(command, pq.ExecStatus.COPY_BOTH)
         with cut_off_after(self._deadline_s, self._conn.socket):
             try:
@@ -175,6 +178,8 @@ class ReplicationConnection:
         """Take the results of a command to the last one; SQLSTATE and message of a failure."""
         failed = None
         while (result := self._conn.get_result()) is not None:
+            if result.status == pq.ExecStatus.COPY_IN:  # the server has ended its side first
+                self._conn.put_copy_end()
             if result.status == pq.ExecStatus.FATAL_ERROR:
                 state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
                 message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()

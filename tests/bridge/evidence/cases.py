@@ -19,6 +19,7 @@ from tests.bridge.evidence.ground import (
     Load,
     await_noted,
     compare,
+    in_recovery,
     insert,
     promote,
     refusal,
@@ -27,6 +28,7 @@ from tests.bridge.evidence.ground import (
 )
 from tests.bridge.running import Bridge
 from tests.providers.databases import connect
+from tests.providers.waiting import eventually
 
 Outcome = tuple[str, Compared]
 Case = Callable[[Ground], Outcome]
@@ -60,7 +62,12 @@ def restore(ground: Ground) -> Outcome:
     return f"refused (32, set back, {how}); accepted", _accepted(ground, bridge, server, load)
 
 
-def soon(ground: Ground) -> Outcome:
+def soon_and_promoted(ground: Ground) -> Outcome:
+    """As `soon`, and promoted since: the WAL of the record's timeline tells."""
+    return soon(ground, promoted=True)
+
+
+def soon(ground: Ground, *, promoted: bool = False) -> Outcome:
     """As `restore`, overtaken, without a move of the origin in between that a record could note:
     that the WAL has another commit where Kafka knows of one is all that tells."""
     server = ground.server()
@@ -84,6 +91,10 @@ def soon(ground: Ground) -> Outcome:
     with connect(server, DBNAME) as connection:
         while wal_lsn(server) <= far:
             insert(connection, 100)
+    if promoted:
+        server.kill()
+        promote(server)
+        eventually(lambda: not in_recovery(server), what="it is promoted")
     line = refusal(bridge.start(), ExitCode.TIMELINE, "set back to an earlier state")
     assert "does not have the commit of transaction" in line
     return "refused (32, set back soon); accepted", _accepted(

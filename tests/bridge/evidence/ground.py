@@ -190,6 +190,12 @@ def promote(server: PostgresServer) -> None:
         connection.execute("SELECT pg_promote()")
 
 
+def in_recovery(server: PostgresServer) -> bool:
+    """Whether it is a standby yet."""
+    with connect(server) as connection:
+        return connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)
+
+
 def wal_lsn(server: PostgresServer) -> int:
     """Where its WAL is flushed up to."""
     with connect(server) as connection:

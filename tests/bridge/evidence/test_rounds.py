@@ -35,6 +35,10 @@ def test_a_volume_that_is_set_back_and_overtaken_between_two_heartbeats(ground: 
     assert_nothing_lost_or_twice(cases.soon(ground)[1])
 
 
+def test_a_volume_that_is_set_back_overtaken_and_promoted(ground: Ground) -> None:
+    assert_nothing_lost_or_twice(cases.soon_and_promoted(ground)[1])
+
+
 def test_a_primary_that_crashes_is_not_refused(ground: Ground) -> None:
     assert_nothing_lost_or_twice(cases.crash(ground)[1])
 

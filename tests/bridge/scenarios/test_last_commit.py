@@ -6,8 +6,9 @@ from schemas.events import ProgressRecord
 from services.bridge.progress.wal_commit import (
     NO_COMMIT,
     PAGE_BYTES,
-    RECORD_BYTES_MAX,
+    RECORD_BYTES,
     WalCommit,
+    bytes_of_commit,
     commit_at,
     page_of,
 )
@@ -56,7 +57,27 @@ def test_a_commit_of_any_kind_is_found_in_the_wal(scene: Scene) -> None:
     assert in_wal(scene, elsewhere) == NO_COMMIT, "zeros are not a commit"
 
 
+def test_a_commit_of_many_subtransactions_is_judged_too(scene: Scene) -> None:
+    scene.run("CREATE TABLE t (id int PRIMARY KEY)")
+    scene.start()
+    many = SAVEPOINTS.format("EXCEPTION WHEN division_by_zero THEN NULL; END")
+    scene.together(many.replace("1..200", "1..20000"))
+    scene.bridge.caught_up()
+    assert scene.bridge.stop() == 0, scene.bridge.output
+    known = [record for record in scene.bridge.progress() if record.xid]
+    record = max(known, key=lambda one: one.end_lsn - one.commit_lsn)
+    assert record.end_lsn - record.commit_lsn > RECORD_BYTES
+    assert in_wal(scene, record) == WalCommit(record.xid, record.commit_time_us)
+
+
 def in_wal(scene: Scene, record: ProgressRecord) -> WalCommit | None:
+    wal = read(scene, record, RECORD_BYTES)
+    if bytes_of_commit(wal, record.commit_lsn) > len(wal):
+        wal = read(scene, record, bytes_of_commit(wal, record.commit_lsn))
+    return commit_at(wal, record.commit_lsn)
+
+
+def read(scene: Scene, record: ProgressRecord, count: int) -> bytes:
     connection = ReplicationConnection(
         *(scene.bridge.conninfo, scene.bridge.slot),
         wal_sender_timeout_ms=10_000,
@@ -65,6 +86,6 @@ def in_wal(scene: Scene, record: ProgressRecord) -> WalCommit | None:
     )
     row = scene.connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
     assert row is not None
-    stop = min(int(row[0]), record.commit_lsn + RECORD_BYTES_MAX)
+    stop = min(int(row[0]), record.commit_lsn + count)
     with contextlib.closing(connection) as own:
-        return commit_at(own.read_wal(page_of(record.commit_lsn), stop), record.commit_lsn)
+        return own.read_wal(page_of(record.commit_lsn), stop, record.timeline)
