@@ -1,7 +1,7 @@
 """What travels through Kafka: topics, keys and values, as pydantic models.
 
     topic                      key                     value
-    <prefix>.<schema>.<table>  primary key columns     Envelope (op c u d t), or null (tombstone)
+    <prefix>.<schema>.<table>  primary key columns     Envelope (op c r u d t), or null (tombstone)
     <prefix>.message           {"prefix": …}           MessageEnvelope (op m)
     <prefix>.transaction       {"id": …}               TransactionEvent, one partition
     <prefix>.schema            SchemaKey               SchemaEvent, compacted
@@ -10,6 +10,7 @@
                                ~settling:…             SettlingNote, or null
     <prefix>.prepared          PreparedKey             part 0: PreparedRecord; else bytes; compacted
     <prefix>.divergence        the slot's name         DivergenceRecord, one partition
+    <prefix>.snapshot          SnapshotKey             SnapshotProgress (schemas.snapshot)
 
 (commit_lsn, seq) identifies and orders every event of all topics; after an accepted divergence,
 (timeline, commit_lsn, seq) does. The bridge's encoder does not use
@@ -79,13 +80,16 @@ class TransactionOrder(_Contract):
 
 
 class Envelope(_Contract):
-    """One change of a row (`before`, `after`: column -> JSON form), or a truncate of a table."""
+    """One change of a row (`before`, `after`: column -> JSON form), or a truncate of a table.
+
+    `r`: a row as a snapshot has read it (docs/SNAPSHOTS.md).
+    """
 
     before: dict[str, Any] | None
     after: dict[str, Any] | None
     source: Source
     transaction: TransactionOrder | None
-    op: Literal["c", "u", "d", "t"]
+    op: Literal["c", "r", "u", "d", "t"]
     ts_ms: int
     """When the bridge encoded it, since 1970; also `ts_us`, `ts_ns`."""
     ts_us: int
@@ -372,10 +376,15 @@ def divergence_topic(prefix: str) -> str:
     return f"{prefix}.divergence"
 
 
+def snapshot_topic(prefix: str) -> str:
+    """Return the compacted topic of how much of each table's rows a snapshot has published."""
+    return f"{prefix}.snapshot"
+
+
 def own_topics(prefix: str) -> frozenset[str]:
     """Return the bridge's own topics under the prefix, without those of tables."""
     makers = (
         *(progress_topic, prepared_topic, message_topic),
-        *(transaction_topic, schema_topic, dead_topic, divergence_topic),
+        *(transaction_topic, schema_topic, dead_topic, divergence_topic, snapshot_topic),
     )
     return frozenset(topic_of(prefix) for topic_of in makers)

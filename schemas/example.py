@@ -10,7 +10,7 @@ from typing import Final
 
 from schemas.reference import Key, keys
 
-SECTIONS: Final = ("source", "kafka", "bridge", "shaping", "failover", "tables")
+SECTIONS: Final = ("source", "kafka", "bridge", "shaping", "snapshot", "failover", "tables")
 USUAL: Final = ("source", "kafka", "bridge")
 _WIDTH: Final = 96
 _EXAMPLES: Final = {

@@ -4,6 +4,7 @@
     kafka:     brokers and topic names                         slotbridge, slottables
     bridge:    group commit, limits, deadlines                 slotbridge
     shaping:   what is published, how, to which topics         slotbridge, slottables
+    snapshot:  rows that the tables have already               slotbridge
     failover:  nodes, subscribers, deadlines                   slotfailover
     tables:    catalog, warehouse, trigger                     slottables
 
@@ -31,6 +32,7 @@ from schemas.errors import SettingsError
 from schemas.kafka import KafkaSettings as KafkaSettings
 from schemas.problems import explained, read_document
 from schemas.shaping import ShapingSettings
+from schemas.snapshot import SnapshotSettings
 from schemas.tables import Milliseconds, TablesSettings
 from schemas.watching import WatchSettings as WatchSettings
 
@@ -308,6 +310,7 @@ class Settings(BaseSettings):
     kafka: KafkaSettings | None = None
     bridge: BridgeSettings = BridgeSettings()
     shaping: ShapingSettings = ShapingSettings()
+    snapshot: SnapshotSettings = SnapshotSettings()
     failover: FailoverSettings | None = None
     tables: TablesSettings | None = None
 

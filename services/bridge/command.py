@@ -15,6 +15,7 @@ from services.bridge import compiled, failpoints, metrics
 from services.bridge.doctor.command import doctor
 from services.bridge.runner import Runner
 from services.bridge.setup_commands import check_config, docs, init, schema, sql
+from services.bridge.snapshot_command import snapshot
 from services.runtime.access import read_token
 from services.runtime.process import Probes, configure_logging, exit_codes, stop_on_signals
 
@@ -28,6 +29,7 @@ ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configura
 JsonLogs = Annotated[bool, typer.Option("--json", help="Write the log as JSON lines.")]
 for command in (init, check_config, doctor, schema, sql, docs):
     app.command()(command)
+app.add_typer(snapshot, name="snapshot")
 
 
 @app.callback()
@@ -55,7 +57,7 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
         kafka = require(settings.kafka, "kafka")
         stop = stop_on_signals()
         metrics.tell_build(compiled=compiled.hot is not None)
-        runner = Runner(source, kafka, settings.bridge, settings.shaping, stop)
+        runner = Runner(source, kafka, settings.bridge, settings.shaping, stop, settings.snapshot)
         if settings.bridge.http_port is not None:
             from services.bridge.control import SECTION, Control  # only with HTTP
 

@@ -46,6 +46,13 @@ FAILPOINTS: Final = (
     "stopping",  # SIGTERM has come, nothing was finished yet
     "closing",  # a session ends, in whatever way
 )
+OF_A_SNAPSHOT: Final = (
+    "chunk marked",  # the message that says where a chunk belongs is in the WAL
+    "chunk begun",  # the stream is there, and the database snapshot of the chunk is taken
+    "chunk read",  # its rows are read, Kafka has nothing of them
+    "chunk secured",  # the standbys have what it was read from
+    "chunk handed",  # it is in the open Kafka transaction, or waits for the next one
+)
 
 
 class _Armed:
@@ -67,11 +74,11 @@ def arm() -> None:
         return
     name, _, rest = text.partition(":")
     number, _, action = rest.partition(":")
-    if name not in FAILPOINTS or not number.isdigit() or action not in ("", "stop"):
+    if name not in FAILPOINTS + OF_A_SNAPSHOT or not number.isdigit() or action not in ("", "stop"):
         raise SettingsError(
             f"{VARIABLE}={text!r} is not a failpoint",
             operation="read settings",
-            hint=f"unset it; tests know {', '.join(FAILPOINTS)}",
+            hint=f"unset it; tests know {', '.join(FAILPOINTS + OF_A_SNAPSHOT)}",
         )
     _armed.name = name
     _armed.passages_left = int(number)

@@ -28,7 +28,7 @@ EVENT_BYTES = Counter(
 ROWS = Counter(
     "slotbridge_rows_total",
     "Changes of rows published in committed Kafka transactions, by table and operation: "
-    "c insert, u update, d delete, t truncate.",
+    "c insert, u update, d delete, t truncate, r row read by a snapshot.",
     ["table", "operation"],
 )
 ROW_BYTES = Counter(
@@ -70,6 +70,23 @@ LAG_SECONDS = Histogram(
     "Seconds from the commit in PostgreSQL to the commit in Kafka, of the oldest source "
     "transaction in each Kafka transaction, by the clocks of the server and of the bridge.",
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200),
+)
+SNAPSHOT_TABLES = Gauge(
+    "slotbridge_snapshot_tables",
+    "Tables of the snapshot: waiting or being read, done, and refused for want of a key.",
+    ["state"],
+)
+SNAPSHOT_CHUNKS = Counter(
+    "slotbridge_snapshot_chunks_total", "Chunks of rows that a snapshot has read and published."
+)
+SNAPSHOT_HOLD_SECONDS = Histogram(
+    "slotbridge_snapshot_hold_seconds",
+    "Seconds that the stream of changes stood still while a snapshot read a chunk of rows.",
+    buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
+SNAPSHOT_POSTPONED = Counter(
+    "slotbridge_snapshot_postponed_total",
+    "Chunks of rows that a snapshot could not read at once and reads later.",
 )
 BUILD = Gauge(
     "slotbridge_build_info",

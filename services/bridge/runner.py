@@ -12,6 +12,7 @@ import tenacity
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
+from schemas.snapshot import SnapshotSettings
 from services.bridge import metrics
 from services.bridge.descriptors import descriptors_needed
 from services.bridge.progress.ledger import Position
@@ -64,7 +65,9 @@ class Runner:
         bridge: BridgeSettings,
         shaping: ShapingSettings,
         stop: Stop,
+        snapshot: SnapshotSettings | None = None,
     ) -> None:
+        self._snapshot = snapshot or SnapshotSettings()
         self._source = source
         self._kafka = kafka
         self._bridge = bridge
@@ -123,11 +126,12 @@ class Runner:
             session = self._open_with_retries()
             if session is None:
                 return
-            pause_s = 0.0
+            pause_s, over = 0.0, False
             try:
                 self._session, self.server = session, session.server
                 with descriptors_needed("stream"):
                     session.stream(self)
+                over = session.over
             except Retryable as error:
                 if error.exit_code is ExitCode.FENCED:
                     raise
@@ -152,6 +156,8 @@ class Runner:
                 gc.collect()  # clients in cycles, such as an error's traceback, keep threads
             if fenced is not None:
                 raise fenced
+            if over:
+                return
             if not self._moved.is_set():
                 self._stop.wait(pause_s)
 
@@ -221,6 +227,7 @@ class Runner:
             self._bridge,
             self._shaping,
             self._refused,
+            self._snapshot,
             streaming=self._streaming,
         )
         try:

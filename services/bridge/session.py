@@ -23,6 +23,7 @@ from schemas.events import PreparedRecord, ProgressRecord, prepared_topic, schem
 from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
+from schemas.snapshot import SnapshotSettings
 from services.bridge import compiled, metrics
 from services.bridge.events.envelope import Envelope
 from services.bridge.events.relations import Relations, warn_of_unmatched
@@ -42,6 +43,9 @@ from services.bridge.sink.dead_letters import Refused
 from services.bridge.sink.group_commit import GroupCommit
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
+from services.bridge.snapshot.opening import open_snapshot
+from services.bridge.snapshot.progress import Owner
+from services.bridge.snapshot.snapshotter import Snapshotter
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
 from services.bridge.source.replication_connection import Keepalive, ReplicationConnection
@@ -72,10 +76,13 @@ class Session:
         bridge: BridgeSettings,
         shaping: ShapingSettings,
         refused: Refused,
+        snapshot: SnapshotSettings,
         *,
         streaming: bool,
     ) -> None:
         self._streaming = streaming
+        self._snapshot_settings = snapshot
+        self._snapshot: Snapshotter | None = None
         self._source = source
         self._kafka = kafka
         self._bridge = bridge
@@ -108,6 +115,11 @@ class Session:
         """The primary that it is connected to."""
         assert self._primary is not None
         return self._primary.server
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do: all that was wanted is a snapshot, and it is done."""
+        return self._snapshot is not None and self._snapshot.over
 
     @property
     def durable(self) -> Position:
@@ -234,10 +246,23 @@ class Session:
         )
         self.heartbeat.held = spool.held
         assert self._group_commit is not None
+        take = self._group_commit.take
+        if self._snapshot_settings.mode != "never":
+            self._snapshot = open_snapshot(
+                *(self._snapshot_settings, self._source, self._kafka, self._bridge, shaping),
+                primary=primary,
+                topics=topics,
+                owner=self._owner(start),
+                describe=relations.describe,
+                encoders=encoders,
+                take=take,
+                breathe=self._work_while_held,
+            )
+            take = self._snapshot.emit
         return Pipeline(
             spool,
             Assembler(envelope, start, self._bridge.transaction_bytes_max, counts),
-            emit=self._group_commit.take,
+            emit=take,
             breathe=self._breathe,
             prepared_topic=prepared_topic(prefix),
             slot=slot,
@@ -248,7 +273,7 @@ class Session:
         """Stream until `stop` is set, then finish the open Kafka transaction and confirm."""
         connection, group_commit, pipeline = self._connection, self._group_commit, self._pipeline
         assert connection is not None and group_commit is not None and pipeline is not None
-        while not stop.is_set():
+        while not (stop.is_set() or self.over):
             now = self._turned = time.monotonic()
             due = min(self._feedback.due, self.heartbeat.due, group_commit.next_due())
             connection.wait(min(WAIT_MAX_S, due - now), group_commit.wakes)
@@ -278,6 +303,9 @@ class Session:
         if self._group_commit is not None:
             failure = self._group_commit.close()
             self._group_commit = None
+        if self._snapshot is not None:
+            self._snapshot.close()
+            self._snapshot = None
         if self._connection is not None:
             self._connection.close()
         if self._spool is not None:
@@ -311,6 +339,18 @@ class Session:
         self._feedback.while_waiting()
         self._beat(time.monotonic())
 
+    def _owner(self, start: Position) -> Owner:
+        """Name whose snapshot progress counts, and up to where Kafka has everything."""
+        records = self._records
+        history = records.seen.switch_points
+        return Owner(self._source.slot, records.timeline, start.end_lsn, history)
+
+    def _work_while_held(self) -> None:
+        """Commit to Kafka and tell the server while the stream stands still for a chunk of rows."""
+        assert self._group_commit is not None
+        self._breathe()
+        self._group_commit.perform(time.monotonic(), behind=False)
+
     def _beat(self, now: float) -> None:
         if now >= self.heartbeat.due:
             assert self._primary is not None
@@ -319,6 +359,8 @@ class Session:
 
     def _perform_due(self, group_commit: GroupCommit, now: float, *, behind: bool) -> None:
         group_commit.perform(now, behind=behind)
+        if self._snapshot is not None:
+            self._snapshot.perform(now)
         if self.heartbeat.commits_wait:  # also of what had to wait until Kafka had committed
             self._feedback.tell_news(follow=group_commit.settled)
         if now >= self._feedback.due:

@@ -256,6 +256,10 @@ def _apply(table: Table, numbered: _Numbered, moved: dict[Position, Values]) -> 
     if event.op == "t":
         table.clear()
         return
+    if event.op == "r":
+        assert record.key is not None and event.after is not None
+        table.keyed[record.key] = event.after
+        return
     old: Values | None = None
     if event.op in ("u", "d"):
         old = table.take(record.key, event.before)

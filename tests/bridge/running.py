@@ -45,6 +45,7 @@ class Bridge:
         publication: str = "",
         loaded: bool = True,
         replication_factor: int | None = None,
+        snapshot: dict[str, Any] | None = None,
         **bridge: Any,
     ) -> None:
         """`loaded`: as tests.providers.loaded; else always by its program."""
@@ -76,6 +77,7 @@ class Bridge:
                 "options": options or {},
             },
             "shaping": shaping or {},
+            "snapshot": snapshot or {},
             "bridge": {"heartbeat_interval_ms": 200, "commit_interval_ms": 20, **bridge},
         }
         self.config.write_text(yaml.safe_dump(document), encoding="utf-8")

@@ -56,6 +56,11 @@ PURE = (
         for name in ("arrays", "decimals", "encoders", "geometry", "hstore")
     ),
     *(f"services.bridge.events.values.{name}" for name in ("datetimes", "intervals", "plain")),
+    "schemas.snapshot",
+    *(
+        f"services.bridge.snapshot.{name}"
+        for name in ("progress", "row_events", "tables", "visibility")
+    ),
     "services.bridge.events.envelope",
     "services.bridge.events.errors",
     "services.bridge.events.event",
@@ -118,11 +123,15 @@ LAYERS = {
     "services.bridge": (
         *(("failpoints", "metrics", "descriptors", "compiled"), ("pgoutput",), ("progress",)),
         *(("source",), ("events",), ("transactions",), ("sink",), ("recovery",)),
+        ("snapshot",),
         ("stagnation",),
         *(
             ("session",),
             ("runner",),
-            ("control", "doctor", "status", "tail", "teardown", "setup_commands"),
+            (
+                *("control", "doctor", "status", "tail", "teardown", "setup_commands"),
+                "snapshot_command",
+            ),
             ("command",),
         ),
     ),

@@ -11,7 +11,7 @@ from typing import Literal
 
 import structlog
 
-from schemas.events import DivergenceRecord, ProgressRecord, prepared_topic
+from schemas.events import DivergenceRecord, ProgressRecord, divergence_topic, prepared_topic
 from schemas.lsn import format_lsn
 from services.bridge.events.event import Event
 from services.bridge.failpoints import reach
@@ -67,7 +67,7 @@ def accept(
     value = lost.model_dump_json().encode()
     producer.send(
         [
-            Event(topics.prepare_divergence(), error.slot.encode(), value),
+            Event(topics.prepare_late(divergence_topic), error.slot.encode(), value),
             *_lost_staging(topics, error.slot, error.switch_lsn),
         ]
     )

@@ -1,8 +1,8 @@
 """What the guarantee asks of Kafka's topics: how ours are made, what existing ones lack. Pure.
 
     topic                       asked                                  where it differs
-    progress, schema, prepared  cleanup.policy=compact, or no bound    refused: a bridge that was
-                                of age and size                        away loses its place
+    progress, schema, prepared, cleanup.policy=compact, or no bound    refused: a bridge that was
+    snapshot                    of age and size                        away loses its place
     transaction                 not compacted                          warning
     every topic                 message.timestamp.type=LogAppendTime   warning; refused where clocks
                                                                        differ (`clocks`)
@@ -18,7 +18,13 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from schemas.errors import SetupError
-from schemas.events import prepared_topic, progress_topic, schema_topic, transaction_topic
+from schemas.events import (
+    prepared_topic,
+    progress_topic,
+    schema_topic,
+    snapshot_topic,
+    transaction_topic,
+)
 
 REPLICAS: Final = 3
 BROKERS_DEFAULT: Final = -1
@@ -90,7 +96,8 @@ def new_config(replicas: int, *, compacted: bool, short_lived: bool) -> dict[str
 
 def refuse_unfit(topics: Iterable[Topic], prefix: str, servers: str) -> None:
     """Raise SetupError for a topic that forgets what the bridge must find again."""
-    kept = {progress_topic(prefix), schema_topic(prefix), prepared_topic(prefix)}
+    found_again = (progress_topic, schema_topic, prepared_topic, snapshot_topic)
+    kept = {topic_of(prefix) for topic_of in found_again}
     for topic in topics:
         if topic.name in kept and topic.config is not None and topic.loses_old_records:
             raise SetupError(

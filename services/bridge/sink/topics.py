@@ -24,6 +24,7 @@ from schemas.events import (
     prepared_topic,
     progress_topic,
     schema_topic,
+    snapshot_topic,
     transaction_topic,
 )
 from schemas.naming import Naming
@@ -61,6 +62,7 @@ _OWN: Final = (
     message_topic,
     dead_topic,
     divergence_topic,
+    snapshot_topic,
 )
 _OF_EVERY_BRIDGE: Final = _OWN[:5]
 _ATTEMPT_S: Final = 0.5
@@ -137,16 +139,10 @@ class Topics:
             known = self._partitions[topic]
         return known
 
-    def prepare_dead(self) -> str:
-        """Make the topic of refused records where it is missing; return its name."""
-        name = dead_topic(self.prefix)
-        self._ensure(name, partitions=1, compacted=False)
-        return name
-
-    def prepare_divergence(self) -> str:
-        """Make the topic of accepted divergences where it is missing; return its name."""
-        name = divergence_topic(self.prefix)
-        self._ensure(name, partitions=1, compacted=False)
+    def prepare_late(self, topic_of: Callable[[str], str], *, compacted: bool = False) -> str:
+        """Make an own topic that not every bridge needs, where it is missing; return its name."""
+        name = topic_of(self.prefix)
+        self._ensure(name, partitions=1, compacted=compacted)
         return name
 
     def check_writable(self, topic: str) -> None:

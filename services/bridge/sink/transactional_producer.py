@@ -16,7 +16,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
-from schemas.events import ProgressRecord, progress_topic
+from schemas.events import ProgressRecord, dead_topic, progress_topic
 from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge import metrics
@@ -312,7 +312,7 @@ class TransactionalProducer:
         """Send the dead letter of `event` instead, or raise the error that names it."""
         if not self._dead_letters or not may_be_dead(event, self._prefix):
             raise refusal(event, origin, reason, cause)
-        topic = self._topics.prepare_dead()
+        topic = self._topics.prepare_late(dead_topic)
         self._ready.add(topic)
         bytes_max = min(self._message_bytes_max, self._limits.get(topic, MESSAGE_BYTES_MAX))
         if not self._dead:

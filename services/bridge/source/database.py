@@ -188,7 +188,7 @@ class Primary:
                 rows_about=before.rows,
                 tables=before.tables,
                 tables_not_judged=before.tables_unknown,
-                hint="docs/OPERATIONS.md, Rows from before the slot, says how to send them",
+                hint="snapshot.mode: initial sends them (docs/SNAPSHOTS.md)",
             )
         return lsn
 

@@ -6,6 +6,7 @@ ones; one larger than `transaction_bytes_max` leaves in several portions, number
     state      message             next       out
     outside    Begin               inside
     outside    Message             outside    portion (its own LSN is its commit)
+    outside    mark of a snapshot  outside    portion with this mark, without events
     outside    keepalive           outside    portion without events
     inside     change, Message     inside     portion, when the held events exceed the limit
     inside     Commit              outside    portion (complete)
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from schemas.events import HEARTBEAT_PREFIX
+from schemas.snapshot import SNAPSHOT_PREFIX
 from services.bridge import compiled
 from services.bridge.compiled import Messages
 from services.bridge.events.envelope import Envelope, Writer
@@ -48,6 +50,7 @@ class Portion(NamedTuple):
     `dropped`: numbers of events that Kafka has already. `stamp`: the source transaction.
     `staging`: records of prepared transactions. `ended`: where there are several whole
     transactions, where each ends; position and stamp are then the last one's.
+    `mark`: a chunk of a snapshot's rows belongs here; the text that its mark has.
     """
 
     events: list[Event]
@@ -58,6 +61,7 @@ class Portion(NamedTuple):
     counts: Mapping[str, int] | None = None
     staging: Sequence[Event] = ()
     ended: Sequence[Ended] = ()
+    mark: str = ""
 
 
 class Assembler:
@@ -286,9 +290,12 @@ class Assembler:
         # Its LSN is the end of its record, where a commit record may begin: one less is its own.
         own_lsn = message.lsn - 1
         stamp = Stamp(0, own_lsn, now_us, self._last.commit_lsn, now_us)
+        self._last = Position(own_lsn, message.lsn, 0)
+        if message.prefix == SNAPSHOT_PREFIX:
+            mark = message.content.decode(errors="replace")
+            return Portion([], self._reached(self._last), 0, 0, stamp, mark=mark)
         self._envelope.begin(stamp)
         events = self._envelope.message(message, 0)
-        self._last = Position(own_lsn, message.lsn, 0)
         return Portion(events, self._reached(self._last), size_of(events), 0, stamp)
 
     def _hold(self, events: list[Event]) -> None:

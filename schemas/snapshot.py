@@ -1,0 +1,81 @@
+"""The snapshot: its settings, and what `<prefix>.snapshot` tells of each table.
+
+    topic               key           value
+    <prefix>.snapshot   SnapshotKey   SnapshotProgress, compacted, one partition
+
+A SnapshotProgress is written in the same Kafka transaction as the rows that it counts.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from schemas.shaping import TablePattern
+
+SNAPSHOT_PREFIX = "slotbridge.snapshot"
+"""The prefix of the logical messages that mark where a chunk of rows belongs in the stream."""
+Mode = Literal["never", "initial", "initial_only"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _condition(text: str) -> str:
+    if not text.strip() or ";" in text:
+        raise ValueError("write one SQL condition, without `;`")
+    return text
+
+
+Condition = Annotated[str, AfterValidator(_condition)]
+
+
+class SnapshotSettings(_Part):
+    """Rows that the tables have already: whether they are published, and which."""
+
+    mode: Mode = "never"
+    """`initial`: publish the rows of each published table once, beside the stream of changes.
+    `initial_only`: the same, then stop. `never`: changes alone."""
+    exclude: tuple[TablePattern, ...] = ()
+    """`schema.table` (`*` for any characters) of tables whose rows are not read; their changes are
+    published all the same."""
+    where: dict[TablePattern, Condition] = {}
+    """An SQL condition for the rows of a table that are read. Changes are not filtered by it."""
+    chunk_rows_max: int = Field(10_000, ge=1, le=1_000_000)
+    """The most rows of a chunk, which is published in one Kafka transaction."""
+    hold_ms: int = Field(100, ge=1, le=10_000)
+    """How long the stream may stand still for a chunk, about: chunks are made as large as that
+    allows."""
+
+
+class SnapshotKey(_Part):
+    """The key of a SnapshotProgress."""
+
+    slot: str
+    schema_: str = Field(alias="schema")
+    table: str
+
+
+class SnapshotProgress(_Part):
+    """How much of a table's rows is in Kafka, as events with op `r`.
+
+    `done`: all of them. Else rows are read on after `last`, the values of the columns `key` in
+    PostgreSQL's text form; null: from the beginning. The last chunk's events have `commit_lsn`, and
+    a number (seq) up to `seq`. Rows of another `oid`, or of a timeline that was left before
+    `commit_lsn`, count for nothing: that table is read anew.
+    """
+
+    slot: str
+    schema_: str = Field(alias="schema")
+    table: str
+    oid: int
+    """pg_class.oid."""
+    key: list[str]
+    last: list[str] | None
+    rows: int
+    chunks: int
+    done: bool
+    timeline: int
+    commit_lsn: int
+    seq: int
+    ts_ms: int

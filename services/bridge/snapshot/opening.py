@@ -1,0 +1,69 @@
+"""Makes a session's snapshot: what Kafka has of it, and where rows are read from."""
+
+import time
+from collections.abc import Callable
+
+from schemas.events import snapshot_topic
+from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
+from schemas.snapshot import SnapshotProgress, SnapshotSettings
+from services.bridge.events.envelope import Describe
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.events.values.encoders import Encoders
+from services.bridge.sink.topics import Topics
+from services.bridge.snapshot.progress import Owner
+from services.bridge.snapshot.reader import SnapshotReader
+from services.bridge.snapshot.row_events import RowEvents
+from services.bridge.snapshot.snapshotter import Snapshotter
+from services.bridge.source.database import Primary
+from services.bridge.transactions.assembler import Portion
+from services.kafka.records import READ_DEADLINE_S, parse_record
+
+CHUNK_BYTES_MAX = 4 * 2**20
+
+
+def open_snapshot(
+    settings: SnapshotSettings,
+    source: SourceSettings,
+    kafka: KafkaSettings,
+    bridge: BridgeSettings,
+    shaping: Shaping,
+    *,
+    primary: Primary,
+    topics: Topics,
+    owner: Owner,
+    describe: Describe,
+    encoders: Encoders,
+    take: Callable[[Portion], None],
+    breathe: Callable[[], None],
+) -> Snapshotter:
+    """Connect, and read how far the rows of each table are in Kafka. Raises SlotbridgeError."""
+    topics.prepare_late(snapshot_topic, compacted=True)
+    found = read_progress(topics)
+    row_events = RowEvents(
+        *(kafka.topic_prefix, primary.server.database, owner.timeline, describe),
+        transaction_metadata=bridge.transaction_metadata,
+        encoders=encoders,
+    )
+    reader = SnapshotReader(
+        *(primary.conninfo, source.publication, source.slot),
+        deadline_ms=bridge.sql_deadline_ms,
+    )
+    return Snapshotter(
+        *(settings, reader, row_events, found),
+        *(shaping, owner, kafka.topic_prefix),
+        bytes_max=min(CHUNK_BYTES_MAX, bridge.transaction_bytes_max),
+        take=take,
+        breathe=breathe,
+    )
+
+
+def read_progress(topics: Topics) -> list[SnapshotProgress]:
+    """Return the last record of each table and slot in `<prefix>.snapshot`."""
+    topic = snapshot_topic(topics.prefix)
+    last: dict[object, SnapshotProgress] = {}
+    with topics.reader(topic) as reader:
+        low, end = reader.bounds()
+        for offset, key, value in reader.between(low, end, time.monotonic() + READ_DEADLINE_S):
+            if value is not None:
+                last[key] = parse_record(SnapshotProgress, topic, offset, value)
+    return list(last.values())

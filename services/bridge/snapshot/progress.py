@@ -1,0 +1,177 @@
+"""What a snapshot has published of each table, and which table is next. Pure.
+
+SnapshotProgress in Kafka    the table as it is now             its rows are
+none                         published, not excluded            read from the beginning
+of this oid and timeline     the same key                       read on, or done
+of another oid               another table of that name         read from the beginning
+of another key               the same                           read from the beginning
+beyond where Kafka is, or    the same                           read from the beginning: what they
+where a timeline was left                                       were read from is lost
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from schemas.errors import SettingsError
+from schemas.events import snapshot_topic
+from schemas.naming import table_matches
+from schemas.snapshot import SnapshotKey, SnapshotProgress, SnapshotSettings
+from services.bridge.events.event import Event
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.snapshot.tables import TableShape
+
+Snapshot = Literal["true", "first", "last"]
+
+
+class Owner(NamedTuple):
+    """Whose progress it is: the slot, and the timeline that rows are read from.
+
+    `end_lsn`: Kafka has all transactions before, none after. `history`: each ancestor of the
+    timeline -> where it was left; None: not known.
+    """
+
+    slot: str
+    timeline: int
+    end_lsn: int
+    history: Mapping[int, int] | None
+
+
+@dataclass(slots=True)
+class TableProgress:
+    """A table and how far its rows are read. `last`: the key of the last one, in text form."""
+
+    shape: TableShape
+    last: list[str] | None = None
+    rows: int = 0
+    chunks: int = 0
+    done: bool = False
+
+
+@dataclass(slots=True)
+class Plan:
+    """The tables that a snapshot reads, in order; `refused`: those that it can't read, and why."""
+
+    tables: dict[str, TableProgress] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def refusals(self) -> str:
+        """The tables that can't be read, each with its reason."""
+        return "; ".join(f"{name} {reason}" for name, reason in self.refused.items())
+
+    @property
+    def next(self) -> TableProgress | None:
+        """The table whose rows are read next, None when all are done."""
+        return next((table for table in self.tables.values() if not table.done), None)
+
+    @property
+    def begun(self) -> bool:
+        """Whether rows of any table are in Kafka."""
+        return any(table.chunks for table in self.tables.values())
+
+    @property
+    def done(self) -> int:
+        """How many tables are done."""
+        return sum(table.done for table in self.tables.values())
+
+    def kind(self, table: TableProgress, index: int, count: int, *, ends: bool) -> Snapshot:
+        """Return what `source.snapshot` says of row `index` of `count` in the table's next chunk.
+
+        `ends`: the table has no rows after them.
+        """
+        if index == 0 and not self.begun:
+            return "first"
+        others = any(not other.done for other in self.tables.values() if other is not table)
+        return "last" if ends and index == count - 1 and not others else "true"
+
+
+def plan(
+    shapes: Iterable[TableShape],
+    found: Iterable[SnapshotProgress],
+    settings: SnapshotSettings,
+    shaping: Shaping,
+    owner: Owner,
+) -> Plan:
+    """Plan the tables to read: `shapes` are those of the publication, `found` what Kafka has."""
+    known = {(one.schema_, one.table): one for one in found if one.slot == owner.slot}
+    result = Plan()
+    for shape in sorted(shapes, key=lambda shape: shape.name):
+        schema, table = shape.relation.schema, shape.relation.table
+        excluded = any(table_matches(pattern, schema, table) for pattern in settings.exclude)
+        if excluded or not shaping.naming.publishes(schema, table):
+            continue
+        if reason := unreadable(shape, shaping):
+            result.refused[shape.name] = reason
+            continue
+        progress = TableProgress(shape)
+        told = known.get((schema, table))
+        if told is not None and counts(told, shape, owner):
+            progress.last, progress.rows = told.last, told.rows
+            progress.chunks, progress.done = told.chunks, told.done
+        result.tables[shape.name] = progress
+    return result
+
+
+def counts(told: SnapshotProgress, shape: TableShape, owner: Owner) -> bool:
+    """Whether rows that `told` counts are those of the table as it is now."""
+    if told.oid != shape.relation.oid or told.commit_lsn >= owner.end_lsn:
+        return False
+    if told.timeline != owner.timeline:
+        left = (owner.history or {}).get(told.timeline)
+        if left is None or told.commit_lsn >= left:
+            return False
+    return told.done or told.key == shape.key_names
+
+
+def unreadable(shape: TableShape, shaping: Shaping) -> str:
+    """Why a table can't be read by its key; "" where it can.
+
+    Values of the key are in the topic of the progress, where a mask must not be undone.
+    """
+    if not shape.key:
+        return "has no primary key"
+    published = shaping.plan(shape.relation)
+    names = {column.name for column in published.relation.columns}
+    hidden = [name for name in shape.key_names if name not in names or name in published.masks]
+    return f"is read by {hidden[0]}, which shaping leaves out or masks" if hidden else ""
+
+
+def require_keys(found: Plan) -> None:
+    """Raise SettingsError that names the tables which a snapshot can't read."""
+    if found.refused:
+        raise SettingsError(
+            f"a snapshot reads tables by their primary key: {found.refusals}",
+            operation="begin the snapshot",
+            hint="give them a primary key or a replica identity index, or name them in "
+            "snapshot.exclude: then only their changes are published",
+        )
+
+
+def told_progress(
+    owner: Owner, table: TableProgress, commit_lsn: int, seq: int, ts_ms: int
+) -> SnapshotProgress:
+    """Tell what Kafka has of `table` with the chunk at `commit_lsn`."""
+    relation = table.shape.relation
+    return SnapshotProgress(
+        slot=owner.slot,
+        schema=relation.schema,
+        table=relation.table,
+        oid=relation.oid,
+        key=table.shape.key_names,
+        last=None if table.done else table.last,
+        rows=table.rows,
+        chunks=table.chunks,
+        done=table.done,
+        timeline=owner.timeline,
+        commit_lsn=commit_lsn,
+        seq=seq,
+        ts_ms=ts_ms,
+    )
+
+
+def progress_event(prefix: str, told: SnapshotProgress) -> Event:
+    """Make the record of `told`, for the Kafka transaction with its rows."""
+    key = SnapshotKey(slot=told.slot, schema=told.schema_, table=told.table)
+    value = told.model_dump_json(by_alias=True).encode()
+    return Event(snapshot_topic(prefix), key.model_dump_json(by_alias=True).encode(), value)

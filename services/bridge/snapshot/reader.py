@@ -1,0 +1,269 @@
+"""The database side of a snapshot: marks in the WAL, and chunks of rows under a database snapshot.
+
+Two ordinary connections: one reads rows in transactions of its own, the other one writes marks and
+asks what standbys have. All calls block; the session makes them in a thread of their own.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import psycopg
+import structlog
+from psycopg import pq
+
+from schemas.errors import Retryable, SlotbridgeError
+from schemas.lsn import format_lsn
+from schemas.snapshot import SNAPSHOT_PREFIX
+from services.bridge.pgoutput.messages import Relation, RelationColumn, Row
+from services.bridge.snapshot.tables import CURSOR, KeyColumn, TableShape, chunk_query
+from services.bridge.snapshot.visibility import Sight, parse_sight
+from services.bridge.source.replication_connection import SESSION_OPTIONS, cut_off_after
+from services.bridge.source.server_errors import connect_error, server_error
+from services.postgres.published_tables import PublishedTable, published_tables
+from services.postgres.rows import one_row
+from services.postgres.server import Connection
+
+logger = structlog.get_logger(__name__)
+
+APPLICATION: Final = "slotbridge_snapshot"
+LOCK_MS: Final = 200
+"""How long a chunk waits for a locked table; the stream stands still meanwhile."""
+STATEMENT_MS: Final = 10_000
+FETCH_BYTES: Final = 2**20
+_FETCH_ROWS_FIRST: Final = 16
+_FETCH_ROWS_MAX: Final = 5_000
+_SLOW: Final = "57014"
+_GONE: Final = ("42P01", "3F000")
+_NOT_NOW: Final = ("55P03", _SLOW, "40P01", *_GONE)
+"""A lock that is held, a statement that took too long, a deadlock, a table that is gone."""
+
+
+class NotNow(Exception):
+    """A chunk can't be read at this moment.
+
+    `slow`: because it is too large. `changed`: because the table is gone or another than it was.
+    """
+
+    def __init__(self, why: str, *, slow: bool = False, changed: bool = False) -> None:
+        super().__init__(why)
+        self.slow = slow
+        self.changed = changed
+
+
+class Inspection(NamedTuple):
+    """The published tables, and the xmax of the database snapshot that they were read under."""
+
+    shapes: list[TableShape]
+    rows_estimates: dict[str, int]
+    xmax: int
+
+
+class Chunk(NamedTuple):
+    """Rows as they were read, the key after them, and whether the table has none after them."""
+
+    rows: list[Row]
+    last: list[str] | None
+    ends: bool
+
+
+class SnapshotReader:
+    """Reads for one session. Only one call at a time, from any thread; `interrupt` from another."""
+
+    def __init__(self, conninfo: str, publication: str, slot: str, *, deadline_ms: int) -> None:
+        self._publication = publication
+        self._subject = f"slot {slot}"
+        self._deadline_s = deadline_ms / 1000
+        self._closed = False
+        self._marks = self._connect(conninfo, "-c synchronous_commit=local")
+        self._rows = self._connect(
+            conninfo,
+            f"-c lock_timeout={LOCK_MS} -c row_security=off -c jit=off"
+            " -c idle_in_transaction_session_timeout=60s",
+        )
+
+    def interrupt(self) -> None:
+        """Let a call that is in progress in another thread fail soon."""
+        self._closed = True
+        for connection in (self._marks, self._rows):
+            with (
+                contextlib.suppress(psycopg.Error, OSError),
+                socket.socket(fileno=os.dup(connection.fileno())) as own,
+            ):
+                own.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End both connections; no call is in progress."""
+        self._closed = True
+        self._marks.close()
+        self._rows.close()
+
+    def inspect(self) -> Inspection:
+        """Read what the publication has now."""
+        with self._statement("inspect the published tables"):
+            xmax = one_row(
+                self._marks.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text")
+            )
+            found = published_tables(self._marks, self._publication)
+        estimates = {f"{one.schema}.{one.table}": one.rows_estimate for one in found}
+        return Inspection([shape_of(one) for one in found], estimates, int(xmax[0]))
+
+    def mark(self, token: str) -> int:
+        """Write `token` into the WAL and flush it; return where its record ends."""
+        with self._statement("mark a chunk's place"):
+            row = one_row(
+                self._marks.execute(
+                    "SELECT (pg_logical_emit_message(false, %s, %s, true) - '0/0')::bigint",
+                    [SNAPSHOT_PREFIX, token],
+                )
+            )
+            return int(row[0])
+
+    def has_standbys_up_to(self, lsn: int) -> bool:
+        """Whether each standby of synchronized_standby_slots has flushed the WAL up to `lsn`.
+
+        Source: slot.c, StandbySlotsHaveCaughtup.
+        """
+        with self._statement("ask for the standbys' positions"):
+            row = one_row(
+                self._marks.execute(
+                    """
+                    SELECT NOT EXISTS (
+                      SELECT FROM unnest(string_to_array(
+                             current_setting('synchronized_standby_slots'), ',')) entry,
+                             trim(entry, ' "') listed (name)
+                        LEFT JOIN pg_replication_slots s ON s.slot_name = listed.name
+                       WHERE listed.name <> ''
+                         AND (s.restart_lsn IS NULL OR s.restart_lsn < %s::pg_lsn))
+                    """,
+                    [format_lsn(lsn)],
+                )
+            )
+            return bool(row[0])
+
+    def begin(self, shape: TableShape) -> Sight:
+        """Lock the table against changes of its form, and take a database snapshot.
+
+        In this order: a form that was changed after the snapshot would show it an empty table.
+        Raises NotNow where the table is locked or gone.
+        """
+        with self._statement("begin a chunk", shape.name):
+            self._rows.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            self._rows.execute(f"LOCK TABLE {shape.identifier} IN ACCESS SHARE MODE".encode())
+            row = one_row(self._rows.execute("SELECT pg_current_snapshot()::text"))
+            return parse_sight(row[0])
+
+    def shape(self, oid: int) -> TableShape | None:
+        """Read the table as that snapshot sees it; None where it is not published any more."""
+        with self._statement("inspect the table"):
+            found = published_tables(self._rows, self._publication, oid)
+        return shape_of(found[0]) if found else None
+
+    def read(
+        self,
+        shape: TableShape,
+        last: Sequence[str] | None,
+        where: str,
+        *,
+        rows_max: int,
+        bytes_max: int,
+    ) -> Chunk:
+        """Read up to `rows_max` rows after the key `last`, or until they have `bytes_max`.
+
+        Raises NotNow where that takes too long.
+        """
+        query, parameters = chunk_query(shape, last, where, rows_max + 1)
+        with self._statement("read rows", shape.name):
+            self._execute(query, parameters)
+            rows, ends = self._fetch(rows_max, bytes_max)
+            self._execute(b"CLOSE " + CURSOR, [])
+        last_key = None
+        if rows:
+            key = rows[-1][-len(shape.key) :]
+            last_key = [value.decode() if isinstance(value, bytes) else "" for value in key]
+        return Chunk(rows, last_key, ends)
+
+    def end(self) -> None:
+        """End the chunk's transaction, if there is one."""
+        with self._statement("end a chunk"):
+            if self._rows.info.transaction_status != pq.TransactionStatus.IDLE:
+                self._rows.execute("ROLLBACK")
+
+    def _fetch(self, rows_max: int, bytes_max: int) -> tuple[list[Row], bool]:
+        """Rows in parts of about FETCH_BYTES, so that memory is bounded whatever a row's size."""
+        rows: list[Row] = []
+        size, count = 0, _FETCH_ROWS_FIRST
+        while len(rows) <= rows_max and size < bytes_max:
+            count = min(count, rows_max + 1 - len(rows))
+            result = self._execute(b"FETCH %d FROM %s" % (count, CURSOR), [])
+            width = range(result.nfields)
+            for number in range(result.ntuples):
+                row = [result.get_value(number, place) for place in width]
+                size += sum([len(value) for value in row if value is not None])
+                rows.append([*row])
+            if result.ntuples < count:
+                return rows[:rows_max], len(rows) <= rows_max
+            average = max(1, size // max(1, len(rows)))
+            count = max(1, min(_FETCH_ROWS_MAX, 4 * count, FETCH_BYTES // average))
+        return rows[:rows_max], False
+
+    def _execute(self, query: bytes, parameters: list[bytes]) -> pq.abc.PGresult:
+        """Text results as the server has printed them, without psycopg's types."""
+        result = self._rows.pgconn.exec_params(query, parameters)
+        if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+            raise psycopg.errors.error_from_result(result, encoding="utf-8")
+        return result
+
+    def _connect(self, conninfo: str, options: str) -> Connection:
+        given = psycopg.conninfo.conninfo_to_dict(conninfo).get("options") or ""
+        try:
+            return psycopg.connect(
+                conninfo,
+                autocommit=True,
+                options=f"{given} {SESSION_OPTIONS} -c statement_timeout={STATEMENT_MS} {options}",
+                application_name=APPLICATION,
+                client_encoding="UTF8",
+            )
+        except psycopg.Error as error:
+            raise connect_error(str(error), self._subject) from error
+
+    @contextlib.contextmanager
+    def _statement(self, operation: str, table: str = "") -> Iterator[None]:
+        """Translate psycopg's errors; cut off both connections where the server does not answer."""
+        try:
+            with (
+                cut_off_after(self._deadline_s, self._rows.fileno()),
+                cut_off_after(self._deadline_s, self._marks.fileno()),
+            ):
+                yield
+        except (psycopg.Error, OSError) as error:
+            raise self._translated(error, operation, table) from error
+
+    def _translated(
+        self, error: psycopg.Error | OSError, operation: str, table: str
+    ) -> SlotbridgeError | NotNow:
+        state = getattr(error, "sqlstate", None)
+        if self._closed or state is None:
+            return Retryable(
+                "the snapshot's connection to the server is lost",
+                operation=operation,
+                subject=self._subject,
+            )
+        assert isinstance(error, psycopg.Error)
+        message = " ".join((error.diag.message_primary or str(error)).split())
+        if state in _NOT_NOW:
+            return NotNow(message, slow=state == _SLOW, changed=state in _GONE)
+        return server_error(state, message, operation, table or self._subject)
+
+
+def shape_of(table: PublishedTable) -> TableShape:
+    """Describe a table of the catalogs as pgoutput does."""
+    columns = tuple(
+        RelationColumn(one.name, one.type_oid, one.typmod, one.identity, one.type_name)
+        for one in table.columns
+    )
+    relation = Relation(table.oid, table.schema, table.table, table.replica_identity, columns)
+    key = tuple(KeyColumn(name, kind) for name, kind in table.key)
+    return TableShape(relation, table.partitioned, table.row_filter, key)

@@ -1,0 +1,71 @@
+"""Rows that were read from a table -> events with op `r`, as one transaction of the stream. Pure.
+
+    BEGIN                      id 0:commit_lsn, in the transaction topic
+    schema event               where Kafka does not know this shape yet, at seq 0
+    op r, before null          one a row, seq 0, 1, …; values as streaming encodes them
+    END
+
+`commit_lsn` is where the chunk stands in the stream; no transaction of the server has it.
+"""
+
+from collections.abc import Callable, Sequence
+from json.encoder import encode_basestring as quoted
+
+from services.bridge.events.envelope import Describe, Envelope
+from services.bridge.events.event import Event, Stamp
+from services.bridge.events.values.encoders import Encoders
+from services.bridge.pgoutput.messages import Relation, Row
+from services.bridge.snapshot.progress import Snapshot
+
+
+class RowEvents(Envelope):
+    """Encodes chunks. `describe` is the session's, so that each shape is announced once."""
+
+    def __init__(
+        self,
+        name: str,
+        database: str,
+        timeline: int,
+        describe: Describe,
+        *,
+        transaction_metadata: bool,
+        encoders: Encoders,
+    ) -> None:
+        self._xid = 0
+        super().__init__(
+            *(name, database, timeline),
+            lambda relation, stamp, seq: describe(relation, stamp._replace(xid=self._xid), seq),
+            tombstones=False,
+            transaction_metadata=transaction_metadata,
+            encoders=encoders,
+        )
+        self._source_db = f',"snapshot":"true","db":{quoted(database)},"txId":'
+
+    def describe(self, relation: Relation, stamp: Stamp, xid: int) -> tuple[list[Event], bool]:
+        """Begin the chunk `stamp`; the schema event of `relation`, and whether its key is certain.
+
+        `xid`: of a transaction that every session sees, to tell what the catalog has made since.
+        """
+        self._xid = xid
+        self.begin(stamp)
+        self._table(relation, 0)
+        return self.take_shapes(), not self._unsettled
+
+    def read(
+        self, relation: Relation, rows: Sequence[Row], kind: Callable[[int], Snapshot], lsn: int
+    ) -> list[Event]:
+        """Encode `rows`, numbered from 0; `kind`: what `source.snapshot` is of each."""
+        table = self._table(relation, 0)
+        plain, width = self._head, len(relation.columns)
+        events = []
+        for seq, row in enumerate(rows):
+            said = kind(seq)
+            if said != "true":
+                self._head = plain.replace('"snapshot":"true"', f'"snapshot":"{said}"', 1)
+            row = row[:width]
+            value = self._value(table, "null", table.row(row), "r", lsn, seq)
+            events.append(
+                Event(table.topic, table.key(row), value, None, False, table.name, seq, lsn)
+            )
+            self._head = plain
+        return events

@@ -1,0 +1,265 @@
+"""The pure core of snapshots: where a chunk belongs, its SQL, its size, what is read next."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from schemas.errors import SettingsError
+from schemas.shaping import MaskSettings, ShapingSettings
+from schemas.snapshot import SnapshotProgress, SnapshotSettings
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.pgoutput.messages import Relation, RelationColumn
+from services.bridge.snapshot.progress import (
+    Owner,
+    counts,
+    plan,
+    progress_event,
+    require_keys,
+    told_progress,
+)
+from services.bridge.snapshot.tables import ChunkSize, KeyColumn, TableShape, chunk_query
+from services.bridge.snapshot.visibility import Published, Sight, parse_sight, with_epoch
+
+KEYS = 6
+EPOCH = 7 * 2**32
+OWNER = Owner("s", 3, 10_000, {1: 100, 2: 500})
+
+
+class Source:
+    """A table under transactions. A commit is in the stream before it is visible to snapshots, and
+    keeps its keys locked until then, as PostgreSQL does."""
+
+    def __init__(self, first_xid: int) -> None:
+        self.next_xid = first_xid
+        self.open: dict[int, dict[int, int | None]] = {}
+        self.stream: list[tuple[int, dict[int, int | None]]] = []
+        self.waiting: list[int] = []
+        self.value = 0
+
+    def begin(self, keys: set[int]) -> None:
+        """A transaction writes or deletes those keys that nobody has locked."""
+        hidden = [changes for xid, changes in self.stream if xid in self.waiting]
+        locked = {key for changes in (*self.open.values(), *hidden) for key in changes}
+        changes: dict[int, int | None] = {}
+        for key in keys - locked:
+            self.value += 1
+            changes[key] = self.value if self.value % 4 else None
+        self.open[self.next_xid] = changes
+        self.next_xid += 1
+
+    def commit(self, number: int) -> None:
+        """A commit record is written; it is not visible yet."""
+        if self.open:
+            xid = [*self.open][number % len(self.open)]
+            self.stream.append((xid, self.open.pop(xid)))
+            self.waiting.append(xid)
+
+    def show(self, number: int) -> None:
+        """A commit becomes visible, in any order."""
+        if self.waiting:
+            self.waiting.pop(number % len(self.waiting))
+
+    def sight(self) -> Sight:
+        """A snapshot as it would be taken now."""
+        running = frozenset({*self.open, *self.waiting})
+        return Sight(min(running, default=self.next_xid), self.next_xid, running)
+
+    def rows(self, sight: Sight) -> dict[int, int]:
+        """What that snapshot sees."""
+        seen = [changes for xid, changes in self.stream if sight.sees(xid % 2**32)]
+        before = [(key, 0) for key in range(0, KEYS, 2)]
+        return applied([*before, *(change for changes in seen for change in changes.items())])
+
+
+def applied(changes: Any) -> dict[int, int]:
+    rows: dict[int, int] = {}
+    for key, value in changes:
+        rows.pop(key, None)
+        if value is not None:
+            rows[key] = value
+    return rows
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("begin"), st.sets(st.integers(0, KEYS - 1), min_size=1, max_size=3)),
+        st.tuples(st.sampled_from(["commit", "show"]), st.integers(0, 3)),
+        st.tuples(st.sampled_from(["publish", "chunk"]), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS, st.integers(0, 2))
+@example([("begin", {0}), ("commit", 0), ("publish", 0), ("chunk", 0), ("chunk", 0)], 0)
+def test_both_folds_are_the_table_whatever_is_visible_when(
+    steps: list[tuple[str, Any]], offset: int
+) -> None:
+    """By the order of publication, and by position; from any point of the stream on."""
+    source = Source(EPOCH + 2**32 - offset * 20 + 3)
+    events: list[tuple[int, int, int | None]] = []  # (position, key, value) by offset
+    published, done, last, floor_known = Published(), 0, -1, False
+
+    def publish() -> None:
+        nonlocal done
+        if done < len(source.stream):
+            xid, changes = source.stream[done]
+            done += 1
+            events.extend((2 * done, key, value) for key, value in changes.items())
+            if floor_known:
+                published.add([xid % 2**32])
+
+    def chunk() -> None:
+        nonlocal last, floor_known
+        sight = source.sight()
+        if not floor_known:
+            floor_known, published.floor = True, sight.xmax
+            return
+        if published.seen_by(sight):
+            rows = source.rows(sight)
+            read = sorted(key for key in rows if key > last)[:2]
+            events.extend((2 * done + 1, key, rows[key]) for key in read)
+            last = read[-1] if len(read) == 2 else KEYS
+
+    for name, argument in steps:
+        if name == "publish":
+            publish()
+        elif name == "chunk":
+            chunk()
+        else:
+            getattr(source, name)(argument)
+    while source.open:
+        source.commit(0)
+    while source.waiting:
+        source.show(0)
+    while last < KEYS:
+        chunk()
+    while done < len(source.stream):
+        publish()
+    truth = source.rows(source.sight())
+    assert applied((key, value) for _, key, value in events) == truth
+    in_order = sorted(events, key=lambda event: event[0])
+    assert applied((key, value) for _, key, value in in_order) == truth
+
+
+@given(st.integers(2**32, 2**40), st.integers(-(2**31) + 1, 2**31 - 1))
+def test_an_xid_gets_the_epoch_that_is_nearest(near: int, distance: int) -> None:
+    assert with_epoch((near + distance) % 2**32, near) == near + distance
+
+
+def test_a_snapshot_as_the_server_prints_it() -> None:
+    sight = parse_sight("10:20:10,15")
+    assert [xid for xid in range(8, 22) if sight.sees(xid)] == [
+        *(8, 9, 11, 12, 13, 14, 16, 17, 18, 19)
+    ]
+    assert parse_sight("7:7:") == Sight(7, 7, frozenset())
+
+
+def shape(name: str = "public.t", *key: str, oid: int = 1, row_filter: str = "") -> TableShape:
+    schema, table = name.split(".")
+    columns = tuple(RelationColumn(column, 23, -1, column in key) for column in (*key, "note"))
+    keys = tuple(KeyColumn(column, "integer") for column in key)
+    return TableShape(Relation(oid, schema, table, "d", columns), False, row_filter, keys)
+
+
+def test_the_first_chunk_and_the_next_one() -> None:
+    found = shape("public.t", "a", 'b"', row_filter="a > 1")
+    assert chunk_query(found, None, "", 10) == (
+        b'DECLARE slotbridge_chunk NO SCROLL CURSOR FOR SELECT "a", "b""", "note", "a", "b"""'
+        b' FROM ONLY "public"."t" WHERE (a > 1) ORDER BY "a", "b""" LIMIT 10',
+        [],
+    )
+    assert chunk_query(replace(found, partitioned=True), ["1", "x"], "note <> ''", 5) == (
+        b'DECLARE slotbridge_chunk NO SCROLL CURSOR FOR SELECT "a", "b""", "note", "a", "b"""'
+        b' FROM "public"."t" WHERE (a > 1) AND (note <> \'\')'
+        b' AND ("a", "b""") > ($1::integer, $2::integer) ORDER BY "a", "b""" LIMIT 5',
+        [b"1", b"x"],
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 100)), max_size=30))
+def test_a_chunk_is_never_empty_nor_above_the_limit(read: list[tuple[int, float]]) -> None:
+    size = ChunkSize(5_000, 0.1)
+    for rows, took_s in read:
+        before = size.rows
+        size.learn(rows, took_s)
+        assert 1 <= size.rows <= min(5_000, 2 * before)
+        size.shrink()
+        assert size.rows >= 1
+
+
+def planned(*told: SnapshotProgress, shapes: list[TableShape], **settings: Any) -> Any:
+    masks = {"public.secret": {"mail": MaskSettings(text="-")}}
+    shaping = Shaping(ShapingSettings(exclude=("public.hidden",), masks=masks), "p")
+    return plan(shapes, told, SnapshotSettings(**settings), shaping, OWNER)
+
+
+def progress(of: TableShape, **changed: Any) -> SnapshotProgress:
+    table = planned(shapes=[of]).tables[of.name]
+    table.last, table.rows, table.chunks = ["5"], 7, 2
+    return told_progress(OWNER, table, 900, 6, 1).model_copy(update=changed)
+
+
+def test_tables_are_read_on_where_kafka_has_their_rows() -> None:
+    one, two, three = (shape(f"public.t{n}", "id", oid=n) for n in (1, 2, 3))
+    found = planned(
+        progress(one, done=True),
+        progress(two),
+        progress(three, slot="another"),
+        shapes=[three, one, two, shape("public.hidden", "id"), shape("public.left", "id")],
+        exclude=["public.l*"],
+    )
+    assert [*found.tables] == ["public.t1", "public.t2", "public.t3"]
+    assert (found.next.shape, found.next.last, found.next.rows) == (two, ["5"], 7)
+    found.next.done = True
+    assert (found.next.shape, found.next.last, found.next.rows) == (three, None, 0)
+    assert found.kind(found.next, 0, 2, ends=True) == "true"
+    assert found.kind(found.next, 1, 2, ends=True) == "last"
+    assert found.kind(found.next, 1, 2, ends=False) == "true"
+
+
+@pytest.mark.parametrize(
+    ("changed", "still"),
+    [
+        ({}, True),
+        ({"oid": 9}, False),
+        ({"key": ["other"]}, False),
+        ({"key": ["other"], "done": True}, True),
+        ({"commit_lsn": 10_000}, False),
+        ({"timeline": 2, "commit_lsn": 499}, True),
+        ({"timeline": 2, "commit_lsn": 500}, False),
+        ({"timeline": 4}, False),
+    ],
+)
+def test_rows_that_a_failover_or_another_table_has_overtaken_do_not_count(
+    changed: dict[str, Any], still: bool
+) -> None:
+    found = shape("public.t", "id")
+    assert counts(progress(found, **changed), found, OWNER) is still
+
+
+def test_a_table_without_a_key_is_refused_by_name() -> None:
+    found = planned(shapes=[shape("public.t", "id"), shape("public.log")])
+    with pytest.raises(SettingsError, match=r"public\.log"):
+        require_keys(found)
+    require_keys(planned(shapes=[shape("public.log")], exclude=["public.log"]))
+
+
+def test_a_table_whose_key_is_masked_is_refused_as_its_progress_would_tell_it() -> None:
+    secret = shape("public.secret", "mail")
+    relation = replace(secret.relation, replica_identity="f")
+    columns = tuple(replace(column, key=False) for column in relation.columns)
+    secret = replace(secret, relation=replace(relation, columns=columns))
+    with pytest.raises(SettingsError, match=r"public\.secret is read by mail"):
+        require_keys(planned(shapes=[secret]))
+
+
+def test_progress_survives_its_record() -> None:
+    told = progress(shape("public.t", "id"))
+    event = progress_event("p", told)
+    assert event.topic == "p.snapshot"
+    assert event.key == b'{"slot":"s","schema":"public","table":"t"}'
+    assert SnapshotProgress.model_validate_json(event.value or b"") == told
