@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from schemas.errors import ExitCode, Retryable, SettingsError
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, ValueSettings, require
-from spark_consumers.epochs.follower import Follower
+from spark_consumers.epochs.epoch_runner import EpochRunner
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.epochs.stream import Stream
@@ -75,21 +75,21 @@ def _follow(
     *,
     once: bool,
 ) -> None:
-    follower = Follower(spark, settings)
-    lsn = follower.record.commit_lsn
+    runner = EpochRunner(spark, settings)
+    lsn = runner.record.commit_lsn
     log.info(
         "consuming",
-        last_epoch=follower.record.epoch,
+        last_epoch=runner.record.epoch,
         commit_lsn=format_lsn(max(0, lsn)),
         shuffle_partitions=spark.conf.get("spark.sql.shuffle.partitions"),
         adaptive=spark.conf.get("spark.sql.adaptive.enabled"),
     )
     try:
         tables = require(settings.tables, "tables")
-        stream = Stream(spark, tables, follower, metrics, report, stop)
+        stream = Stream(spark, tables, runner, metrics, report, stop)
         stream.run(until_idle_s=until_idle_s, once=once)
     finally:
-        follower.close()
+        runner.close()
 
 
 def require_readable(settings: Settings) -> None:

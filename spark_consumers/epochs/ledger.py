@@ -3,7 +3,7 @@
     _epochs' snapshot summary   slotbridge.epoch, .commit_lsn, .commit_ts_ms, .tag
                                 slotbridge.tables    {source: {table, snapshot, uuid}}
                                 slotbridge.offsets   {topic: {partition: offset}}
-                                slotbridge.transaction_offset
+                                slotbridge.transaction_offset, .transaction_topic_id
 
 An epoch is done, and there for readers, when its snapshot is: one commit, after all tables'.
 It is also all that a start needs; without it, the tables themselves tell what they have.
@@ -50,7 +50,8 @@ class EpochRecord:
 
     `offsets` are where the next events are; `transaction_offset` where the next transaction is,
     None: at the beginning. `tables`: by source table; the snapshot is that of the last epoch that
-    brought the table something.
+    brought the table something. `transaction_topic_id`: Kafka's id of the transaction topic, ""
+    where an earlier version has written the record.
     """
 
     epoch: int
@@ -59,6 +60,7 @@ class EpochRecord:
     offsets: Offsets
     transaction_offset: int | None
     tables: dict[str, Place]
+    transaction_topic_id: str = ""
 
 
 class Ledger:
@@ -150,6 +152,7 @@ def _values(record: EpochRecord) -> dict[str, str]:
         "tables": json.dumps(tables),
         "offsets": json.dumps(record.offsets),
         "transaction_offset": json.dumps(record.transaction_offset),
+        "transaction_topic_id": record.transaction_topic_id,
     }
 
 
@@ -170,4 +173,5 @@ def _record(summary: dict[str, str]) -> EpochRecord | None:
             name: Place(place["table"], place["snapshot"], place.get("uuid", ""))
             for name, place in given["tables"].items()
         },
+        summary.get("slotbridge.transaction_topic_id", ""),
     )

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from schemas.errors import BadInput, ExitCode
-from spark_consumers.epochs.parts import Part
+from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
 from spark_consumers.events.shape import Shape
 from spark_consumers.iceberg import catalog
@@ -41,15 +41,18 @@ class Quarantine:
         self._identifier = catalog.identifier(namespace, NAME)
 
     def put_aside(
-        self, epoch: int, events: DataFrame, parts: Iterable[tuple[Part, Sequence[Shape]]]
+        self,
+        epoch: int,
+        events: DataFrame,
+        summaries: Iterable[tuple[TopicSummary, Sequence[Shape]]],
     ) -> Bad:
         """Write the bad events of an epoch down, once, and say where they are.
 
         Raise BadInput when they are more than PLACES_MAX.
         """
-        given = list(parts)
-        found = [_unfit(events, part, shapes) for part, shapes in given if part.rows]
-        found += [_unread(events, part) for part, _ in given if part.refused is not None]
+        given = list(summaries)
+        found = [_unfit(events, summary, shapes) for summary, shapes in given if summary.rows]
+        found += [_unread(events, summary) for summary, _ in given if summary.refused is not None]
         if not found:
             return {}
         bad = reduce(DataFrame.unionByName, found).persist()
@@ -90,19 +93,19 @@ def without(events: DataFrame, places: Sequence[tuple[int, int]]) -> DataFrame:
     return events
 
 
-def _unfit(events: DataFrame, part: Part, shapes: Sequence[Shape]) -> DataFrame:
-    own = changes.own_events(events, part.topic)
+def _unfit(events: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]) -> DataFrame:
+    own = changes.own_events(events, summary.topic)
     found = [changes.problems(e, s) for e, s in changes.by_shape(own, shapes)]
     return reduce(DataFrame.unionByName, found).select(*_COLUMNS)
 
 
-def _unread(events: DataFrame, part: Part) -> DataFrame:
+def _unread(events: DataFrame, summary: TopicSummary) -> DataFrame:
     """Return the records that are not events, as far as the epoch goes in each partition."""
     beyond = "".join(
         f" OR partition = {partition} AND offset >= {offset}"
-        for partition, offset in sorted(part.next_offsets.items())
+        for partition, offset in sorted(summary.next_offsets.items())
     )
     unread = events.where(
-        f"topic = {literal(part.topic)} AND NOT {changes.IS_EVENT} AND NOT (false{beyond})"
+        f"topic = {literal(summary.topic)} AND NOT {changes.IS_EVENT} AND NOT (false{beyond})"
     )
     return unread.withColumn("reason", F.lit("no event of a table")).select(*_COLUMNS)

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pyspark.sql import DataFrame, SparkSession
 
 from schemas.tables import TablesSettings
-from spark_consumers.epochs import lacking, writing
+from spark_consumers.epochs import incomplete_tables, table_writer
 from spark_consumers.epochs.ledger import EpochRecord
 from spark_consumers.epochs.quarantine import Bad, Quarantine, without
+from spark_consumers.epochs.table_writer import Work
 from spark_consumers.epochs.threads import at_once
-from spark_consumers.epochs.writing import Work
 from spark_consumers.events import changes
 from spark_consumers.iceberg import catalog, sums
 from spark_consumers.iceberg.layout import layout_of
@@ -52,11 +52,11 @@ class Stage:
             self._spark.conf.set(catalog.SUMMARY_OPTION + option, str(value))
         bad: Bad = {}
         if self._settings.on_bad_event == "quarantine":
-            parts = [(item.part, item.shapes) for item in work]
-            bad = self._quarantine.put_aside(epoch, events, parts)
+            summaries = [(item.summary, item.shapes) for item in work]
+            bad = self._quarantine.put_aside(epoch, events, summaries)
         opened = {item.name: item.table for item in work}
-        names = [item.name for item in work if item.part.topic in bad]
-        lacking.mark(self._spark, cut.commit_lsn, names, opened, states)
+        names = [item.name for item in work if item.summary.topic in bad]
+        incomplete_tables.mark(self._spark, cut.commit_lsn, names, opened, states)
         self._work = {item.name: replace(item, table=opened[item.name]) for item in work}
         self._bases = {}
 
@@ -67,7 +67,7 @@ class Stage:
             state = states.get(item.name)
             known = state.sealed if state else (NEVER, NEVER)
             base = self._staging.begin(item.table.identifier, known)
-            writing.write(item, own(item.part.topic))
+            table_writer.write(item, own(item.summary.topic))
             self._bases[item.name] = self._staging.written(base)
 
         with self._staging.writing():
@@ -119,11 +119,11 @@ class Stage:
             base = self._staging.begin(identifier, sealed, explicit=True)
             branch = self._staging.branch(self._staging.written(base))
             behind = known is None or known.commit_lsn < before.commit_lsn
-            if item is None or behind or writing.begins_anew(item) or item.part.unavailable:
+            if item is None or behind or table_writer.begins_anew(item) or item.summary.unavailable:
                 sums.recompute(self._spark, branch, source, settings)
             else:
                 place = before.tables.get(settings.source)
-                folded = writing.folded(item, own(item.part.topic))
+                folded = table_writer.folded(item, own(item.summary.topic))
                 snapshot = place.snapshot if place else None
                 sums.add(branch, settings, layout, folded, item.table.identifier, snapshot)
             self._bases[sums.source_of(name)] = self._staging.written(base)

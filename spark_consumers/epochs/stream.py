@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from schemas.errors import ExitCode, Retryable
 from schemas.tables import TablesSettings
 from spark_consumers.epochs.checkpoint import Checkpoint
-from spark_consumers.epochs.follower import Follower
+from spark_consumers.epochs.epoch_runner import EpochRunner
 from spark_consumers.epochs.listener import BatchListener
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.report import EpochReport
@@ -44,20 +44,20 @@ class Stream:
         self,
         spark: SparkSession,
         settings: TablesSettings,
-        follower: Follower,
+        runner: EpochRunner,
         metrics: Metrics,
         report: Callable[[EpochReport], None],
         stop: threading.Event,
     ) -> None:
         self._spark = spark
         self._settings = settings
-        self._follower = follower
+        self._runner = runner
         self._metrics = metrics
         self._report = report
         self._stop = stop
-        self._name = f"slottables {follower.namespace}"
+        self._name = f"slottables {runner.namespace}"
         place = settings.checkpoint_location or f"{local_folder(settings)}/{CHECKPOINTS}"
-        self._checkpoint = Checkpoint(spark, f"{place}/{follower.namespace}", follower.topic.name)
+        self._checkpoint = Checkpoint(spark, f"{place}/{runner.namespace}", runner.topic.name)
         self._working = threading.Lock()
         self._ending = False
         self._failure: BaseException | None = None
@@ -85,27 +85,27 @@ class Stream:
         finally:
             self._spark.streams.removeListener(listener)
         if once and not self._stop.is_set():
-            self._follower.require_redone()
+            self._runner.require_redone()
 
     def _await_topic(self, until_idle_s: float | None, *, once: bool) -> bool:
         """Wait until the bridge has made the topic; whether it has."""
         started = time.monotonic()
-        while not self._follower.topic.exists():
+        while not self._runner.topic.exists():
             waited_s = time.monotonic() - started
             idle = until_idle_s is not None and waited_s >= until_idle_s
             if once or idle or self._stop.wait(_POLL_S):
-                self._follower.require_redone()
+                self._runner.require_redone()
                 return False
         return not self._stop.is_set()
 
     def _start(self, *, once: bool) -> StreamingQuery:
         """Start the query where the tables are: on its checkpoint if that agrees with them."""
-        offset = self._follower.topic.require(self._follower.offset)
+        offset = self._runner.topic.require(self._runner.offset)
         taken = self._take_checkpoint(offset)
         self._read_to = offset
         settings = self._settings
-        source = self._spark.readStream.format("kafka").options(**self._follower.topic.options())
-        source = source.option("startingOffsets", self._follower.topic.at(offset))
+        source = self._spark.readStream.format("kafka").options(**self._runner.topic.options())
+        source = source.option("startingOffsets", self._runner.topic.at(offset))
         most = settings.transaction_offsets_per_trigger_max
         records = source.option("maxOffsetsPerTrigger", most).load()
         writer = records.writeStream.queryName(self._name).foreachBatch(self._batch)
@@ -122,7 +122,7 @@ class Stream:
         if not self._checkpoint.exists():
             return False
         found = self._checkpoint.progress()
-        known = self._follower.offset is not None
+        known = self._runner.offset is not None
         if found is not None and known and (found.agrees(offset) or self._agrees(found.start)):
             return True
         log.warning(
@@ -136,13 +136,13 @@ class Stream:
 
     def _agrees(self, start: int) -> bool:
         """Tell whether a checkpoint is ahead of the tables only by transactions without events."""
-        offset = self._follower.offset
-        if offset is None or self._follower.redoes:
+        offset = self._runner.offset
+        if offset is None or self._runner.redoes:
             return False
-        if not offset <= start <= self._follower.topic.stable():
+        if not offset <= start <= self._runner.topic.stable():
             return False
-        records = self._follower.topic.between(self._spark, offset, start)
-        return not self._follower.brings(records)
+        records = self._runner.topic.between(self._spark, offset, start)
+        return not self._runner.brings(records)
 
     def _batch(self, records: DataFrame, number: int) -> None:
         """Bring the epochs of one micro-batch; the query calls this for each."""
@@ -164,17 +164,17 @@ class Stream:
             end = self._checkpoint.end(number)
             if end is None:
                 raise self._overtaken()
-            self._follower.take(records, end)
-            self._metrics.waiting(*self._follower.waiting())
+            self._runner.take(records, end)
+            self._metrics.waiting(*self._runner.waiting())
         return end
 
     def _bring(self) -> bool:
         """Bring the next epoch; whether there may be another one."""
         with self._working:
-            if self._follower.waiting()[0]:
+            if self._runner.waiting()[0]:
                 self._require_going_on()
-            done = self._follower.step()
-            self._metrics.waiting(*self._follower.waiting())
+            done = self._runner.step()
+            self._metrics.waiting(*self._runner.waiting())
             if done is not None:
                 self._report(done)
                 self._maintain()
@@ -204,13 +204,13 @@ class Stream:
                 self._maintain()
             finally:
                 self._working.release()
-            if until_idle_s is None and not self._follower.redoes:
+            if until_idle_s is None and not self._runner.redoes:
                 continue
-            if self._follower.topic.stable() > self._read_to:
+            if self._runner.topic.stable() > self._read_to:
                 idle_since = time.monotonic()
             idle_s = time.monotonic() - idle_since
             if idle_s >= _REDO_DEADLINE_S:
-                self._follower.require_redone()
+                self._runner.require_redone()
             if until_idle_s is not None and idle_s >= until_idle_s:
                 break
 
@@ -233,5 +233,5 @@ class Stream:
         """Maintain the tables where it is time to; between two epochs."""
         interval_s = self._settings.maintenance_interval_ms / 1000
         if 0 < interval_s <= time.monotonic() - self._maintained:
-            self._follower.maintain()
+            self._runner.maintain()
             self._maintained = time.monotonic()

@@ -103,6 +103,14 @@ class Topics:
     def __init__(self, kafka: KafkaSettings) -> None:
         self._admin = AdminClient(client_options(kafka))
         self._partitions: dict[str, tuple[int, ...]] = {}
+        self._ids: dict[str, str] = {}
+
+    def id(self, topic: str) -> str:
+        """Return the id that Kafka has given the topic, as of the last `refresh`; "" without one.
+
+        A topic that was deleted and made again under its name has another id.
+        """
+        return self._ids.get(topic, "")
 
     def refresh(self) -> None:
         """Ask anew for all topics that were asked for before, in one request."""
@@ -152,8 +160,11 @@ class Topics:
             TopicCollection(list(topics)), request_timeout=REQUEST_TIMEOUT_S
         )
         for topic, future in asked.items():
+            self._ids.pop(topic, None)
             try:
-                parts = future.result(REQUEST_TIMEOUT_S).partitions
+                told = future.result(REQUEST_TIMEOUT_S)
+                parts = told.partitions
+                self._ids[topic] = str(told.topic_id)
             except KafkaException as error:
                 if error.args[0].code() not in _NO_TOPIC:
                     raise kafka_failure(error, topic) from error

@@ -8,8 +8,8 @@ from schemas.events import DeadLetter, SchemaEvent, dead_topic, schema_topic
 from schemas.naming import Naming
 from schemas.settings import KafkaSettings
 from spark_consumers.events.shape import Position, Shape
-from spark_consumers.kafka.following import Following, Record
 from spark_consumers.kafka.reader import Topics
+from spark_consumers.kafka.small_topic_tail import Record, SmallTopicTail
 
 
 class ShapeLog:
@@ -18,7 +18,7 @@ class ShapeLog:
     def __init__(
         self, kafka: KafkaSettings, topics: Topics, naming: Naming, follows: Callable[[str], bool]
     ) -> None:
-        self._following = Following(kafka, topics, schema_topic(kafka.topic_prefix))
+        self._following = SmallTopicTail(kafka, topics, schema_topic(kafka.topic_prefix))
         self._naming = naming
         self._follows = follows
         self._shapes: dict[str, list[Shape]] = {}
@@ -109,7 +109,7 @@ class DeadLetters:
     def __init__(
         self, kafka: KafkaSettings, topics: Topics, follows: Callable[[str], bool]
     ) -> None:
-        self._following = Following(kafka, topics, dead_topic(kafka.topic_prefix))
+        self._following = SmallTopicTail(kafka, topics, dead_topic(kafka.topic_prefix))
         self._follows = follows
         self._letters: list[Lacking] = []
         self._named: set[str] = set()

@@ -67,6 +67,24 @@ class TransactionTopic:
             )
         return offset
 
+    def require_same(self, known_id: str) -> str:
+        """Return the topic's id. Raise OperatorNeeded for another one than `known_id`, if not "".
+
+        Offsets of a topic that was made again under its name mean other records: transactions
+        would be left out, and nothing else counts them.
+        """
+        self._topics.refresh()
+        found = self._topics.id(self.name)
+        if known_id and found != known_id:
+            raise OperatorNeeded(
+                "the topic was deleted and made again: it may lack transactions that the tables "
+                "have not read",
+                operation=OPERATION,
+                subject=self.name,
+                hint="restore the topic, or fill new tables under another tables.namespace",
+            )
+        return found
+
     def options(self) -> dict[str, str]:
         """Return Spark's options of a source that reads this topic."""
         own = {

@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 from schemas.errors import OperatorNeeded
 from schemas.naming import Naming
 from schemas.settings import Settings, require
+from spark_consumers.epochs.event_reader import EventReader, Wanted
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, epoch_of
-from spark_consumers.epochs.parts import Part
-from spark_consumers.epochs.reading import EventReader, Wanted
+from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
 from spark_consumers.events.shape import Position, Shape
 from spark_consumers.failures import FOREIGN, translated
@@ -112,9 +112,9 @@ class _Witness:
         wanted = {topic: Wanted(state.source, 0)}
         cut = Cut(epoch.commit_lsn, 0)
         taken = self._reader.read(cut, NEVER, wanted, {}, _require_first)
-        part = taken.parts.get(topic, Part(topic))
+        summary = taken.summaries.get(topic, TopicSummary(topic))
         own = changes.own_events(taken.events, topic)
-        begins = [part.last_truncate] if part.last_truncate else []
+        begins = [summary.last_truncate] if summary.last_truncate else []
         begins += [
             Position(after.since.commit_lsn, after.since.seq - 1)
             for before, after in pairwise(shapes)
@@ -124,7 +124,7 @@ class _Witness:
             own = changes.after(own, max(begins))
         if shapes[-1].keyless:
             return changes.distinct_events(changes.parsed(own, shapes))
-        folded = changes.row_changes(own, shapes, unavailable=part.unavailable)
+        folded = changes.row_changes(own, shapes, unavailable=summary.unavailable)
         return folded.where(F.col("op") != "d")
 
 

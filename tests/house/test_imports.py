@@ -115,7 +115,7 @@ PURE = (
         for name in ("lag_chart", "markup", "page", "status", "topology")
     ),
     "services.demo.comparison",
-    "spark_consumers.epochs.parts",
+    "spark_consumers.epochs.topic_summary",
     "spark_consumers.events",
     "spark_consumers.iceberg.layout",
 )

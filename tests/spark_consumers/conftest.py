@@ -16,7 +16,7 @@ from schemas.tables import TablesSettings
 from services.testbed import jars
 from services.testbed.java import find_java_home, short_lived_spark
 from spark_consumers.epochs import job
-from spark_consumers.epochs.follower import Follower
+from spark_consumers.epochs.epoch_runner import EpochRunner
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.iceberg.layout import METADATA_NAMES
 from spark_consumers.session import start_session
@@ -83,7 +83,7 @@ class Pipeline:
     publisher: Publisher
 
     def __post_init__(self) -> None:
-        self._follower: Follower | None = None
+        self._runner: EpochRunner | None = None
 
     @property
     def kafka(self) -> KafkaSettings:
@@ -98,26 +98,26 @@ class Pipeline:
         return self.settings.tables
 
     @property
-    def follower(self) -> Follower:
+    def runner(self) -> EpochRunner:
         """What brings epochs; `restart` makes it know nothing but what the tables say."""
-        if self._follower is None:
-            self._follower = Follower(self.spark, self.settings)
-        return self._follower
+        if self._runner is None:
+            self._runner = EpochRunner(self.spark, self.settings)
+        return self._runner
 
     def restart(self) -> None:
-        """End the follower, as a kill does."""
-        if self._follower is not None:
-            self._follower.close()
-            self._follower = None
+        """End the runner, as a kill does."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
 
     def step(self) -> EpochReport | None:
         """Bring one epoch of what Kafka has, None without any: a micro-batch without the query."""
-        topic = self.follower.topic
+        topic = self.runner.topic
         if topic.exists():
-            start, end = topic.require(self.follower.offset), topic.stable()
+            start, end = topic.require(self.runner.offset), topic.stable()
             if start < end:
-                self.follower.take(topic.between(self.spark, start, end), end)
-        return self.follower.step()
+                self.runner.take(topic.between(self.spark, start, end), end)
+        return self.runner.step()
 
     def apply(self) -> EpochReport:
         """Bring epochs until the last published transaction is there; the last one's report."""
@@ -126,7 +126,7 @@ class Pipeline:
         def done() -> bool:
             report = self.step()
             found.extend([report] if report else [])
-            return self.follower.record.commit_lsn >= self.publisher.commit_lsn
+            return self.runner.record.commit_lsn >= self.publisher.commit_lsn
 
         eventually(done, what="every transaction is applied", timeout_s=90)
         return found[-1]

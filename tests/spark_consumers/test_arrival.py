@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import OperatorNeeded
-from spark_consumers.epochs.reading import EventReader
+from spark_consumers.epochs.event_reader import EventReader
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.test_current import ITEMS, item, rows
 
@@ -29,7 +29,7 @@ def test_events_that_are_stamped_later_than_their_transactions_end(
 def test_events_that_never_come_stop_it(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_consumers.epochs.reading.ARRIVAL_DEADLINE_S", 0.1)
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.1)
     pipeline.publisher.announce(ITEMS)
     with pipeline.publisher.transaction() as t:
         t.insert(ITEMS, item(1))
@@ -72,8 +72,8 @@ def test_what_is_not_to_be_seen_yet_is_waited_for_and_all_read_once(
 def test_a_read_that_takes_longer_than_the_deadline_is_not_the_last(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_consumers.epochs.reading.ARRIVAL_DEADLINE_S", 0.0)
-    monkeypatch.setattr("spark_consumers.epochs.reading.VISIBLE_DEADLINE_S", 0.0)
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.0)
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.VISIBLE_DEADLINE_S", 0.0)
     show = two_items(pipeline)
     original = EventReader._records
 
@@ -93,7 +93,7 @@ def shown_after_the_first_read(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, show: Callable[[], None]
 ) -> None:
     """Kafka shows an event only when the epoch was read once, and its deadlines are over."""
-    monkeypatch.setattr("spark_consumers.epochs.reading.VISIBLE_DEADLINE_S", 0.0)
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.VISIBLE_DEADLINE_S", 0.0)
     original = EventReader._records
 
     def records(reader: EventReader, *arguments: Any) -> Any:

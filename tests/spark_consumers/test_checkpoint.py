@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from schemas.errors import OperatorNeeded
 from spark_consumers.epochs.checkpoint import Progress, progress
-from spark_consumers.epochs.follower import Follower
+from spark_consumers.epochs.epoch_runner import EpochRunner
 from spark_consumers.epochs.ledger import Ledger
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.stream import CHECKPOINTS
@@ -122,7 +122,7 @@ def test_killed_anywhere_a_checkpoint_is_taken_only_where_the_tables_agree(
     shutil.copytree(case.folder, older)
 
     case.publish()  # nothing of the epoch is in the tables; the batch is planned
-    case.killed_at(Follower, "_seal")
+    case.killed_at(EpochRunner, "_seal")
     case.run("taken")
 
     case.publish()  # the tables have it, the ledger has not
@@ -142,7 +142,7 @@ def test_killed_anywhere_a_checkpoint_is_taken_only_where_the_tables_agree(
     case.run("new")
 
     case.publish()  # killed while a checkpoint was removed
-    case.killed_at(Follower, "_seal")
+    case.killed_at(EpochRunner, "_seal")
     (case.folder / "metadata").unlink()
     case.run("new")
 
@@ -162,7 +162,7 @@ def test_an_epoch_that_was_begun_is_made_again_of_many_small_batches(case: Case)
     tables = case.pipeline.tables.model_copy(update={"transaction_offsets_per_trigger_max": 1})
     case.pipeline.settings = case.pipeline.settings.model_copy(update={"tables": tables})
     case.run("new")
-    assert case.pipeline.follower.record.epoch == 2
+    assert case.pipeline.runner.record.epoch == 2
     case.publish(2)
     case.run("taken")
 
@@ -205,4 +205,4 @@ def test_tables_restored_from_before_the_checkpoint_lose_nothing(case: Case) -> 
     case.publish()
     case.run("taken")
     with pytest.raises(OperatorNeeded, match="deleted events that the tables have not read"):
-        case.pipeline.follower.topic.require(10**6)
+        case.pipeline.runner.topic.require(10**6)

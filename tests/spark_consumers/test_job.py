@@ -5,12 +5,14 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from pyspark.errors import PySparkException
 
-from schemas.errors import BadInput, Retryable, SetupError
+from schemas.errors import BadInput, OperatorNeeded, Retryable, SetupError
+from schemas.events import transaction_topic
 from services.testbed.ports import free_port
 from spark_consumers.epochs import job
-from spark_consumers.epochs.follower import Follower
+from spark_consumers.epochs.epoch_runner import EpochRunner
 from spark_consumers.epochs.report import EpochReport
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
@@ -157,21 +159,21 @@ def test_it_stops_between_two_batches_under_load(pipeline: Pipeline) -> None:
 def test_meetings_with_another_writer_end_it_only_when_nothing_comes_between(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Follower.step
+    step = EpochRunner.step
     met, good = 0, True
 
-    def meets(follower: Follower) -> EpochReport | None:
+    def meets(runner: EpochRunner) -> EpochReport | None:
         """Every epoch is begun twice: the first time, somebody else has changed a table."""
         nonlocal met, good
-        report = step(follower) if not good else None
+        report = step(runner) if not good else None
         if report is not None:
             good = True
-        elif good and follower.waiting()[0]:
+        elif good and runner.waiting()[0]:
             met, good = met + 1, False
             raise PySparkException("CommitFailedException: the table has changed")
         return report
 
-    monkeypatch.setattr(Follower, "step", meets)
+    monkeypatch.setattr(EpochRunner, "step", meets)
     tables = pipeline.tables.model_copy(update={"offsets_per_trigger_max": 1})
     pipeline.settings = pipeline.settings.model_copy(update={"tables": tables})
     pipeline.publisher.announce(ONE)
@@ -179,15 +181,41 @@ def test_meetings_with_another_writer_end_it_only_when_nothing_comes_between(
         insert(pipeline, ONE, number)
     assert len(pipeline.stream()) == met == 6
 
-    def always(follower: Follower) -> None:
+    def always(runner: EpochRunner) -> None:
         nonlocal met
-        if not follower.waiting()[0]:
+        if not runner.waiting()[0]:
             return
         met += 1
         raise PySparkException("CommitFailedException: the table has changed")
 
-    monkeypatch.setattr(Follower, "step", always)
+    monkeypatch.setattr(EpochRunner, "step", always)
     insert(pipeline, ONE, 8)
     with pytest.raises(Retryable, match="another writer"):
         pipeline.stream()
     assert met == 6 + 6
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_transaction_topic_that_was_made_again_is_refused(
+    pipeline: Pipeline, *, restart: bool
+) -> None:
+    """Its offsets go on where the former ones were: the transactions before would be left out."""
+    pipeline.publisher.announce(THREE)
+    with pipeline.publisher.transaction() as t:
+        t.insert(THREE, {"id": 1})
+    pipeline.apply()
+    if restart:
+        pipeline.restart()
+    admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
+    name = transaction_topic(pipeline.kafka.topic_prefix)
+    admin.delete_topics([name])[name].result(30)
+    eventually(
+        lambda: name not in admin.list_topics(timeout=20).topics, what="it is gone", timeout_s=60
+    )
+    pipeline.publisher.announce()
+    for number in (2, 3, 4):
+        with pipeline.publisher.transaction() as t:
+            t.insert(THREE, {"id": number})
+    with pytest.raises(OperatorNeeded, match="deleted and made again"):
+        pipeline.apply()
+    assert [row["id"] for row in pipeline.rows("three")] == [1]

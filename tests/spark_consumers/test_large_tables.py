@@ -79,7 +79,7 @@ def test_killed_between_its_commits(pipeline: Pipeline, monkeypatch: pytest.Monk
     with pipeline.publisher.transaction() as t:
         t.update(ITEMS, item(1, "updated"))
         t.delete(ITEMS, item(2))
-    for place in ("iceberg.exchange.insert", "iceberg.staging.Staging.adopt"):
+    for place in ("iceberg.delete_insert.insert", "iceberg.staging.Staging.adopt"):
         with monkeypatch.context() as patch:
             patch.setattr(f"spark_consumers.{place}", killed)
             with pytest.raises(RuntimeError):

@@ -138,7 +138,7 @@ def test_maintenance_leaves_rows_and_tags_and_few_files(
     load(pipeline)
     before = accounts(pipeline)
     tag = catalog.tag_name(pipeline.publisher.commit_lsn)
-    state = pipeline.follower.states["public.accounts"]
+    state = pipeline.runner.states["public.accounts"]
     done = maintain(pipeline.spark, pipeline.tables, state, orphans=True)
     files = pipeline.spark.table(f"{state.identifier}.files").select("content", "record_count")
     assert done.files_after <= 2 < done.files_before, files.collect()
@@ -179,7 +179,7 @@ def test_a_file_is_written_anew_only_when_much_of_it_is_deleted(
     before = accounts(pipeline)
     monkeypatch.setattr("spark_consumers.iceberg.maintenance._TARGET_BYTES", max(first.values()))
     maintain(
-        pipeline.spark, pipeline.tables, pipeline.follower.states["public.accounts"], orphans=False
+        pipeline.spark, pipeline.tables, pipeline.runner.states["public.accounts"], orphans=False
     )
     assert bool(set(first) & set(files(pipeline, "accounts"))) is kept
     assert accounts(pipeline) == before
@@ -205,7 +205,7 @@ def test_a_kill_and_then_maintenance_bring_no_row_twice(
     with pipeline.publisher.transaction() as t:
         t.insert(MOVES, {"b": 1, "v": 7})
     with monkeypatch.context() as patch:
-        patch.setattr("spark_consumers.epochs.follower.Follower._seal", killed)
+        patch.setattr("spark_consumers.epochs.epoch_runner.EpochRunner._seal", killed)
         with pytest.raises(KeyboardInterrupt):
             pipeline.apply()
     for done in Operator(pipeline.spark, pipeline.settings).maintain():
@@ -236,7 +236,7 @@ def test_a_table_that_can_not_be_maintained_keeps_nothing_else_from_it(
     assert next(maintained).table == "public.moves"
     with pytest.raises(Retryable, match=r"another writer .* \(public\.accounts\)"):
         next(maintained)
-    pipeline.follower.maintain()
+    pipeline.runner.maintain()
     assert sorted(done) == ["accounts", "accounts", "moves", "moves"]
     with pipeline.publisher.transaction() as t:
         t.insert(MOVES, {"b": 9, "v": 9})

@@ -104,7 +104,7 @@ def test_a_branch_that_another_writer_has_removed_is_not_taken_for_an_epoch_of_n
 
     def after_a_start(staging: Staging, base: Base, *given: Any) -> Adopted:
         monkeypatch.setattr(Staging, "adopt", adopt)
-        known = pipeline.follower.states["public.log"].sealed
+        known = pipeline.runner.states["public.log"].sealed
         Staging(pipeline.spark).begin(base.identifier, known)
         return adopt(staging, base, *given)
 
@@ -144,11 +144,11 @@ def test_a_table_that_an_epoch_brings_nothing_is_not_touched(
         with pipeline.publisher.transaction() as t:
             t.insert(ITEMS, {"id": number, "b": 1})
         assert pipeline.apply().epoch == number
-    state = pipeline.follower.states["public.log"]
+    state = pipeline.runner.states["public.log"]
     assert (state.epoch, state.sealed[0]) == (3, 1)
     table = catalog.load(pipeline.spark, pipeline.identifier("log"))
     assert table.operations().current().metadataFileLocation() == idle.metadataFileLocation()
-    record = pipeline.follower.record
+    record = pipeline.runner.record
     assert record.tables["public.log"].snapshot == catalog.snapshot_id(table)
     tags = dict(Operator(pipeline.spark, pipeline.settings).tag(record.commit_lsn))
     assert len(tags) == 2

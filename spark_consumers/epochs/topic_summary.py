@@ -10,7 +10,7 @@ from spark_consumers.events.shape import Position, Shape
 
 
 @dataclass(slots=True)
-class Part:
+class TopicSummary:
     """An epoch's events of one topic.
 
     `late`: had before; `refused`: (partition, offset) of the first record that is not an event,
@@ -119,11 +119,11 @@ class Part:
             )
 
 
-def put_together(rows: Iterable[Row], positions: Iterable[Row]) -> dict[str, Part]:
-    """Return topic -> its part, from the rows of `changes.summary` and `changes.positions`."""
-    parts: dict[str, Part] = {}
+def summarize(rows: Iterable[Row], positions: Iterable[Row]) -> dict[str, TopicSummary]:
+    """Return topic -> TopicSummary from the rows of `changes.summary` and `changes.positions`."""
+    summaries: dict[str, TopicSummary] = {}
     for row in rows:
-        parts.setdefault(row.topic, Part(row.topic)).add(row)
+        summaries.setdefault(row.topic, TopicSummary(row.topic)).add(row)
     for row in positions:
-        parts[row.topic].distinct_rows = row.distinct_rows
-    return parts
+        summaries[row.topic].distinct_rows = row.distinct_rows
+    return summaries

@@ -16,7 +16,7 @@ SENT_EVENTS_MAX = 200_000
 """With more events Spark decides whether the changes are sent, or both sides are shuffled."""
 
 
-def exchange(identifier: str, layout: Layout, changes: DataFrame, *, events: int) -> None:
+def delete_and_insert(identifier: str, layout: Layout, changes: DataFrame, *, events: int) -> None:
     """Bring changes into a large table: delete the changed rows by position, then insert them.
 
     `changes` has at most one change for each key, all after the table's last epoch, so that none

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from schemas.errors import OperatorNeeded
 from schemas.settings import KafkaSettings
-from spark_consumers.epochs.parts import Part, put_together
+from spark_consumers.epochs.topic_summary import TopicSummary, summarize
 from spark_consumers.events import changes
 from spark_consumers.kafka.reader import Offsets, Topics, reader_options
 from spark_consumers.kafka.transactions import Cut
@@ -42,7 +42,7 @@ class Taken:
     """An epoch's events, persisted, what each topic brings, and where the next ones are."""
 
     events: DataFrame
-    parts: dict[str, Part]
+    summaries: dict[str, TopicSummary]
     offsets: Offsets
 
 
@@ -85,12 +85,12 @@ class EventReader:
             events = events.coalesce(self._tasks(starts, ends)).persist(
                 StorageLevel.MEMORY_AND_DISK
             )
-            parts = put_together(
+            summaries = summarize(
                 changes.summary(events).collect(), changes.positions(events).collect()
             )
-            short = _short(wanted, parts, after_lsn, settled=settled)
+            short = _short(wanted, summaries, after_lsn, settled=settled)
             if not short:
-                return Taken(events, parts, _next(ends, parts))
+                return Taken(events, summaries, _next(ends, summaries))
             events.unpersist()
             now = time.monotonic()
             deadline = now + ARRIVAL_DEADLINE_S if deadline is None else deadline
@@ -187,7 +187,11 @@ class EventReader:
 
 
 def _short(
-    wanted: Mapping[str, Wanted], parts: Mapping[str, Part], after_lsn: int, *, settled: bool
+    wanted: Mapping[str, Wanted],
+    summaries: Mapping[str, TopicSummary],
+    after_lsn: int,
+    *,
+    settled: bool,
 ) -> list[tuple[str, int]]:
     """Return (topic, number of missing events) for each topic that lacks some.
 
@@ -196,21 +200,23 @@ def _short(
     """
     found = []
     for topic, want in wanted.items():
-        part = parts.get(topic, Part(topic))
-        there = part.counted(after_lsn) + (part.refused_count if settled else 0)
+        summary = summaries.get(topic, TopicSummary(topic))
+        there = summary.counted(after_lsn) + (summary.refused_count if settled else 0)
         if there < want.events:
             found.append((topic, want.events - there))
     return found
 
 
 def _some_before(some: Offsets, others: Offsets) -> bool:
-    return any(at < others[topic][n] for topic, parts in some.items() for n, at in parts.items())
+    return any(
+        at < others[topic][n] for topic, partitions in some.items() for n, at in partitions.items()
+    )
 
 
-def _next(ends: Offsets, parts: Mapping[str, Part]) -> Offsets:
+def _next(ends: Offsets, summaries: Mapping[str, TopicSummary]) -> Offsets:
     return {
         topic: {
-            number: (parts[topic].next_offsets.get(number, end) if topic in parts else end)
+            number: (summaries[topic].next_offsets.get(number, end) if topic in summaries else end)
             for number, end in numbers.items()
         }
         for topic, numbers in ends.items()

@@ -45,7 +45,7 @@ def consumer(kafka: KafkaSettings) -> Consumer:
     )
 
 
-class Following:
+class SmallTopicTail:
     """The committed records of a topic, each given once."""
 
     def __init__(self, kafka: KafkaSettings, topics: Topics, topic: str) -> None:

@@ -2,7 +2,7 @@
 
     0. take    records of the transaction topic, as the streaming query hands them (epochs/stream)
     1. cut     whole transactions after the last epoch (kafka/transactions)
-    2. read    their events, all that their ENDs count (epochs/reading)
+    2. read    their events, all that their ENDs count (epochs/event_reader)
     3. write   into a branch of each table, which nobody reads (epochs/stage)
     4. seal    each table that has something of it becomes what its branch is, with the LSN and a
                tag, in one commit (epochs/stage, iceberg/staging)
@@ -24,13 +24,13 @@ from schemas.errors import OperatorNeeded
 from schemas.lsn import format_lsn
 from schemas.naming import Naming
 from schemas.settings import Settings, require
-from spark_consumers.epochs import lacking
+from spark_consumers.epochs import incomplete_tables
+from spark_consumers.epochs.event_reader import EventReader, Taken, Wanted
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, Place
-from spark_consumers.epochs.parts import Part
-from spark_consumers.epochs.reading import EventReader, Taken, Wanted
 from spark_consumers.epochs.report import EpochReport, TableReport
 from spark_consumers.epochs.stage import Stage
-from spark_consumers.epochs.writing import Work
+from spark_consumers.epochs.table_writer import Work
+from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events.shape import Shape
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, sums
@@ -45,7 +45,7 @@ from spark_consumers.kafka.transactions import Cut, Transactions
 log = structlog.get_logger()
 
 
-class Follower:
+class EpochRunner:
     """Brings one epoch after another into the tables of a namespace, as their only writer."""
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
@@ -73,6 +73,7 @@ class Follower:
         self._asked = ""
         self._record, self._redo_lsn = self._found()
         self.topic = TransactionTopic(kafka, topics, self._follows)
+        self._topic_id = self._record.transaction_topic_id
         self._log = Transactions(self._record.transaction_offset, self._record.commit_lsn)
         self._current = False
         """Whether shapes and divergences are known as of the transactions that were taken."""
@@ -126,16 +127,20 @@ class Follower:
 
     def close(self) -> None:
         """Close the connections to the broker."""
-        for part in (self._shapes, self._dead, self._divergences):
-            part.close()
+        for tail in (self._shapes, self._dead, self._divergences):
+            tail.close()
 
     def take(self, records: DataFrame, offset: int) -> None:
         """Take in records of the transaction topic, all from `self.offset` up to `offset`.
 
         Records that were taken before, and those of transactions that the tables have, change
-        nothing. Raise BadInput for a record that is not a transaction's.
+        nothing. Raise BadInput for a record that is not a transaction's, and OperatorNeeded where
+        the topic was made again.
         """
-        self._log.take(self.topic.ends(records, self._record.commit_lsn), offset)
+        ends = list(self.topic.ends(records, self._record.commit_lsn))
+        # Afterwards: what was read is of the topic that is known, or of none.
+        self._topic_id = self.topic.require_same(self._topic_id)
+        self._log.take(ends, offset)
         self._current = False
 
     def brings(self, records: DataFrame) -> bool:
@@ -159,10 +164,10 @@ class Follower:
             return None
         epoch = self._record.epoch + 1
         stop = self._settings.on_dead_letter == "stop"
-        without = lacking.refused(self._dead, self._record.commit_lsn, cut, stop=stop)
+        without = incomplete_tables.refused(self._dead, self._record.commit_lsn, cut, stop=stop)
         opened = self._open(cut)
-        anew = lacking.made_anew(self._dead, opened)
-        lacking.mark(self._spark, cut.commit_lsn, {*without, *anew}, opened, self._states)
+        anew = incomplete_tables.made_anew(self._dead, opened)
+        incomplete_tables.mark(self._spark, cut.commit_lsn, {*without, *anew}, opened, self._states)
         taken = self._read(cut, opened, without)
         try:
             work = self._work(cut, opened, taken)
@@ -179,8 +184,8 @@ class Follower:
             cut.commit_lsn,
             cut.transactions,
             time.monotonic() - started,
-            max((p.ts_us_max // 1000 for p in taken.parts.values()), default=cut.ts_ms),
-            {name: _report(taken.parts.get(self._topic(name))) for name in cut.counts},
+            max((p.ts_us_max // 1000 for p in taken.summaries.values()), default=cut.ts_ms),
+            {name: _report(taken.summaries.get(self._topic(name))) for name in cut.counts},
             sum(without.values()),
             quarantined,
         )
@@ -297,11 +302,11 @@ class Follower:
         """
         work = []
         for name, table in opened.items():
-            part = taken.parts.get(self._topic(name), Part(self._topic(name)))
+            summary = taken.summaries.get(self._topic(name), TopicSummary(self._topic(name)))
             if self._settings.on_bad_event == "stop":
-                part.require_events()
-            part.require_fits(table.layout.shape, keyed=table.layout.kind != "changelog")
-            work.append(Work(table, part, self._shapes_in_use(table, cut)))
+                summary.require_events()
+            summary.require_fits(table.layout.shape, keyed=table.layout.kind != "changelog")
+            work.append(Work(table, summary, self._shapes_in_use(table, cut)))
         return work
 
     def _shapes_in_use(self, table: OpenTable, cut: Cut) -> list[Shape]:
@@ -334,6 +339,7 @@ class Follower:
             self._record.offsets | taken.offsets,
             cut.offset,
             places,
+            self._topic_id,
         )
         asked = self._ledger.write(self._spark, record)
         self._record, self._states = record, states
@@ -368,7 +374,9 @@ def _require_first(table: str, offset: int) -> None:
         )
 
 
-def _report(part: Part | None) -> TableReport:
-    if part is None:
+def _report(summary: TopicSummary | None) -> TableReport:
+    if summary is None:
         return TableReport(0, 0, 0, 0)
-    return TableReport(part.rows, part.events, part.late + part.duplicates, part.lsn_max)
+    return TableReport(
+        summary.rows, summary.events, summary.late + summary.duplicates, summary.lsn_max
+    )

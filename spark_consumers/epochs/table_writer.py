@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
-from spark_consumers.epochs.parts import Part
+from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
 from spark_consumers.events.shape import Position, Shape
 from spark_consumers.iceberg import changelog, current, history
-from spark_consumers.iceberg.exchange import exchange
+from spark_consumers.iceberg.delete_insert import delete_and_insert
 from spark_consumers.iceberg.tables import OpenTable
 
 
@@ -18,7 +18,7 @@ class Work:
     """What an epoch brings to a table, and the shapes that its events were written with."""
 
     table: OpenTable
-    part: Part
+    summary: TopicSummary
     shapes: Sequence[Shape]
 
     @property
@@ -29,54 +29,58 @@ class Work:
 
 def write(work: Work, own: DataFrame) -> None:
     """Bring the events of a table (`own`) into it, by its kind."""
-    table, part, shapes = work.table, work.part, work.shapes
+    table, summary, shapes = work.table, work.summary, work.shapes
     kind, keyless = table.layout.kind, table.layout.shape.keyless
     if kind == "changelog":
-        _write_changelog(table, own, part, shapes)
+        _write_changelog(table, own, summary, shapes)
     elif kind == "history":
-        _write_history(table, own, part, shapes)
+        _write_history(table, own, summary, shapes)
     elif keyless:
-        _write_keyless(table, own, part, shapes)
+        _write_keyless(table, own, summary, shapes)
     else:
-        _write_current(table, own, part, shapes)
+        _write_current(table, own, summary, shapes)
 
 
 def begins_anew(work: Work) -> bool:
     """Tell whether the rows that the table had before the epoch are replaced."""
-    return work.table.rebuild or _beginning(work.table, work.part) is not None
+    return work.table.rebuild or _beginning(work.table, work.summary) is not None
 
 
 def folded(work: Work, own: DataFrame) -> DataFrame:
     """Fold the events of a current-state table into at most one change for each row."""
     if work.table.layout.shape.keyless:
         return changes.distinct_events(changes.parsed(own, work.shapes))
-    return changes.row_changes(own, work.shapes, unavailable=work.part.unavailable)
+    return changes.row_changes(own, work.shapes, unavailable=work.summary.unavailable)
 
 
-def _beginning(table: OpenTable, part: Part) -> Position | None:
+def _beginning(table: OpenTable, summary: TopicSummary) -> Position | None:
     """Return the event after which the table's rows begin, None where the present rows stay."""
     before = table.replaced
     replaced = None if before is None else Position(before.commit_lsn, before.seq - 1)
-    return max(filter(None, (part.last_truncate, replaced)), default=None)
+    return max(filter(None, (summary.last_truncate, replaced)), default=None)
 
 
-def _write_current(table: OpenTable, own: DataFrame, part: Part, shapes: Sequence[Shape]) -> None:
-    beginning = _beginning(table, part)
+def _write_current(
+    table: OpenTable, own: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
+) -> None:
+    beginning = _beginning(table, summary)
     if beginning is not None:
         own = changes.after(own, beginning)
-    folded = changes.row_changes(own, shapes, unavailable=part.unavailable)
+    folded = changes.row_changes(own, shapes, unavailable=summary.unavailable)
     if beginning is not None or table.rebuild:
         current.replace(table.identifier, table.layout, folded)
-    elif not part.identified_rows and not table.lacks:
+    elif not summary.identified_rows and not table.lacks:
         current.insert(table.identifier, table.layout, folded)
-    elif table.large and not part.snapshot_rows and not part.unavailable:
-        exchange(table.identifier, table.layout, folded, events=part.events)
+    elif table.large and not summary.snapshot_rows and not summary.unavailable:
+        delete_and_insert(table.identifier, table.layout, folded, events=summary.events)
     else:
-        current.merge(table.identifier, table.layout, folded, unavailable=part.unavailable)
+        current.merge(table.identifier, table.layout, folded, unavailable=summary.unavailable)
 
 
-def _write_keyless(table: OpenTable, own: DataFrame, part: Part, shapes: Sequence[Shape]) -> None:
-    beginning = _beginning(table, part)
+def _write_keyless(
+    table: OpenTable, own: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
+) -> None:
+    beginning = _beginning(table, summary)
     if beginning is not None:
         own = changes.after(own, beginning)
     rows = changes.distinct_events(changes.parsed(own, shapes))
@@ -86,20 +90,24 @@ def _write_keyless(table: OpenTable, own: DataFrame, part: Part, shapes: Sequenc
         current.insert(table.identifier, table.layout, rows)
 
 
-def _write_changelog(table: OpenTable, own: DataFrame, part: Part, shapes: Sequence[Shape]) -> None:
+def _write_changelog(
+    table: OpenTable, own: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
+) -> None:
     rows = changes.distinct_events(changes.parsed(own, shapes))
     rows = changelog.of_rows(table.layout, rows)
-    if part.truncates:
-        rows = changelog.with_truncates(table.layout, rows, part.truncates)
+    if summary.truncates:
+        rows = changelog.with_truncates(table.layout, rows, summary.truncates)
     changelog.append(table.identifier, table.layout, rows, replace=table.rebuild)
 
 
-def _write_history(table: OpenTable, own: DataFrame, part: Part, shapes: Sequence[Shape]) -> None:
+def _write_history(
+    table: OpenTable, own: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
+) -> None:
     rows = changes.distinct_events(changes.parsed(own, shapes))
-    truncates = set(part.truncates)
+    truncates = set(summary.truncates)
     if table.replaced is not None:
         lsn, seq = table.replaced
-        truncates.add((lsn, seq - 1, part.ts_us_max + 1))
+        truncates.add((lsn, seq - 1, summary.ts_us_max + 1))
     if table.rebuild:
         history.replace(table.identifier, table.layout, rows, sorted(truncates))
         return
@@ -108,6 +116,6 @@ def _write_history(table: OpenTable, own: DataFrame, part: Part, shapes: Sequenc
         table.layout,
         rows,
         sorted(truncates),
-        unavailable=part.unavailable,
-        snapshot_rows=bool(part.snapshot_rows),
+        unavailable=summary.unavailable,
+        snapshot_rows=bool(summary.snapshot_rows),
     )
