@@ -34,7 +34,7 @@ def test_events_that_never_come_stop_it(
     with pipeline.publisher.transaction() as t:
         t.insert(ITEMS, item(1))
         t.counts["public.items"] += 1
-    with pytest.raises(OperatorNeeded, match=r"1 events of public\.items are not there"):
+    with pytest.raises(OperatorNeeded, match=r"Kafka lacks 1 events of public\.items"):
         pipeline.apply()
 
 
