@@ -72,6 +72,11 @@ class Changes:
             connection.execute("UPDATE t SET id = %s, note = %s WHERE id = %s", [other, note, one])
 
 
+def chunks(bridge: Bridge) -> int:
+    """How many records of progress Kafka has."""
+    return len(told(bridge)) if f"{bridge.prefix}.snapshot" in bridge.topics() else 0
+
+
 def told(bridge: Bridge) -> list[SnapshotProgress]:
     """What `<prefix>.snapshot` tells, in order."""
     records = bridge.records("snapshot")
@@ -140,14 +145,18 @@ def test_changed_all_the_time_and_killed_at_random_moments(
     chance = random.Random(33)
     bridge = new_bridge(conninfo, snapshot={**INITIAL, "chunk_rows_max": 40, "hold_ms": 50})
     with Changes(conninfo, rows) as changes:
-        done_at = []
-        for _ in range(kills):
+        done_at = [0]
+        for number in range(kills):
             bridge.start().streaming()
+            if number % 3 == 0:  # a slow machine would get no further
+                eventually(
+                    lambda: DONE in bridge.output or chunks(bridge) > done_at[-1],
+                    what="another chunk is read",
+                    timeout_s=60,
+                )
             time.sleep(chance.uniform(0, 0.6))
             bridge.kill()
-            done_at.append(
-                len(told(bridge)) if f"{bridge.prefix}.snapshot" in bridge.topics() else 0
-            )
+            done_at.append(chunks(bridge))
         bridge.start().streaming()
         eventually(lambda: DONE in bridge.output, what="the snapshot is done", timeout_s=120)
     assert changes.committed > 100
