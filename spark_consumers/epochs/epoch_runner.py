@@ -139,7 +139,8 @@ class EpochRunner:
         """
         ends = list(self.topic.ends(records, self._record.commit_lsn))
         # Afterwards: what was read is of the topic that is known, or of none.
-        self._topic_id = self.topic.require_same(self._topic_id)
+        before = self._record.transaction_offset is not None
+        self._topic_id = self.topic.require_same(self._topic_id, before=before)
         self._log.take(ends, offset)
         self._current = False
 

@@ -10,6 +10,7 @@ from confluent_kafka import (
     KafkaException,
     TopicCollection,
     TopicPartition,
+    Uuid,
 )
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr-defined]
@@ -24,6 +25,8 @@ _PROBE_TIMEOUT_S = 5.0
 _DISCOVERY_INTERVAL_MS = 5_000
 _FETCH_WAIT_MS = 10
 _NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+_NO_ID = str(Uuid(0, 0))
+"""What a broker tells that does not give ids to topics."""
 Offsets = dict[str, dict[int, int]]
 """topic -> partition -> offset."""
 
@@ -108,7 +111,8 @@ class Topics:
     def id(self, topic: str) -> str:
         """Return the id that Kafka has given the topic, as of the last `refresh`; "" without one.
 
-        A topic that was deleted and made again under its name has another id.
+        A topic that was deleted and made again under its name has another id. Brokers before
+        Kafka 2.8 give none.
         """
         return self._ids.get(topic, "")
 
@@ -164,7 +168,8 @@ class Topics:
             try:
                 told = future.result(REQUEST_TIMEOUT_S)
                 parts = told.partitions
-                self._ids[topic] = str(told.topic_id)
+                if str(told.topic_id) != _NO_ID:
+                    self._ids[topic] = str(told.topic_id)
             except KafkaException as error:
                 if error.args[0].code() not in _NO_TOPIC:
                     raise kafka_failure(error, topic) from error

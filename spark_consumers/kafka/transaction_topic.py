@@ -11,9 +11,10 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+import structlog
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from schemas.errors import BadInput, ExitCode, OperatorNeeded, SetupError
+from schemas.errors import BadInput, ExitCode, OperatorNeeded, Retryable, SetupError
 from schemas.events import transaction_topic
 from schemas.settings import KafkaSettings
 from spark_consumers.kafka.reader import Topics, reader_options
@@ -24,6 +25,7 @@ _END = (
     " data_collections array<struct<data_collection: string, event_count: bigint>>"
 )
 OPERATION = "read transactions"
+log = structlog.get_logger()
 
 
 class TransactionTopic:
@@ -37,6 +39,7 @@ class TransactionTopic:
         self._topics = topics
         self._follows = follows
         self._names: dict[str, bool] = {}
+        self._told = False
 
     def exists(self) -> bool:
         """Tell whether the bridge has made the topic. Raise SetupError where its order is lost."""
@@ -67,15 +70,28 @@ class TransactionTopic:
             )
         return offset
 
-    def require_same(self, known_id: str) -> str:
-        """Return the topic's id. Raise OperatorNeeded for another one than `known_id`, if not "".
+    def require_same(self, known_id: str, *, before: bool) -> str:
+        """Return the topic's id. Raise OperatorNeeded for another one than `known_id`.
+
+        before: the tables have read this topic before, so that an empty `known_id` is unknown.
 
         Offsets of a topic that was made again under its name mean other records: transactions
-        would be left out, and nothing else counts them.
+        would be left out, and nothing else counts them. Where an id is unknown, nothing is judged,
+        and the log says so once. Raise Retryable where Kafka does not show the topic.
         """
         self._topics.refresh()
+        if not self._topics.partitions(self.name):
+            raise Retryable(
+                "Kafka does not show the topic",
+                operation=OPERATION,
+                subject=self.name,
+                hint="check that nobody has deleted it and that this principal may describe it",
+                exit_code=ExitCode.KAFKA_UNREACHABLE,
+            )
         found = self._topics.id(self.name)
-        if known_id and found != known_id:
+        if before and not (known_id and found):
+            self._not_judged("Kafka tells no id" if known_id else "its id was not noted then")
+        elif known_id and found != known_id:
             raise OperatorNeeded(
                 "the topic was deleted and made again: it may lack transactions that the tables "
                 "have not read",
@@ -83,7 +99,16 @@ class TransactionTopic:
                 subject=self.name,
                 hint="restore the topic, or fill new tables under another tables.namespace",
             )
-        return found
+        return found or known_id
+
+    def _not_judged(self, why: str) -> None:
+        if not self._told:
+            self._told = True
+            log.warning(
+                "not judged: whether the topic was made again since the tables read it last",
+                topic=self.name,
+                why=why,
+            )
 
     def options(self) -> dict[str, str]:
         """Return Spark's options of a source that reads this topic."""

@@ -5,6 +5,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+import structlog
 from confluent_kafka.admin import AdminClient
 from pyspark.errors import PySparkException
 
@@ -14,6 +15,8 @@ from services.testbed.ports import free_port
 from spark_consumers.epochs import job
 from spark_consumers.epochs.epoch_runner import EpochRunner
 from spark_consumers.epochs.report import EpochReport
+from spark_consumers.kafka.reader import Topics
+from spark_consumers.kafka.transaction_topic import TransactionTopic
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
@@ -219,3 +222,34 @@ def test_a_transaction_topic_that_was_made_again_is_refused(
     with pytest.raises(OperatorNeeded, match="deleted and made again"):
         pipeline.apply()
     assert [row["id"] for row in pipeline.rows("three")] == [1]
+
+
+def test_a_transaction_topic_whose_id_is_not_known_is_told_as_not_judged(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline.publisher.announce(THREE)
+    topics = Topics(pipeline.kafka)
+    topic = TransactionTopic(pipeline.kafka, topics, lambda _: True)
+    eventually(topic.exists, what="the topic is there")
+    with structlog.testing.capture_logs() as told:
+        id_ = topic.require_same("", before=False)
+        assert id_ and topic.require_same(id_, before=True) == id_
+        assert not told
+        assert topic.require_same("", before=True) == id_
+        monkeypatch.setattr(Topics, "id", lambda *_: "")
+        assert topic.require_same(id_, before=True) == id_
+    assert [line["event"] for line in told] == [
+        "not judged: whether the topic was made again since the tables read it last"
+    ]
+
+
+def test_a_transaction_topic_that_kafka_does_not_show_may_come_again(pipeline: Pipeline) -> None:
+    pipeline.publisher.announce(THREE)
+    topic = TransactionTopic(pipeline.kafka, Topics(pipeline.kafka), lambda _: True)
+    eventually(topic.exists, what="the topic is there")
+    id_ = topic.require_same("", before=False)
+    admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
+    admin.delete_topics([topic.name])[topic.name].result(30)
+    eventually(lambda: not topic.exists(), what="it is gone", timeout_s=60)
+    with pytest.raises(Retryable, match="does not show the topic"):
+        topic.require_same(id_, before=True)

@@ -73,10 +73,7 @@ def test_what_can_not_be_published_again_stops_the_bridge(
 ) -> None:
     """The topic's retention has removed it meanwhile; an operator may go on without it."""
     bridge = new_bridge(conninfo, broker=own_kafka)
-    leave_hanging(bridge, conninfo, load, own_kafka, is_not_the_progress, told=False)
-    assert bridge.start(SLOTBRIDGE_FAILPOINT="settling:1").exit_code() == -9, bridge.output
-    admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap_servers})
-    topic = f"{bridge.prefix}.public.t"
+    admin, topic = interrupt_settling(bridge, conninfo, load, own_kafka)
     partitions = admin.list_topics(topic, timeout=30).topics[topic].partitions
     wanted = [TopicPartition(topic, partition, OFFSET_END) for partition in partitions]
     for done in admin.delete_records(wanted).values():
@@ -97,10 +94,7 @@ def test_what_was_in_a_topic_that_is_gone_stops_the_bridge(
 ) -> None:
     """It may also be a broker, or a privilege, that does not show the topic."""
     bridge = new_bridge(conninfo, broker=own_kafka)
-    leave_hanging(bridge, conninfo, load, own_kafka, is_not_the_progress, told=False)
-    assert bridge.start(SLOTBRIDGE_FAILPOINT="settling:1").exit_code() == -9, bridge.output
-    admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap_servers})
-    topic = f"{bridge.prefix}.public.t"
+    admin, topic = interrupt_settling(bridge, conninfo, load, own_kafka)
     admin.delete_topics([topic])[topic].result(30)
     assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     assert "the topic is gone" in bridge.output
@@ -108,6 +102,15 @@ def test_what_was_in_a_topic_that_is_gone_stops_the_bridge(
     bridge.start(SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS="continue")
     await_session(bridge, 3)
     assert notes(bridge) == set()
+
+
+def interrupt_settling(
+    bridge: Bridge, conninfo: str, load: Load, broker: KafkaBroker
+) -> tuple[AdminClient, str]:
+    """Kill the bridge while it settles what hangs in the table's topic; a client, and the topic."""
+    leave_hanging(bridge, conninfo, load, broker, is_not_the_progress, told=False)
+    assert bridge.start(SLOTBRIDGE_FAILPOINT="settling:1").exit_code() == -9, bridge.output
+    return AdminClient({"bootstrap.servers": broker.bootstrap_servers}), f"{bridge.prefix}.public.t"
 
 
 def leave_hanging(
