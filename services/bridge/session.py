@@ -346,10 +346,15 @@ class Session:
         return Owner(self._source.slot, records.timeline, start.end_lsn, history)
 
     def _work_while_held(self) -> None:
-        """Commit to Kafka and tell the server while the stream stands still for a chunk of rows."""
+        """Commit to Kafka and tell the server while the stream stands still for a chunk of rows.
+
+        What the chunk waits for may be a commit that waits for the bridge.
+        """
         assert self._group_commit is not None
-        self._breathe()
+        reach("breathing")
+        self._feedback.heard(time.monotonic())  # nobody listens meanwhile
         self._group_commit.perform(time.monotonic(), behind=False)
+        self._tell_server(self._group_commit)
 
     def _beat(self, now: float) -> None:
         if now >= self.heartbeat.due:
@@ -361,6 +366,11 @@ class Session:
         group_commit.perform(now, behind=behind)
         if self._snapshot is not None:
             self._snapshot.perform(now)
+        self._tell_server(group_commit)
+
+    def _tell_server(self, group_commit: GroupCommit) -> None:
+        """Confirm what is to be confirmed by now, and do what the heartbeat has to."""
+        now = time.monotonic()
         if self.heartbeat.commits_wait:  # also of what had to wait until Kafka had committed
             self._feedback.tell_news(follow=group_commit.settled)
         if now >= self._feedback.due:

@@ -5,6 +5,7 @@ connection, which a fence leaves alone.
 """
 
 import contextlib
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from services.failover.observe.client_sessions import (
 from services.testbed.ports import free_port
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
+from tests.bridge.snapshots import DONE, INITIAL, assert_exact, chunks, done, fill, told
 from tests.conftest import NewPair
 from tests.providers.interface import Trio
 from tests.providers.waiting import eventually
@@ -213,3 +215,32 @@ def test_it_goes_on_without_a_judgement_not_longer_than_a_start_may_take(trio: T
         allow_sessions(trio, allowed=True)
         with pytest.raises(Retryable, match="another server answers now"):  # nobody has the slot
             patient.perform(primary, ledger)
+
+
+def test_a_snapshot_writes_nothing_behind_a_fence_and_goes_on_after_it(
+    trio: Trio, new_bridge: NewBridge
+) -> None:
+    """Its SQL sessions are ended too, and changes are confirmed all the while."""
+    conninfo = trio.primary.conninfo(trio.dbname)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("DROP TABLE t")
+    fill(conninfo, 4_000)
+    bridge = new_bridge(conninfo, snapshot={**INITIAL, "chunk_rows_max": 20})
+    bridge.start().streaming()
+    eventually(lambda: chunks(bridge) > 2, what="some chunks are read")
+    fence(trio)
+    assert DONE not in bridge.output, "the fence was too late"
+    final = final_lsn(trio)
+    eventually(lambda: confirmed(trio, bridge) >= final, what="it is drained", timeout_s=60)
+    what = "the snapshot has met the fence"
+    eventually(lambda: "takes no writes" in bridge.output, what=what, timeout_s=60)
+    assert told(bridge)[-1].commit_lsn < final
+    written = chunks(bridge)
+    time.sleep(6)
+    assert chunks(bridge) == written
+    assert bridge.sessions == 1, bridge.output
+    run(trio, *statements.UNFENCED)
+    done(bridge)
+    assert bridge.sessions == 1, bridge.output
+    assert bridge.stop() == 0, bridge.output
+    assert_exact(bridge, conninfo)

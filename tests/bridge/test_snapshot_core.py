@@ -12,6 +12,7 @@ from schemas.shaping import MaskSettings, ShapingSettings
 from schemas.snapshot import SnapshotProgress, SnapshotSettings
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.pgoutput.messages import Relation, RelationColumn
+from services.bridge.snapshot.pace import ChunkSize, Patience
 from services.bridge.snapshot.progress import (
     Owner,
     counts,
@@ -20,7 +21,7 @@ from services.bridge.snapshot.progress import (
     require_keys,
     told_progress,
 )
-from services.bridge.snapshot.tables import ChunkSize, KeyColumn, TableShape, chunk_query
+from services.bridge.snapshot.tables import KeyColumn, TableShape, chunk_query
 from services.bridge.snapshot.visibility import Published, Sight, parse_sight, with_epoch
 
 KEYS = 6
@@ -34,6 +35,7 @@ class Source:
 
     def __init__(self, first_xid: int) -> None:
         self.next_xid = first_xid
+        self.completed = first_xid - 1
         self.open: dict[int, dict[int, int | None]] = {}
         self.stream: list[tuple[int, dict[int, int | None]]] = []
         self.waiting: list[int] = []
@@ -60,12 +62,20 @@ class Source:
     def show(self, number: int) -> None:
         """A commit becomes visible, in any order."""
         if self.waiting:
-            self.waiting.pop(number % len(self.waiting))
+            shown = self.waiting.pop(number % len(self.waiting))
+            self.completed = max(self.completed, shown)
+
+    def floor(self) -> int:
+        """A small transaction of its own: its xid is above that of every one before."""
+        self.completed = self.next_xid
+        self.next_xid += 1
+        return self.completed
 
     def sight(self) -> Sight:
         """A snapshot as it would be taken now."""
-        running = frozenset({*self.open, *self.waiting})
-        return Sight(min(running, default=self.next_xid), self.next_xid, running)
+        xmax = self.completed + 1  # procarray.c: a later transaction may have begun already
+        running = frozenset(xid for xid in (*self.open, *self.waiting) if xid < xmax)
+        return Sight(min(running, default=xmax), xmax, running)
 
     def rows(self, sight: Sight) -> dict[int, int]:
         """What that snapshot sees."""
@@ -114,10 +124,10 @@ def test_both_folds_are_the_table_whatever_is_visible_when(
 
     def chunk() -> None:
         nonlocal last, floor_known
-        sight = source.sight()
         if not floor_known:
-            floor_known, published.floor = True, sight.xmax
+            floor_known, published.floor = True, source.floor()
             return
+        sight = source.sight()
         if published.seen_by(sight):
             rows = source.rows(sight)
             read = sorted(key for key in rows if key > last)[:2]
@@ -166,17 +176,29 @@ def shape(name: str = "public.t", *key: str, oid: int = 1, row_filter: str = "")
 
 
 def test_the_first_chunk_and_the_next_one() -> None:
-    found = shape("public.t", "a", 'b"', row_filter="a > 1")
+    found = shape("public.t", "a", 'b"')
     assert chunk_query(found, None, "", 10) == (
         b'DECLARE slotbridge_chunk NO SCROLL CURSOR FOR SELECT "a", "b""", "note", "a", "b"""'
-        b' FROM ONLY "public"."t" WHERE (a > 1) ORDER BY "a", "b""" LIMIT 10',
+        b' FROM ONLY "public"."t" ORDER BY 4, 5 LIMIT 10',
         [],
     )
-    assert chunk_query(replace(found, partitioned=True), ["1", "x"], "note <> ''", 5) == (
+    assert chunk_query(replace(found, partitioned=True), ["1", "x"], "", 5) == (
         b'DECLARE slotbridge_chunk NO SCROLL CURSOR FOR SELECT "a", "b""", "note", "a", "b"""'
-        b' FROM "public"."t" WHERE (a > 1) AND (note <> \'\')'
-        b' AND ("a", "b""") > ($1::integer, $2::integer) ORDER BY "a", "b""" LIMIT 5',
+        b' FROM "public"."t" WHERE ("a", "b""") > ($1::integer, $2::integer) ORDER BY 4, 5 LIMIT 5',
         [b"1", b"x"],
+    )
+
+
+def test_a_chunk_of_a_filtered_table_looks_at_no_more_rows() -> None:
+    found = shape("public.t", "id", row_filter="id > 1")
+    assert chunk_query(found, ["1"], "note <> ''", 5) == (
+        b"DECLARE slotbridge_chunk NO SCROLL CURSOR FOR"
+        b" SELECT CASE WHEN wanted THEN c0 END, CASE WHEN wanted THEN c1 END, k0, wanted"
+        b' FROM (SELECT "id" AS c0, "note" AS c1, "id" AS k0,'
+        b" ((id > 1) AND (note <> '')) IS TRUE AS wanted"
+        b' FROM ONLY "public"."t" WHERE ("id") > ($1::integer) ORDER BY 3 LIMIT 5) AS chunk'
+        b" ORDER BY 3",
+        [b"1"],
     )
 
 
@@ -189,6 +211,16 @@ def test_a_chunk_is_never_empty_nor_above_the_limit(read: list[tuple[int, float]
         assert 1 <= size.rows <= min(5_000, 2 * before)
         size.shrink()
         assert size.rows >= 1
+
+
+@given(st.lists(st.booleans(), max_size=30), st.floats(0.01, 10))
+def test_patience_grows_while_it_is_in_vain_and_is_bounded(met: list[bool], first_s: float) -> None:
+    patience = Patience(first_s)
+    for came in met:
+        before = patience.seconds
+        (patience.met if came else patience.lost)()
+        assert first_s <= patience.seconds <= max(first_s, Patience.LONGEST_S)
+        assert patience.seconds == first_s if came else patience.seconds >= before
 
 
 def planned(*told: SnapshotProgress, shapes: list[TableShape], **settings: Any) -> Any:

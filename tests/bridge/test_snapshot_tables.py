@@ -13,7 +13,7 @@ from tests.bridge.conftest import NewBridge
 from tests.bridge.folding import fold
 from tests.bridge.oracle import assert_rebuilt
 from tests.bridge.running import Bridge
-from tests.bridge.test_snapshot import DONE, INITIAL, told
+from tests.bridge.snapshots import INITIAL, done, read_all, told
 from tests.bridge.values.samples import ARRAYS, SCALARS, SETUP
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
@@ -30,13 +30,6 @@ def run(conninfo: str, *statements: str) -> None:
     with psycopg.connect(conninfo, autocommit=True) as connection:
         for statement in statements:
             connection.execute(statement.encode())
-
-
-def read_all(bridge: Bridge) -> Bridge:
-    """Start it and wait until all rows are read."""
-    bridge.start().streaming()
-    eventually(lambda: DONE in bridge.output, what="the snapshot is done", timeout_s=90)
-    return bridge
 
 
 def values(bridge: Bridge, table: str, *ops: str) -> list[dict[str, Any]]:
@@ -222,9 +215,7 @@ def test_a_locked_table_does_not_hold_the_stream(conninfo: str, new_bridge: NewB
         "CREATE TABLE other (id int PRIMARY KEY)",
         "INSERT INTO t SELECT generate_series(1, 10)",
     )
-    bridge = new_bridge(conninfo, snapshot=INITIAL)
-    bridge.start().streaming()
-    eventually(lambda: DONE in bridge.output, what="the snapshot is done", timeout_s=90)
+    bridge = read_all(new_bridge(conninfo, snapshot=INITIAL))
     assert bridge.stop() == 0
     with psycopg.connect(conninfo) as holder:
         holder.execute("CREATE TABLE fresh (id int PRIMARY KEY)")
@@ -240,7 +231,7 @@ def test_a_locked_table_does_not_hold_the_stream(conninfo: str, new_bridge: NewB
         bridge.caught_up()
         assert len(values(bridge, "other", "c")) == 2
         holder.rollback()
-    eventually(lambda: bridge.output.count(DONE) == 2, what="fresh is read", timeout_s=90)
+    done(bridge, times=2)
     assert bridge.stop() == 0, bridge.output
     assert_rebuilt(bridge)
 
@@ -263,7 +254,7 @@ def test_a_table_changes_its_form_in_the_middle(conninfo: str, new_bridge: NewBr
         "ALTER TABLE t ADD extra text DEFAULT 'e', ALTER n TYPE bigint",
         "UPDATE t SET extra = 'x' WHERE id IN (2, 599)",
     )
-    eventually(lambda: DONE in bridge.output, what="the snapshot is done", timeout_s=90)
+    done(bridge)
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     with psycopg.connect(conninfo) as connection:

@@ -45,7 +45,7 @@ def open_snapshot(
         encoders=encoders,
     )
     reader = SnapshotReader(
-        *(primary.conninfo, source.publication, source.slot),
+        *(primary.conninfo, source.publication, source.slot, primary.server),
         deadline_ms=bridge.sql_deadline_ms,
     )
     return Snapshotter(

@@ -68,7 +68,7 @@ class Plan:
     @property
     def begun(self) -> bool:
         """Whether rows of any table are in Kafka."""
-        return any(table.chunks for table in self.tables.values())
+        return any(table.rows for table in self.tables.values())
 
     @property
     def done(self) -> int:

@@ -1,7 +1,10 @@
 """The database side of a snapshot: marks in the WAL, and chunks of rows under a database snapshot.
 
 Two ordinary connections: one reads rows in transactions of its own, the other one writes marks and
-asks what standbys have. All calls block; the session makes them in a thread of their own.
+asks what standbys have. All calls block; the session makes them in a thread of their own. Where the
+server ends a connection (a switchover's fence does), both are opened again when needed: changes
+flow meanwhile. On a server that takes no writes nothing is marked: it may be fenced, and nothing of
+ours is to lie behind its last commit.
 """
 
 import contextlib
@@ -18,13 +21,19 @@ from schemas.errors import Retryable, SlotbridgeError
 from schemas.lsn import format_lsn
 from schemas.snapshot import SNAPSHOT_PREFIX
 from services.bridge.pgoutput.messages import Relation, RelationColumn, Row
-from services.bridge.snapshot.tables import CURSOR, KeyColumn, TableShape, chunk_query
+from services.bridge.snapshot.tables import (
+    CURSOR,
+    KeyColumn,
+    TableShape,
+    chunk_query,
+    filtered,
+)
 from services.bridge.snapshot.visibility import Sight, parse_sight
 from services.bridge.source.replication_connection import SESSION_OPTIONS, cut_off_after
 from services.bridge.source.server_errors import connect_error, server_error
 from services.postgres.published_tables import PublishedTable, published_tables
 from services.postgres.rows import one_row
-from services.postgres.server import Connection
+from services.postgres.server import Connection, Server, read_server
 
 logger = structlog.get_logger(__name__)
 
@@ -41,6 +50,16 @@ _NOT_NOW: Final = ("55P03", _SLOW, "40P01", *_GONE)
 """A lock that is held, a statement that took too long, a deadlock, a table that is gone."""
 
 
+_READ_ONLY: Final = "the server takes no writes"
+_IF_WRITABLE: Final = (
+    "SELECT CASE WHEN current_setting('transaction_read_only') = 'off' THEN {} END"
+)
+
+
+class _AnotherServer(Retryable):
+    """The server that answers is not the one that is streamed from."""
+
+
 class NotNow(Exception):
     """A chunk can't be read at this moment.
 
@@ -54,35 +73,40 @@ class NotNow(Exception):
 
 
 class Inspection(NamedTuple):
-    """The published tables, and the xmax of the database snapshot that they were read under."""
+    """The published tables, and an xid that was assigned after they were read."""
 
     shapes: list[TableShape]
     rows_estimates: dict[str, int]
-    xmax: int
+    xid: int
 
 
 class Chunk(NamedTuple):
-    """Rows as they were read, the key after them, and whether the table has none after them."""
+    """Rows as they were read.
+
+    `last`: the key of the last one that was looked at, of `looked_at` rows. `ends`: the table has
+    none after them.
+    """
 
     rows: list[Row]
     last: list[str] | None
+    looked_at: int
     ends: bool
 
 
 class SnapshotReader:
     """Reads for one session. Only one call at a time, from any thread; `interrupt` from another."""
 
-    def __init__(self, conninfo: str, publication: str, slot: str, *, deadline_ms: int) -> None:
+    def __init__(
+        self, conninfo: str, publication: str, slot: str, server: Server, *, deadline_ms: int
+    ) -> None:
+        """Connect to `server`, of which the session streams. Raise SlotbridgeError."""
+        self._conninfo = conninfo
         self._publication = publication
         self._subject = f"slot {slot}"
+        self._server = server
         self._deadline_s = deadline_ms / 1000
         self._closed = False
-        self._marks = self._connect(conninfo, "-c synchronous_commit=local")
-        self._rows = self._connect(
-            conninfo,
-            f"-c lock_timeout={LOCK_MS} -c row_security=off -c jit=off"
-            " -c idle_in_transaction_session_timeout=60s",
-        )
+        self._marks, self._rows = self._open()
 
     def interrupt(self) -> None:
         """Let a call that is in progress in another thread fail soon."""
@@ -101,25 +125,33 @@ class SnapshotReader:
         self._rows.close()
 
     def inspect(self) -> Inspection:
-        """Read what the publication has now."""
+        """Read what the publication has now, then take an xid.
+
+        In this order: what was committed to a table before it joined is not published, so that it
+        must have ended before rows are read. Raise NotNow where the server takes no writes.
+        """
+        self._open_again()
         with self._statement("inspect the published tables"):
-            xmax = one_row(
-                self._marks.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text")
-            )
             found = published_tables(self._marks, self._publication)
+            row = one_row(self._marks.execute(_IF_WRITABLE.format("pg_current_xact_id()::text")))
+        if row[0] is None:
+            raise NotNow(_READ_ONLY)
         estimates = {f"{one.schema}.{one.table}": one.rows_estimate for one in found}
-        return Inspection([shape_of(one) for one in found], estimates, int(xmax[0]))
+        return Inspection([shape_of(one) for one in found], estimates, int(row[0]))
 
     def mark(self, token: str) -> int:
-        """Write `token` into the WAL and flush it; return where its record ends."""
+        """Write `token` into the WAL and flush it; return where its record ends.
+
+        Raise NotNow where the server takes no writes.
+        """
+        self._open_again()
         with self._statement("mark a chunk's place"):
-            row = one_row(
-                self._marks.execute(
-                    "SELECT (pg_logical_emit_message(false, %s, %s, true) - '0/0')::bigint",
-                    [SNAPSHOT_PREFIX, token],
-                )
-            )
-            return int(row[0])
+            message = "(pg_logical_emit_message(false, %s, %s, true) - '0/0')::bigint"
+            query = _IF_WRITABLE.format(message)
+            row = one_row(self._marks.execute(query, [SNAPSHOT_PREFIX, token]))
+        if row[0] is None:
+            raise NotNow(_READ_ONLY)
+        return int(row[0])
 
     def has_standbys_up_to(self, lsn: int) -> bool:
         """Whether each standby of synchronized_standby_slots has flushed the WAL up to `lsn`.
@@ -181,15 +213,18 @@ class SnapshotReader:
             self._execute(b"CLOSE " + CURSOR, [])
         last_key = None
         if rows:
-            key = rows[-1][-len(shape.key) :]
+            width = len(shape.relation.columns)
+            key = rows[-1][width : width + len(shape.key)]
             last_key = [value.decode() if isinstance(value, bytes) else "" for value in key]
-        return Chunk(rows, last_key, ends)
+        wanted = [row for row in rows if row[-1] == b"t"] if filtered(shape, where) else rows
+        return Chunk(wanted, last_key, len(rows), ends)
 
     def end(self) -> None:
         """End the chunk's transaction, if there is one."""
-        with self._statement("end a chunk"):
-            if self._rows.info.transaction_status != pq.TransactionStatus.IDLE:
-                self._rows.execute("ROLLBACK")
+        if self._rows.closed or self._rows.info.transaction_status == pq.TransactionStatus.IDLE:
+            return
+        with contextlib.suppress(NotNow), self._statement("end a chunk"):
+            self._rows.execute("ROLLBACK")
 
     def _fetch(self, rows_max: int, bytes_max: int) -> tuple[list[Row], bool]:
         """Rows in parts of about FETCH_BYTES, so that memory is bounded whatever a row's size."""
@@ -216,11 +251,40 @@ class SnapshotReader:
             raise psycopg.errors.error_from_result(result, encoding="utf-8")
         return result
 
-    def _connect(self, conninfo: str, options: str) -> Connection:
-        given = psycopg.conninfo.conninfo_to_dict(conninfo).get("options") or ""
+    def _open(self) -> tuple[Connection, Connection]:
+        """Open both connections. Raise Retryable where another server answers."""
+        with contextlib.ExitStack() as opened:
+            marks = self._connect("-c synchronous_commit=local")
+            opened.callback(marks.close)
+            rows = self._connect(
+                f"-c lock_timeout={LOCK_MS} -c row_security=off -c jit=off"
+                " -c idle_in_transaction_session_timeout=60s"
+            )
+            opened.callback(rows.close)
+            for connection in (marks, rows):
+                self._require_the_server(connection)
+            opened.pop_all()
+        return marks, rows
+
+    def _open_again(self) -> None:
+        """Open both connections again where one was lost. Raise NotNow where that can't be done."""
+        if self._closed or not (self._marks.closed or self._rows.closed):
+            return
+        self._marks.close()
+        self._rows.close()
+        try:
+            self._marks, self._rows = self._open()
+        except _AnotherServer:
+            raise
+        except SlotbridgeError as error:
+            raise NotNow(error.message) from error
+        logger.info("opened the snapshot's SQL sessions again", subject=self._subject)
+
+    def _connect(self, options: str) -> Connection:
+        given = psycopg.conninfo.conninfo_to_dict(self._conninfo).get("options") or ""
         try:
             return psycopg.connect(
-                conninfo,
+                self._conninfo,
                 autocommit=True,
                 options=f"{given} {SESSION_OPTIONS} -c statement_timeout={STATEMENT_MS} {options}",
                 application_name=APPLICATION,
@@ -228,6 +292,22 @@ class SnapshotReader:
             )
         except psycopg.Error as error:
             raise connect_error(str(error), self._subject) from error
+
+    def _require_the_server(self, connection: Connection) -> None:
+        """Raise _AnotherServer unless the connection is with the server that is streamed from."""
+        try:
+            with cut_off_after(self._deadline_s, connection.fileno()):
+                found = read_server(connection)
+        except (psycopg.Error, OSError) as error:
+            raise connect_error(str(error), self._subject) from error
+        known = self._server
+        identity = (found.system_identifier, found.timeline, found.in_recovery)
+        if identity != (known.system_identifier, known.timeline, False):
+            raise _AnotherServer(
+                "another server answers now",
+                operation="open the snapshot's SQL sessions",
+                subject=self._subject,
+            )
 
     @contextlib.contextmanager
     def _statement(self, operation: str, table: str = "") -> Iterator[None]:
@@ -244,13 +324,13 @@ class SnapshotReader:
     def _translated(
         self, error: psycopg.Error | OSError, operation: str, table: str
     ) -> SlotbridgeError | NotNow:
+        if self._closed:
+            return Retryable("the session ends", operation=operation, subject=self._subject)
         state = getattr(error, "sqlstate", None)
-        if self._closed or state is None:
-            return Retryable(
-                "the snapshot's connection to the server is lost",
-                operation=operation,
-                subject=self._subject,
-            )
+        if state is None or self._marks.closed or self._rows.closed:
+            self._marks.close()
+            self._rows.close()
+            return NotNow("the server has ended the snapshot's SQL session")
         assert isinstance(error, psycopg.Error)
         message = " ".join((error.diag.message_primary or str(error)).split())
         if state in _NOT_NOW:

@@ -28,6 +28,7 @@ from services.bridge import metrics
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.failpoints import reach
+from services.bridge.snapshot.pace import ChunkSize, Patience
 from services.bridge.snapshot.progress import (
     Owner,
     Plan,
@@ -39,7 +40,6 @@ from services.bridge.snapshot.progress import (
 )
 from services.bridge.snapshot.reader import Chunk, Inspection, NotNow, SnapshotReader
 from services.bridge.snapshot.row_events import RowEvents
-from services.bridge.snapshot.tables import ChunkSize
 from services.bridge.snapshot.visibility import Published, Sight
 from services.bridge.transactions.assembler import Portion, size_of
 
@@ -87,6 +87,7 @@ class Snapshotter:
         self._breathe = breathe
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._size = ChunkSize(settings.chunk_rows_max, settings.hold_ms / 1000)
+        self._visible, self._secured = Patience(_VISIBLE_S), Patience(_SECURED_S)
         self._published: Published | None = None
         self._plan: Plan | None = None
         self._estimates: dict[str, int] = {}
@@ -117,7 +118,9 @@ class Snapshotter:
             self._begin_due(now)
         except NotNow as reason:
             self._awaited, self._due = "", now + _AGAIN_LATER_S
-            logger.warning("the snapshot waits", reason=str(reason))
+            if now - self._told > _TELL_S:
+                self._told = now
+                logger.warning("the snapshot waits", reason=str(reason))
 
     def _begin_due(self, now: float) -> None:
         if self._marking is not None and self._marking.done():
@@ -129,7 +132,7 @@ class Snapshotter:
                 self._learn(inspecting.result(), now)
         elif now >= self._due and not self._awaited:
             if self._plan is None or self._plan.next is None:
-                self._published = Published()  # before the xmax that is read now
+                self._published = Published()  # before the xid that is taken now
                 self._inspecting = self._pool.submit(self._reader.inspect)
             else:
                 self._mark()
@@ -150,7 +153,7 @@ class Snapshotter:
     def _learn(self, seen: Inspection, now: float) -> None:
         """Take the published tables as they are now."""
         assert self._published is not None
-        self._published.floor = seen.xmax
+        self._published.floor = seen.xid
         self._estimates = seen.rows_estimates
         found = plan(seen.shapes, self._found.values(), self._settings, self._shaping, self._owner)
         if not self._found:
@@ -219,21 +222,23 @@ class Snapshotter:
             return portion, 0
         end_lsn = portion.position.end_lsn
         self._owner = self._owner._replace(end_lsn=end_lsn)
-        return portion._replace(events=events, bytes=size_of(events)), len(chunk.rows)
+        return portion._replace(events=events, bytes=size_of(events)), chunk.looked_at
 
     def _see(self, table: TableProgress) -> Sight:
         """Take a database snapshot that sees all that was published, begun on the table."""
         assert self._published is not None
-        until = time.monotonic() + _VISIBLE_S
+        until = time.monotonic() + self._visible.seconds
         while True:
             sight: Sight = self._call(self._reader.begin, table.shape)
             if self._published.seen_by(sight):
+                self._visible.met()
                 return sight
             if sight.xmin < self._published.floor:
                 raise NotNow(
                     "transactions that were open when the snapshot began have not ended yet"
                 )
             if time.monotonic() > until:
+                self._visible.lost()
                 raise NotNow("published transactions are not visible yet")
             self._call(self._reader.end)
             self._breathe()
@@ -247,12 +252,14 @@ class Snapshotter:
         self._awaited = uuid.uuid4().hex
         lsn = self._call(self._reader.mark, self._awaited)
         reach("chunk marked")
-        until = time.monotonic() + _SECURED_S
+        until = time.monotonic() + self._secured.seconds
         while not self._call(self._reader.has_standbys_up_to, lsn):
             if time.monotonic() > until:
+                self._secured.lost()
                 raise NotNow("the standbys in synchronized_standby_slots are behind")
             self._breathe()
             time.sleep(_LOOK_S)
+        self._secured.met()
 
     def _events(
         self, stamp: Stamp, sight: Sight, found: Plan, table: TableProgress, chunk: Chunk

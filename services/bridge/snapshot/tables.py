@@ -53,47 +53,45 @@ class TableShape:
         return name if self.partitioned else f"ONLY {name}"
 
 
+def filtered(shape: TableShape, where: str) -> bool:
+    """Whether only some rows of the table are wanted."""
+    return bool(shape.row_filter or where)
+
+
 def chunk_query(
     shape: TableShape, last: Sequence[str] | None, where: str, rows: int
 ) -> tuple[bytes, list[bytes]]:
     """Make the SQL that declares the cursor CURSOR over the next `rows` rows, and its parameters.
 
     After the key `last` (text forms), or from the beginning. The rows have the published columns
-    and then those of the key.
+    and then those of the key. Where the table is `filtered`, a last column tells whether the row is
+    wanted, and others have no values: the server must not look for a wanted row without end.
     """
     key = [quote(column.name) for column in shape.key]
-    columns = [quote(column.name) for column in shape.relation.columns] + key
-    conditions = [f"({part})" for part in (shape.row_filter, where) if part]
+    columns = [quote(column.name) for column in shape.relation.columns]
+    after = ""
     if last is not None:
         bounds = [f"${n}::{column.type}" for n, column in enumerate(shape.key, 1)]
-        conditions.append(f"({', '.join(key)}) > ({', '.join(bounds)})")
-    condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    query = (
-        f"DECLARE {CURSOR.decode()} NO SCROLL CURSOR FOR SELECT {', '.join(columns)}"  # noqa: S608
-        f" FROM {shape.identifier}{condition} ORDER BY {', '.join(key)} LIMIT {rows:d}"
-    )
-    return query.encode(), [value.encode() for value in last or ()]
+        after = f" WHERE ({', '.join(key)}) > ({', '.join(bounds)})"
+    # By number: a name would be that of an output column first.
+    order = ", ".join(str(len(columns) + n) for n in range(1, len(key) + 1))
+    source = f"FROM {shape.identifier}{after} ORDER BY {order} LIMIT {rows:d}"
+    query = f"SELECT {', '.join([*columns, *key])} {source}"
+    if filtered(shape, where):
+        wanted = " AND ".join(f"({part})" for part in (shape.row_filter, where) if part)
+        named = [f"{name} AS c{n}" for n, name in enumerate(columns)]
+        keys = [f"k{n}" for n in range(len(key))]
+        named += [f"{name} AS {alias}" for name, alias in zip(key, keys, strict=True)]
+        values = [f"CASE WHEN wanted THEN c{n} END" for n in range(len(columns))]
+        query = (
+            f"SELECT {', '.join([*values, *keys])}, wanted"  # noqa: S608
+            f" FROM (SELECT {', '.join(named)}, ({wanted}) IS TRUE AS wanted {source}) AS chunk"
+            f" ORDER BY {order}"
+        )
+    declared = f"DECLARE {CURSOR.decode()} NO SCROLL CURSOR FOR {query}"
+    return declared.encode(), [value.encode() for value in last or ()]
 
 
 def quote(name: str) -> str:
     """Write a name as an identifier in SQL."""
     return '"' + name.replace('"', '""') + '"'
-
-
-class ChunkSize:
-    """How many rows the next chunk has: as many as were read in `hold_s`, within bounds."""
-
-    def __init__(self, rows_max: int, hold_s: float) -> None:
-        self._rows_max = rows_max
-        self._hold_s = hold_s
-        self.rows = min(rows_max, 1_000)
-
-    def learn(self, rows: int, took_s: float) -> None:
-        """Note that `rows` rows held the stream for `took_s`: at most twice as many come next."""
-        if rows:
-            fit = int(rows * self._hold_s / max(took_s, 1e-4))
-            self.rows = max(1, min(self._rows_max, 2 * self.rows, fit))
-
-    def shrink(self) -> None:
-        """Note that a chunk took too long to be read at all."""
-        self.rows = max(1, self.rows // 4)

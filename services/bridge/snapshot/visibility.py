@@ -46,13 +46,14 @@ def with_epoch(xid: int, near: int) -> int:
 class Published:
     """The xids of transactions that were published and that no snapshot is known to see yet.
 
-    Begin to `add` before `floor` is read from the server: every transaction that was published
+    Begin to `add` before `floor` is taken from the server: every transaction that was published
     earlier has an xid below.
     """
 
     def __init__(self) -> None:
         self.floor = 0
-        """The xmax of a snapshot that was taken after the first `add`."""
+        """An xid that was assigned after the first `add`. A snapshot's xmax does not do: it is
+        one above the last transaction that has ended, and published ones may still be above."""
         self._xids: set[int] = set()
 
     def add(self, xids: Iterable[int]) -> None:

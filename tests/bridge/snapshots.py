@@ -1,0 +1,124 @@
+"""Snapshots in tests: a table that changes all the time, and what Kafka has of it in the end."""
+
+import json
+import random
+import threading
+from typing import Any
+
+import psycopg
+
+from schemas.snapshot import SnapshotProgress
+from tests.bridge.folding import fold
+from tests.bridge.running import Bridge
+from tests.providers.waiting import eventually
+
+INITIAL: dict[str, Any] = {"mode": "initial"}
+DONE = "snapshot is done"
+
+
+def fill(conninfo: str, rows: int) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+        connection.execute("INSERT INTO t SELECT g, 'old' FROM generate_series(1, %s) g", [rows])
+
+
+class Changes:
+    """Inserts, updates, deletes and changes of keys, all over the table, until it is left."""
+
+    def __init__(self, conninfo: str, keys: int, synchronous_commit: str = "local") -> None:
+        self._conninfo = psycopg.conninfo.make_conninfo(
+            conninfo, options=f"-c synchronous_commit={synchronous_commit}"
+        )
+        self._keys = keys
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(2)]
+        self.committed = 0
+
+    def __enter__(self) -> "Changes":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in self._threads), "a commit hangs"
+
+    def _run(self, number: int) -> None:
+        chance = random.Random(number)
+        with psycopg.connect(self._conninfo) as connection:
+            while not self._stop.wait(0.002):
+                try:
+                    for _ in range(chance.randint(1, 4)):
+                        self._change(connection, chance)
+                    connection.commit()
+                    self.committed += 1
+                except psycopg.Error:  # a key that is there, a deadlock
+                    connection.rollback()
+
+    def _change(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:
+        one, other = chance.randint(1, self._keys), chance.randint(1, self._keys)
+        note = f"n{chance.getrandbits(40)}"
+        what = chance.random()
+        if what < 0.25:
+            connection.execute("INSERT INTO t VALUES (%s, %s)", [one, note])
+        elif what < 0.6:
+            connection.execute("UPDATE t SET note = %s WHERE id = %s", [note, one])
+        elif what < 0.75:
+            connection.execute("DELETE FROM t WHERE id = %s", [one])
+        else:
+            connection.execute("UPDATE t SET id = %s, note = %s WHERE id = %s", [other, note, one])
+
+
+def chunks(bridge: Bridge) -> int:
+    """How many records of progress Kafka has."""
+    return len(told(bridge)) if f"{bridge.prefix}.snapshot" in bridge.topics() else 0
+
+
+def told(bridge: Bridge) -> list[SnapshotProgress]:
+    """What `<prefix>.snapshot` tells, in order."""
+    records = bridge.records("snapshot")
+    return [SnapshotProgress.model_validate_json(value) for _, value in records if value]
+
+
+def assert_exact(bridge: Bridge, conninfo: str) -> None:
+    """Both folds are the table; no row was read twice; each chunk is counted by its progress."""
+    with psycopg.connect(conninfo) as connection:
+        truth = {
+            json.dumps({"id": key}, separators=(",", ":")): {"id": key, "note": note}
+            for key, note in connection.execute("SELECT id, note FROM t")
+        }
+    folded = fold(bridge, "t")
+    assert folded.by_offset == truth
+    assert folded.by_position == truth
+    assert max(folded.reads.values()) == 1, "a row was read twice"
+    progress = told(bridge)
+    assert [one.chunks for one in progress] == [*range(1, len(progress) + 1)]
+    assert progress[-1].done and progress[-1].rows == folded.reads.total()
+
+
+def read_all(bridge: Bridge, conninfo: str = "") -> Bridge:
+    """Start it and wait until all rows are read."""
+    bridge.start().streaming(conninfo)
+    done(bridge)
+    return bridge
+
+
+def done(bridge: Bridge, times: int = 1) -> None:
+    """Wait until it has told so often that its snapshot is done."""
+
+    def told_so() -> bool:
+        assert bridge.running, bridge.output
+        return bridge.output.count(DONE) >= times
+
+    eventually(told_so, what="the snapshot is done", timeout_s=120)
+
+
+def await_chunks(bridge: Bridge, count: int) -> None:
+    """Wait until Kafka has so many chunks, or all."""
+    eventually(
+        lambda: DONE in bridge.output or chunks(bridge) >= count,
+        what=f"chunk {count} is read",
+        timeout_s=60,
+    )

@@ -1,0 +1,142 @@
+"""The database side of a snapshot: marks, xids, and SQL sessions that the server ends."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pytest
+
+from schemas.errors import Retryable
+from services.bridge.snapshot import reader as module
+from services.bridge.snapshot.reader import APPLICATION, NotNow, SnapshotReader
+from services.bridge.snapshot.visibility import Published
+from services.postgres.published_tables import published_tables
+from services.postgres.server import read_server
+from tests.providers.databases import Connection, connect
+from tests.providers.interface import Provider
+
+Make = Callable[..., SnapshotReader]
+
+
+@pytest.fixture
+def connection(pair: Provider, fresh_database: str) -> Iterator[Connection]:
+    with connect(pair.primary, fresh_database) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, c0 text, wanted int)")
+        connection.execute("CREATE PUBLICATION p FOR TABLE t")
+        yield connection
+
+
+@pytest.fixture
+def make(pair: Provider, fresh_database: str, connection: Connection) -> Iterator[Make]:
+    with contextlib.ExitStack() as opened:
+
+        def new(*, options: str = "", **other: Any) -> SnapshotReader:
+            conninfo = pair.primary.conninfo(fresh_database, options=options)
+            server = replace(read_server(connection), **other)
+            found = SnapshotReader(conninfo, "p", "s", server, deadline_ms=30_000)
+            opened.callback(found.close)
+            return found
+
+        yield new
+
+
+def end_sessions(connection: Connection) -> None:
+    """End the reader's sessions, as a fence does."""
+    connection.execute(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name = %s",
+        [APPLICATION],
+    )
+
+
+def test_all_that_has_an_xid_must_have_ended_before_rows_are_read(
+    make: Make, pair: Provider, fresh_database: str
+) -> None:
+    """The newest transaction: a snapshot's xmax is not above its xid."""
+    reader = make()
+    with psycopg.connect(pair.primary.conninfo(fresh_database)) as writer:
+        writer.execute("INSERT INTO t VALUES (1)")
+        seen = reader.inspect()
+        published = Published()
+        published.floor = seen.xid
+        assert not published.seen_by(reader.begin(seen.shapes[0]))
+        reader.end()
+        writer.commit()
+        assert published.seen_by(reader.begin(seen.shapes[0]))
+
+
+def test_a_transaction_that_began_before_its_table_joined_must_have_ended(
+    make: Make, pair: Provider, fresh_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first changes are not published: the xid is taken after the tables were read."""
+    reader = make()
+    with psycopg.connect(pair.primary.conninfo(fresh_database)) as writer:
+
+        def tables(*given: Any) -> Any:
+            writer.execute("INSERT INTO t VALUES (1)")  # in the moment before
+            return published_tables(*given)
+
+        monkeypatch.setattr(module, "published_tables", tables)
+        seen = reader.inspect()
+        row = writer.execute("SELECT pg_current_xact_id()::text").fetchone()
+        assert row is not None and seen.xid > int(row[0])
+
+
+def test_nothing_is_written_on_a_server_that_takes_no_writes(
+    make: Make, connection: Connection
+) -> None:
+    reader = make(options="-c default_transaction_read_only=on")
+    query = "SELECT pg_current_wal_insert_lsn(), pg_snapshot_xmax(pg_current_snapshot())"
+    before = connection.execute(query).fetchone()
+    with pytest.raises(NotNow, match="takes no writes"):
+        reader.inspect()
+    with pytest.raises(NotNow, match="takes no writes"):
+        reader.mark("token")
+    after = connection.execute(query).fetchone()
+    assert before is not None and after is not None
+    assert before[1] == after[1], "an xid was taken"
+
+
+def test_sessions_that_the_server_ends_are_opened_again(make: Make, connection: Connection) -> None:
+    connection.execute("INSERT INTO t VALUES (1, 'a', 2)")
+    reader = make()
+    (shape,) = reader.inspect().shapes
+    reader.begin(shape)
+    end_sessions(connection)
+    with pytest.raises(NotNow, match="has ended"):
+        reader.read(shape, None, "", rows_max=5, bytes_max=99)
+    reader.end()
+    assert reader.mark("token")
+    reader.begin(shape)
+    assert reader.read(shape, None, "", rows_max=5, bytes_max=99).looked_at == 1
+    reader.end()
+
+
+def test_another_server_is_not_read_from(make: Make) -> None:
+    with pytest.raises(Retryable, match="another server"):
+        make(timeline=99)
+    with pytest.raises(Retryable, match="another server"):
+        make(system_identifier="1")
+
+
+def test_rows_that_are_not_wanted_are_looked_at_and_counted(
+    make: Make, connection: Connection
+) -> None:
+    """Whatever the columns are called; the server never looks for a wanted row without end."""
+    connection.execute("INSERT INTO t SELECT g, 'x' || g, -g FROM generate_series(1, 25) g")
+    reader = make()
+    (shape,) = reader.inspect().shapes
+    found, last, chunks = [], None, []
+    while True:
+        reader.begin(shape)
+        chunk = reader.read(shape, last, "id IN (7, 9, 24)", rows_max=10, bytes_max=10_000)
+        reader.end()
+        found += [row[:3] for row in chunk.rows]
+        chunks.append((chunk.looked_at, chunk.last, chunk.ends))
+        last = chunk.last
+        if chunk.ends:
+            break
+    assert found == [[b"7", b"x7", b"-7"], [b"9", b"x9", b"-9"], [b"24", b"x24", b"-24"]]
+    assert chunks == [(10, ["10"], False), (10, ["20"], False), (5, ["25"], True)]
