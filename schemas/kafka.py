@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Format = Literal["json", "json_schema_envelope"]
 _TOPIC_NAME = r"^[A-Za-z0-9._-]{1,100}$"
 
 
@@ -21,5 +22,10 @@ class KafkaSettings(BaseModel):
     replication_factor: Annotated[int, Field(ge=1, le=32)] | Literal[-1] | None = None
     """Copies of each topic, when the bridge makes it. Unset: 3, or as many as there are brokers
     (with fewer than 3, a warning: a topic is lost with its brokers); -1: the broker's default."""
+    key_format: Format = "json"
+    """How keys of tables' records are written (docs/FORMATS.md)."""
+    value_format: Format = "json"
+    """How values of tables' records are written. `json_schema_envelope`: with their schema, as
+    Connect's JsonConverter with schemas.enable=true. `slottables` reads only `json`."""
     options: dict[str, str | int | float | bool] = Field({}, repr=False)
     """Passed to librdkafka as they are (security.protocol, sasl.*, ssl.*, compression.type …)."""

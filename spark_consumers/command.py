@@ -16,7 +16,7 @@ import typer
 
 from schemas.errors import ExitCode, SettingsError, SlotbridgeError
 from schemas.lsn import parse_lsn
-from schemas.settings import load_settings, require
+from schemas.settings import KafkaSettings, Settings, load_settings, require
 from schemas.version import print_version
 from spark_consumers.epochs.report import EpochReport
 
@@ -62,7 +62,7 @@ def run(
 
     with _exit_codes(as_json=as_json):
         settings = load_settings(config)
-        kafka, tables = require(settings.kafka, "kafka"), require(settings.tables, "tables")
+        kafka, tables = _readable(settings), require(settings.tables, "tables")
         stop = _stop_on_signals()
         require_broker(kafka)
         spark = start_session(tables, kafka)
@@ -103,7 +103,7 @@ def verify(
 
     with _exit_codes(as_json=as_json):
         settings = load_settings(config)
-        spark = start_session(require(settings.tables, "tables"), require(settings.kafka, "kafka"))
+        spark = start_session(require(settings.tables, "tables"), _readable(settings))
         try:
             names, shown = tuple(table or ()), 5 if examples else 0
             if as_of:
@@ -174,11 +174,26 @@ def _operating(config: Path) -> Iterator["Operator"]:
     from spark_consumers.session import start_session
 
     settings = load_settings(config)
-    spark = start_session(require(settings.tables, "tables"), require(settings.kafka, "kafka"))
+    spark = start_session(require(settings.tables, "tables"), _readable(settings))
     try:
         yield Operator(spark, settings)
     finally:
         spark.stop()
+
+
+def _readable(settings: Settings) -> KafkaSettings:
+    """Return the section `kafka`. Raise SettingsError for formats that the tables can't read."""
+    kafka = require(settings.kafka, "kafka")
+    for key in ("key_format", "value_format"):
+        if (found := getattr(kafka, key)) != "json":
+            raise SettingsError(
+                f"slottables reads plain JSON, and kafka.{key} is {found}",
+                operation="read settings",
+                subject=f"topics {kafka.topic_prefix}.*",
+                hint="set both formats to json; give readers of other formats a bridge of their "
+                "own, with another slot and topic prefix",
+            )
+    return kafka
 
 
 def _lsn(text: str) -> int:

@@ -26,9 +26,9 @@ from schemas.shaping import ShapingSettings
 from schemas.snapshot import SnapshotSettings
 from services.bridge import compiled, metrics
 from services.bridge.events.envelope import Envelope
+from services.bridge.events.formats.table_format import Formats, encoders_for
 from services.bridge.events.relations import Relations, warn_of_unmatched
 from services.bridge.events.shaping.tables import Shaping
-from services.bridge.events.values.encoders import Encoders
 from services.bridge.failpoints import reach
 from services.bridge.progress.consistency import Witnesses
 from services.bridge.progress.errors import Diverged
@@ -225,9 +225,10 @@ class Session:
         prefix, slot = self._kafka.topic_prefix, self._source.slot
         shaping = Shaping(self._shaping, prefix)
         warn_of_unmatched(shaping, primary)
-        encoders = Encoders(self._bridge, money_digits=primary.money_digits())
+        encoders = encoders_for(self._kafka)(self._bridge, money_digits=primary.money_digits())
         relations = Relations(
             *(prefix, primary, topics.shapes(), shaping, encoders),
+            Formats(self._kafka, shaping.naming, encoders),
             while_waiting=self._feedback.while_waiting,
         )
         envelope = Envelope(

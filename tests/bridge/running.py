@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,10 @@ class Bridge:
         loaded: bool = True,
         replication_factor: int | None = None,
         snapshot: dict[str, Any] | None = None,
+        formats: Mapping[str, str] | None = None,
         **bridge: Any,
     ) -> None:
-        """`loaded`: as tests.providers.loaded; else always by its program."""
+        """`loaded`: as tests.providers.loaded; else always by its program. `formats`: of kafka."""
         self._loaded = loaded
         self.conninfo = conninfo
         self.prefix = prefix
@@ -75,6 +76,7 @@ class Bridge:
                 "partitions": 2,
                 "replication_factor": replication_factor,
                 "options": options or {},
+                **(formats or {}),
             },
             "shaping": shaping or {},
             "snapshot": snapshot or {},

@@ -84,6 +84,7 @@ def test_events_and_ends_of_transactions_have_a_place() -> None:
     event = json.dumps({"source": {"name": "p", "commit_lsn": 7, "seq": 2}}).encode()
     assert place_of(event, "p") == Place(7, 2)
     assert place_of(event, "another") is None
+    assert place_of(b'{"payload":%s,"schema":{}}' % event, "p") == Place(7, 2)
     assert place_of(b'{"status": "END", "commit_lsn": 9}', "p") == Place(9, LAST_SEQ)
     assert place_of(b'{"status": "BEGIN", "commit_lsn": 9}', "p") == Place(9, 0)
     assert place_of(b'{"slot": "s", "gid": "g", "prepare_lsn": 8}', "p") == Place(8, 0)

@@ -159,6 +159,7 @@ def test_series_of_a_session_go_with_it(new_pair: NewPair, new_bridge: NewBridge
 EVENTS = [
     Event("t", b"k", b'{"op":"c","before":null}', None, False, "s.t", 1, 1),
     Event("t", b"k", b'{"op":"u","before":null}', None, False, "s.t", 2, 1),
+    Event("t", b"k", b'{"payload":{"op":"d"},"schema":{}}', None, False, "s.t", 2, 1),
     Event("t", b"k", None, None, False, "s.t", 2, 1),
     Event("b.transaction", b"k", b'{"status":"BEGIN"}'),
     Event("b.schema", b"k", b'{"schema":"s"}', table="s.t", seq=1),
@@ -177,7 +178,12 @@ def test_both_ways_of_counting_agree(twin: str) -> None:
     row_tally.plain_count([*EVENTS, *many], "b.schema", expected)
     counts: row_tally.Counts = {}
     way(EVENTS, "b.schema", counts)
-    assert counts == {("s.t", "c"): [1, 25], ("s.t", "u"): [1, 25], ("s.outbox", "c"): [1, 9]}
+    assert counts == {
+        ("s.t", "c"): [1, 25],
+        ("s.t", "u"): [1, 25],
+        ("s.t", "d"): [1, 35],
+        ("s.outbox", "c"): [1, 9],
+    }
     way(many, "b.schema", counts)
     assert counts == expected
 

@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.kafka import Format, KafkaSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.events.envelope import Described, Envelope
 from services.bridge.events.event import Event, Stamp
+from services.bridge.events.formats.table_format import Formats, encoders_for
 from services.bridge.events.rows import WORTH_ROWS
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.pgoutput.decoder import DecodeError, Decoder
@@ -31,6 +34,8 @@ from tests.bridge.wire import encode
 pytestmark = pytest.mark.usefixtures("twin")
 NOW_US = 1_700_000_000_000_000
 LSN = 5_000
+JSON = KafkaSettings(bootstrap_servers="k:9092", topic_prefix="bank")
+FORMATS: tuple[Format, ...] = get_args(Format)
 digits = st.integers(-(2**63), 2**63 - 1).map(lambda number: str(number).encode())
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=400)
 VALUES = {
@@ -60,13 +65,23 @@ def tables(draw: st.DrawFn) -> tuple[Relation, list[Row]]:
     return relation, draw(st.lists(whole | holes, min_size=1, max_size=4))
 
 
-def assembler(settings: ShapingSettings, *, metadata: bool) -> Assembler:
+def assembler(
+    settings: ShapingSettings, *, metadata: bool, kafka: KafkaSettings = JSON
+) -> Assembler:
     shaping = Shaping(settings, "bank")
+    encoders = encoders_for(kafka)()
+    formats = Formats(kafka, shaping.naming, encoders)
 
     def describe(relation: Relation, _stamp: Stamp, _seq: int) -> Described:
-        return Described(shaping.plan(relation))
+        plan = shaping.plan(relation)
+        return Described(plan, form=formats.of(plan))
 
-    envelope = Envelope("b", "db", 3, describe, tombstones=True, transaction_metadata=metadata)
+    envelope = Envelope(
+        *("b", "db", 3, describe),
+        tombstones=True,
+        transaction_metadata=metadata,
+        encoders=encoders,
+    )
     return Assembler(envelope, Position(0, 100, 0), 10**9)
 
 
@@ -78,9 +93,10 @@ def events(
     xid: int | None = None,
     settings: ShapingSettings | None = None,
     metadata: bool = True,
+    kafka: KafkaSettings = JSON,
 ) -> list[Event]:
     """An insert and two updates of each row, in one transaction, after enough rows for code."""
-    machine = assembler(settings or ShapingSettings(), metadata=metadata)
+    machine = assembler(settings or ShapingSettings(), metadata=metadata, kafka=kafka)
     decoder = Decoder(streamed=xid is not None)
     decoder.decode(encode(relation, xid), LSN)
     machine.feed(Begin(200, NOW_US, 77), LSN, NOW_US)
@@ -108,6 +124,19 @@ def test_the_short_way_makes_the_same_events(
     relation, rows = table
     by_the_long_way = events(relation, rows, short=False, xid=xid, metadata=metadata)
     assert events(relation, rows, short=True, xid=xid, metadata=metadata) == by_the_long_way
+
+
+@given(tables(), st.sampled_from(FORMATS), st.sampled_from(FORMATS), st.booleans())
+def test_the_short_way_makes_the_same_events_in_every_format(
+    table: tuple[Relation, list[Row]], key: Format, value: Format, metadata: bool
+) -> None:
+    relation, rows = table
+    kafka = JSON.model_copy(update={"key_format": key, "value_format": value})
+    long, short = (
+        events(relation, rows, short=short, metadata=metadata, kafka=kafka)
+        for short in (False, True)
+    )
+    assert long == short
 
 
 TABLE = Relation(

@@ -62,6 +62,7 @@ PURE = (
         for name in ("progress", "row_events", "tables", "visibility")
     ),
     "services.bridge.events.envelope",
+    "services.bridge.events.formats",
     "services.bridge.events.errors",
     "services.bridge.events.event",
     "services.bridge.events.keys",

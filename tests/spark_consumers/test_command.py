@@ -59,11 +59,19 @@ def config(tmp_path: Path, warehouse: Path, spark_jars: str, pipeline: Pipeline)
     return path
 
 
+KAFKA = {"bootstrap_servers": "127.0.0.1:1", "topic_prefix": "x"}
+
+
 @pytest.mark.parametrize(
     ("section", "code", "hint"),
     [
-        ({"kafka": {"bootstrap_servers": "127.0.0.1:1", "topic_prefix": "x"}}, 12, "bootstrap"),
+        ({"kafka": KAFKA}, 12, "bootstrap"),
         ({"kafka": None}, 2, "add `kafka:`"),
+        (
+            {"kafka": {**KAFKA, "value_format": "json_schema_envelope"}},
+            2,
+            "set both formats to json",
+        ),
     ],
 )
 def test_what_stops_it_before_spark_starts(

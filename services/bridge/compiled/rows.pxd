@@ -10,7 +10,7 @@ cdef class RowWriter:
     cdef object topic, table
     cdef int count, published
     cdef bint metadata, old
-    cdef bytes opening, names
+    cdef bytes opening, names, closing, key_closing
     cdef list encoders, heads, key_heads, unavailable, keys
     cdef int* kinds
     cdef int* places

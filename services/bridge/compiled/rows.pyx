@@ -35,13 +35,14 @@ cdef class RowWriter:
         self.event, self.topic, self.table = event, topic, table
         self.count, self.published = count, len(columns)
         self.opening, self.names = frame.opening.encode(), frame.names.encode()
+        self.closing, self.key_closing = frame.closing.encode(), frame.key_closing.encode()
         self.metadata, self.old = frame.metadata, frame.old
         self.encoders = [column.encode for column in columns]
         self.unavailable = [column.unavailable.encode() for column in columns]
         self.heads = [("," if i else "").encode() + c.name.encode() for i, c in enumerate(columns)]
         self.keys = [i for i, column in enumerate(columns) if column.key]
         self.key_heads = [
-            (b"," if number else b"{") + columns[i].name.encode()
+            (b"," if number else frame.key_opening.encode() + b"{") + columns[i].name.encode()
             for number, i in enumerate(self.keys)
         ]
         self.out = Text()
@@ -123,7 +124,8 @@ cdef class RowWriter:
             out.put_number(events)
             out.put_bytes(b"}")
         out.put_bytes(b",")
-        return out.put_text(tail)
+        out.put_text(tail)
+        return out.put_bytes(self.closing)
 
     cdef Py_ssize_t row(
         self, const uint8_t* data, Py_ssize_t at, Py_ssize_t end, int spans
@@ -196,6 +198,7 @@ cdef class RowWriter:
             out.grow(length)
             out.put(out.buffer + self.spans[2 * index], length)
         out.put_bytes(b"}")
+        out.put_bytes(self.key_closing)
         key = PyBytes_FromStringAndSize(<char*>out.buffer + since, out.size - since)
         out.size = since
         return key

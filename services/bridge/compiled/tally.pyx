@@ -11,6 +11,7 @@ include "digest.pxi"
 cdef enum:
     KINDS_MAX = 16
     OPENING_BYTES = 7
+    ENVELOPE_BYTES = 18
 
 cdef struct Kind:
     PyObject* table
@@ -38,6 +39,11 @@ def count(list events, str schema_topic, dict counts):
             and not memcmp(PyBytes_AS_STRING(<bytes>value), b'{"op":"', OPENING_BYTES)
         ):
             operation = PyBytes_AS_STRING(<bytes>value)[OPENING_BYTES]
+        elif (
+            PyBytes_GET_SIZE(<bytes>value) > ENVELOPE_BYTES
+            and not memcmp(PyBytes_AS_STRING(<bytes>value), b'{"payload":{"op":"', ENVELOPE_BYTES)
+        ):
+            operation = PyBytes_AS_STRING(<bytes>value)[ENVELOPE_BYTES]
         elif event[0] == schema_topic:
             continue
         for at in range(used):

@@ -28,6 +28,7 @@ from services.bridge import compiled
 from services.bridge.compiled import Messages
 from services.bridge.events.errors import updated_outbox, without_key
 from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
+from services.bridge.events.formats.table_format import PLAIN, TableFormat
 from services.bridge.events.row_encoders import Write
 from services.bridge.events.rows import Counter, Table
 from services.bridge.events.shaping.outbox import Headers, Outbox
@@ -66,6 +67,7 @@ class Described(NamedTuple):
     plan: Plan
     shape: Event | None = None
     settled: bool = True
+    form: TableFormat = PLAIN
 
 
 Describe = Callable[[Relation, Stamp, int], Described]
@@ -370,7 +372,7 @@ class Envelope:
             if not described.settled:
                 self._unsettled.append(relation.oid)
             counter = self._counter(f"{relation.schema}.{relation.table}")
-            known = (relation, Table(described.plan, counter, self._encoders))
+            known = (relation, Table(described.plan, counter, self._encoders, described.form))
             self._tables[relation.oid] = known
         return known[1]
 
@@ -385,10 +387,10 @@ class Envelope:
             if self._metadata
             else '"transaction":null'
         )
-        return (
+        return table.serialize(
             f'{{"op":"{op}","before":{before},"after":{after},{self._head}{lsn}\\"]",'
             f'{table.names}"lsn":{lsn},"seq":{seq}}},{order},{self._tail}'
-        ).encode()
+        )
 
     def _count(self, counter: Counter) -> None:
         if not counter.events:

@@ -1,6 +1,32 @@
 """Changes that no event can be made of, with their remedies. Pure."""
 
 from schemas.errors import BadInput, ExitCode
+from services.bridge.pgoutput.errors import DecodeError
+
+
+class UnfitValue(ValueError):
+    """A value that no schema of its column's type has; the text says why, without the value."""
+
+
+def not_encoded(error: ValueError, table: str, lsn: int) -> BadInput:
+    """Return the error of a change with a value that could not be encoded."""
+    if isinstance(error, UnfitValue):
+        return BadInput(
+            f"a value does not fit its column's schema: {error}",
+            operation="encode an event",
+            subject=table,
+            lsn=lsn,
+            hint="publish the column as text (bridge.decimal_handling, bridge.time_precision, or a "
+            "mask with truncate in shaping.masks), leave it out (shaping.columns), or set "
+            "kafka.key_format and kafka.value_format to json",
+        )
+    return DecodeError(
+        f"a value does not have the text form of its type ({type(error).__name__})",
+        operation="encode an event",
+        subject=table,
+        lsn=lsn,
+        hint="report this with the table's definition; the slot keeps the change",
+    )
 
 
 def updated_outbox(table: str, lsn: int) -> BadInput:

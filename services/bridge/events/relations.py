@@ -15,6 +15,7 @@ from schemas.errors import ExitCode, OperatorNeeded, SettingsError
 from schemas.events import SchemaEvent
 from services.bridge.events.envelope import Described
 from services.bridge.events.event import Stamp
+from services.bridge.events.formats.table_format import PLAIN, Formats
 from services.bridge.events.keys import key_columns, settled
 from services.bridge.events.schema_events import Shapes
 from services.bridge.events.shaping.tables import Plan, Shaping
@@ -37,12 +38,14 @@ class Relations:
         known: dict[tuple[str, str], SchemaEvent],
         shaping: Shaping,
         encoders: Encoders,
+        formats: Formats | None = None,
         *,
         while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self._while_waiting = while_waiting
         self._awaited_xid = 0
         self._encoders = encoders
+        self._formats = formats
         self._text_types: set[int] = set()
         self._primary = primary
         self._shaping = shaping
@@ -73,7 +76,8 @@ class Relations:
             return Described(plan, None, certain)
         self._own(plan, stamp)
         certain = self._learn_types(plan.relation, stamp.xid) and certain
-        return Described(plan, self._shapes.change(plan.relation, stamp, seq), certain)
+        form = PLAIN if self._formats is None else self._formats.of(plan)
+        return Described(plan, self._shapes.change(plan.relation, stamp, seq), certain, form)
 
     def _own(self, plan: Plan, stamp: Stamp) -> None:
         table = (plan.relation.schema, plan.relation.table)

@@ -45,12 +45,18 @@ class Column(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The JSON text around a row, up to what the transaction's own parts follow."""
+    """The JSON text around a row, up to what the transaction's own parts follow.
+
+    `closing` stands behind these, `key_opening` and `key_closing` around the key.
+    """
 
     opening: str
     names: str
     metadata: bool
     old: bool = False
+    closing: str = ""
+    key_opening: str = ""
+    key_closing: str = ""
 
 
 _SHORT: Final[dict[Encode, str]] = {
@@ -72,6 +78,7 @@ _COMPILED: Final[dict[Encode, str]] = {
     plain.floating: "floating",
     datetimes.instant: "instant",
     datetimes.timestamp_us: "timestamp",
+    datetimes.timestamp_us_of_64_bits: "timestamp",
     datetimes.date_days: "date",
 }
 """Encoders that the compiled twin has a form of its own for."""
@@ -109,6 +116,8 @@ def writer(
         "TABLE": table,
         "OPENING": frame.opening,
         "NAMES": frame.names,
+        "CLOSING": frame.closing,
+        "KEY_CLOSING": frame.key_closing,
     }
     for index, column in enumerate(columns):
         variables[f"e{index}"] = column.encode
@@ -116,10 +125,13 @@ def writer(
         variables[f"k{index}"] = ("," if index else "") + column.name
     keys = [index for index, column in enumerate(columns) if column.key]
     for number, index in enumerate(keys):
-        variables[f"j{index}"] = ("," if number else "{") + columns[index].name
+        first = frame.key_opening + "{"
+        variables[f"j{index}"] = ("," if number else first) + columns[index].name
     encoders = tuple((column.place, column.encode) for column in columns)
     variables["BETWEEN"] = f"N{chr(count >> 8)}{chr(count & 255)}"
-    exec(_code(encoders, tuple(keys), count, frame.metadata, frame.old), variables)  # noqa: S102 - our own text
+    framed = bool(frame.closing or frame.key_closing)
+    code = _code(encoders, tuple(keys), count, frame.metadata, frame.old, framed)
+    exec(code, variables)  # noqa: S102 - our own text
     made = variables["write"]
     return made
 
@@ -131,6 +143,7 @@ def _code(
     count: int,
     metadata: bool,
     old: bool,
+    framed: bool,
 ) -> CodeType:
     short, other = _short(columns, count, keys, old=old), _any(columns, count)
     parts = 2 * count if old else count
@@ -146,7 +159,10 @@ def _code(
             *("   " + line for line in (["return None"] if old else other)),
             " except (ValueError, LookupError, StructError):",
             "  return None",
-            *(" " + line for line in _record(len(columns), keys, metadata=metadata, old=old)),
+            *(
+                " " + line
+                for line in _record(len(columns), keys, metadata=metadata, old=old, framed=framed)
+            ),
         ]
     )
     return compile(source, "<a table's writer>", "exec")
@@ -200,17 +216,21 @@ def _any(columns: tuple[tuple[int, Encode], ...], count: int) -> list[str]:
     return [*lines, "if q != end: return None"]
 
 
-def _record(columns: int, keys: tuple[int, ...], *, metadata: bool, old: bool) -> list[str]:
+def _record(
+    columns: int, keys: tuple[int, ...], *, metadata: bool, old: bool, framed: bool
+) -> list[str]:
     row = "".join(f"{{k{index}}}{{c{index}}}" for index in range(columns))
     if old:
         before = "".join(f"{{k{index}}}{{b{index}}}" for index in range(columns))
         row = f'{before}}}}},"after":{{{{{row}'
     key = "".join(f"{{j{index}}}{{c{index}}}" for index in keys) + "}}"
+    key += "{KEY_CLOSING}" if framed else ""
     order = '{order}{total},"data_collection_order":{events}}}' if metadata else "{order}"
     value = (
         f'{{OPENING}}{row}}}}},{{head}}{{place}}\\\\"]",{{NAMES}}'
         f'"lsn":{{place}},"seq":{{seq}}}}}},{order},{{tail}}'
     )
+    value += "{CLOSING}" if framed else ""
     return [
         "place = str(lsn)",
         f"key = f'{key}'.encode()" if keys else "key = None",

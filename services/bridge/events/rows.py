@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
 
+from services.bridge.events.formats.table_format import PLAIN, TableFormat
 from services.bridge.events.row_encoders import Column, Frame, Write, writer
 from services.bridge.events.shaping.tables import Plan
 from services.bridge.events.values.encoders import Encoders
@@ -25,8 +26,12 @@ class Counter:
 class Table:
     """The encoders of one relation's rows and keys, as planned."""
 
-    def __init__(self, plan: Plan, counter: Counter, encoders: Encoders) -> None:
+    def __init__(
+        self, plan: Plan, counter: Counter, encoders: Encoders, form: TableFormat = PLAIN
+    ) -> None:
         relation = plan.relation
+        self._format = form
+        self.serialize = form.value
         self.counter = counter
         self.name = counter.table
         self.topic = plan.topic.name
@@ -86,8 +91,9 @@ class Table:
             Column(place, *encoder, place in keys)
             for place, encoder in zip(places, self._columns, strict=True)
         ]
-        opening = f'{{"op":"{op}","before":' + ("{" if old else 'null,"after":{')
-        frame = Frame(opening, self.names, metadata, old)
+        around, around_key = self._format.value_affixes, self._format.key_affixes
+        opening = f'{around.opening}{{"op":"{op}","before":' + ("{" if old else 'null,"after":{')
+        frame = Frame(opening, self.names, metadata, old, around.closing, *around_key)
         return writer(event, self.topic, self.name, columns, count, frame)
 
     def lacks_key(self, row: Row) -> bool:
@@ -95,7 +101,7 @@ class Table:
         return any(row[place] is None for place, *_ in self._key)
 
     def key(self, row: Row) -> bytes | None:
-        """Return the key columns of a row as JSON, None for a table without a key."""
+        """Return the key of a row in the table's format, None for a table without a key."""
         if not self._key:
             return None
         parts = []
@@ -105,4 +111,4 @@ class Table:
                 parts.append(name + unavailable)
             else:
                 parts.append(name + ("null" if value is None else encode(value)))
-        return ("{" + ",".join(parts) + "}").encode()
+        return self._format.key("{" + ",".join(parts) + "}")

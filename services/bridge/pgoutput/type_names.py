@@ -20,7 +20,7 @@ class PgType:
 
     `base_oid` and `typmod`: what a domain is made of. `element_oid`, `delimiter`: what an array
     consists of, and what parts its elements. 0, -1 where there is none.
-    `extension`: the name of the extension that the type belongs to, or "".
+    `extension`: the name of the extension that the type belongs to, or "". `labels`: an enum's.
     """
 
     oid: int
@@ -32,6 +32,7 @@ class PgType:
     element_oid: int = 0
     delimiter: str = ","
     extension: str = ""
+    labels: tuple[str, ...] = ()
 
     @property
     def described(self) -> str:

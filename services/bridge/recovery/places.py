@@ -1,6 +1,6 @@
 """Where a record of Kafka stands in the order of all events, told by the record alone. Pure.
 
-table's event, message     value: source.commit_lsn, source.seq, source.timeline
+table's event, message     value, or its payload: source.commit_lsn, source.seq, source.timeline
 BEGIN, END, schema event,  value: commit_lsn, seq; an END stands behind all events of its
 dead letter                transaction
 message of an outbox       headers: commit_lsn, seq
@@ -94,6 +94,8 @@ def place_of(value: bytes | None, prefix: str) -> Place | None:
     """Return where a record's event, or a PREPARE, stands; None if it is not of `prefix`."""
     try:
         document = json.loads(value or b"null")
+        if document.keys() == {"payload", "schema"}:
+            document = document["payload"]
         said = document.get("source", document)
         if said.get("name", prefix) != prefix:
             return None

@@ -15,7 +15,7 @@ from services.bridge.events.event import Event
 
 Counts = dict[tuple[str, str], list[int]]
 """(table, operation) -> [rows, bytes of their keys and values]."""
-_OPENING: Final = b'{"op":"'
+_OPENINGS: Final = (b'{"op":"', b'{"payload":{"op":"')
 
 
 def plain_count(events: Sequence[Event], schema_topic: str, counts: Counts) -> None:
@@ -24,8 +24,9 @@ def plain_count(events: Sequence[Event], schema_topic: str, counts: Counts) -> N
         table, value = event.table, event.value
         if value is None or not table:
             continue
-        if value.startswith(_OPENING):
-            operation = chr(value[len(_OPENING)])
+        opening = next((one for one in _OPENINGS if value.startswith(one)), None)
+        if opening is not None:
+            operation = chr(value[len(opening)])
         elif event.topic == schema_topic:
             continue
         else:

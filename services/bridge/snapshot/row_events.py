@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from json.encoder import encode_basestring as quoted
 
 from services.bridge.events.envelope import Describe, Envelope
+from services.bridge.events.errors import not_encoded
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import Relation, Row
@@ -54,7 +55,10 @@ class RowEvents(Envelope):
     def read(
         self, relation: Relation, rows: Sequence[Row], kind: Callable[[int], Snapshot], lsn: int
     ) -> list[Event]:
-        """Encode `rows`, numbered from 0; `kind`: what `source.snapshot` is of each."""
+        """Encode `rows`, numbered from 0; `kind`: what `source.snapshot` is of each.
+
+        Raise BadInput for a value that can't be encoded.
+        """
         table = self._table(relation, 0)
         plain, width = self._head, len(relation.columns)
         events = []
@@ -63,7 +67,11 @@ class RowEvents(Envelope):
             if said != "true":
                 self._head = plain.replace('"snapshot":"true"', f'"snapshot":"{said}"', 1)
             row = row[:width]
-            value = self._value(table, "null", table.row(row), "r", lsn, seq)
+            try:
+                after = table.row(row)
+            except ValueError as error:
+                raise not_encoded(error, table.name, lsn) from error
+            value = self._value(table, "null", after, "r", lsn, seq)
             events.append(
                 Event(table.topic, table.key(row), value, None, False, table.name, seq, lsn)
             )

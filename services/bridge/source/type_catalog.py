@@ -1,6 +1,7 @@
 """Reads what the database's catalog has of types. Source: PostgreSQL documentation, pg_type."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from services.bridge.pgoutput.type_names import PgType
 from services.postgres.server import Connection
@@ -21,7 +22,9 @@ def read_types(connection: Connection, oids: Iterable[int]) -> list[PgType]:
                t.typbasetype::bigint, t.typtypmod,
                CASE WHEN t.typsubscript::text = 'array_subscript_handler'
                     THEN t.typelem ELSE 0 END::bigint,
-               t.typdelim::text, coalesce(e.extname, '')::text
+               t.typdelim::text, coalesce(e.extname, '')::text,
+               ARRAY(SELECT enumlabel::text FROM pg_enum
+                      WHERE enumtypid = t.oid ORDER BY enumsortorder)
           FROM part JOIN pg_type t USING (oid) JOIN pg_namespace n ON n.oid = t.typnamespace
           LEFT JOIN pg_depend d ON d.classid = 'pg_type'::regclass AND d.objid = t.oid
                AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
@@ -29,7 +32,7 @@ def read_types(connection: Connection, oids: Iterable[int]) -> list[PgType]:
         """,
         [list(oids)],
     ).fetchall()
-    return [PgType(*row) for row in rows]
+    return [replace(PgType(*row), labels=tuple(labels)) for *row, labels in rows]
 
 
 def money_digits(connection: Connection) -> int:

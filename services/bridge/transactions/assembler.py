@@ -20,8 +20,9 @@ from schemas.snapshot import SNAPSHOT_PREFIX
 from services.bridge import compiled
 from services.bridge.compiled import Messages
 from services.bridge.events.envelope import Envelope, Writer
+from services.bridge.events.errors import not_encoded
 from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
-from services.bridge.pgoutput.decoder import DecodeError, Decoder
+from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.pgoutput.errors import misplaced
 from services.bridge.pgoutput.messages import (
     AnyMessage,
@@ -248,13 +249,7 @@ class Assembler:
             events = self._encoded(change, lsn, number)
         except ValueError as error:
             relation = change.relations[0] if isinstance(change, Truncate) else change.relation
-            raise DecodeError(
-                f"a value does not have the text form of its type ({type(error).__name__})",
-                operation="encode an event",
-                subject=f"{relation.schema}.{relation.table}",
-                lsn=lsn,
-                hint="report this with the table's definition; the slot keeps the change",
-            ) from error
+            raise not_encoded(error, f"{relation.schema}.{relation.table}", lsn) from error
         if shapes := self._envelope.take_shapes():
             self._hold(shapes)
         self._hold(events)

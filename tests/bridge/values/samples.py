@@ -1,5 +1,6 @@
 """Values of every type: type -> text forms, of which the n-th is in the n-th row of a table."""
 
+from collections.abc import Mapping
 from typing import Final
 
 SETUP: Final = """
@@ -171,7 +172,7 @@ SPECIAL: Final[dict[str, tuple[str, ...]]] = {
 """What `decimal.handling.mode=precise` makes Debezium fail on."""
 
 
-def rows(samples: dict[str, tuple[str, ...]]) -> list[list[str | None]]:
+def rows(samples: Mapping[str, tuple[str | None, ...]]) -> list[list[str | None]]:
     """The table that has them all, column by type; NULL below a column's last value, and a last row
     of NULLs."""
     height = max(map(len, samples.values())) + 1

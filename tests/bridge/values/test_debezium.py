@@ -3,103 +3,15 @@
 What differs on purpose is in tests.bridge.values.differences, and nothing else may.
 """
 
-import contextlib
 import json
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
-from confluent_kafka import Consumer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
-from psycopg import sql
 
-from services.testbed.debezium import Connector, Debezium
-from services.testbed.java import SHORT_LIVED
-from services.testbed.processes import Processes
-from services.testbed.users import server_user
-from tests.bridge.running import Bridge
 from tests.bridge.values import samples
 from tests.bridge.values.differences import SOURCE, Cell, expected
-from tests.bridge.values.forms import DEBEZIUM
+from tests.bridge.values.publishing import TABLES, Record, Source, published
 from tests.providers.interface import Broker, Provider
-
-OTHER_MODES = {
-    "decimal_handling": "string",
-    "time_precision": "isostring",
-    "interval_handling": "string",
-    "binary_handling": "hex",
-    "hstore_handling": "map",
-    "structures": "json",
-}
-DEBEZIUM_OTHER_MODES = {
-    "decimal.handling.mode": "string",
-    "time.precision.mode": "isostring",
-    "interval.handling.mode": "string",
-    "binary.handling.mode": "hex",
-    "hstore.handling.mode": "map",
-    "column.exclude.list": "public.toasted.blobs",  # it would fail on the unchanged value
-}
-EVERYTHING = {"skipped.operations": "none", "message.prefix.include.list": "mark"}
-"""Truncates too; but not the heartbeats of the bridges."""
-WITHOUT_SPECIAL = {"table.exclude.list": "public.special"}
-TABLES = {"scalars": samples.SCALARS, "arrays": samples.ARRAYS, "special": samples.SPECIAL}
-OTHERS = """
-    CREATE TABLE changing (a int, b text, note text, PRIMARY KEY (a, b));
-    CREATE TABLE whole (id int PRIMARY KEY, note text, n numeric(6, 2));
-    ALTER TABLE whole REPLICA IDENTITY FULL;
-    CREATE TABLE keyless (note text);
-    CREATE TABLE toasted (
-        id int PRIMARY KEY, n int, t text, b bytea, j jsonb, texts text[], blobs bytea[], h hstore,
-        ints int[]
-    );
-    ALTER TABLE toasted ALTER t SET STORAGE EXTERNAL, ALTER b SET STORAGE EXTERNAL,
-        ALTER j SET STORAGE EXTERNAL, ALTER texts SET STORAGE EXTERNAL,
-        ALTER blobs SET STORAGE EXTERNAL, ALTER h SET STORAGE EXTERNAL,
-        ALTER ints SET STORAGE EXTERNAL;
-    CREATE TABLE finished (id int PRIMARY KEY);
-"""
-CHANGES = """
-    INSERT INTO changing VALUES (1, 'x', 'one'), (2, 'y', NULL);
-    UPDATE changing SET note = 'two' WHERE a = 1;
-    UPDATE changing SET a = 3 WHERE a = 2;
-    DELETE FROM changing WHERE a = 1;
-    INSERT INTO whole VALUES (1, 'one', 1.5), (2, NULL, NULL);
-    UPDATE whole SET note = 'two' WHERE id = 1;
-    UPDATE whole SET id = 7 WHERE id = 2;
-    DELETE FROM whole WHERE id = 1;
-    INSERT INTO keyless VALUES ('a'), (NULL);
-    INSERT INTO toasted SELECT 1, 1, s, s::bytea, to_jsonb(s), ARRAY[s], ARRAY[s::bytea],
-        hstore('k', s), array_agg(i) FROM (SELECT repeat('0123456789', 1000) AS s) x,
-        generate_series(1, 3000) i GROUP BY s;
-    UPDATE toasted SET n = 2;
-    BEGIN;
-    INSERT INTO changing VALUES (4, 'z', 'four');
-    SELECT pg_logical_emit_message(true, 'mark', 'inside');
-    DELETE FROM changing WHERE a = 4;
-    COMMIT;
-    TRUNCATE changing, whole;
-    INSERT INTO finished VALUES (1);
-"""
-
-
-@dataclass
-class Record:
-    """A record of a topic, read as JSON; `value` None is a tombstone."""
-
-    key: Any
-    value: Any
-    headers: dict[str, Any]
-
-
-@dataclass
-class Source:
-    """The two copies of everything, by topic without its prefix."""
-
-    theirs: dict[str, list[Record]] = field(default_factory=dict)
-    ours: dict[str, list[Record]] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module")
@@ -108,128 +20,7 @@ def copies(
 ) -> dict[str, Source]:
     """Mode -> what both have published."""
     folder = tmp_path_factory.mktemp("debezium")
-    return _published(pair.primary.conninfo(database), database, kafka, folder)
-
-
-def _published(conninfo: str, name: str, kafka: Broker, folder: Path) -> dict[str, Source]:
-    folder.chmod(0o755)
-    modes = {"default": (DEBEZIUM, WITHOUT_SPECIAL), "other": (OTHER_MODES, DEBEZIUM_OTHER_MODES)}
-    connectors, bridges = [], []
-    with psycopg.connect(conninfo, autocommit=True) as connection, contextlib.ExitStack() as stack:
-        connection.execute(samples.SETUP.encode())
-        _make_tables(connection)
-        for mode, (ours, theirs) in modes.items():
-            prefix, slot = f"{name}{mode}", f"d_{name}_{mode}"
-            connection.execute(f"CREATE PUBLICATION p_{prefix} FOR ALL TABLES".encode())
-            connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
-            connectors.append(
-                Connector(
-                    *(mode, conninfo, slot, f"p_{prefix}", f"d{prefix}"),
-                    {**EVERYTHING, **theirs},
-                )
-            )
-            _make_topics(kafka, prefix)
-            bridge = Bridge(folder, conninfo, kafka, prefix, transaction_metadata=False, **ours)
-            stack.callback(bridge.end)
-            bridges.append(bridge.start())
-        for bridge in bridges:
-            bridge.streaming()
-        _fill(connection)
-        processes = stack.enter_context(Processes(folder, server_user()))
-        debezium = Debezium(
-            folder / "connect",
-            connectors,
-            bootstrap_servers=kafka.bootstrap_servers,
-            processes=processes,
-            jvm_options=SHORT_LIVED,
-        )
-        debezium.start()
-        result = {
-            mode: Source(
-                _read(kafka, f"d{name}{mode}", debezium.log), _read(kafka, f"{name}{mode}", None)
-            )
-            for mode in modes
-        }
-        debezium.stop()
-        for bridge in bridges:
-            assert bridge.stop() == 0, bridge.output
-    return result
-
-
-def _make_tables(connection: psycopg.Connection[Any]) -> None:
-    for table, types in TABLES.items():
-        columns = sql.SQL(", ").join(
-            sql.SQL("{} " + kind).format(sql.Identifier(kind)) for kind in types
-        )
-        connection.execute(
-            sql.SQL("CREATE TABLE {} (id int PRIMARY KEY, {})").format(
-                sql.Identifier(table), columns
-            )
-        )
-    connection.execute(OTHERS.encode())
-
-
-def _fill(connection: psycopg.Connection[Any]) -> None:
-    for table, types in TABLES.items():
-        casts = sql.SQL(", ").join(sql.SQL("%s::text::" + kind) for kind in types)
-        for number, row in enumerate(samples.rows(types)):
-            query = sql.SQL("INSERT INTO {} VALUES (%s, {})").format(sql.Identifier(table), casts)
-            connection.execute(query, [number, *row])
-    for statement in CHANGES.split(";\n"):
-        connection.execute(statement.encode())
-
-
-def _make_topics(kafka: Broker, prefix: str) -> None:
-    """With one partition each, so that the order is that of the changes."""
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    tables = (*TABLES, "changing", "whole", "keyless", "toasted", "finished")
-    names = [f"{prefix}.message", *(f"{prefix}.public.{table}" for table in tables)]
-    for future in admin.create_topics([NewTopic(topic, 1) for topic in names]).values():
-        future.result(30)
-
-
-def _read(kafka: Broker, prefix: str, log: Path | None) -> dict[str, list[Record]]:
-    """Everything of `prefix`, until the last row has come."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": kafka.bootstrap_servers,
-            "group.id": f"reader-{prefix}",
-            "auto.offset.reset": "earliest",
-            "topic.metadata.refresh.interval.ms": 500,
-        }
-    )
-    found: dict[str, list[Record]] = {}
-    with contextlib.closing(consumer):
-        consumer.subscribe([f"^{prefix}\\.(public\\..*|message)$"])
-        quiet = 0
-        for _ in range(1200):
-            message = consumer.poll(0.1)
-            quiet += 1
-            if message is not None and message.error() is None:
-                quiet = 0
-                topic = str(message.topic()).removeprefix(f"{prefix}.")
-                found.setdefault(topic, []).append(
-                    Record(
-                        _json(message.key()),
-                        _json(message.value()),
-                        {
-                            name: _json(value)
-                            for name, value in dict(message.headers() or []).items()
-                        },
-                    )
-                )
-            if "public.finished" in found and quiet > 10:
-                return found
-    said = log.read_text(encoding="utf-8")[-3000:] if log is not None else ""
-    raise AssertionError(f"{prefix}: the last row has not come, {sorted(found)} have. {said}")
-
-
-def _json(data: bytes | str | None) -> Any:
-    if not data:
-        return None
-    with contextlib.suppress(ValueError):
-        return json.loads(data)
-    return data
+    return published(pair.primary.conninfo(database), database, kafka, folder)
 
 
 MODES = pytest.mark.parametrize("mode", ["default", "other"])
@@ -254,7 +45,12 @@ def test_events_are_the_same(copies: dict[str, Source], mode: str) -> None:
 @MODES
 def test_values_are_the_same(copies: dict[str, Source], mode: str) -> None:
     """Every value of every type, but for the differences on purpose: all of those, no others."""
-    theirs, ours = copies[mode].theirs, copies[mode].ours
+    assert differing_cells(copies[mode]) == expected(mode)
+
+
+def differing_cells(source: Source) -> set[Cell]:
+    """The values that differ, as tests.bridge.values.differences has them."""
+    theirs, ours = source.theirs, source.ours
     found = set()
     for topic in theirs.keys() & ours.keys():
         table = topic.removeprefix("public.")
@@ -264,7 +60,7 @@ def test_values_are_the_same(copies: dict[str, Source], mode: str) -> None:
                     (their.value or {}).get(image), (our.value or {}).get(image)
                 ):
                     found.add(_cell(table, column, number, column in their.value[image]))
-    assert found == expected(mode)
+    return found
 
 
 def _outline(record: Record) -> tuple[Any, ...]:
@@ -296,5 +92,5 @@ def _differing(theirs: dict[str, Any] | None, ours: dict[str, Any] | None) -> se
 def _cell(table: str, column: str, number: int, known: bool) -> Cell:
     """(type, text) of a sample, (table.column, unchanged) of another; without a text if unknown."""
     if table in TABLES:
-        return column, TABLES[table][column][number] if known else ""
+        return column, (TABLES[table][column][number] or "") if known else ""
     return f"{table}.{column}", "unchanged" if known else ""

@@ -25,11 +25,13 @@ from schemas.events import (
     NEGATIVE_INFINITY_MICROSECONDS,
     NEGATIVE_INFINITY_MILLISECONDS,
 )
+from services.bridge.events.errors import UnfitValue
 from services.bridge.events.values.plain import Encode
 
 DAY_US: Final = 86_400_000_000
 _MILLISECONDS_DIGITS: Final = 3
 _FRACTION_DIGITS: Final = 6
+_SAFE_DIGITS: Final = 18
 _INFINITIES: Final = (b"infinity", b"-infinity")
 _INSTANT_BYTES: Final = len("2024-02-29 10:20:30.123456+00")
 
@@ -144,6 +146,18 @@ def timestamp_us(value: bytes) -> str:
     if value in _INFINITIES:
         return str(_LARGEST[_INFINITIES.index(value)])
     return str(_since_1970(value))
+
+
+def timestamp_us_of_64_bits(value: bytes) -> str:
+    """Encode as `timestamp_us`. Raise UnfitValue for a number that needs more than 64 bits."""
+    return of_64_bits(timestamp_us(value))
+
+
+def of_64_bits(number: str) -> str:
+    """Return `number`. Raise UnfitValue where it needs more than 64 bits."""
+    if len(number) > _SAFE_DIGITS and not -(2**63) <= int(number) < 2**63:
+        raise UnfitValue("a timestamp needs more than 64 bits")
+    return number
 
 
 def _iso_date(value: bytes) -> str:

@@ -24,8 +24,8 @@ def numeric(mode: str, typmod: int) -> Encode:
         return string
     if mode == "double":
         return double
-    scale = _scale(typmod)
-    return variable_scale if scale is None or scale < 0 else fixed_scale
+    precision, scale = precision_and_scale(typmod)
+    return variable_scale if not precision or scale < 0 else fixed_scale
 
 
 def money(mode: str, digits: int) -> Encode:
@@ -73,6 +73,17 @@ def variable_scale(value: bytes) -> str:
     return f'{{"scale":{len(fraction)},"value":{_unscaled(whole + fraction)}}}'
 
 
+def precision_and_scale(typmod: int) -> tuple[int, int]:
+    """Return what a numeric's type modifier says; (0, 0) for a numeric without one.
+
+    typmod - 4 is precision << 16 | 11 bits of scale (numeric.c).
+    """
+    if typmod < _MODIFIER_BASE:
+        return 0, 0
+    typmod -= _MODIFIER_BASE
+    return typmod >> 16 & 0xFFFF, (typmod & 0x7FF ^ 0x400) - 0x400
+
+
 def _unscaled(digits: bytes) -> str:
     """Encode a number as Java's BigInteger.toByteArray: the fewest bytes for number and sign."""
     if not digits.removeprefix(b"-").isdigit():
@@ -81,10 +92,3 @@ def _unscaled(digits: bytes) -> str:
     number = int(digits) if short else int(Decimal(digits.decode("ascii")))
     bits = (number if number >= 0 else -number - 1).bit_length()
     return quoted_base64(number.to_bytes(bits // 8 + 1, "big", signed=True))
-
-
-def _scale(typmod: int) -> int | None:
-    """Return a numeric's scale: typmod - 4 is precision << 16 | 11 bits of scale (numeric.c)."""
-    if typmod < _MODIFIER_BASE:
-        return None
-    return ((typmod - _MODIFIER_BASE) & 0x7FF ^ 0x400) - 0x400

@@ -48,8 +48,8 @@ class Encoders:
     def __init__(
         self, settings: ValueSettings | None = None, *, money_digits: int = _CENTS_DIGITS
     ) -> None:
-        self._settings = settings or ValueSettings()
-        self._money_digits = money_digits
+        self.settings = settings or ValueSettings()
+        self.money_digits = money_digits
         self._types: dict[int, PgType] = {}
         self._made: dict[tuple[int, int], Encoder] = {}
 
@@ -80,8 +80,13 @@ class Encoders:
             built_in(found.oid) is not None
             or found.kind in _TEXT_KINDS
             or _is_of(found, _TEXT_EXTENSIONS)
-            or _is_of(found, _STRUCTURED_EXTENSIONS)
+            or self.structured(found)
         )
+
+    @staticmethod
+    def structured(found: PgType) -> bool:
+        """Tell whether `found` is an extension's type that has an encoder of its own."""
+        return _is_of(found, _STRUCTURED_EXTENSIONS)
 
     def of(self, oid: int, typmod: int) -> Encoder:
         """Return the encoder of a column of type `oid`."""
@@ -94,7 +99,7 @@ class Encoders:
 
     def binary(self, data: bytes) -> str:
         """Encode bytes that are not a column's in bytea's form."""
-        return _BYTEA[self._settings.binary_handling](b"\\x" + data.hex().encode("ascii"))
+        return _BYTEA[self.settings.binary_handling](b"\\x" + data.hex().encode("ascii"))
 
     def _type(self, oid: int) -> PgType | None:
         return built_in(oid) or self._types.get(oid)
@@ -110,25 +115,24 @@ class Encoders:
         if built_in(found.oid) is not None:
             if found.name == "money":
                 return Encoder(
-                    decimals.money(self._settings.decimal_handling, self._money_digits),
+                    decimals.money(self.settings.decimal_handling, self.money_digits),
                     quoted(UNAVAILABLE),
                 )
             choose = _BUILT_IN.get(found.name)
         else:
-            known = _is_of(found, _STRUCTURED_EXTENSIONS)
-            choose = _EXTENSIONS[found.name] if known else None
+            choose = _EXTENSIONS[found.name] if self.structured(found) else None
         if choose is None:
             return Encoder(plain.string, quoted(UNAVAILABLE))
-        return Encoder(choose(self._settings, typmod), self._unavailable(found))
+        return Encoder(choose(self.settings, typmod), self._unavailable(found))
 
     def _unavailable(self, found: PgType) -> str:
         """Return the placeholder of an unchanged value, in the form that values of `found` have."""
-        if found.name == "bytea" and self._settings.binary_handling != "hex":
-            encode = _BYTEA[self._settings.binary_handling]
+        if found.name == "bytea" and self.settings.binary_handling != "hex":
+            encode = _BYTEA[self.settings.binary_handling]
             return encode(b"\\x" + UNAVAILABLE.encode().hex().encode())
-        if found.name == "hstore" and self._settings.hstore_handling != "text":
+        if found.name == "hstore" and self.settings.hstore_handling != "text":
             item = f'"{UNAVAILABLE}"=>"{UNAVAILABLE}"'.encode()
-            return hstore.hstore(self._settings.hstore_handling)(item)
+            return hstore.hstore(self.settings.hstore_handling)(item)
         if found.name in ("vector", "halfvec"):
             return f"[{quoted(UNAVAILABLE)}]"
         return quoted(UNAVAILABLE)

@@ -1,0 +1,72 @@
+"""Encoders whose JSON fits a schema: values that no schema of their column has are refused. Pure.
+
+    refused                                 why
+    NaN, ±Infinity in a precise numeric     a Decimal is a number
+    a timestamp beyond 64 bits              the schema's number has 64
+    an array of arrays                      PostgreSQL has one type for all dimensions
+
+What stands for a value that the WAL lacks fits the schema too.
+"""
+
+import json
+
+from services.bridge.events.errors import UnfitValue
+from services.bridge.events.formats import connect
+from services.bridge.events.formats.connect import Schema
+from services.bridge.events.formats.type_schemas import column_schema
+from services.bridge.events.values import datetimes
+from services.bridge.events.values.encoders import Encoder, Encoders
+from services.bridge.events.values.plain import SPECIAL_NUMBERS, Encode
+
+_DECIMALS = (connect.DECIMAL, connect.VARIABLE_SCALE["name"])
+_NESTED = ("array", "bytes", "struct")
+_TIMESTAMPS = (f"{connect.TIME}.MicroTimestamp", f"{connect.TIME}.NanoTimestamp")
+
+
+class StrictEncoders(Encoders):
+    """As Encoders; each encoder raises UnfitValue for what the schema lacks."""
+
+    def _make(self, oid: int, typmod: int) -> Encoder:
+        schema = column_schema(self, oid, typmod)
+        encode, unavailable = super()._make(oid, typmod)
+        if not _fits(schema):
+            unavailable = json.dumps(connect.placeholder(schema), separators=(",", ":"))
+        return Encoder(_strict(encode, schema), unavailable)
+
+
+def _fits(schema: Schema) -> bool:
+    """Tell whether the placeholder of plain JSON fits too: a text, or made of what fits."""
+    items = schema.get("items", schema)["type"]
+    return items in ("string", "map") or (schema["type"] == "array" and items in _NESTED)
+
+
+def _strict(encode: Encode, schema: Schema) -> Encode:
+    name = schema.get("name", "")
+    if name in _DECIMALS:
+        return _number(encode)
+    if name in _TIMESTAMPS:
+        if encode is datetimes.timestamp_us:
+            return datetimes.timestamp_us_of_64_bits
+        return lambda value: datetimes.of_64_bits(encode(value))
+    if schema["type"] == "array" and not name:
+        return _flat(encode)
+    return encode
+
+
+def _number(encode: Encode) -> Encode:
+    def encoded(value: bytes) -> str:
+        if value in SPECIAL_NUMBERS:
+            raise UnfitValue("a decimal can't be NaN or infinite")
+        return encode(value)
+
+    return encoded
+
+
+def _flat(encode: Encode) -> Encode:
+    def encoded(value: bytes) -> str:
+        begin = value.find(b"{") + 1
+        if value[begin : begin + 1] == b"{":
+            raise UnfitValue("an array of arrays has no schema")
+        return encode(value)
+
+    return encoded

@@ -1,0 +1,95 @@
+"""How one table's records are written: the JSON text of a key or value to its bytes. Pure.
+
+    json                    the text itself
+    json_schema_envelope    {"payload":text,"schema":…}, as Connect's JsonConverter reads it
+
+The schema is a constant of the table's shape, so that an envelope costs a concatenation.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from schemas.events import table_topic
+from schemas.kafka import Format, KafkaSettings
+from schemas.naming import Naming
+from services.bridge.events.formats import connect
+from services.bridge.events.formats.connect import Schema
+from services.bridge.events.formats.strict_encoders import StrictEncoders
+from services.bridge.events.formats.type_schemas import column_schema
+from services.bridge.events.shaping.tables import Plan
+from services.bridge.events.values.encoders import Encoders
+
+Serialize = Callable[[str], bytes]
+
+
+class Affixes(NamedTuple):
+    """JSON text around the JSON text of a key or value."""
+
+    opening: str = ""
+    closing: str = ""
+
+
+class TableFormat(NamedTuple):
+    """The functions that make a record's key and value of their JSON text.
+
+    `key_affixes`, `value_affixes`: what these functions do is no more than put this around the
+    text.
+    """
+
+    key: Serialize = str.encode
+    value: Serialize = str.encode
+    key_affixes: Affixes = Affixes()
+    value_affixes: Affixes = Affixes()
+
+
+PLAIN: Final = TableFormat()
+
+
+class Formats:
+    """The formats of one session's tables, as `kafka` has them."""
+
+    def __init__(self, kafka: KafkaSettings, naming: Naming, encoders: Encoders) -> None:
+        self._key, self._value = kafka.key_format, kafka.value_format
+        self._prefix = kafka.topic_prefix
+        self._naming = naming
+        self._encoders = encoders
+
+    def of(self, plan: Plan) -> TableFormat:
+        """Return the format of a relation's records, as the relation is planned."""
+        if self._key == self._value == "json" or not plan.published:
+            return PLAIN
+        relation = plan.relation
+        may_lack_key = bool(self._naming.key(relation.schema, relation.table))
+        name = plan.topic.name
+        if plan.topic.routed:
+            name = table_topic(self._prefix, relation.schema, relation.table)
+        keys, columns = {}, {}
+        for column in relation.columns:
+            schema = column_schema(self._encoders, column.type_oid, column.typmod)
+            if column.key:
+                schema = schema if may_lack_key else connect.needed(schema)
+                keys[column.name] = schema
+            columns[column.name] = schema
+        key_affixes = _affixes(self._key, connect.key(name, keys))
+        value_affixes = _affixes(self._value, connect.envelope(name, columns))
+        return TableFormat(_within(key_affixes), _within(value_affixes), key_affixes, value_affixes)
+
+
+def encoders_for(kafka: KafkaSettings) -> type[Encoders]:
+    """Return the class of encoders whose JSON fits the formats."""
+    return Encoders if kafka.key_format == kafka.value_format == "json" else StrictEncoders
+
+
+def _affixes(form: Format, schema: Schema) -> Affixes:
+    if form == "json":
+        return Affixes()
+    text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return Affixes('{"payload":', f',"schema":{text}}}')
+
+
+def _within(affixes: Affixes) -> Serialize:
+    if affixes == Affixes():
+        return str.encode
+    opening, closing = affixes
+    return lambda text: f"{opening}{text}{closing}".encode()
