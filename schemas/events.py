@@ -10,6 +10,7 @@
                                ~settling:…             SettlingNote, or null
     <prefix>.prepared          PreparedKey             part 0: PreparedRecord; else bytes; compacted
     <prefix>.divergence        the slot's name         DivergenceRecord, one partition
+    <prefix>.recovery          the slot's name         RecoveryRecord (schemas.recovery)
     <prefix>.snapshot          SnapshotKey             SnapshotProgress (schemas.snapshot)
 
 (commit_lsn, seq) identifies and orders every event of all topics; after an accepted divergence,
@@ -376,6 +377,11 @@ def divergence_topic(prefix: str) -> str:
     return f"{prefix}.divergence"
 
 
+def recovery_topic(prefix: str) -> str:
+    """Return the name of the topic of repairs by `slotbridge recover`."""
+    return f"{prefix}.recovery"
+
+
 def snapshot_topic(prefix: str) -> str:
     """Return the compacted topic of how much of each table's rows a snapshot has published."""
     return f"{prefix}.snapshot"
@@ -385,6 +391,7 @@ def own_topics(prefix: str) -> frozenset[str]:
     """Return the bridge's own topics under the prefix, without those of tables."""
     makers = (
         *(progress_topic, prepared_topic, message_topic),
-        *(transaction_topic, schema_topic, dead_topic, divergence_topic, snapshot_topic),
+        *(transaction_topic, schema_topic, dead_topic, divergence_topic),
+        *(snapshot_topic, recovery_topic),
     )
     return frozenset(topic_of(prefix) for topic_of in makers)

@@ -13,6 +13,7 @@ from schemas.settings import load_settings, require
 from schemas.version import print_version
 from services.bridge import compiled, failpoints, metrics
 from services.bridge.doctor.command import doctor
+from services.bridge.recover_command import recover
 from services.bridge.runner import Runner
 from services.bridge.setup_commands import check_config, docs, init, schema, sql
 from services.bridge.snapshot_command import snapshot
@@ -27,7 +28,7 @@ app = typer.Typer(
 )
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
 JsonLogs = Annotated[bool, typer.Option("--json", help="Write the log as JSON lines.")]
-for command in (init, check_config, doctor, schema, sql, docs):
+for command in (init, check_config, doctor, recover, schema, sql, docs):
     app.command()(command)
 app.add_typer(snapshot, name="snapshot")
 

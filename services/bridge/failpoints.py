@@ -53,6 +53,14 @@ OF_A_SNAPSHOT: Final = (
     "chunk secured",  # the standbys have what it was read from
     "chunk handed",  # it is in the open Kafka transaction, or waits for the next one
 )
+OF_A_RECOVERY: Final = (
+    "recover fenced",  # no other bridge can write any more, nothing else has happened
+    "recover dropping",  # the topics are read, the slot is about to be dropped
+    "recover slot made",  # anew, and nothing is compared
+    "recover sent",  # the differences are in the open Kafka transaction
+    "recover committed",  # Kafka has it all, the origin knows nothing of it
+)
+_ALL: Final = FAILPOINTS + OF_A_SNAPSHOT + OF_A_RECOVERY
 
 
 class _Armed:
@@ -74,11 +82,11 @@ def arm() -> None:
         return
     name, _, rest = text.partition(":")
     number, _, action = rest.partition(":")
-    if name not in FAILPOINTS + OF_A_SNAPSHOT or not number.isdigit() or action not in ("", "stop"):
+    if name not in _ALL or not number.isdigit() or action not in ("", "stop"):
         raise SettingsError(
             f"{VARIABLE}={text!r} is not a failpoint",
             operation="read settings",
-            hint=f"unset it; tests know {', '.join(FAILPOINTS + OF_A_SNAPSHOT)}",
+            hint=f"unset it; tests know {', '.join(_ALL)}",
         )
     _armed.name = name
     _armed.passages_left = int(number)

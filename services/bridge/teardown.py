@@ -8,7 +8,6 @@ A killed teardown is finished by another one: what is gone already is left out. 
 on standbys are removed by slot synchronization.
 """
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,15 +23,15 @@ from schemas.settings import KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.sink.topics import Topics
 from services.bridge.source.candidates import find_primary, writable_servers
+from services.bridge.source.commits_waiting import require_no_waiting_commits
 from services.bridge.source.database import ORIGIN_PREFIX
-from services.bridge.source.replication_connection import walsender_name
 from services.bridge.source.server_errors import server_error
 from services.kafka.client import client_options, kafka_error, make_client
 from services.kafka.records import READ_DEADLINE_S
 from services.postgres import slots
 from services.postgres.origins import origin_exists
 from services.postgres.publications import publication_oid
-from services.postgres.server import Connection, setting
+from services.postgres.server import Connection
 
 OPERATION = "tear down"
 _DELETE_TIMEOUT_S = 60.0
@@ -87,16 +86,7 @@ def _in_database(
     connection: Connection, source: SourceSettings, *, publication: bool
 ) -> Iterator[Removal]:
     slot = slots.read_slot(connection, source.slot)
-    listed = setting(connection, "synchronous_standby_names")
-    if walsender_name(source.slot) in re.findall(r"\w+", listed):
-        raise SetupError(
-            f"commits wait for the bridge: synchronous_standby_names lists "
-            f"{walsender_name(source.slot)}",
-            operation=OPERATION,
-            subject=f"slot {source.slot}",
-            hint="remove it from synchronous_standby_names, and reload the server",
-            exit_code=ExitCode.SERVER_SETTING,
-        )
+    require_no_waiting_commits(connection, source.slot, OPERATION)
     if slot is not None:
         if slot.active_pid is not None:
             raise Retryable(

@@ -113,6 +113,11 @@ class Bridge:
         return self
 
     @property
+    def environment(self) -> dict[str, str]:
+        """What its commands run in."""
+        return {**os.environ}
+
+    @property
     def running(self) -> bool:
         """Whether the process has not ended."""
         return self._process is not None and self._process.poll() is None

@@ -61,6 +61,8 @@ PURE = (
         f"services.bridge.snapshot.{name}"
         for name in ("progress", "row_events", "tables", "visibility")
     ),
+    "schemas.recovery",
+    *(f"services.bridge.repair.{name}" for name in ("comparison", "repair_events", "scope")),
     "services.bridge.events.envelope",
     "services.bridge.events.formats",
     "services.bridge.events.errors",
@@ -124,14 +126,14 @@ LAYERS = {
     "services.bridge": (
         *(("failpoints", "metrics", "descriptors", "compiled"), ("pgoutput",), ("progress",)),
         *(("source",), ("events",), ("transactions",), ("sink",), ("recovery",)),
-        ("snapshot",),
+        *(("snapshot",), ("repair",)),
         ("stagnation",),
         *(
             ("session",),
             ("runner",),
             (
                 *("control", "doctor", "status", "tail", "teardown", "setup_commands"),
-                "snapshot_command",
+                *("snapshot_command", "recover_command"),
             ),
             ("command",),
         ),

@@ -39,16 +39,17 @@ class Table:
         self.outbox = plan.outbox
         self.names = f'"schema":{quoted(relation.schema)},"table":{quoted(relation.table)},'
         self._rows = 0
-        self._columns: list[tuple[str, Encode, str]] = []
+        self.columns: list[tuple[str, Encode, str]] = []
+        """Of each: its name as JSON with a colon, its encoder, what stands for a lacking value."""
         for column in relation.columns:
             encode, unavailable = encoders.of(column.type_oid, column.typmod)
             encode = plan.masks.get(column.name) or encode
-            self._columns.append((f"{quoted(column.name)}:", encode, unavailable))
+            self.columns.append((f"{quoted(column.name)}:", encode, unavailable))
         self._places = plan.places
         places = range(len(relation.columns)) if plan.places is None else plan.places
         self._key = [
             (place, *encoder)
-            for place, encoder, column in zip(places, self._columns, relation.columns, strict=True)
+            for place, encoder, column in zip(places, self.columns, relation.columns, strict=True)
             if column.key
         ]
 
@@ -68,7 +69,7 @@ class Table:
                         if value is UNCHANGED
                         else encode(value)  # type: ignore[arg-type]
                     )
-                    for (name, encode, unavailable), value in zip(self._columns, row, strict=True)
+                    for (name, encode, unavailable), value in zip(self.columns, row, strict=True)
                 ]
             )
             + "}"
@@ -89,7 +90,7 @@ class Table:
         keys = {place for place, *_ in self._key}
         columns = [
             Column(place, *encoder, place in keys)
-            for place, encoder in zip(places, self._columns, strict=True)
+            for place, encoder in zip(places, self.columns, strict=True)
         ]
         around, around_key = self._format.value_affixes, self._format.key_affixes
         opening = f'{around.opening}{{"op":"{op}","before":' + ("{" if old else 'null,"after":{')

@@ -24,7 +24,7 @@ from schemas.events import DivergenceRecord, ProgressRecord
 from schemas.lsn import format_lsn
 from services.bridge.progress.errors import (
     COMPARE,
-    START_OVER,
+    RECOVER,
     Diverged,
     disagreement,
     publication_gone,
@@ -93,8 +93,8 @@ def check_server(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
             "the slot is gone, though Kafka has a progress record",
             slot,
             record.end_lsn,
-            "changes after this LSN may be lost: restore the slot, or start over with a new slot "
-            "and topic prefix; after a failover, the slot was not ready (slotfailover check)",
+            f"changes after this LSN may be lost: restore the slot, or {RECOVER}; "
+            "after a failover, the slot was not ready (slotfailover check)",
         )
     if seen.slot.invalidation_reason is not None:
         raise invalidated(seen.slot, slot)
@@ -207,7 +207,7 @@ def invalidated(found: Slot, slot: str) -> OperatorNeeded:
         f"the slot is invalidated ({found.invalidation_reason})",
         slot,
         found.confirmed_flush_lsn,
-        f"its WAL or catalog rows are gone: {START_OVER}; raise max_slot_wal_keep_size or "
+        f"its WAL or catalog rows are gone: {RECOVER}; raise max_slot_wal_keep_size or "
         "idle_replication_slot_timeout",
     )
 
@@ -288,7 +288,7 @@ def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
             record.end_lsn,
             f"if the origin alone was dropped: SELECT pg_replication_origin_create('slotbridge_"
             f"{slot}'), pg_replication_origin_advance('slotbridge_{slot}', "
-            f"'{format_lsn(record.origin_lsn)}'); else {START_OVER}",
+            f"'{format_lsn(record.origin_lsn)}'); else {RECOVER}",
         )
     elif _origin_is_binding(record, seen) and record.origin_lsn > origin_lsn:
         what = f"its replication origin is at {format_lsn(origin_lsn)}, Kafka knows that it was at"
@@ -337,7 +337,7 @@ def _check_selection(record: ProgressRecord, seen: Witnesses, slot: str) -> None
             slot,
             record.end_lsn,
             "start with the former publication and source.origin until that transaction is "
-            f"whole; if that publication is gone, {START_OVER}",
+            f"whole; if that publication is gone, {RECOVER}",
         )
     if seen.accepted == str(now):
         return

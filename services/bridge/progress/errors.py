@@ -8,6 +8,10 @@ from schemas.events import TransactionEvent
 from schemas.lsn import format_lsn
 
 COMPARE = "compare witnesses"
+RECOVER = "run `slotbridge recover`, or start over with a new slot and topic prefix"
+"""What helps where positions disagree (docs/RECOVERY.md)."""
+RECOVER_ANYWAY = RECOVER.replace("recover`", "recover --force`")
+"""What helps where they agree, and yet the bridge can't go on."""
 START_OVER = "start over with a new slot and topic prefix"
 
 
@@ -79,10 +83,10 @@ class Diverged(OperatorNeeded):
             operation=COMPARE,
             subject=f"slot {slot}",
             lsn=reached_lsn,
-            hint="events after the switch point are in Kafka but not in the database: decide "
-            "about them, then start over with a new slot and topic prefix, or accept them with "
-            "bridge.on_divergence: continue. To prevent it, set synchronized_standby_slots on the "
-            "primary, and stop the bridge before a volume is restored",
+            hint="events after the switch point are in Kafka but not in the database: take them "
+            "back by `slotbridge recover`, or accept them with bridge.on_divergence: continue. To "
+            "prevent it, set synchronized_standby_slots on the primary, and stop the bridge before "
+            "a volume is restored",
         )
 
     def naming(self, transactions: str, beyond: Beyond) -> "Diverged":

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from schemas.events import ProgressRecord
 from schemas.lsn import format_lsn
 from services.bridge.progress.consistency import Witnesses, check_server, invalidated
-from services.bridge.progress.errors import START_OVER, disagreement
+from services.bridge.progress.errors import RECOVER, disagreement
 from services.postgres.slots import Slot
 
 
@@ -111,7 +111,7 @@ def check_witnesses(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
             f"{format_lsn(record.end_lsn)}: Kafka lost committed data",
             slot,
             record.end_lsn,
-            f"restore the topics, or {START_OVER}",
+            f"restore the topics, or {RECOVER}",
         )
     confirmed = seen.slot.confirmed_flush_lsn if seen.slot is not None else None
     if confirmed is not None and confirmed > max(record.end_lsn, record.ahead_lsn):
@@ -120,7 +120,7 @@ def check_witnesses(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
             f"{format_lsn(record.end_lsn)}: the changes between can't be decoded again",
             slot,
             record.end_lsn,
-            "someone else advanced or recreated the slot; start over with a new slot and prefix",
+            f"someone else advanced or recreated the slot: {RECOVER}",
         )
 
 
@@ -133,7 +133,7 @@ def check_beginning(seen: Witnesses, slot: str) -> None:
             slot,
             seen.origin_lsn,
             "check kafka.bootstrap_servers and kafka.topic_prefix; if the topics are lost, "
-            f"{START_OVER}",
+            f"{RECOVER}",
         )
     if seen.slot is not None and seen.slot.invalidation_reason is not None:
         raise invalidated(seen.slot, slot)

@@ -68,7 +68,7 @@ def accept(
     producer.send(
         [
             Event(topics.prepare_late(divergence_topic), error.slot.encode(), value),
-            *_lost_staging(topics, error.slot, error.switch_lsn),
+            *lost_staging(topics, error.slot, error.switch_lsn),
         ]
     )
     reach("divergence sent")
@@ -78,8 +78,8 @@ def accept(
     return back
 
 
-def _lost_staging(topics: Topics, slot: str, switch_lsn: int) -> list[Event]:
-    """Return tombstones of transactions prepared beyond the switch point: none gets decided."""
+def lost_staging(topics: Topics, slot: str, switch_lsn: int) -> list[Event]:
+    """Return tombstones of transactions prepared at `switch_lsn` or later: none gets decided."""
     topic = prepared_topic(topics.prefix)
     with topics.reader(topic) as reader:
         staged = load_staged(reader, slot)

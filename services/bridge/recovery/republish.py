@@ -19,7 +19,7 @@ import structlog
 from schemas.errors import OperatorNeeded
 from schemas.events import HangingRange, ProgressRecord, SettlingNote, progress_topic
 from services.bridge.events.event import Event
-from services.bridge.progress.errors import START_OVER
+from services.bridge.progress.errors import RECOVER
 from services.bridge.recovery.hanging_transactions import Judge, settle
 from services.bridge.recovery.places import Record, record_of
 from services.bridge.recovery.republish_plan import Judged, Terms, each_once, further, judge_range
@@ -170,7 +170,7 @@ def _tell(
         lsn=covers.end_lsn if covers is not None else None,
         hint="restore these rows in what has been made of the topics, then start once with "
         f"SLOTBRIDGE_BRIDGE__ON_LOST_RECORDS=continue to go on without their events; or "
-        f"{START_OVER}",
+        f"{RECOVER}",
     )
 
 

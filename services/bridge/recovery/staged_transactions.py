@@ -7,6 +7,7 @@ from typing import Protocol
 from schemas.errors import OperatorNeeded
 from schemas.events import PreparedKey, PreparedRecord
 from services.bridge.pgoutput.messages import Frame
+from services.bridge.progress.errors import RECOVER_ANYWAY
 from services.bridge.transactions.prepared import waiting_place
 from services.bridge.transactions.staging import read_frames
 from services.kafka.records import READ_DEADLINE_S, Record, parse_record
@@ -75,6 +76,5 @@ def _broken(topic: str, what: str) -> OperatorNeeded:
         f"{what}: the transaction can't be published at its COMMIT PREPARED",
         operation="read the staged transactions",
         subject=topic,
-        hint="Kafka lost staged records: restore the topic, or start over with a new slot and "
-        "topic prefix",
+        hint=f"Kafka lost staged records: restore the topic, or {RECOVER_ANYWAY}",
     )

@@ -81,6 +81,11 @@ class StartCheck:
         """Each ancestor of the server's timeline -> the LSN at which it was left."""
         return self._connection.switch_points(self._primary.server.timeline)
 
+    @property
+    def system_identifier(self) -> str:
+        """Of the server that is asked."""
+        return self._primary.server.system_identifier
+
     def before_fencing(self) -> None:
         """Check that the visible records may be of this server.
 
@@ -91,7 +96,7 @@ class StartCheck:
         self.former_ids = any(record.id_scheme < ID_SCHEME for record in records)
         if visible.others:
             raise self._several_slots(visible.others)
-        seen = self._witnesses(visible.record)
+        seen = self.witnesses(visible.record)
         if visible.record is not None:
             self._may_be(check_server, visible.record, seen)
         elif not visible.hidden:
@@ -105,7 +110,7 @@ class StartCheck:
     def may_decide(self, record: ProgressRecord | None) -> None:
         """Raise where this server may not decide what hangs in Kafka after or with `record`."""
         if record is not None:
-            self._may_be(check_timeline, record, self._witnesses())
+            self._may_be(check_timeline, record, self.witnesses())
 
     def _may_be(
         self,
@@ -122,7 +127,7 @@ class StartCheck:
 
     def lost(self) -> Callable[[int, int], bool]:
         """Return a function of (timeline or 0, commit_lsn): whether the server lacks that event."""
-        seen, topic = self._witnesses(), divergence_topic(self._topics.prefix)
+        seen, topic = self.witnesses(), divergence_topic(self._topics.prefix)
         accepted: list[DivergenceRecord] = []
         if self._topics.there(topic):
             with self._topics.reader(topic) as reader:
@@ -139,7 +144,7 @@ class StartCheck:
 
         Raise what check_witnesses raises; a divergence names the transactions that are beyond.
         """
-        seen = self._witnesses(record)
+        seen = self.witnesses(record)
         if record is None:
             self._check_beginning(seen)
             return seen
@@ -151,7 +156,7 @@ class StartCheck:
             logger.info("not judged: Kafka's record does not tell it", what=what, slot=self._slot)
         return seen
 
-    def _witnesses(self, record: ProgressRecord | None = None) -> Witnesses:
+    def witnesses(self, record: ProgressRecord | None = None) -> Witnesses:
         """Ask the server, also for what its WAL has where `record` knows of a commit."""
         system_identifier, timeline = self._connection.identify()
         server = self._primary.server

@@ -16,6 +16,7 @@ import structlog
 
 from schemas.errors import OperatorNeeded
 from schemas.events import ProgressRecord
+from services.bridge.progress.errors import RECOVER
 from services.bridge.sink.offsets import End, Partition, in_parts, name_of, some_answers
 from services.bridge.sink.topic_ids import IdWatch, MadeAgain, compare_ids
 from services.bridge.sink.topics import Topics
@@ -277,7 +278,7 @@ def judge_lost(
         operation="compare the ends of partitions",
         subject=f"slot {slot}",
         lsn=lsn,
-        hint="restore the topics, or start over with a new slot and topic prefix. To go on without "
-        "the lost records, or if somebody deleted the topic on purpose, start once with "
+        hint=f"restore the topics, or {RECOVER}. To go on without the "
+        "lost records, or if somebody deleted the topic on purpose, start once with "
         "bridge.on_lost_records: continue",
     )

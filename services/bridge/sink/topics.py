@@ -23,6 +23,7 @@ from schemas.events import (
     message_topic,
     prepared_topic,
     progress_topic,
+    recovery_topic,
     schema_topic,
     snapshot_topic,
     transaction_topic,
@@ -54,17 +55,14 @@ from services.kafka.records import (
 
 logger = structlog.get_logger(__name__)
 
-_OWN: Final = (
-    progress_topic,
-    schema_topic,
-    prepared_topic,
-    transaction_topic,
-    message_topic,
-    dead_topic,
-    divergence_topic,
-    snapshot_topic,
+_OF_EVERY_BRIDGE: Final = (
+    *(progress_topic, schema_topic, prepared_topic, transaction_topic, message_topic),
 )
-_OF_EVERY_BRIDGE: Final = _OWN[:5]
+_WITHOUT_PLACES: Final = (progress_topic, divergence_topic, recovery_topic)
+_OWN: Final = (
+    *_OF_EVERY_BRIDGE,
+    *(dead_topic, divergence_topic, snapshot_topic, recovery_topic),
+)
 _ATTEMPT_S: Final = 0.5
 _LOOK_S: Final = 0.05
 _NOTING_RECORDS_MAX: Final = 20_000  # about one record a second notes where partitions ended
@@ -239,7 +237,7 @@ class Topics:
 
     def event_partitions(self) -> list[Partition]:
         """Return the partitions of `written` whose events are this prefix's, or name theirs."""
-        others = {progress_topic(self.prefix), divergence_topic(self.prefix)}
+        others = {topic_of(self.prefix) for topic_of in _WITHOUT_PLACES}
         return [
             (name, partition)
             for name, partition in self.written()

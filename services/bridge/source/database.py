@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 import psycopg
 import structlog
 
-from schemas.errors import ExitCode, SetupError, SlotbridgeError
+from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
 from schemas.events import HEARTBEAT_PREFIX
 from schemas.lsn import format_lsn
 from schemas.settings import SourceSettings
@@ -21,6 +21,7 @@ from services.bridge.pgoutput.type_names import PgType
 from services.bridge.progress.consistency import Selection
 from services.bridge.progress.errors import publication_gone
 from services.bridge.source.candidates import find_primary
+from services.bridge.source.commits_waiting import require_no_waiting_commits
 from services.bridge.source.replication_connection import cut_off_after, walsender_name
 from services.bridge.source.server_errors import connect_error, server_error
 from services.bridge.source.sql_session import SqlSessionEnded, connect_again, in_any_session
@@ -115,6 +116,20 @@ class Primary:
                 create_origin(self._connection, self.origin)
                 logger.info("created origin", origin=self.origin)
             self._own_origin()
+
+    def require_free_slot(self, operation: str) -> None:
+        """Raise Retryable while something streams from the slot, SetupError while commits wait."""
+        found = self.slot()
+        if found is not None and found.active_pid is not None:
+            raise Retryable(
+                f"a bridge uses the slot (walsender {found.active_pid})",
+                operation=operation,
+                subject=f"slot {self._settings.slot}",
+                hint="stop the bridge, then run this again",
+                exit_code=ExitCode.SLOT_IN_USE,
+            )
+        with self._statement("read synchronous_standby_names"):
+            require_no_waiting_commits(self._connection, self._settings.slot, operation)
 
     @in_any_session
     def wal_lsn(self) -> int:

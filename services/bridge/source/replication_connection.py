@@ -142,6 +142,18 @@ class ReplicationConnection:
                 points[int(fields[0])] = parse_lsn(fields[1].strip())
         return points
 
+    def create_slot(self, *, two_phase: bool, deadline_s: float) -> tuple[int, str]:
+        """Make the failover slot; return the LSN where it begins, and a database snapshot's name.
+
+        The snapshot has exactly what was committed before that LSN. It can be imported until the
+        next command, or the end, of this connection. Waits until all transactions of this moment
+        have ended. Source: protocol-replication, CREATE_REPLICATION_SLOT.
+        """
+        options = f"SNAPSHOT 'export', FAILOVER{', TWO_PHASE' if two_phase else ''}"
+        command = f"CREATE_REPLICATION_SLOT {self._slot} LOGICAL pgoutput ({options})"
+        result = self._execute(command, deadline_s=deadline_s)
+        return parse_lsn(_text(result, 0, 1)), _text(result, 0, 2)
+
     def read_wal(self, start: int, stop: int, timeline: int) -> bytes:
         """Return the WAL of `timeline` from `start` on, up to `stop` or farther.
 
@@ -280,8 +292,13 @@ class ReplicationConnection:
         if time.monotonic() >= deadline:
             raise self._lost("the server takes no feedback")
 
-    def _execute(self, command: str, expected: pq.ExecStatus = pq.ExecStatus.TUPLES_OK) -> Any:
-        with cut_off_after(self._deadline_s, self._conn.socket):
+    def _execute(
+        self,
+        command: str,
+        expected: pq.ExecStatus = pq.ExecStatus.TUPLES_OK,
+        deadline_s: float | None = None,
+    ) -> Any:
+        with cut_off_after(deadline_s or self._deadline_s, self._conn.socket):
             result = self._conn.exec_(command.encode())
         if result.status != expected:
             state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()

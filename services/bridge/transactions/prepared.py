@@ -34,6 +34,7 @@ from services.bridge.pgoutput.messages import (
     RollbackPrepared,
     StreamPrepare,
 )
+from services.bridge.progress.errors import RECOVER_ANYWAY
 from services.bridge.transactions.assembler import Assembler, Portion, size_of
 from services.bridge.transactions.replay import Decision, replay, surviving
 from services.bridge.transactions.staging import staged_header, staged_parts, tombstones
@@ -176,8 +177,7 @@ class Prepared:
                 operation="commit a prepared transaction",
                 subject=f"slot {self._slot}, xid {commit.xid}",
                 lsn=commit.commit_lsn,
-                hint="Kafka lost staged records: restore the topic, or start over with a new slot "
-                "and topic prefix",
+                hint=f"Kafka lost staged records: restore the topic, or {RECOVER_ANYWAY}",
             )
         aborted = self._aborted.get(record.gid, frozenset())
         last = yield from replay(
@@ -241,8 +241,7 @@ def _same(known: PreparedRecord, prepare: Prepare | StreamPrepare) -> None:
             operation="stage a prepared transaction",
             subject=f"slot {known.slot}, xid {prepare.xid}",
             lsn=prepare.prepare_lsn,
-            hint="its decision was never decoded: the slot has missed changes; start over with a "
-            "new slot and topic prefix",
+            hint=f"its decision was never decoded: the slot has missed changes; {RECOVER_ANYWAY}",
         )
 
 

@@ -64,7 +64,10 @@ def test_the_end_of_a_tables_topic_is_gone(
     assert bridge.exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     line = last_line(bridge.output)
     assert f"{topic}[{partition}] ends at {end}, not " in line
-    assert "at LSN " in line and "restore the topics, or start over" in line
+    assert (
+        "at LSN " in line
+        and "restore the topics, or run `slotbridge recover`, or start over" in line
+    )
     noted_end = int(line.partition("not ")[2].split()[0].rstrip(","))
     other = Producer({"bootstrap.servers": own_kafka.bootstrap_servers})
     for _ in range(noted_end - end + 50):

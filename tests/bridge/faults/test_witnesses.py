@@ -36,7 +36,7 @@ def test_the_origin_is_ahead_of_kafkas_record(
     line = last_line(bridge.output)
     assert "Kafka lost committed data" in line
     assert format_lsn(ahead) in line and format_lsn(record.end_lsn) in line
-    assert "restore the topics, or start over" in line
+    assert "restore the topics, or run `slotbridge recover`, or start over" in line
 
 
 def test_the_records_of_the_progress_topic_are_gone(

@@ -1,0 +1,152 @@
+"""`slotbridge recover`: goes on in the same topics after slot, Kafka or database were lost."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from schemas.errors import ExitCode, OperatorNeeded
+from schemas.lsn import format_lsn
+from schemas.recovery import RecoveryRecord
+from schemas.settings import Settings, load_settings, require
+from services.bridge import failpoints
+from services.bridge.recovery.start_check import StartCheck
+from services.bridge.repair.diagnosis import OPERATION, Diagnosis, diagnose
+from services.bridge.repair.repair import Repair
+from services.bridge.repair.scope import Scope
+from services.bridge.sink.topics import Topics
+from services.bridge.source.candidates import writable_servers
+from services.bridge.source.database import Primary
+from services.bridge.source.replication_connection import ReplicationConnection
+from services.runtime.process import configure_logging, exit_codes
+
+_ORIGIN_IDLE_MS: Final = 24 * 3_600_000
+"""The origin is owned as long as topics are read, so that no bridge starts meanwhile."""
+_NOTHING: Final = "nothing to recover: the bridge can start as it is"
+
+
+def recover(
+    config: Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what is wrong, and what would be done.")
+    ] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="`schema.table` that is not compared with its topic; repeatable."),
+    ] = None,
+    accept_system_identifier: Annotated[
+        str,
+        typer.Option(help="Go on with the database of this system identifier, another than before"),
+    ] = "",
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Also where nothing keeps the bridge from starting: compare all again."
+        ),
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Answer with the RecoveryRecord on stdout.")
+    ] = False,
+) -> None:
+    """Make the topics equal to the tables again, by a new slot. The bridge must be stopped.
+
+    For a slot that is gone, invalidated or ahead of Kafka, a lost progress topic or table topic, a
+    database that was set back, and a failover that lost what Kafka has. Publishes the rows that
+    differ, deletes included, in one Kafka transaction (docs/RECOVERY.md).
+
+    Exit codes: 0 the topics are equal to the tables, or nothing was wrong; 1 you said no; 11 a
+    bridge still has the slot; others as `slotbridge run` for what this does not help.
+    """
+    configure_logging(json_lines=False)
+    with exit_codes(), _prepared(load_settings(config)) as (settings, primary, topics, check):
+        failpoints.arm()
+        slot = require(settings.source, "source").slot
+        diagnosis = diagnose(check, topics, slot, accept_system_identifier)
+        if not (diagnosis.reason or force):
+            typer.echo(_NOTHING, err=json)
+            return
+        repair = Repair(settings, primary, topics, check, diagnosis, tuple(without or ()))
+        with contextlib.closing(repair):
+            for line in _plan(diagnosis, repair.scope, settings):
+                typer.echo(line, err=True)
+            if dry_run:
+                return
+            if not (yes or typer.confirm("Do it?", err=True)):
+                raise SystemExit(int(ExitCode.CHECK_FAILED))
+            primary.establish()
+            done = repair.run()
+        if json:
+            typer.echo(done.model_dump_json())
+        else:
+            for line in _told(done):
+                typer.echo(line)
+
+
+@contextlib.contextmanager
+def _prepared(settings: Settings) -> Iterator[tuple[Settings, Primary, Topics, StartCheck]]:
+    """Connect as a start of the bridge does. Raise SlotbridgeError where something is in use."""
+    source, kafka = require(settings.source, "source"), require(settings.kafka, "kafka")
+    if len(writable_servers(source)) > 1:
+        raise OperatorNeeded(
+            "two hosts of source.conninfo accept writes",
+            operation=OPERATION,
+            subject=f"slot {source.slot}",
+            hint="name only the primary in source.conninfo, and stop the old one",
+            exit_code=ExitCode.SPLIT_BRAIN,
+        )
+    bridge = settings.bridge
+    with contextlib.ExitStack() as stack:
+        primary = Primary(
+            source, sql_deadline_ms=bridge.sql_deadline_ms, idle_timeout_ms=_ORIGIN_IDLE_MS
+        )
+        stack.callback(primary.close)
+        primary.prepare()
+        primary.require_free_slot(OPERATION)
+        topics = Topics(kafka, settings.shaping)
+        topics.prepare()
+        topics.check_clocks(primary.clock_ms())
+        connection = ReplicationConnection(
+            *(primary.conninfo, source.slot),
+            wal_sender_timeout_ms=bridge.wal_sender_timeout_ms,
+            sql_deadline_ms=bridge.sql_deadline_ms,
+        )
+        stack.callback(connection.close)
+        yield (
+            settings,
+            primary,
+            topics,
+            StartCheck(primary, connection, topics, source.slot, bridge),
+        )
+
+
+def _plan(diagnosis: Diagnosis, scope: Scope, settings: Settings) -> Iterator[str]:
+    record, slot = diagnosis.record, require(settings.source, "source").slot
+    since = "the events in Kafka" if record is None else format_lsn(record.end_lsn)
+    reason = diagnosis.reason
+    yield f"why the bridge does not start: {reason.message if reason else 'nothing was found'}"
+    yield "what is done:"
+    yield f"  1. slot {slot} is dropped where it is there, and made anew"
+    yield f"  2. {len(scope.compared)} tables, as they are there, are compared with their topics"
+    yield "  3. the rows that differ are published, deletes too, in one Kafka transaction"
+    yield f"  4. the progress, also in the origin slotbridge_{slot}, moves to the new slot"
+    yield f"what is lost: single changes between {since} and the new slot: Kafka gets what they"
+    yield "  amount to; the messages of outboxes and logical messages of that time never come"
+    if settings.snapshot.mode == "never":
+        yield "snapshot.mode is never: rows that Kafka never had are published as well"
+    for name, why in scope.left_out.items():
+        yield f"not compared: {name}: {why}"
+
+
+def _told(done: RecoveryRecord) -> Iterator[str]:
+    yield f"the topics are equal to the tables as of {format_lsn(done.lsn)}: start the bridge"
+    for name, one in sorted(done.tables.items()):
+        emptied = "emptied first; " if one.emptied else ""
+        yield (
+            f"  {name}: {emptied}{one.rows} rows compared; {one.created} created, "
+            f"{one.updated} updated, {one.deleted} deleted"
+        )
+    for name, why in sorted(done.left_out.items()):
+        yield f"  {name}: not compared ({why})"

@@ -1,0 +1,9 @@
+"""Repairs topics in place: publishes what differs between them and the tables (docs/RECOVERY.md).
+
+diagnosis    what keeps the bridge from starting, and whether a repair helps
+scope        which tables can be compared, and why others can't
+fold         the rows that the topics tell, key by key
+baseline     a new slot, and the tables' rows exactly where it begins
+comparison   the rows that differ
+repair       all of it, and one Kafka transaction with the differences
+"""

@@ -1,0 +1,241 @@
+"""A new failover slot, and the tables' rows exactly where it begins.
+
+    CREATE_REPLICATION_SLOT … (SNAPSHOT 'export')    what committed before its LSN, and no more
+    SET TRANSACTION SNAPSHOT                          rows are read under that
+    LOCK TABLE … ACCESS SHARE                         no table changes its form meanwhile
+    the same form and files as now?                   else rows are not to be seen: TRUNCATE and
+                                                      ALTER TABLE make new files
+
+All calls block. VACUUM keeps what the snapshot sees until `close`.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import psycopg
+import structlog
+from psycopg import pq
+
+from schemas.errors import ExitCode, Retryable, SetupError
+from schemas.lsn import format_lsn
+from services.bridge.pgoutput.messages import Row
+from services.bridge.repair.diagnosis import OPERATION
+from services.bridge.snapshot.reader import shape_of
+from services.bridge.snapshot.tables import TableShape, quote
+from services.bridge.snapshot.visibility import parse_sight
+from services.bridge.source.replication_connection import SESSION_OPTIONS, ReplicationConnection
+from services.bridge.source.server_errors import connect_error, server_error
+from services.postgres import slots
+from services.postgres.published_tables import published_tables
+from services.postgres.rows import one_row
+from services.postgres.server import Connection, written_lsn
+
+logger = structlog.get_logger(__name__)
+
+APPLICATION: Final = "slotbridge_recover"
+SEGMENTS_MAX: Final = 4_096
+"""How many WAL segments are skipped at most, to get beyond what Kafka has."""
+_LOCK_S: Final = 30
+_FETCH_ROWS: Final = 5_000
+_CURSOR: Final = "slotbridge_recover"
+_TELL_S: Final = 5.0
+
+
+class Baseline:
+    """Made by `make`; read from by `shapes` and `rows`; ended by `close`."""
+
+    def __init__(self, conninfo: str, slot: str, publication: str) -> None:
+        """Open two connections: one reads rows, the other one sees the server as it is now."""
+        self._conninfo = conninfo
+        self._slot = slot
+        self._publication = publication
+        self._rows: Connection = self._connect()
+        self._now: Connection = self._connect()
+        self._exporter: ReplicationConnection | None = None
+        self.lsn = 0
+        """Where the slot begins."""
+        self.xmin = 0
+        """Transactions before this one are seen by everybody."""
+
+    def close(self) -> None:
+        """End the connections and the database snapshot."""
+        for connection in (self._rows, self._now):
+            connection.close()
+        if self._exporter is not None:
+            self._exporter.close()
+
+    def published(self) -> list[TableShape]:
+        """Return the published tables as they are now."""
+        with self._statement("inspect the published tables"):
+            return [shape_of(one) for one in published_tables(self._now, self._publication)]
+
+    def require_none_prepared(self) -> None:
+        """Raise SetupError where transactions are prepared: the new slot would wait for them."""
+        with self._statement("read the prepared transactions"):
+            rows = self._now.execute("SELECT gid FROM pg_prepared_xacts ORDER BY prepared LIMIT 5")
+            gids = ", ".join(gid for (gid,) in rows)
+        if gids:
+            raise SetupError(
+                f"prepared transactions are not decided, and a new slot waits for them: {gids}",
+                operation=OPERATION,
+                subject=f"slot {self._slot}",
+                hint="COMMIT PREPARED or ROLLBACK PREPARED each of them, then run this again",
+                exit_code=ExitCode.SERVER_SETTING,
+            )
+
+    def now_xmin(self) -> int:
+        """Return an xid such that everybody sees all transactions before it."""
+        with self._statement("read a snapshot"):
+            row = one_row(self._now.execute("SELECT pg_current_snapshot()::text"))
+            return parse_sight(row[0]).xmin
+
+    def move_beyond(self, lsn: int) -> None:
+        """Write WAL until new positions are beyond `lsn`, which the server may not have reached.
+
+        Raise SetupError where that is too far, or the role may not switch WAL files.
+        """
+        told = 0.0
+        with self._statement("move the WAL on"):
+            for _ in range(SEGMENTS_MAX):
+                now_lsn = written_lsn(self._now)
+                if now_lsn > lsn:
+                    return
+                if time.monotonic() - told > _TELL_S:
+                    told = time.monotonic()
+                    logger.info(
+                        "moving the WAL beyond what Kafka has",
+                        lsn=format_lsn(now_lsn),
+                        beyond=format_lsn(lsn),
+                    )
+                self._now.execute("SELECT pg_logical_emit_message(false, 'slotbridge', '')")
+                self._now.execute("SELECT pg_switch_wal()")
+        raise SetupError(
+            f"the server's WAL is at {format_lsn(now_lsn)}, Kafka has events up to "
+            f"{format_lsn(lsn)}: new events would have positions that consumers have met",
+            operation=OPERATION,
+            subject=f"slot {self._slot}",
+            hint="stop the server, and move its WAL beyond that by pg_resetwal --next-wal-file",
+            exit_code=ExitCode.SERVER_SETTING,
+        )
+
+    def make(self, *, two_phase: bool, wal_sender_timeout_ms: int, deadline_s: float) -> None:
+        """Drop the slot if it is there, make it anew, and take the database as it is there."""
+        with self._statement("drop the slot"):
+            if slots.read_slot(self._now, self._slot) is not None:
+                self._now.execute("SELECT pg_drop_replication_slot(%s)", [self._slot])
+        self._exporter = ReplicationConnection(
+            *(self._conninfo, self._slot),
+            wal_sender_timeout_ms=wal_sender_timeout_ms,
+            sql_deadline_ms=int(1000 * deadline_s),
+            name=APPLICATION,
+        )
+        self.lsn, snapshot = self._exporter.create_slot(two_phase=two_phase, deadline_s=deadline_s)
+        with self._statement("import the database snapshot"):
+            self._rows.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            self._rows.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
+            row = one_row(self._rows.execute("SELECT pg_current_snapshot()::text"))
+            self.xmin = parse_sight(row[0]).xmin
+        logger.info("made the slot anew", slot=self._slot, lsn=format_lsn(self.lsn))
+
+    def shapes(self) -> list[TableShape]:
+        """Lock the published tables, and return them as they were where the slot begins.
+
+        Raise Retryable where one has another form by now, or new files: its rows can't be seen.
+        """
+        with self._statement("lock the tables"):
+            found = published_tables(self._rows, self._publication)
+            for one in found:
+                shape = shape_of(one)
+                self._rows.execute(f"LOCK TABLE {shape.identifier} IN ACCESS SHARE MODE".encode())
+            oids = [one.oid for one in found]
+            changed = (
+                self._files(self._rows, oids) != self._files(self._now, oids)
+                or [shape_of(one) for one in found] != self.published()
+            )
+        if changed:
+            raise Retryable(
+                "a published table was emptied, altered, or made while the slot was made",
+                operation=OPERATION,
+                subject=f"slot {self._slot}",
+                hint="run this again",
+                exit_code=ExitCode.SERVER_UNREACHABLE,
+            )
+        return [shape_of(one) for one in found]
+
+    def rows(self, shape: TableShape) -> Iterator[list[Row]]:
+        """Yield the table's rows, some thousands at once, in any order."""
+        columns = ", ".join(quote(column.name) for column in shape.relation.columns)
+        condition = f" WHERE {shape.row_filter}" if shape.row_filter else ""
+        with self._statement("read rows", shape.name):
+            self._execute(
+                f"DECLARE {_CURSOR} NO SCROLL CURSOR FOR SELECT {columns}"  # noqa: S608
+                f" FROM {shape.identifier}{condition}"
+            )
+            while True:
+                result = self._execute(f"FETCH {_FETCH_ROWS} FROM {_CURSOR}")
+                width = range(result.nfields)
+                yield [
+                    [result.get_value(number, place) for place in width]
+                    for number in range(result.ntuples)
+                ]
+                if result.ntuples < _FETCH_ROWS:
+                    break
+            self._execute(f"CLOSE {_CURSOR}")
+
+    def _files(self, connection: Connection, oids: Sequence[int]) -> list[Any]:
+        """Return (oid, file) of tables and of what inherits from them."""
+        return connection.execute(
+            """
+            WITH RECURSIVE below AS (
+              SELECT unnest(%s::oid[]) AS oid
+               UNION
+              SELECT i.inhrelid FROM below b JOIN pg_inherits i ON i.inhparent = b.oid)
+            SELECT c.oid::bigint, c.relfilenode::bigint
+              FROM below b JOIN pg_class c ON c.oid = b.oid ORDER BY 1
+            """,
+            [list(oids)],
+        ).fetchall()
+
+    def _execute(self, query: str) -> pq.abc.PGresult:
+        """Text results as the server has printed them, without psycopg's types."""
+        result = self._rows.pgconn.exec_params(query.encode(), [])
+        if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+            raise psycopg.errors.error_from_result(result, encoding="utf-8")
+        return result
+
+    def _connect(self) -> Connection:
+        given = psycopg.conninfo.conninfo_to_dict(self._conninfo).get("options") or ""
+        options = (
+            f"{given} {SESSION_OPTIONS} -c lock_timeout={_LOCK_S}s -c statement_timeout=0"
+            " -c row_security=off -c jit=off -c idle_in_transaction_session_timeout=0"
+            " -c synchronous_commit=local"
+        )
+        try:
+            return psycopg.connect(
+                self._conninfo,
+                autocommit=True,
+                options=options,
+                application_name=APPLICATION,
+                client_encoding="UTF8",
+            )
+        except psycopg.Error as error:
+            raise connect_error(str(error), f"slot {self._slot}") from error
+
+    @contextlib.contextmanager
+    def _statement(self, operation: str, table: str = "") -> Iterator[None]:
+        subject = table or f"slot {self._slot}"
+        try:
+            yield
+        except psycopg.Error as error:
+            if error.sqlstate is None:
+                raise Retryable(
+                    "the connection to the server is lost",
+                    operation=operation,
+                    subject=subject,
+                    hint="run this again: nothing was published",
+                    exit_code=ExitCode.SERVER_UNREACHABLE,
+                ) from error
+            message = " ".join((error.diag.message_primary or str(error)).split())
+            raise server_error(error.sqlstate, message, operation, subject) from error

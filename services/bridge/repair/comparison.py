@@ -1,0 +1,64 @@
+"""The rows that differ between what the topics tell and the tables. Pure.
+
+    topics' row    table's row    difference
+    none           there          c
+    there          another        u    `before` as the topics tell it
+    there          none           d    `before` as the topics tell it
+    unknown        there          u    without `before`
+    unknown        none           d    without `before`
+
+A column that is null counts as one that is not there: rows from before a column was added are equal
+to rows that have null in it.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from typing import Any, Final, Literal, NamedTuple
+
+UNKNOWN: Final = b""
+"""The row of a key that the topics tell, but not with all of its values."""
+
+
+class Difference(NamedTuple):
+    """What makes one row of the topics that of the table. `before`, `after`: JSON objects."""
+
+    op: Literal["c", "u", "d"]
+    key: bytes
+    before: bytes | None
+    after: bytes | None
+
+
+Rows = Iterable[tuple[bytes, bytes]]
+"""(key, row), both as JSON; in the order of the keys' bytes, each key once."""
+
+
+def differences(told: Rows, there: Rows) -> Iterator[Difference]:
+    """Yield what makes the rows `told` by the topics those that are `there` in the table."""
+    theirs, ours = iter(told), iter(there)
+    one, other = next(theirs, None), next(ours, None)
+    while one is not None or other is not None:
+        if other is None or (one is not None and one[0] < other[0]):
+            assert one is not None
+            yield Difference("d", one[0], one[1] or None, None)
+            one = next(theirs, None)
+        elif one is None or other[0] < one[0]:
+            yield Difference("c", other[0], None, other[1])
+            other = next(ours, None)
+        else:
+            if not same_row(one[1], other[1]):
+                yield Difference("u", one[0], one[1] or None, other[1])
+            one, other = next(theirs, None), next(ours, None)
+
+
+def same_row(one: bytes, other: bytes) -> bool:
+    """Tell whether two rows have the same values; null is as good as none."""
+    if one == other:
+        return True
+    return one != UNKNOWN and _without_nulls(one) == _without_nulls(other)
+
+
+def _without_nulls(row: bytes) -> dict[str, Any]:
+    # 1e400 and 1e401 are both infinite as floats.
+    values: dict[str, Any] = json.loads(row, parse_float=Decimal)
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,73 @@
+"""What keeps the bridge from starting, and whether a repair of its topics helps.
+
+nothing of that kind                        nothing to recover
+positions disagree (30), divergence (32)    a repair helps: Kafka, the slot or the database was
+                                            lost or set back
+another database (31)                       only where an operator names it: restored from a
+                                            dump, or upgraded
+an old primary, another slot's topics,      raised as the bridge does: a repair would do harm
+a server or broker that does not answer
+"""
+
+from typing import NamedTuple
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
+from schemas.events import ProgressRecord
+from services.bridge.recovery.start_check import StartCheck
+from services.bridge.recovery.visible_record import read_visible
+from services.bridge.sink.topics import Topics
+
+OPERATION = "recover"
+_REPAIRED = (ExitCode.WITNESSES_DISAGREE, ExitCode.TIMELINE)
+
+
+class Diagnosis(NamedTuple):
+    """`reason`: why the bridge does not start, None where it would.
+
+    `record`: the last progress record that Kafka shows.
+    """
+
+    reason: SlotbridgeError | None
+    record: ProgressRecord | None
+
+
+def diagnose(check: StartCheck, topics: Topics, slot: str, system: str) -> Diagnosis:
+    """Compare the witnesses as a start does. Changes nothing.
+
+    `system`: the system identifier of the database that an operator accepts instead of the
+    record's. Raise SlotbridgeError for what a repair does not help.
+    """
+    visible = read_visible(topics, slot)
+    if visible.others:
+        raise OperatorNeeded(
+            f"the topics of prefix {topics.prefix} belong to slot {', '.join(visible.others)} too",
+            operation=OPERATION,
+            subject=f"slot {slot}",
+            hint="one prefix is for one slot: correct source.slot or kafka.topic_prefix",
+        )
+    record = visible.record
+    try:
+        check.before_fencing()
+        if visible.hidden:
+            raise Retryable(
+                "Kafka has transactions of this slot that have not ended",
+                operation=OPERATION,
+                subject=f"slot {slot}",
+                hint="start the bridge once, which ends them; then run this again if it stops",
+                exit_code=ExitCode.KAFKA_UNREACHABLE,
+            )
+        check.compare(record)
+    except OperatorNeeded as error:
+        accepted = error.exit_code is ExitCode.WRONG_DATABASE and system
+        if accepted and system != check.system_identifier:
+            raise OperatorNeeded(
+                f"this database is {check.system_identifier}, and not {system}",
+                operation=OPERATION,
+                subject=f"slot {slot}",
+                hint="correct --accept-system-identifier or source.conninfo",
+                exit_code=ExitCode.WRONG_DATABASE,
+            ) from error
+        if error.exit_code not in _REPAIRED and not accepted:
+            raise
+        return Diagnosis(error, record)
+    return Diagnosis(None, record)

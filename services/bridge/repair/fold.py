@@ -1,0 +1,118 @@
+"""The rows that a table's topic tells: its committed events, folded key by key.
+
+c, r, u      the key has the row `after`
+d            the key is gone; so it is after a tombstone
+t            all keys of that partition are gone
+a value that the WAL lacked       the one that the row had before; else the row is UNKNOWN
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from confluent_kafka import Message
+
+from schemas.errors import ExitCode, OperatorNeeded
+from schemas.events import UNAVAILABLE
+from services.bridge.repair.comparison import UNKNOWN
+from services.bridge.repair.row_store import RowStore, Told
+from services.bridge.sink.topics import Topics
+
+_DEADLINE_S: Final = 3600.0
+_ROWS_AT_ONCE: Final = 2_000
+OPERATION: Final = "fold the topic"
+
+
+class Fold:
+    """Folds the topic of one table into `rows`; `commit_lsn`: the highest that was met.
+
+    `placeholders`: column -> what its value is in an event when the WAL lacked it.
+    """
+
+    def __init__(self, topics: Topics, rows: RowStore, placeholders: Mapping[str, Any]) -> None:
+        self._topics = topics
+        self._rows = rows
+        self._placeholders = placeholders
+        self._waiting: dict[bytes, Told] = {}
+        self.commit_lsn = 0
+        self.events = 0
+
+    def read(self, topic: str, schema: str, table: str) -> bool:
+        """Fold the table's events. Return False where Kafka has removed the first ones of a topic.
+
+        Then keys may be missing. Raise OperatorNeeded for a record that is not an event.
+        """
+        whole = True
+        if not self._topics.has(topic):
+            return whole
+        for partition in range(self._topics.partitions(topic)):
+            with self._topics.reader(topic, partition) as reader:
+                low, end = reader.bounds()
+                whole = whole and low == 0
+                messages = reader.messages(low, end, time.monotonic() + _DEADLINE_S)
+                for message in messages:
+                    self._take(partition, message, (schema, table), topic)
+            self._flush(partition)
+        return whole
+
+    def _take(self, partition: int, message: Message, name: tuple[str, str], topic: str) -> None:
+        key, value = message.key(), message.value()
+        key = key.encode() if isinstance(key, str) else key
+        if value is None:
+            if key is not None and (known := self._known(key)) is not None:
+                self._waiting[key] = known._replace(row=None)
+            return
+        event = _event(value, topic, partition, message.offset())
+        source = event["source"]
+        if (source["schema"], source["table"]) != name:
+            return
+        self.events += 1
+        position = source["commit_lsn"], source["seq"]
+        self.commit_lsn = max(self.commit_lsn, position[0])
+        if event["op"] == "t":
+            self._flush(partition)
+            self._rows.empty(partition)
+        elif key is not None:
+            row = None if event["op"] == "d" else self._row(key, event["after"])
+            self._waiting[key] = Told(key, row, position)
+            if len(self._waiting) >= _ROWS_AT_ONCE:
+                self._flush(partition)
+
+    def _flush(self, partition: int) -> None:
+        self._rows.take_told(partition, self._waiting.values())
+        self._waiting.clear()
+
+    def _known(self, key: bytes) -> Told | None:
+        return self._waiting.get(key) or self._rows.told(key)
+
+    def _row(self, key: bytes, after: dict[str, Any]) -> bytes:
+        """Return the row as JSON, with the values that the WAL lacked as they were before."""
+        placeholders = self._placeholders
+        lacking = [
+            name for name, one in after.items() if one == placeholders.get(name, UNAVAILABLE)
+        ]
+        if lacking:
+            known = self._known(key)
+            before = json.loads(known.row) if known is not None and known.row else {}
+            if not before.keys() >= {*lacking}:
+                return UNKNOWN
+            after |= {name: before[name] for name in lacking}
+        return json.dumps(after, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _event(value: bytes | str, topic: str, partition: int, offset: int | None) -> dict[str, Any]:
+    try:
+        event: dict[str, Any] = json.loads(value)
+        source = event["source"]
+        _ = event["op"], event.get("after"), source["commit_lsn"], source["seq"]
+        _ = source["schema"], source["table"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise OperatorNeeded(
+            "the record is not an event of the bridge",
+            operation=OPERATION,
+            subject=f"{topic}[{partition}]@{offset}",
+            hint="only the bridge may write to its topics; leave the table out of the repair",
+            exit_code=ExitCode.RECORD_REFUSED,
+        ) from error
+    return event

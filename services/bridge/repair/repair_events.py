@@ -1,0 +1,69 @@
+"""Differences -> events c, u, d with `source.snapshot` repair, as one transaction. Pure.
+
+As `snapshot.row_events`, with positions (commit_lsn, seq): `commit_lsn` is one byte before the new
+slot begins. No transaction of the server has it, and all later ones have higher ones.
+"""
+
+import json
+
+from services.bridge.events.event import Event, Stamp
+from services.bridge.events.rows import Table
+from services.bridge.pgoutput.messages import Relation, Row, Truncate
+from services.bridge.repair.comparison import Difference
+from services.bridge.snapshot.row_events import RowEvents
+
+
+class RepairEvents(RowEvents):
+    """Encodes the rows of tables as streaming does, and what makes topics equal to them."""
+
+    def begin_repair(self, stamp: Stamp, xid: int, *, tombstones: bool) -> None:
+        """Begin the transaction `stamp`; `tombstones`: write them behind deletes.
+
+        `xid`: of a transaction that every session sees, to tell what the catalog has made since.
+        """
+        self._xid = xid
+        self._tombstones = tombstones
+        self._source_db = self._source_db.replace('"snapshot":"true"', '"snapshot":"repair"', 1)
+        self.begin(stamp)
+
+    def placeholders(self, relation: Relation) -> dict[str, object]:
+        """Return column -> its value in an event where the WAL lacked it."""
+        table = self._table(relation, 0)
+        return {
+            json.loads(name.removesuffix(":")): json.loads(unavailable)
+            for name, _, unavailable in table.columns
+        }
+
+    def topic(self, relation: Relation) -> str:
+        """Return the topic of a table."""
+        return self._table(relation, 0).topic
+
+    def encoded(self, relation: Relation, row: Row) -> tuple[bytes | None, bytes]:
+        """Return the key and the row as streaming encodes them."""
+        table = self._table(relation, 0)
+        return table.key(row), table.row(row).encode()
+
+    def emptied(self, relation: Relation, lsn: int, seq: int) -> list[Event]:
+        """Return the event that empties a table."""
+        return self.truncate(Truncate((relation,), cascade=False, restart_identity=False), lsn, seq)
+
+    def change(self, relation: Relation, found: Difference, lsn: int, seq: int) -> list[Event]:
+        """Return the event of a difference, and the tombstone behind a delete."""
+        table = self._table(relation, seq)
+        before = "null" if found.before is None else _in_columns_of(table, found.before)
+        if found.op == "d" and found.before is None:
+            before = _in_columns_of(table, found.key)
+        after = "null" if found.after is None else found.after.decode()
+        value = self._value(table, before, after, found.op, lsn, seq)
+        events = [Event(table.topic, found.key, value, None, False, table.name, seq, lsn)]
+        if found.op == "d" and self._tombstones:
+            events.append(Event(table.topic, found.key, None, None, False, table.name, seq, lsn))
+        return events
+
+
+def _in_columns_of(table: Table, row: bytes) -> str:
+    """Write a row with the columns that the table has now; null for what it lacks."""
+    values = json.loads(row)
+    names = [json.loads(name.removesuffix(":")) for name, *_ in table.columns]
+    shaped = {name: values.get(name) for name in names}
+    return json.dumps(shaped, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,62 @@
+"""Which published tables can be compared with their topics, and why others can't. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from schemas.errors import SettingsError
+from schemas.naming import table_matches
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.repair.diagnosis import OPERATION
+from services.bridge.snapshot.tables import TableShape
+
+
+class Scope(NamedTuple):
+    """The tables to compare, in order; and those that are not, each with the reason."""
+
+    compared: Sequence[TableShape]
+    left_out: Mapping[str, str]
+
+
+def scope_of(shapes: Iterable[TableShape], shaping: Shaping, without: Sequence[str]) -> Scope:
+    """Choose the tables; `without`: patterns (`schema.table`) of those that an operator leaves out.
+
+    Raise SettingsError for tables that can't be compared and that nobody has left out, and for a
+    pattern that fits no published table.
+    """
+    compared, left_out, impossible = [], {}, {}
+    unused = {*without}
+    for shape in sorted(shapes, key=lambda shape: shape.name):
+        schema, table = shape.relation.schema, shape.relation.table
+        if not shaping.naming.publishes(schema, table):
+            continue
+        named = [pattern for pattern in without if table_matches(pattern, schema, table)]
+        unused -= {*named}
+        why = _not_comparable(shape, shaping)
+        if named:
+            left_out[shape.name] = why or "left out by --without"
+        elif why:
+            impossible[shape.name] = why
+        else:
+            compared.append(shape)
+    if unused:
+        raise SettingsError(f"--without {min(unused)} fits no published table", operation=OPERATION)
+    if impossible:
+        listed = "; ".join(f"{name} {why}" for name, why in impossible.items())
+        raise SettingsError(
+            f"tables can't be compared with their topics: {listed}",
+            operation=OPERATION,
+            hint="go on without them by --without TABLE: what their topics lack stays lacking",
+        )
+    return Scope(compared, left_out)
+
+
+def _not_comparable(shape: TableShape, shaping: Shaping) -> str:
+    schema, table = shape.relation.schema, shape.relation.table
+    plan = shaping.plan(shape.relation)
+    if plan.outbox is not None:
+        return "is an outbox: its messages are not rows"
+    if plan.skipped:
+        return f"has operations that are not published ({', '.join(sorted(plan.skipped))})"
+    if not shape.key and not shaping.naming.key(schema, table):
+        return "has no primary key"
+    return ""

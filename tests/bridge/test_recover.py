@@ -1,0 +1,176 @@
+"""`slotbridge recover`: topics that lack changes are repaired in place, and the bridge goes on."""
+
+from collections import Counter
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from schemas.errors import ExitCode
+from services.bridge.failpoints import OF_A_RECOVERY, VARIABLE
+from tests.bridge.conftest import NewBridge
+from tests.bridge.recovering import (
+    assert_equal,
+    change_unseen,
+    drop_slot,
+    fill,
+    recover,
+    recovered,
+    touch,
+)
+from tests.bridge.running import Bridge
+from tests.providers.interface import Broker, Provider
+from tests.providers.waiting import eventually
+
+
+@pytest.fixture
+def conninfo(pair: Provider, fresh_database: str) -> str:
+    return pair.primary.conninfo(fresh_database)
+
+
+@pytest.fixture
+def stopped(conninfo: str, new_bridge: NewBridge) -> Bridge:
+    """It has published the table and some changes, and was stopped."""
+    bridge = new_bridge(conninfo).start().streaming()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        fill(connection)
+        touch(connection)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    return bridge
+
+
+def assert_goes_on(bridge: Bridge, conninfo: str) -> None:
+    """It starts, and later changes come behind the repair."""
+    bridge.start().streaming()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("UPDATE t SET note = 'later' WHERE id BETWEEN 1 AND 40")
+        connection.execute("DELETE FROM t WHERE id = 301")
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert_equal(bridge, conninfo)
+
+
+def repairs(bridge: Bridge) -> Counter[str]:
+    """How many events of each op a repair has published."""
+    return Counter(e["op"] for e in bridge.events("t") if e["source"]["snapshot"] == "repair")
+
+
+def test_a_slot_that_is_gone(stopped: Bridge, conninfo: str) -> None:
+    bridge = stopped
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        drop_slot(connection, bridge.slot)
+        change_unseen(connection)
+    assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+    told = recover(bridge, "--dry-run")
+    assert (told.returncode, "the slot is gone" in told.stderr) == (0, True), told.stderr
+    assert f"{bridge.prefix}.recovery" not in bridge.topics()
+    done = recovered(bridge)
+    assert "the slot is gone" in done.reason
+    (table,) = done.tables.values()
+    assert (table.created, table.updated, table.deleted) == (5, 11, 5)
+    assert repairs(bridge) == {"c": 5, "u": 11, "d": 5}
+    assert_equal(bridge, conninfo)
+    again = recover(bridge)
+    assert (again.returncode, "nothing to recover" in again.stdout) == (0, True), again.stderr
+    assert_goes_on(bridge, conninfo)
+
+
+@pytest.mark.parametrize("point", OF_A_RECOVERY)
+def test_killed_and_run_again(stopped: Bridge, conninfo: str, point: str) -> None:
+    bridge = stopped
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        drop_slot(connection, bridge.slot)
+        change_unseen(connection)
+    killed = recover(bridge, **{VARIABLE: f"{point}:1"})
+    assert killed.returncode == -9, killed.stderr
+    published = point == "recover committed"
+    assert bool(repairs(bridge)) is published
+    if not published:
+        assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute("UPDATE t SET note = 'meanwhile' WHERE id = 200")
+        assert recovered(bridge).tables["public.t"].updated == 12
+    assert_equal(bridge, conninfo)
+    assert_goes_on(bridge, conninfo)
+
+
+def test_a_slot_that_somebody_advanced(stopped: Bridge, conninfo: str) -> None:
+    bridge = stopped
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        change_unseen(connection)
+        connection.execute("SELECT pg_switch_wal()")
+        connection.execute(
+            "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [bridge.slot]
+        )
+    assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+    recovered(bridge)
+    assert_goes_on(bridge, conninfo)
+
+
+@pytest.mark.parametrize("lost", ["public.t", "progress"])
+def test_a_topic_that_is_lost(stopped: Bridge, conninfo: str, kafka: Broker, lost: str) -> None:
+    bridge, name = stopped, f"{stopped.prefix}.{lost}"
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.delete_topics([name])[name].result(30)
+    eventually(lambda: name not in bridge.topics(), what="the topic is gone", timeout_s=60)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        change_unseen(connection)
+    forced = () if lost == "progress" else ("--force",)  # the bridge does not judge it
+    if not forced:
+        assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
+    done = recovered(bridge, *forced).tables["public.t"]
+    assert done.created == (done.rows if lost == "public.t" else 5)
+    assert_goes_on(bridge, conninfo)
+
+
+def test_a_topic_without_its_first_events(stopped: Bridge, conninfo: str, kafka: Broker) -> None:
+    """Kafka's retention: which keys it had is not known, so the table is emptied first."""
+    bridge, name = stopped, f"{stopped.prefix}.public.t"
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    from confluent_kafka import OFFSET_END, TopicPartition
+
+    wanted = [TopicPartition(name, partition, OFFSET_END) for partition in range(2)]
+    for found in admin.delete_records(wanted).values():
+        found.result(30)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        drop_slot(connection, bridge.slot)
+        change_unseen(connection)
+    done = recovered(bridge).tables["public.t"]
+    assert done.emptied and done.created == done.rows
+    events = [e for e in bridge.events("t") if e["source"]["snapshot"] == "repair"]
+    assert Counter(e["op"] for e in events) == {"t": 2, "c": done.rows}
+    assert min((e["source"]["seq"], e["op"]) for e in events) == (0, "t")
+
+
+def test_what_a_repair_refuses(stopped: Bridge, conninfo: str) -> None:
+    bridge = stopped
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        bridge.start().streaming()
+        used = recover(bridge)
+        assert used.returncode == ExitCode.SLOT_IN_USE, used.stderr
+        assert bridge.stop() == 0
+        drop_slot(connection, bridge.slot)
+        connection.execute("CREATE TABLE k (v int)")
+        keyless = recover(bridge)
+        assert (keyless.returncode, "public.k has no primary key" in keyless.stderr) == (2, True)
+        mistyped = recover(bridge, "--without", "public.k", "--without", "public.z")
+        assert (mistyped.returncode, "public.z" in mistyped.stderr) == (2, True)
+        with psycopg.connect(conninfo) as other:
+            other.execute("INSERT INTO t VALUES (2000)")
+            other.execute("PREPARE TRANSACTION 'undecided'")
+        waits = recover(bridge, "--without", "public.k")
+        assert (waits.returncode, "undecided" in waits.stderr) == (25, True), waits.stderr
+        connection.execute("COMMIT PREPARED 'undecided'")
+    assert recovered(bridge, "--without", "public.k").left_out == {"public.k": "has no primary key"}
+    assert_goes_on(bridge, conninfo)
+
+
+def test_another_database_only_by_its_name(stopped: Bridge, conninfo: str, tmp_path: Path) -> None:
+    """Named wrongly it is refused, and so is an acceptance where nothing is to be accepted."""
+    bridge = stopped
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        drop_slot(connection, bridge.slot)
+    assert recover(bridge, "--accept-system-identifier", "1").returncode == 0
+    assert_goes_on(bridge, conninfo)

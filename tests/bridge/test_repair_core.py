@@ -1,0 +1,113 @@
+"""What a repair finds: the differences between the rows of topics and tables, by a model."""
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.bridge.repair.comparison import UNKNOWN, Difference, differences, same_row
+from services.bridge.repair.row_store import RowStore, Told
+
+Keys = st.binary(min_size=1, max_size=2)
+Rows = st.dictionaries(Keys, st.sampled_from([b'{"a":1}', b'{"a":2,"b":null}', b'{"a":2}']))
+Partition = st.integers(0, 1)
+
+
+@given(told=st.dictionaries(Keys, st.sampled_from([UNKNOWN, b'{"a":1}', b'{"a":2}'])), there=Rows)
+def test_differences_make_the_first_rows_equal_to_the_second(
+    told: Mapping[bytes, bytes], there: Mapping[bytes, bytes]
+) -> None:
+    rows = dict(told)
+    keys = []
+    for found in differences(sorted(told.items()), sorted(there.items())):
+        keys.append(found.key)
+        match found:
+            case Difference("c", key, None, after) if after:
+                assert key not in rows
+                rows[key] = after
+            case Difference("u", key, before, after) if after:
+                assert rows[key] == (before or UNKNOWN) and not same_row(rows[key], after)
+                rows[key] = after
+            case Difference("d", key, before, None):
+                assert rows.pop(key) == (before or UNKNOWN)
+            case _:
+                pytest.fail(str(found))
+    assert keys == sorted(set(keys))
+    assert rows.keys() == there.keys()
+    assert all(same_row(rows[key], there[key]) for key in rows)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (b'{"a":1}', b'{"a":1}', True),
+        (b'{"a":1,"b":null}', b'{"a":1}', True),
+        (b'{"a":1, "b":2}', b'{"b":2,"a":1}', True),
+        (b'{"a":1e400}', b'{"a":1e401}', False),
+        (b'{"a":12345678901234567890}', b'{"a":12345678901234567891}', False),
+        (b'{"a":"1"}', b'{"a":1}', False),
+        (UNKNOWN, b"{}", False),
+    ],
+)
+def test_rows_are_the_same_by_their_values(one: bytes, other: bytes, same: bool) -> None:
+    assert same_row(one, other) is same
+
+
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("put"), Partition, Keys, st.one_of(st.none(), st.just(b'{"a":1}'))),
+            st.tuples(st.just("empty"), Partition, st.just(b""), st.none()),
+        ),
+        max_size=12,
+    ),
+    there=Rows,
+    whole=st.booleans(),
+)
+def test_a_store_folds_partitions_and_keeps_the_differences(
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[str, int, bytes, bytes | None]],
+    there: Mapping[bytes, bytes],
+    whole: bool,
+) -> None:
+    """Partitions are read one after the other; positions tell what was last across them."""
+    store = RowStore(tmp_path_factory.mktemp("rows") / "rows")
+    model: dict[bytes, tuple[int, int, bytes | None]] = {}
+    for partition in (0, 1):
+        for number, (kind, where, key, row) in enumerate(steps):
+            if where != partition:
+                continue
+            if kind == "empty":
+                store.empty(partition)
+                for name, (place, position, _) in list(model.items()):
+                    if place == partition:
+                        model[name] = (place, position, None)
+                continue
+            store.take_told(partition, [Told(key, row, (number, 0))])
+            known = model.get(key)
+            if known is None or known[0] == partition or number >= known[1]:
+                model[key] = (partition, number, row)
+    assert store.take_there(there.items()) == 0
+    assert store.take_there(list(there.items())[:1]) == min(1, len(there))
+    told = {key: row for key, (_, _, row) in model.items() if row is not None} if whole else {}
+    wanted = list(differences(sorted(told.items()), sorted(there.items())))
+    assert sum(store.compare(whole=whole).values()) == len(wanted)
+    assert list(store.differences()) == wanted
+    store.close()
+
+
+def test_a_row_store_is_of_one_run(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    path.write_text("of a run that was killed")
+    store = RowStore(path)
+    store.take_told(0, [Told(b"k", b'{"a":1}', (1, 0))])
+    told = store.told(b"k")
+    assert told is not None and json.loads(told.row or b"") == {"a": 1}
+    store.close()
+    assert not path.exists()
+    with pytest.raises(sqlite3.ProgrammingError):
+        store.told(b"k")
