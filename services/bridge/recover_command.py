@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from schemas.errors import ExitCode, OperatorNeeded
+from schemas.errors import ExitCode, OperatorNeeded, SettingsError
 from schemas.lsn import format_lsn
 from schemas.recovery import RecoveryRecord
 from schemas.settings import Settings, load_settings, require
@@ -89,6 +89,13 @@ def recover(
 def _prepared(settings: Settings) -> Iterator[tuple[Settings, Primary, Topics, StartCheck]]:
     """Connect as a start of the bridge does. Raise SlotbridgeError where something is in use."""
     source, kafka = require(settings.source, "source"), require(settings.kafka, "kafka")
+    if (kafka.key_format, kafka.value_format) != ("json", "json"):
+        raise SettingsError(
+            "topics are compared with tables only where their records are plain JSON",
+            operation=OPERATION,
+            hint="kafka.key_format and kafka.value_format are another format: start over with a "
+            "new slot and topic prefix",
+        )
     if len(writable_servers(source)) > 1:
         raise OperatorNeeded(
             "two hosts of source.conninfo accept writes",

@@ -249,6 +249,7 @@ class Repair:
         """Wait until no failover can take back what was read."""
         reader = SnapshotReader(
             *(self._primary.conninfo, self._source.publication, self._source.slot),
+            self._primary.server,
             deadline_ms=self._bridge.sql_deadline_ms,
         )
         with contextlib.closing(reader):
