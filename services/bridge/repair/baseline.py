@@ -22,7 +22,7 @@ from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.lsn import format_lsn
 from services.bridge.pgoutput.messages import Row
 from services.bridge.repair.diagnosis import OPERATION
-from services.bridge.snapshot.reader import shape_of
+from services.bridge.snapshot.reader import FETCH_BYTES, shape_of
 from services.bridge.snapshot.tables import TableShape, quote
 from services.bridge.snapshot.visibility import parse_sight
 from services.bridge.source.replication_connection import SESSION_OPTIONS, ReplicationConnection
@@ -38,7 +38,8 @@ APPLICATION: Final = "slotbridge_recover"
 SEGMENTS_MAX: Final = 4_096
 """How many WAL segments are skipped at most, to get beyond what Kafka has."""
 _LOCK_S: Final = 30
-_FETCH_ROWS: Final = 5_000
+_FETCH_ROWS_FIRST: Final = 16
+_FETCH_ROWS_MAX: Final = 5_000
 _CURSOR: Final = "slotbridge_recover"
 _TELL_S: Final = 5.0
 
@@ -165,7 +166,7 @@ class Baseline:
         return [shape_of(one) for one in found]
 
     def rows(self, shape: TableShape) -> Iterator[list[Row]]:
-        """Yield the table's rows, some thousands at once, in any order."""
+        """Yield the table's rows, about FETCH_BYTES at once, in any order."""
         columns = ", ".join(quote(column.name) for column in shape.relation.columns)
         condition = f" WHERE {shape.row_filter}" if shape.row_filter else ""
         with self._statement("read rows", shape.name):
@@ -173,15 +174,20 @@ class Baseline:
                 f"DECLARE {_CURSOR} NO SCROLL CURSOR FOR SELECT {columns}"  # noqa: S608
                 f" FROM {shape.identifier}{condition}"
             )
+            count = _FETCH_ROWS_FIRST
             while True:
-                result = self._execute(f"FETCH {_FETCH_ROWS} FROM {_CURSOR}")
+                result = self._execute(f"FETCH {count} FROM {_CURSOR}")
                 width = range(result.nfields)
-                yield [
+                rows: list[Row] = [
                     [result.get_value(number, place) for place in width]
                     for number in range(result.ntuples)
                 ]
-                if result.ntuples < _FETCH_ROWS:
+                yield rows
+                if len(rows) < count:
                     break
+                size = sum(len(value) for row in rows for value in row if isinstance(value, bytes))
+                fit = FETCH_BYTES * count // max(1, size)
+                count = max(1, min(_FETCH_ROWS_MAX, 4 * count, fit))
             self._execute(f"CLOSE {_CURSOR}")
 
     def _files(self, connection: Connection, oids: Sequence[int]) -> list[Any]:
