@@ -55,6 +55,8 @@ class Changes:
                     connection.commit()
                     self.committed += 1
                 except psycopg.Error:  # a key that is there, a deadlock
+                    if connection.closed:  # the server is gone
+                        return
                     connection.rollback()
 
     def _change(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:

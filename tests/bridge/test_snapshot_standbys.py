@@ -10,13 +10,27 @@ from services.bridge.source.replication_connection import walsender_name
 from services.testbed.pair import alter_system
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import DONE, INITIAL, Changes, assert_exact, done, fill, read_all
+from tests.bridge.snapshots import (
+    DONE,
+    INITIAL,
+    Changes,
+    assert_exact,
+    await_chunks,
+    chunks,
+    done,
+    fill,
+    read_all,
+    told,
+)
+from tests.bridge.test_failover import both, promote
 from tests.conftest import NewPair
 from tests.providers.databases import connect
 from tests.providers.interface import Trio
+from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 
 ROWS = 4_000
+MANY = 10_000
 
 
 def let_commits_wait(trio: Trio, bridge: Bridge) -> None:
@@ -132,3 +146,26 @@ def test_a_commit_that_waits_for_another_standby_is_not_taken_back(
 def _rename(conninfo: str) -> None:
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("UPDATE t SET note = 'new' WHERE id = 7")
+
+
+def test_a_failover_in_the_middle_of_a_snapshot(new_pair: NewPair, new_bridge: NewBridge) -> None:
+    """Commits do not wait for the standby: those that it lacks are nowhere, nor in any chunk."""
+    trio = new_pair(synchronous=False)
+    primary, standby = (one.conninfo(trio.dbname) for one in (trio.primary, trio.standby))
+    fill(primary, MANY)
+    bridge = new_bridge(both(trio), snapshot={**INITIAL, "chunk_rows_max": 40})
+    with Changes(primary, MANY) as before:
+        bridge.start().streaming(primary)
+        await_ready(trio.primary, trio.standby, bridge.slot)
+        await_chunks(bridge, chunks(bridge) + 5)
+        assert DONE not in bridge.output, "the failover is too late"
+        trio.primary.kill()
+        promote(trio)
+    with Changes(standby, MANY) as after:
+        bridge.streaming(standby)
+        done(bridge)
+    assert before.committed > 50 and after.committed > 50
+    bridge.caught_up(standby)
+    assert bridge.stop() == 0, bridge.output
+    assert_exact(bridge, standby)
+    assert {one.timeline for one in told(bridge)} == {1, 2}
