@@ -61,7 +61,8 @@ class Source(_Contract):
     table: str
     txId: int
     lsn: int
-    """Where the change itself lies in the WAL: unique, but no order across transactions."""
+    """Where the change itself lies in the WAL: unique, but no order across transactions. Of a row
+    that a snapshot read: it shows nothing that was committed after, and may show all before."""
     xmin: int | None
     commit_lsn: int
     """Where its transaction's commit record begins."""

@@ -62,7 +62,7 @@ class SnapshotProgress(_Part):
     `done`: all of them. Else rows are read on after `last`, the values of the columns `key` in
     PostgreSQL's text form; null: from the beginning. The last chunk's events have `commit_lsn`, and
     a number (seq) up to `seq`. Rows of another `oid`, or of a timeline that was left before
-    `commit_lsn`, count for nothing: that table is read anew.
+    `commit_lsn` or `seen_lsn`, count for nothing: that table is read anew.
     """
 
     slot: str
@@ -78,4 +78,6 @@ class SnapshotProgress(_Part):
     timeline: int
     commit_lsn: int
     seq: int
+    seen_lsn: int = 0
+    """The chunk's rows show nothing that was committed after this LSN; 0: not known."""
     ts_ms: int

@@ -133,6 +133,7 @@ class Session:
             sql_deadline_ms=self._bridge.sql_deadline_ms,
             idle_timeout_ms=self._bridge.origin_idle_timeout_ms,
         )
+        primary.reads_rows = self._snapshot_settings.mode != "never"
         primary.prepare()
         reach("owned")
         waiting = self._feedback.while_waiting

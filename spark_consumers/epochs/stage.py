@@ -10,7 +10,7 @@ from dataclasses import replace
 from pyspark.sql import DataFrame, SparkSession
 
 from schemas.tables import TablesSettings
-from spark_consumers.epochs import incomplete_tables, table_writer
+from spark_consumers.epochs import incomplete_tables, snapshot_rows, table_writer
 from spark_consumers.epochs.ledger import EpochRecord
 from spark_consumers.epochs.quarantine import Bad, Quarantine, without
 from spark_consumers.epochs.table_writer import Work
@@ -57,6 +57,8 @@ class Stage:
         opened = {item.name: item.table for item in work}
         names = [item.name for item in work if item.summary.topic in bad]
         incomplete_tables.mark(self._spark, cut.commit_lsn, names, opened, states)
+        seen = {item.name: item.summary.seen_lsn for item in work if item.summary.seen_lsn}
+        snapshot_rows.mark(self._spark, seen, opened, states)
         self._work = {item.name: replace(item, table=opened[item.name]) for item in work}
         self._bases = {}
 

@@ -69,9 +69,9 @@ def _write_current(
     folded = changes.row_changes(own, shapes, unavailable=summary.unavailable)
     if beginning is not None or table.rebuild:
         current.replace(table.identifier, table.layout, folded)
-    elif not summary.identified_rows and not table.lacks:
+    elif not summary.identified_rows and table.appends:
         current.insert(table.identifier, table.layout, folded)
-    elif table.large and not summary.snapshot_rows and not summary.unavailable:
+    elif table.large and not summary.unavailable:
         delete_and_insert(table.identifier, table.layout, folded, events=summary.events)
     else:
         current.merge(table.identifier, table.layout, folded, unavailable=summary.unavailable)
@@ -108,8 +108,10 @@ def _write_history(
     if table.replaced is not None:
         lsn, seq = table.replaced
         truncates.add((lsn, seq - 1, summary.ts_us_max + 1))
+    read = bool(summary.seen_lsn)
     if table.rebuild:
-        history.replace(table.identifier, table.layout, rows, sorted(truncates))
+        cuts = sorted(truncates)
+        history.replace(table.identifier, table.layout, rows, cuts, snapshot_rows=read)
         return
     history.write(
         table.identifier,
@@ -117,5 +119,5 @@ def _write_history(
         rows,
         sorted(truncates),
         unavailable=summary.unavailable,
-        snapshot_rows=bool(summary.snapshot_rows),
+        snapshot_rows=read,
     )

@@ -15,7 +15,8 @@ class TopicSummary:
 
     `late`: had before; `refused`: (partition, offset) of the first record that is not an event,
     None where all are. `counted_rows`: rows that the transactions count, duplicates too;
-    `distinct_rows`: each once.
+    `distinct_rows`: each once. `seen_lsn`: what commits before it may be in a snapshot's rows
+    already, 0 without any.
     """
 
     topic: str
@@ -26,7 +27,7 @@ class TopicSummary:
     late: int = 0
     keyless_rows: int = 0
     identified_rows: int = 0
-    snapshot_rows: int = 0
+    seen_lsn: int = 0
     lsn_max: int = 0
     ts_us_max: int = 0
     unavailable: bool = False
@@ -44,7 +45,7 @@ class TopicSummary:
         self.late += row.late
         self.keyless_rows += row.keyless_rows
         self.identified_rows += row.identified_rows
-        self.snapshot_rows += row.snapshot_rows
+        self.seen_lsn = max(self.seen_lsn, row.seen_lsn or 0)
         self.lsn_max = max(self.lsn_max, row.lsn_max or 0)
         self.ts_us_max = max(self.ts_us_max, row.ts_us_max or 0)
         self.unavailable |= bool(row.unavailable)

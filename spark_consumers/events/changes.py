@@ -30,7 +30,7 @@ EVENT_COLUMNS = (
         "commit_lsn",
         "seq",
         "ts_us",
-        "snapshot",
+        "lsn",
         "schema",
         "table",
         "beyond",
@@ -42,7 +42,7 @@ PLACE_COLUMNS = ("topic", "partition", "offset")
 ROW_COLUMNS = ("op", "commit_lsn", "seq", "ts_us")
 ROW_OPERATIONS = ("c", "r", "u", "d")
 _VALUE = (
-    "op string, source struct<schema: string, `table`: string, snapshot: string, ts_us: bigint,"
+    "op string, source struct<schema: string, `table`: string, lsn: bigint, ts_us: bigint,"
     " commit_lsn: bigint, seq: bigint>, before map<string, string>, after map<string, string>"
 )
 _POSITION = "struct(commit_lsn, seq)"
@@ -54,7 +54,7 @@ IS_EVENT = (
 """Whether a record is an event of a table."""
 _OWN = f"({IS_EVENT} AND NOT beyond AND NOT late)"
 _OWN_ROW = f"({_OWN} AND {_IS_ROW})"
-_COUNTED = f"({_OWN_ROW} AND NOT earlier AND op <> 'r')"
+_COUNTED = f"({_OWN_ROW} AND NOT earlier)"
 
 
 def events(
@@ -69,7 +69,7 @@ def events(
 
     `beyond`: of a transaction after `upto_lsn`, which is not of this epoch; `late`: of one at or
     before `after_lsn` (of topics in `others`: at or before that), so that the table has had it;
-    `earlier`: at or before `after_lsn` in any topic. Rows of a snapshot are never late.
+    `earlier`: at or before `after_lsn` in any topic.
     `image`: the row, of a delete the old one; `unchanged`: it may lack values that the UPDATE left
     unchanged. A record that is not an event keeps NULL in `op`, `commit_lsn` or `seq`:
     `summary` tells.
@@ -79,7 +79,6 @@ def events(
         f" WHEN topic = {literal(topic)} THEN NOT {_beyond(lsn)}"
         for topic, lsn in sorted((others or {}).items())
     )
-    streamed = "coalesce(snapshot = 'false', true)"
     return (
         records.where("value IS NOT NULL")
         .selectExpr(*PLACE_COLUMNS, "CAST(key AS string) AS key", "CAST(value AS string) AS value")
@@ -96,8 +95,8 @@ def events(
         .selectExpr(
             *map(quoted, EVENT_COLUMNS[:-3]),
             f"{_beyond(upto_lsn)} AS beyond",
-            f"{before} AND {streamed} AS earlier",
-            f"{f'CASE{late} ELSE {before} END' if late else before} AND {streamed} AS late",
+            f"{before} AS earlier",
+            f"{f'CASE{late} ELSE {before} END' if late else before} AS late",
         )
     )
 
@@ -113,7 +112,7 @@ def summary(events: DataFrame) -> DataFrame:
     refused                how many such records there are
     keyless_rows           rows without a Kafka key
     identified_rows        updates, deletes, and rows of a snapshot
-    snapshot_rows          rows of a snapshot
+    seen_lsn               what commits before it may be in a snapshot's rows already, else NULL
     truncates              positions of truncates, with their commit times
     lsn_max, ts_us_max     the last commit LSN and commit time
     unavailable            whether an unchanged out-of-line value may be among them
@@ -130,7 +129,7 @@ def summary(events: DataFrame) -> DataFrame:
         "refused": f"count_if(NOT {IS_EVENT})",
         "keyless_rows": f"count_if({own_row} AND key IS NULL)",
         "identified_rows": f"count_if({own} AND op IN ('u', 'd', 'r'))",
-        "snapshot_rows": f"count_if({own} AND op = 'r')",
+        "seen_lsn": f"max(CASE WHEN {own} AND op = 'r' THEN lsn END)",
         "truncates": f"collect_set(CASE WHEN {own} AND op = 't' THEN"
         " struct(commit_lsn, seq, ts_us) END)",
         "lsn_max": f"max(CASE WHEN {own} THEN commit_lsn END)",

@@ -28,12 +28,13 @@ KEPT = "slotbridge.kept"
 REBUILD = "slotbridge.rebuild"
 REPLACED = "slotbridge.replaced"
 LACKS = "slotbridge.lacks"
+SEEN_LSN = "slotbridge.seen_lsn"
 EPOCH = "slotbridge.epoch"
 COMMIT_LSN = "slotbridge.commit_lsn"
 """Names of table properties; the last two are also in the summary of each snapshot. LACKS: the
 commit LSN of an epoch in which an event of the table was left out (a dead letter, the quarantine),
 so that the table may have a row that the source has not. KEPT: columns that nothing fills any
-more."""
+more. SEEN_LSN: inserts that commit before it may be of rows that a snapshot brought."""
 SUMMARY_OPTION = "spark.sql.iceberg.snapshot-property."
 _TAG = "lsn_"
 

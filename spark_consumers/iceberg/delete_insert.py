@@ -20,8 +20,8 @@ def delete_and_insert(identifier: str, layout: Layout, changes: DataFrame, *, ev
     """Bring changes into a large table: delete the changed rows by position, then insert them.
 
     `changes` has at most one change for each key, all after the table's last epoch, so that none
-    gives way to a row of the table. Only rows that a snapshot read may be older. `events`: how many
-    events the changes were made of, at least as many as there are changes.
+    gives way to a row of the table. `events`: how many events the changes were made of, at least as
+    many as there are changes.
     """
     changes = changes.persist()
     try:

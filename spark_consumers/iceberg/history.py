@@ -28,20 +28,29 @@ def write(
     snapshot_rows: bool,
 ) -> None:
     """Close the versions that ended and add the new ones, in one commit."""
-    if snapshot_rows:
-        rows = _without_known(identifier, layout, rows)
+    table = _open_rows(identifier, layout, rows)
     if unavailable:
-        rows = _filled(layout, rows, _open_rows(identifier, layout, rows))
+        rows = _filled(layout, rows, table)
+    if snapshot_rows:
+        rows = _without_restated(layout, rows, table, truncates)
     source = _versions(layout, rows, truncates)
     with viewed(source, identifier) as view:
         source.sparkSession.sql(_merge_sql(identifier, layout, view, truncates))
 
 
 def replace(
-    identifier: str, layout: Layout, rows: DataFrame, truncates: Sequence[Truncate]
+    identifier: str,
+    layout: Layout,
+    rows: DataFrame,
+    truncates: Sequence[Truncate],
+    *,
+    snapshot_rows: bool,
 ) -> None:
     """Put the versions of all events since ever in place of what the table had, in one commit."""
-    rows = _filled(layout, rows, _open_rows(identifier, layout, rows).limit(0))
+    nothing = _open_rows(identifier, layout, rows).limit(0)
+    rows = _filled(layout, rows, nothing)
+    if snapshot_rows:
+        rows = _without_restated(layout, rows, nothing, truncates)
     begun = _versions(layout, rows, truncates).where("b")
     rows = begun.selectExpr(
         *layout.values,
@@ -77,11 +86,30 @@ def _same_key(layout: Layout) -> str:
     return " AND ".join(f"c{f.place} = k{n}" for n, f in enumerate(layout.key))
 
 
-def _without_known(identifier: str, layout: Layout, rows: DataFrame) -> DataFrame:
-    """Leave out the snapshot rows whose key has a version that holds: they begin none."""
-    table = _open_rows(identifier, layout, rows)
-    new = rows.where("op = 'r'").join(table, F.expr(_same_key(layout)), "left_anti")
-    return rows.where("op <> 'r'").unionByName(new)
+def _without_restated(
+    layout: Layout, rows: DataFrame, table: DataFrame, truncates: Sequence[Truncate]
+) -> DataFrame:
+    """Leave out the rows of a snapshot that say what their key's version says: they begin none.
+
+    That version is of the event before, or the one in the table, and no truncate has ended it.
+    """
+    told = ", ".join(f"c{field.place}" for field in layout.fields)
+    before = f"lag(struct(op, commit_lsn, seq, {told})) OVER ({_window(layout)}) AS before"
+    joined = rows.selectExpr("*", before).join(table, F.expr(_same_key(layout)), "left")
+    same_event, same_row = (
+        " AND ".join(f"c{field.place} <=> {other}{field.place}" for field in layout.fields)
+        for other in ("before.c", "t")
+    )
+    cuts = ", ".join(f"struct({lsn}L AS lsn, {seq}L AS seq)" for lsn, seq, _ in truncates)
+    place = "struct(commit_lsn AS lsn, seq AS seq)"
+    ended = f"exists(array({cuts}), cut -> cut < {place}%s)" if truncates else "false"
+    since = " AND cut > struct(before.commit_lsn AS lsn, before.seq AS seq)"
+    restated = (
+        f"CASE WHEN op <> 'r' THEN false WHEN before IS NULL THEN coalesce(held, false) AND"
+        f" {same_row} AND NOT {ended.replace('%s', '')} ELSE before.op <> 'd' AND {same_event}"
+        f" AND NOT {ended.replace('%s', since)} END"
+    )
+    return joined.where(f"NOT ({restated})").select(*rows.columns)
 
 
 def _filled(layout: Layout, rows: DataFrame, table: DataFrame) -> DataFrame:

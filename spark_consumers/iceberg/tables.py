@@ -47,6 +47,7 @@ class State:
     table, of which this one has nothing yet. `shape`: the shape that the columns follow; None in a
     table of another version of slottables. `large`: a change of some rows does not rewrite it.
     `lacks`: an event of it was left out, so that the key of an inserted row may be there already.
+    `seen_lsn`: so may that of one that commits before this LSN, as a snapshot has seen it.
     """
 
     source: str
@@ -59,6 +60,7 @@ class State:
     uuid: str
     large: bool
     lacks: bool
+    seen_lsn: int
     columns: tuple[str, ...]
     kind: str
     rule: TableRule | None
@@ -79,7 +81,7 @@ class OpenTable:
     """A table whose columns fit its layout.
 
     `rebuild`: its rows are to be replaced as a whole. `replaced`: its rows from before this
-    position are to be replaced. `large`, `lacks`: as in State.
+    position are to be replaced. `large`, `lacks`, `seen_lsn`: as in State.
     """
 
     identifier: str
@@ -89,6 +91,12 @@ class OpenTable:
     replaced: Position | None = None
     large: bool = False
     lacks: bool = False
+    seen_lsn: int = NEVER
+
+    @property
+    def appends(self) -> bool:
+        """Whether rows that come to be inserted are not in the table yet."""
+        return not self.lacks and self.seen_lsn <= self.commit_lsn
 
 
 class Tables:
@@ -159,6 +167,7 @@ class Tables:
         return OpenTable(
             *(identifier, layout, commit_lsn, state.rebuild, replaced, state.large),
             lacks=state.lacks,
+            seen_lsn=state.seen_lsn,
         )
 
     def _require_rule(self, spark: SparkSession, state: State, layout: Layout) -> tuple[str, ...]:
@@ -224,6 +233,7 @@ def state_of(identifier: str, table: Any, found: Mapping[str, str], *, large: bo
         str(table.uuid()),
         large,
         catalog.LACKS in found,
+        int(found.get(catalog.SEEN_LSN, NEVER)),
         catalog.columns(table),
         found.get(catalog.KIND, ""),
         rules.from_document(rule) if rule else None,

@@ -1,14 +1,18 @@
 """Snapshots through a running bridge: rows that were there before the slot are in Kafka, once."""
 
+import json
 import random
+import threading
 import time
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from services.bridge.failpoints import OF_A_SNAPSHOT, VARIABLE
 from services.bridge.snapshot.reader import APPLICATION
 from tests.bridge.conftest import NewBridge
+from tests.bridge.folding import fold
 from tests.bridge.snapshots import (
     INITIAL,
     Changes,
@@ -20,8 +24,12 @@ from tests.bridge.snapshots import (
     read_all,
     told,
 )
+from tests.conftest import NewPair
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
+
+ROWS = 2_500
+LARGE = 500
 
 
 def test_rows_from_before_the_slot_are_published_once(
@@ -30,6 +38,7 @@ def test_rows_from_before_the_slot_are_published_once(
     conninfo = pair.primary.conninfo(fresh_database)
     fill(conninfo, 2_500)
     bridge = read_all(new_bridge(conninfo, snapshot=INITIAL))
+    assert "are not sent" not in bridge.output
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("UPDATE t SET note = 'new' WHERE id = 7")
     bridge.caught_up()
@@ -57,6 +66,25 @@ def test_a_second_start_reads_nothing_again_but_a_table_that_is_new(
     assert bridge.stop() == 0, bridge.output
     assert sum(event["op"] == "r" for event in bridge.events("t")) == 20
     assert sorted(event["op"] for event in bridge.events("u")) == ["c", "c", "r", "r"]
+
+
+def test_all_is_read_again_where_the_topic_of_the_progress_was_deleted(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    fill(conninfo, 20)
+    bridge = read_all(new_bridge(conninfo, snapshot=INITIAL))
+    assert bridge.stop() == 0, bridge.output
+    topic = f"{bridge.prefix}.snapshot"
+    admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
+    admin.delete_topics([topic])[topic].result(30)
+    eventually(lambda: topic not in bridge.topics(), what="it is gone")
+    bridge.start().streaming()
+    done(bridge, times=2)
+    assert bridge.stop() == 0, bridge.output
+    folded = fold(bridge, "t")
+    assert folded.by_offset == folded.by_position
+    assert len(folded.by_offset) == 20 and {*folded.reads.values()} == {2}
 
 
 def test_changed_all_the_time_and_killed_at_random_moments(
@@ -126,3 +154,61 @@ def test_changed_all_the_time_and_killed_at_each_seam_of_a_chunk(
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     assert_exact(bridge, conninfo)
+
+
+@pytest.mark.since_18
+def test_streamed_and_prepared_transactions_beside_its_chunks(
+    new_pair: NewPair, new_bridge: NewBridge
+) -> None:
+    """In progress at a mark, published in parts, rolled back, decided later; and three SIGKILLs."""
+    settings = {"max_prepared_transactions": 5, "logical_decoding_work_mem": "64kB"}
+    trio = new_pair(synchronous=False, settings=settings)
+    conninfo = trio.primary.conninfo(trio.dbname)
+    fill(conninfo, ROWS)
+    chunk = {**INITIAL, "chunk_rows_max": 30}
+    bridge = new_bridge(conninfo, snapshot=chunk, two_phase=True, transaction_bytes_max=65_536)
+    stop = threading.Event()
+    large = threading.Thread(target=large_changes, args=[conninfo, stop])
+    with Changes(conninfo, ROWS) as changes:
+        large.start()
+        try:
+            for _ in range(3):
+                bridge.start().streaming()
+                await_chunks(bridge, chunks(bridge) + 5)
+                bridge.kill()
+            read_all(bridge)
+        finally:
+            stop.set()
+            large.join(60)
+    assert changes.committed > 100
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert_exact(bridge, conninfo)
+    statuses = [json.loads(value) for _, value in bridge.records("transaction") if value]
+    assert max(each["event_count"] or 0 for each in statuses) > LARGE // 2
+    assert bridge.records("prepared"), "no transaction was prepared"
+
+
+def large_changes(conninfo: str, stop: threading.Event) -> None:
+    """Change many rows at once, with rolled back savepoints; each second time in two phases."""
+    number = 0
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        while not stop.is_set():
+            number += 1
+            low = (number * 731) % ROWS
+            update = "UPDATE t SET note = %s || repeat('x', 80) WHERE id BETWEEN %s AND %s"
+            try:
+                connection.execute("BEGIN")
+                connection.execute(update, [f"large{number}", low, low + LARGE])
+                connection.execute("SAVEPOINT s")
+                connection.execute(update, [f"never{number}", low, low + LARGE])
+                connection.execute("ROLLBACK TO s")
+                if number % 2:
+                    connection.execute("COMMIT")
+                    continue
+                connection.execute("PREPARE TRANSACTION 'large'")
+                stop.wait(0.2)
+                decision = "ROLLBACK" if number % 3 == 0 else "COMMIT"
+                connection.execute(f"{decision} PREPARED 'large'".encode())
+            except psycopg.Error:  # a deadlock
+                connection.execute("ROLLBACK")

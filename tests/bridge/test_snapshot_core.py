@@ -15,6 +15,7 @@ from services.bridge.pgoutput.messages import Relation, RelationColumn
 from services.bridge.snapshot.pace import ChunkSize, Patience
 from services.bridge.snapshot.progress import (
     Owner,
+    Place,
     counts,
     plan,
     progress_event,
@@ -232,7 +233,7 @@ def planned(*told: SnapshotProgress, shapes: list[TableShape], **settings: Any) 
 def progress(of: TableShape, **changed: Any) -> SnapshotProgress:
     table = planned(shapes=[of]).tables[of.name]
     table.last, table.rows, table.chunks = ["5"], 7, 2
-    return told_progress(OWNER, table, 900, 6, 1).model_copy(update=changed)
+    return told_progress(OWNER, table, Place(900, 6, 910), 1).model_copy(update=changed)
 
 
 def test_tables_are_read_on_where_kafka_has_their_rows() -> None:
@@ -261,8 +262,10 @@ def test_tables_are_read_on_where_kafka_has_their_rows() -> None:
         ({"key": ["other"]}, False),
         ({"key": ["other"], "done": True}, True),
         ({"commit_lsn": 10_000}, False),
-        ({"timeline": 2, "commit_lsn": 499}, True),
+        ({"timeline": 2, "commit_lsn": 499, "seen_lsn": 0}, True),
         ({"timeline": 2, "commit_lsn": 500}, False),
+        ({"timeline": 2, "commit_lsn": 499, "seen_lsn": 500}, True),
+        ({"timeline": 2, "commit_lsn": 499, "seen_lsn": 501}, False),
         ({"timeline": 4}, False),
     ],
 )
@@ -271,6 +274,16 @@ def test_rows_that_a_failover_or_another_table_has_overtaken_do_not_count(
 ) -> None:
     found = shape("public.t", "id")
     assert counts(progress(found, **changed), found, OWNER) is still
+
+
+def test_rows_that_may_show_what_a_failover_has_undone_are_named() -> None:
+    found = shape("public.t", "id")
+    seen = planned(progress(found, timeline=2, commit_lsn=499, seen_lsn=501), shapes=[found])
+    assert (seen.undone, seen.next.rows) == (["public.t"], 0)
+    assert not planned(progress(found), shapes=[found]).undone
+    assert not planned(
+        progress(found, timeline=2, commit_lsn=500, seen_lsn=501), shapes=[found]
+    ).undone
 
 
 def test_a_table_without_a_key_is_refused_by_name() -> None:

@@ -32,6 +32,8 @@ from schemas.shaping import ShapingSettings
 from services.bridge.sink.options import IN_FLIGHT
 
 PARTITIONS = 3
+SEEN = 150
+"""How far rows of a snapshot may be ahead of their place: into the next transaction."""
 _ANY_PARTITION = -1
 _TIMEOUT_S = 30.0
 Row = Mapping[str, Any]
@@ -98,10 +100,9 @@ class Transaction:
         self._send(table, "d", before, None, key, **at)
         self._publisher.produce(table, key, None, at.get("partition"))
 
-    def read(self, table: SourceTable, row: Row, commit_lsn: int) -> None:
-        """A row of a snapshot, as it was at an LSN; no transaction counts it."""
-        self._send(table, "r", None, row, self._key(table, row), commit_lsn=commit_lsn)
-        self.seq -= 1
+    def read(self, table: SourceTable, row: Row) -> None:
+        """A row of a snapshot, which may show the next transaction already."""
+        self._send(table, "r", None, row, self._key(table, row))
 
     def change_key(self, table: SourceTable, old: Row, new: Row) -> None:
         """An update of the key: a delete, its tombstone, an insert."""
@@ -141,14 +142,9 @@ class Transaction:
     ) -> None:
         lsn = self.commit_lsn if commit_lsn is None else commit_lsn
         number = self.seq if seq is None else seq
-        told = "c" if op == "r" else op
-        value = envelope(
-            self._publisher.prefix, table, told, before, after, lsn, number, self._ts_ms
-        )
+        value = envelope(self._publisher.prefix, table, op, before, after, lsn, number, self._ts_ms)
         text = value.model_dump_json(by_alias=True)
-        if op == "r":
-            text = text.replace('"op":"c"', '"op":"r"').replace('"false"', '"incremental"', 1)
-        elif (lsn == self.commit_lsn and seq is None) or op == "t":
+        if (lsn == self.commit_lsn and seq is None) or op == "t":
             self.counts[f"{table.schema}.{table.name}"] += 1
         self._publisher.produce(table, key, text, partition)
         self.seq += 1
@@ -311,7 +307,7 @@ class Publisher:
 def envelope(
     prefix: str,
     table: SourceTable,
-    op: Literal["c", "u", "d", "t"],
+    op: Literal["c", "u", "d", "t", "r"],
     before: Row | None,
     after: Row | None,
     commit_lsn: int,
@@ -324,13 +320,13 @@ def envelope(
         version="0",
         connector="postgresql",
         name=prefix,
-        snapshot="false",
+        snapshot="true" if op == "r" else "false",
         db="db",
         sequence="[]",
         schema=table.schema,
         table=table.name,
         txId=1,
-        lsn=commit_lsn,
+        lsn=commit_lsn + SEEN if op == "r" else commit_lsn,
         xmin=None,
         commit_lsn=commit_lsn,
         seq=seq,

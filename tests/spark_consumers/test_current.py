@@ -392,20 +392,34 @@ def test_any_cut_leads_to_the_same_rows(
     assert rows(pipeline) == [tuple(row.values()) for _, row in sorted(truth.items())]
 
 
-def test_rows_of_a_snapshot_give_way_to_changes(pipeline: Pipeline) -> None:
+@pytest.mark.parametrize("epoch_each", [True, False], ids=["an epoch each", "one epoch"])
+def test_rows_of_a_snapshot_give_way_to_later_changes(pipeline: Pipeline, epoch_each: bool) -> None:
+    """A chunk may show the next transaction, whose inserts come again: no key has two rows."""
     publisher = pipeline.publisher
     publisher.announce(ITEMS)
+    read = {1: "changed", 2: "changed", 3: "read", 4: "read", 5: "inserted"}
     with publisher.transaction() as t:
         t.insert(ITEMS, item(1, "changed"))
-        t.insert(ITEMS, item(2, "changed"))
-        before = t.commit_lsn - 1
+        t.insert(ITEMS, item(2, "old"))
     pipeline.apply()
     with publisher.transaction() as t:
-        t.read(ITEMS, item(1, "read"), before)
-        t.read(ITEMS, item(3, "read"), before)
-        t.read(ITEMS, item(4, "read"), before)
-        t.update(ITEMS, item(2, "again"))
-        t.update(ITEMS, item(4, "again"))
+        for number, name in read.items():
+            t.read(ITEMS, item(number, name))
+    if epoch_each:
+        pipeline.apply()
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(5, "inserted"))
+        t.insert(ITEMS, item(6, "inserted"))
     pipeline.apply()
-    found = [row[:2] for row in rows(pipeline)]
-    assert found == [(1, "changed"), (2, "again"), (3, "read"), (4, "again")]
+    assert [row[:2] for row in rows(pipeline)] == [*read.items(), (6, "inserted")]
+    with publisher.transaction() as t:
+        t.update(ITEMS, item(4, "again"))
+        t.delete(ITEMS, item(2))
+    pipeline.apply()
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(7, "appended"))
+    pipeline.apply()
+    assert [row[:2] for row in rows(pipeline)] == [
+        *[(1, "changed"), (3, "read"), (4, "again")],
+        *[(5, "inserted"), (6, "inserted"), (7, "appended")],
+    ]

@@ -96,10 +96,17 @@ def killed(*_: object, **__: object) -> None:
     raise RuntimeError("killed")
 
 
-def test_rows_of_a_snapshot_still_give_way(pipeline: Pipeline) -> None:
+def test_rows_of_a_snapshot_and_inserts_of_them(pipeline: Pipeline) -> None:
     filled(pipeline)
     with pipeline.publisher.transaction() as t:
         t.update(ITEMS, item(3, "updated"))
-        t.read(ITEMS, item(1, "read"), t.commit_lsn - 1_000)
     pipeline.apply()
-    assert [row[1] for row in rows(pipeline)[:4]] == ["a", "a", "a", "updated"]
+    with pipeline.publisher.transaction() as t:
+        t.read(ITEMS, item(1, "read"))
+        t.read(ITEMS, item(9, "read"))
+    pipeline.apply()
+    with pipeline.publisher.transaction() as t:
+        t.insert(ITEMS, item(9, "inserted"))
+    pipeline.apply()
+    names = [row[1] for row in rows(pipeline)]
+    assert names == ["a", "read", "a", "updated", *["a"] * 5, "inserted"]

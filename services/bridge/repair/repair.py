@@ -50,7 +50,13 @@ from services.bridge.repair.row_store import RowStore
 from services.bridge.repair.scope import Scope, scope_of
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
-from services.bridge.snapshot.progress import Owner, TableProgress, progress_event, told_progress
+from services.bridge.snapshot.progress import (
+    Owner,
+    Place,
+    TableProgress,
+    progress_event,
+    told_progress,
+)
 from services.bridge.snapshot.reader import SnapshotReader
 from services.bridge.snapshot.tables import TableShape
 from services.bridge.source.database import Primary
@@ -326,10 +332,11 @@ class Repair:
         self._topics.prepare_late(snapshot_topic, compacted=True)
         slot, timeline = self._source.slot, seen.server.timeline
         owner = Owner(slot, timeline, self._baseline.lsn, seen.switch_points)
+        place = Place(self._commit_lsn, 0, self._baseline.lsn)
         for table in self._tables.values():
             if table.shape.key:
                 progress = TableProgress(table.shape, rows=table.rows, chunks=1, done=True)
-                told = told_progress(owner, progress, self._commit_lsn, 0, now_ms)
+                told = told_progress(owner, progress, place, now_ms)
                 yield progress_event(self._kafka.topic_prefix, told)
 
     def _record(self, seen: Witnesses) -> ProgressRecord:

@@ -37,6 +37,14 @@ class Owner(NamedTuple):
     history: Mapping[int, int] | None
 
 
+class Place(NamedTuple):
+    """A chunk in the stream: its commit LSN and last seq, and the LSN that bounds what it shows."""
+
+    commit_lsn: int
+    seq: int
+    seen_lsn: int
+
+
 @dataclass(slots=True)
 class TableProgress:
     """A table and how far its rows are read. `last`: the key of the last one, in text form."""
@@ -54,6 +62,8 @@ class Plan:
 
     tables: dict[str, TableProgress] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    undone: list[str] = field(default_factory=list)
+    """Tables whose rows may show what a failover has undone: they are read anew."""
 
     @property
     def refusals(self) -> str:
@@ -109,6 +119,8 @@ def plan(
         if told is not None and counts(told, shape, owner):
             progress.last, progress.rows = told.last, told.rows
             progress.chunks, progress.done = told.chunks, told.done
+        elif told is not None and shows_undone(told, owner):
+            result.undone.append(shape.name)
         result.tables[shape.name] = progress
     return result
 
@@ -119,9 +131,15 @@ def counts(told: SnapshotProgress, shape: TableShape, owner: Owner) -> bool:
         return False
     if told.timeline != owner.timeline:
         left = (owner.history or {}).get(told.timeline)
-        if left is None or told.commit_lsn >= left:
+        if left is None or told.commit_lsn >= left or told.seen_lsn > left:
             return False
     return told.done or told.key == shape.key_names
+
+
+def shows_undone(told: SnapshotProgress, owner: Owner) -> bool:
+    """Whether rows that are in Kafka may show commits that the present timeline never had."""
+    left = (owner.history or {}).get(told.timeline)
+    return left is not None and told.commit_lsn < left < told.seen_lsn
 
 
 def unreadable(shape: TableShape, shaping: Shaping) -> str:
@@ -148,10 +166,8 @@ def require_keys(found: Plan) -> None:
         )
 
 
-def told_progress(
-    owner: Owner, table: TableProgress, commit_lsn: int, seq: int, ts_ms: int
-) -> SnapshotProgress:
-    """Tell what Kafka has of `table` with the chunk at `commit_lsn`."""
+def told_progress(owner: Owner, table: TableProgress, chunk: Place, ts_ms: int) -> SnapshotProgress:
+    """Tell what Kafka has of `table` with `chunk`."""
     relation = table.shape.relation
     return SnapshotProgress(
         slot=owner.slot,
@@ -164,8 +180,9 @@ def told_progress(
         chunks=table.chunks,
         done=table.done,
         timeline=owner.timeline,
-        commit_lsn=commit_lsn,
-        seq=seq,
+        commit_lsn=chunk.commit_lsn,
+        seq=chunk.seq,
+        seen_lsn=chunk.seen_lsn,
         ts_ms=ts_ms,
     )
 

@@ -5,7 +5,8 @@
     op r, before null          one a row, seq 0, 1, …; values as streaming encodes them
     END
 
-`commit_lsn` is where the chunk stands in the stream; no transaction of the server has it.
+`commit_lsn` is where the chunk stands in the stream; no transaction of the server has it. `lsn` is
+the bound of what its rows show: changes that commit before it may be in them already.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,7 +58,8 @@ class RowEvents(Envelope):
     ) -> list[Event]:
         """Encode `rows`, numbered from 0; `kind`: what `source.snapshot` is of each.
 
-        Raise BadInput for a value that can't be encoded.
+        `lsn`: they show nothing that was committed after. Raise BadInput for a value that can't be
+        encoded.
         """
         table = self._table(relation, 0)
         plain, width = self._head, len(relation.columns)

@@ -31,6 +31,7 @@ from services.bridge.failpoints import reach
 from services.bridge.snapshot.pace import ChunkSize, Patience
 from services.bridge.snapshot.progress import (
     Owner,
+    Place,
     Plan,
     TableProgress,
     plan,
@@ -165,6 +166,13 @@ class Snapshotter:
                 hint="give them a primary key, or name them in snapshot.exclude",
             )
         self._refused_told = found.refusals
+        if found.undone:
+            logger.warning(
+                "rows that a snapshot read may show changes that the failover has undone: the "
+                "tables are read anew, and rows that only the lost timeline had stay in Kafka",
+                tables=", ".join(found.undone),
+                hint="name the standby's slot in synchronized_standby_slots",
+            )
         if self._plan is None or found.next is not None:
             logger.info(
                 "snapshot", tables=len(found.tables), done=found.done, refused=len(found.refused)
@@ -214,10 +222,10 @@ class Snapshotter:
             bytes_max=self._bytes_max,
         )
         reach("chunk read")
-        self._secure()
+        seen_lsn = self._secure()
         reach("chunk secured")
         assert portion.stamp is not None
-        events = self._events(portion.stamp, sight, found, table, chunk)
+        events = self._events(portion.stamp, sight, found, table, chunk, seen_lsn)
         if events is None:
             return portion, 0
         end_lsn = portion.position.end_lsn
@@ -244,10 +252,11 @@ class Snapshotter:
             self._breathe()
             time.sleep(_LOOK_S / 5)
 
-    def _secure(self) -> None:
+    def _secure(self) -> int:
         """Wait until no failover can take back what the rows were read from.
 
         The next mark is flushed behind it: where the standbys have that, they have all of it.
+        Return where that mark ends.
         """
         self._awaited = uuid.uuid4().hex
         lsn = self._call(self._reader.mark, self._awaited)
@@ -260,9 +269,16 @@ class Snapshotter:
             self._breathe()
             time.sleep(_LOOK_S)
         self._secured.met()
+        return lsn
 
     def _events(
-        self, stamp: Stamp, sight: Sight, found: Plan, table: TableProgress, chunk: Chunk
+        self,
+        stamp: Stamp,
+        sight: Sight,
+        found: Plan,
+        table: TableProgress,
+        chunk: Chunk,
+        seen_lsn: int,
     ) -> list[Event] | None:
         """Make BEGIN, rows, END and the progress; None where the table's key is not certain yet."""
         encoder, relation, count = self._row_events, table.shape.relation, len(chunk.rows)
@@ -272,7 +288,7 @@ class Snapshotter:
             if not certain:
                 return shapes or None
             kinds = [found.kind(table, n, count, ends=chunk.ends) for n in range(count)]
-            rows = encoder.read(relation, chunk.rows, kinds.__getitem__, stamp.commit_lsn)
+            rows = encoder.read(relation, chunk.rows, kinds.__getitem__, seen_lsn)
             if rows[0].key is None:
                 raise SettingsError(
                     f"events of {table.shape.name} have no key, so that no consumer could tell "
@@ -285,7 +301,8 @@ class Snapshotter:
         table.chunks += 1
         table.last, table.done = chunk.last or table.last, chunk.ends
         now_ms = time.time_ns() // 1_000_000
-        told = told_progress(self._owner, table, stamp.commit_lsn, max(0, count - 1), now_ms)
+        place = Place(stamp.commit_lsn, max(0, count - 1), seen_lsn)
+        told = told_progress(self._owner, table, place, now_ms)
         self._found[told.schema_, told.table] = told
         metrics.SNAPSHOT_CHUNKS.inc()
         return [*events, progress_event(self._prefix, told)]

@@ -67,6 +67,8 @@ class Primary:
         """Of the server's process that owns the origin."""
         self.streams = False
         """Whether the replication connection streams, so that the server is known to be there."""
+        self.reads_rows = False
+        """Whether a snapshot sends the rows that the tables already have."""
         self._slot_read = False
         self._publication_oid: int | None = None
 
@@ -196,7 +198,7 @@ class Primary:
             )
             before = rows_before(self._connection, self._settings.publication)
         logger.info("created slot", slot=self._settings.slot, lsn=format_lsn(lsn))
-        if before.rows or before.tables_unknown:
+        if (before.rows or before.tables_unknown) and not self.reads_rows:
             tell = logger.warning if before.rows else logger.info
             tell(
                 "rows that the tables already have are not sent: the slot begins after them",

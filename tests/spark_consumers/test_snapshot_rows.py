@@ -1,0 +1,152 @@
+"""Rows of a snapshot (op r) beside changes: state and history are those of the source."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_consumers.verify.as_of import verify_as_of
+from spark_consumers.verify.comparison import verify_tables
+from tests.bridge.running import Bridge
+from tests.bridge.snapshots import INITIAL, Changes, done, fill
+from tests.providers.interface import Broker, Provider
+from tests.providers.waiting import eventually
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
+from tests.spark_consumers.publisher import SourceTable, Transaction
+from tests.spark_consumers.test_job import Running
+
+ROWS = 1_500
+ITEMS = SourceTable("items", {"id": ("int4", -1), "name": ("text", -1)}, oid=1)
+Version = tuple[int, Any, int, int | None]
+"""id, value, the commit LSN that it holds from, and that which ended it."""
+
+
+@pytest.fixture
+def bridge(
+    pair: Provider, fresh_database: str, kafka: Broker, tmp_path: Path, topic_prefix: str
+) -> Iterator[Bridge]:
+    conninfo = pair.primary.conninfo(fresh_database)
+    fill(conninfo, ROWS)
+    snapshot = {**INITIAL, "chunk_rows_max": 50}
+    made = Bridge(tmp_path, conninfo, kafka, topic_prefix, snapshot=snapshot)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.mark.parametrize("kind", ["current", "history"])
+def test_tables_equal_the_source_after_a_snapshot_under_load(
+    kind: str, bridge: Bridge, new_pipeline: NewPipeline
+) -> None:
+    """They follow while it runs, so that epochs end between its chunks and changes."""
+    rules = {"public.t": {"kind": kind}}
+    pipeline = new_pipeline(bridge.conninfo, publication=bridge.publication, rules=rules)
+    with Running(pipeline) as running:
+        with Changes(bridge.conninfo, ROWS) as changes:
+            bridge.start().streaming()
+            done(bridge)
+            eventually(lambda: running.failure or len(running.reports) > 2, what="some epochs")
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+        last = max(event["source"]["commit_lsn"] for event in bridge.events("t"))
+        eventually(
+            lambda: running.failure or running.reports[-1].commit_lsn >= last,
+            what="everything is applied",
+            timeout_s=90,
+        )
+    running.sound()
+    assert changes.committed > 20
+    for found in (
+        *verify_tables(pipeline.spark, pipeline.settings),
+        *verify_as_of(pipeline.spark, pipeline.settings, last),
+    ):
+        assert found.equal, found.line()
+    if kind == "history":
+        assert versions(pipeline, "t", "note") == expected(bridge)
+
+
+def versions(pipeline: Pipeline, table: str, value: str) -> list[Version]:
+    """The versions that the history has, in the order of key and position."""
+    frame = pipeline.spark.table(pipeline.identifier(table))
+    rows = frame.select("id", value, "_commit_lsn", "_end_lsn", "_seq").orderBy(
+        "id", "_commit_lsn", "_seq"
+    )
+    return [tuple(row)[:4] for row in rows.collect()]
+
+
+def expected(bridge: Bridge) -> list[Version]:
+    """The versions that the events make: a row that says what holds already begins none."""
+    lives: dict[int, list[list[Any]]] = defaultdict(list)
+    events = sorted(
+        bridge.events("t"), key=lambda e: (e["source"]["commit_lsn"], e["source"]["seq"])
+    )
+    for event in events:
+        row, lsn = event["after"] or event["before"], event["source"]["commit_lsn"]
+        life = lives[row["id"]]
+        holds = bool(life) and life[-1][3] is None
+        if event["op"] == "r" and holds and life[-1][1] == row["note"]:
+            continue
+        if holds:
+            life[-1][3] = lsn
+        if event["op"] != "d":
+            life.append([row["id"], row["note"], lsn, None])
+    return [tuple(version) for _, life in sorted(lives.items()) for version in life]
+
+
+def row(number: int, name: str) -> dict[str, Any]:
+    return {"id": number, "name": name}
+
+
+@pytest.mark.parametrize("epoch_each", [True, False], ids=["an epoch each", "one epoch"])
+def test_a_row_that_says_what_holds_begins_no_version(
+    new_pipeline: NewPipeline, epoch_each: bool
+) -> None:
+    """Wherever epochs end. One that says something else does, and so does one of a gone row."""
+    pipeline = new_pipeline(rules={"public.items": {"kind": "history"}})
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    lsns = []
+
+    def changes(t: Transaction) -> None:
+        for number in range(1, 6):
+            t.insert(ITEMS, row(number, "a"))
+
+    def more_changes(t: Transaction) -> None:
+        t.update(ITEMS, row(2, "b"))
+        t.delete(ITEMS, row(3, "a"))
+
+    def chunk(t: Transaction) -> None:
+        for number, name in ((1, "a"), (2, "b"), (3, "again"), (4, "other"), (6, "old")):
+            t.read(ITEMS, row(number, name))
+
+    def truncate(t: Transaction) -> None:
+        t.truncate(ITEMS)
+
+    for step in (changes, more_changes, chunk, chunk, truncate, chunk):
+        with publisher.transaction() as t:
+            step(t)
+            lsns.append(t.commit_lsn)
+        if epoch_each:
+            pipeline.apply()
+    if not epoch_each:
+        pipeline.apply()
+    one, two, three, _, gone, last = lsns
+    assert versions(pipeline, "items", "name") == [
+        (1, "a", one, gone),
+        (1, "a", last, None),
+        (2, "a", one, two),
+        (2, "b", two, gone),
+        (2, "b", last, None),
+        (3, "a", one, two),
+        (3, "again", three, gone),
+        (3, "again", last, None),
+        (4, "a", one, three),
+        (4, "other", three, gone),
+        (4, "other", last, None),
+        (5, "a", one, gone),
+        (6, "old", three, gone),
+        (6, "old", last, None),
+    ]
