@@ -10,7 +10,9 @@ from typing import Final
 
 from schemas.reference import Key, keys
 
-SECTIONS: Final = ("source", "kafka", "bridge", "shaping", "snapshot", "failover", "tables")
+SECTIONS: Final = (
+    *("source", "kafka", "registry", "bridge", "shaping", "snapshot", "failover", "tables"),
+)
 USUAL: Final = ("source", "kafka", "bridge")
 _WIDTH: Final = 96
 _EXAMPLES: Final = {
@@ -19,6 +21,7 @@ _EXAMPLES: Final = {
     "kafka.bootstrap_servers": "kafka-1:9092,kafka-2:9092,kafka-3:9092",
     "kafka.topic_prefix": "bank",
     "kafka.replication_factor": "3",
+    "registry.url": "https://registry:8081",
     "bridge.spool_folder": "/var/lib/slotbridge",
     "bridge.http_host": "127.0.0.1",
     "bridge.http_port": "9187",

@@ -23,6 +23,8 @@ _WORDS_FOR_PATTERN: Final = {
     _LOWERCASE_NAME: "must be 1 to 40 lower-case letters, digits or underscores, such as `bank_1`",
     r"^[A-Za-z0-9._-]{1,100}$": "must be 1 to 100 letters, digits, dots, underscores or hyphens",
     r"^(https?://[^/\s@]+/?)?$": "must be http://HOST:PORT or https://HOST:PORT, without a path",
+    r"^https?://[^\s@,]+$": "must be one URL, https://HOST:PORT, without a user in it",
+    r"^[^:]*$": "must not have a colon",
     r"^[A-Za-z0-9_]*$": "must be letters, digits or underscores",
     r"^[0-9]+[mg]$": "must be a number with m or g behind it, such as 2g",
 }

@@ -1,7 +1,8 @@
 """The settings of every service: one YAML file, each key also an environment variable.
 
     source:    the PostgreSQL pair, slot, publication          slotbridge, slottables verify
-    kafka:     brokers and topic names                         slotbridge, slottables
+    kafka:     brokers, topic names, formats                   slotbridge, slottables
+    registry:  the schema registry of formats that need one    slotbridge
     bridge:    group commit, limits, deadlines                 slotbridge
     shaping:   what is published, how, to which topics         slotbridge, slottables
     snapshot:  rows that the tables have already               slotbridge
@@ -31,6 +32,7 @@ from pydantic_settings.exceptions import SettingsError as EnvironmentUnreadable
 from schemas.errors import SettingsError
 from schemas.kafka import KafkaSettings as KafkaSettings
 from schemas.problems import explained, read_document
+from schemas.registry import RegistrySettings as RegistrySettings
 from schemas.shaping import ShapingSettings
 from schemas.snapshot import SnapshotSettings
 from schemas.tables import Milliseconds, TablesSettings
@@ -308,11 +310,19 @@ class Settings(BaseSettings):
 
     source: SourceSettings | None = None
     kafka: KafkaSettings | None = None
+    registry: RegistrySettings | None = None
     bridge: BridgeSettings = BridgeSettings()
     shaping: ShapingSettings = ShapingSettings()
     snapshot: SnapshotSettings = SnapshotSettings()
     failover: FailoverSettings | None = None
     tables: TablesSettings | None = None
+
+    @model_validator(mode="after")
+    def _registered(self) -> "Settings":
+        """Refuse a format whose schemas have nowhere to be."""
+        if self.kafka is not None and self.kafka.needs_registry and self.registry is None:
+            raise ValueError("kafka.key_format and kafka.value_format avro need registry.url")
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -58,7 +58,10 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
         kafka = require(settings.kafka, "kafka")
         stop = stop_on_signals()
         metrics.tell_build(compiled=compiled.hot is not None)
-        runner = Runner(source, kafka, settings.bridge, settings.shaping, stop, settings.snapshot)
+        runner = Runner(
+            *(source, kafka, settings.bridge, settings.shaping, stop),
+            *(settings.snapshot, settings.registry),
+        )
         if settings.bridge.http_port is not None:
             from services.bridge.control import SECTION, Control  # only with HTTP
 

@@ -10,6 +10,7 @@ import structlog
 import tenacity
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
+from schemas.registry import RegistrySettings
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
 from schemas.snapshot import SnapshotSettings
@@ -21,6 +22,7 @@ from services.bridge.sink.dead_letters import RefusalLearned, Refused
 from services.bridge.stagnation import Stagnation
 from services.bridge.transactions.spool import SpoolFull, prepared_exceed_spool
 from services.bridge.transactions.streams import MessageUnclear
+from services.kafka.schema_registry import SchemaRegistry
 from services.postgres.server import Server
 from services.runtime.process import Stop
 
@@ -66,7 +68,10 @@ class Runner:
         shaping: ShapingSettings,
         stop: Stop,
         snapshot: SnapshotSettings | None = None,
+        registry: RegistrySettings | None = None,
     ) -> None:
+        needed = registry is not None and kafka.needs_registry
+        self._registry = SchemaRegistry(registry) if registry is not None and needed else None
         self._snapshot = snapshot or SnapshotSettings()
         self._source = source
         self._kafka = kafka
@@ -229,6 +234,7 @@ class Runner:
             self._refused,
             self._snapshot,
             streaming=self._streaming,
+            registry=self._registry,
         )
         try:
             with descriptors_needed("open a session"):

@@ -53,6 +53,7 @@ from services.bridge.source.standby_status import Feedback
 from services.bridge.transactions.assembler import Assembler
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull, prepared_exceed_spool
+from services.kafka.schema_registry import SchemaRegistry
 from services.postgres.server import Server
 
 logger = structlog.get_logger(__name__)
@@ -79,7 +80,9 @@ class Session:
         snapshot: SnapshotSettings,
         *,
         streaming: bool,
+        registry: SchemaRegistry | None = None,
     ) -> None:
+        self._registry = registry
         self._streaming = streaming
         self._snapshot_settings = snapshot
         self._snapshot: Snapshotter | None = None
@@ -128,6 +131,8 @@ class Session:
 
     def open(self) -> None:
         """Connect, compare the witnesses and start streaming. Raise SlotbridgeError."""
+        if self._registry is not None:
+            self._registry.require()
         primary = self._primary = Primary(
             self._source,
             sql_deadline_ms=self._bridge.sql_deadline_ms,
@@ -224,13 +229,14 @@ class Session:
     ) -> Pipeline:
         """Build the pipeline from pgoutput's bytes to portions, for what comes after `start`."""
         prefix, slot = self._kafka.topic_prefix, self._source.slot
+        waiting = self._feedback.while_waiting
         shaping = Shaping(self._shaping, prefix)
         warn_of_unmatched(shaping, primary)
         encoders = encoders_for(self._kafka)(self._bridge, money_digits=primary.money_digits())
         relations = Relations(
             *(prefix, primary, topics.shapes(), shaping, encoders),
-            Formats(self._kafka, shaping.naming, encoders),
-            while_waiting=self._feedback.while_waiting,
+            Formats(self._kafka, shaping.naming, encoders, self._registry, waiting),
+            while_waiting=waiting,
         )
         envelope = Envelope(
             prefix,

@@ -40,10 +40,14 @@ _WAIT_FOR_OTHER_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a group is resolved from: its roots, and dependencies that something else provides."""
+    """What a group is resolved from: its roots, and dependencies that something else provides.
 
-    coordinates: tuple[str, ...]
+    `archives` are taken alone, as they have their dependencies in them.
+    """
+
+    coordinates: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
+    archives: tuple[str, ...] = ()
 
 
 OTHER_POSTGRES = ("17.5", "17.10")
@@ -87,6 +91,19 @@ WANTED = {
             *("org.opentest4j:opentest4j", "org.apiguardian:apiguardian-api"),
         ),
     ),
+    # A schema registry with Confluent's API, whole in one archive; and sinks that read by it.
+    "registry": Wanted(archives=("io.apicurio:apicurio-registry-app:2.5.11.Final:all@tar.gz",)),
+    "connect-jdbc": Wanted(
+        (
+            "io.debezium:debezium-connector-jdbc:3.3.1.Final",
+            "org.apache.kafka:connect-runtime:4.3.1",
+            "org.apache.kafka:connect-json:4.3.1",
+            "org.eclipse.jetty.ee10:jetty-ee10-servlet:12.0.34",
+            "org.eclipse.jetty:jetty-security:12.0.34",
+            "org.eclipse.jetty:jetty-session:12.0.34",
+            "org.slf4j:slf4j-simple:1.7.36",
+        )
+    ),
     # What Iceberg's S3FileIO needs, all in one jar.
     "iceberg-aws": Wanted(("org.apache.iceberg:iceberg-aws-bundle:1.11.0",)),
     # Everything excluded is among pyspark's own jars. The token provider exists as 4.0.0 only.
@@ -116,15 +133,19 @@ WANTED = {
 
 @dataclass(frozen=True, slots=True)
 class LockedJar:
-    """One jar by its Maven coordinate `group:artifact:version[:classifier]` and SHA-256 (hex)."""
+    """One file by its Maven coordinate `group:artifact:version[:classifier][@type]` and SHA-256.
+
+    The digest is in hexadecimal; the type is `jar` where none is named.
+    """
 
     coordinate: str
     sha256: str
 
     @property
     def filename(self) -> str:
-        """Return the file name: `artifact-version[-classifier].jar`."""
-        return "-".join(self.coordinate.split(":")[1:]) + ".jar"
+        """Return the file name: `artifact-version[-classifier].type`."""
+        name, _, kind = self.coordinate.partition("@")
+        return f"{'-'.join(name.split(':')[1:])}.{kind or 'jar'}"
 
 
 def resolve(group: str, *, cache: Path | None = None) -> list[Path]:
@@ -199,7 +220,6 @@ def _fetch(jar: LockedJar, folder: Path) -> None:
 def _download(jar: LockedJar, scratch: Path) -> Path:
     from requests import RequestException
 
-    group, artifact, version, *classifier = jar.coordinate.split(":")
     attempts = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(RequestException),
         stop=tenacity.stop_after_attempt(4),
@@ -210,8 +230,7 @@ def _download(jar: LockedJar, scratch: Path) -> Path:
     def once() -> Path:
         with tempfile.TemporaryDirectory(dir=scratch) as repository:
             maven = _maven(Path(repository))
-            wanted = maven.project(group, artifact).at_version(version)
-            found = maven.resolver.download(wanted.artifact(*classifier))
+            found = maven.resolver.download(_artifact(maven, jar.coordinate))
             assert found is not None, "jgo returns a path or raises"
             return found.replace(scratch / jar.filename)
 
@@ -257,13 +276,22 @@ def write_lock(path: Path) -> None:
         maven = _maven(Path(scratch))
         for group, wanted in WANTED.items():
             lines += ["", f'["{group}"]']
-            for coordinate, artifact in _closure(maven, wanted):
+            archives = [(name, _artifact(maven, name)) for name in wanted.archives]
+            for coordinate, artifact in (*_closure(maven, wanted), *archives):
                 digest = hashlib.sha256(artifact.resolve().read_bytes()).hexdigest()
                 lines.append(f'"{coordinate}" = "{digest}"')
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def _artifact(maven: "MavenContext", coordinate: str) -> "Artifact":
+    name, _, kind = coordinate.partition("@")
+    group, artifact, version, classifier = (*name.split(":"), "")[:4]
+    return maven.project(group, artifact).at_version(version).artifact(classifier, kind or "jar")
+
+
 def _closure(maven: "MavenContext", wanted: Wanted) -> list[tuple[str, "Artifact"]]:
+    if not wanted.coordinates:
+        return []
     exclusions = [maven.project(*name.split(":")) for name in wanted.excluded]
     roots = [maven.create_dependency(text, exclusions) for text in wanted.coordinates]
     inputs, transitive = maven.resolver.resolve(roots)

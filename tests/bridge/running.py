@@ -47,6 +47,7 @@ class Bridge:
         replication_factor: int | None = None,
         snapshot: dict[str, Any] | None = None,
         formats: Mapping[str, str] | None = None,
+        registry: Mapping[str, Any] | None = None,
         **bridge: Any,
     ) -> None:
         """`loaded`: as tests.providers.loaded; else always by its program. `formats`: of kafka."""
@@ -78,6 +79,7 @@ class Bridge:
                 "options": options or {},
                 **(formats or {}),
             },
+            **({"registry": dict(registry)} if registry else {}),
             "shaping": shaping or {},
             "snapshot": snapshot or {},
             "bridge": {"heartbeat_interval_ms": 200, "commit_interval_ms": 20, **bridge},

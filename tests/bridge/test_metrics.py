@@ -160,6 +160,9 @@ EVENTS = [
     Event("t", b"k", b'{"op":"c","before":null}', None, False, "s.t", 1, 1),
     Event("t", b"k", b'{"op":"u","before":null}', None, False, "s.t", 2, 1),
     Event("t", b"k", b'{"payload":{"op":"d"},"schema":{}}', None, False, "s.t", 2, 1),
+    Event("t", b"k", b"\0\0\0\0\1\2r", None, False, "s.t", 2, 1),
+    Event("t", b"k", b"\0\0\0\0\1\2\0", None, False, "s.t", 2, 1),
+    Event("t", b"k", b"\0\0\0\0\1\2", None, False, "s.t", 2, 1),
     Event("t", b"k", None, None, False, "s.t", 2, 1),
     Event("b.transaction", b"k", b'{"status":"BEGIN"}'),
     Event("b.schema", b"k", b'{"schema":"s"}', table="s.t", seq=1),
@@ -179,7 +182,8 @@ def test_both_ways_of_counting_agree(twin: str) -> None:
     counts: row_tally.Counts = {}
     way(EVENTS, "b.schema", counts)
     assert counts == {
-        ("s.t", "c"): [1, 25],
+        ("s.t", "c"): [3, 40],
+        ("s.t", "r"): [1, 8],
         ("s.t", "u"): [1, 25],
         ("s.t", "d"): [1, 35],
         ("s.outbox", "c"): [1, 9],

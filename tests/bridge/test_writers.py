@@ -1,6 +1,6 @@
 """Rows that go the short way become the same events as by Decoder and Envelope."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.errors import BadInput
 from schemas.kafka import Format, KafkaSettings
+from schemas.registry import SubjectNaming
 from schemas.shaping import ShapingSettings
 from services.bridge.events.envelope import Described, Envelope
 from services.bridge.events.event import Event, Stamp
@@ -65,12 +67,21 @@ def tables(draw: st.DrawFn) -> tuple[Relation, list[Row]]:
     return relation, draw(st.lists(whole | holes, min_size=1, max_size=4))
 
 
+class Known:
+    """A registry that knows every schema by the same id."""
+
+    subject_naming: SubjectNaming = "topic"
+
+    def register(self, _subject: str, _schema: str, _while_waiting: Callable[[], None]) -> int:
+        return 7
+
+
 def assembler(
     settings: ShapingSettings, *, metadata: bool, kafka: KafkaSettings = JSON
 ) -> Assembler:
     shaping = Shaping(settings, "bank")
     encoders = encoders_for(kafka)()
-    formats = Formats(kafka, shaping.naming, encoders)
+    formats = Formats(kafka, shaping.naming, encoders, Known())
 
     def describe(relation: Relation, _stamp: Stamp, _seq: int) -> Described:
         plan = shaping.plan(relation)
@@ -132,11 +143,13 @@ def test_the_short_way_makes_the_same_events_in_every_format(
 ) -> None:
     relation, rows = table
     kafka = JSON.model_copy(update={"key_format": key, "value_format": value})
-    long, short = (
-        events(relation, rows, short=short, metadata=metadata, kafka=kafka)
-        for short in (False, True)
-    )
-    assert long == short
+    found: list[object] = []
+    for short in (False, True):
+        try:
+            found.append(events(relation, rows, short=short, metadata=metadata, kafka=kafka))
+        except BadInput as error:  # a NULL in the key, columns with one name in Avro
+            found.append(str(error))
+    assert found[0] == found[1]
 
 
 TABLE = Relation(

@@ -29,6 +29,7 @@ SECRET: Final = {
     "BridgeSettings": ("token",),
     "WatchSettings": ("token",),
     "ShapingSettings": ("salt",),
+    "RegistrySettings": ("password",),
 }
 FROM_THE_ENVIRONMENT: Final = {
     "SourceSettings": ("conninfo",),

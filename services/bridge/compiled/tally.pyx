@@ -12,6 +12,7 @@ cdef enum:
     KINDS_MAX = 16
     OPENING_BYTES = 7
     ENVELOPE_BYTES = 18
+    AVRO_OP = 6
 
 cdef struct Kind:
     PyObject* table
@@ -44,6 +45,13 @@ def count(list events, str schema_topic, dict counts):
             and not memcmp(PyBytes_AS_STRING(<bytes>value), b'{"payload":{"op":"', ENVELOPE_BYTES)
         ):
             operation = PyBytes_AS_STRING(<bytes>value)[ENVELOPE_BYTES]
+        elif (
+            PyBytes_GET_SIZE(<bytes>value) > AVRO_OP
+            and PyBytes_AS_STRING(<bytes>value)[0] == 0
+            and PyBytes_AS_STRING(<bytes>value)[AVRO_OP - 1] == 2
+        ):
+            if PyBytes_AS_STRING(<bytes>value)[AVRO_OP] in b"crudt":
+                operation = PyBytes_AS_STRING(<bytes>value)[AVRO_OP]
         elif event[0] == schema_topic:
             continue
         for at in range(used):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
+from typing import Any
 
 from services.bridge.events.formats.table_format import PLAIN, TableFormat
 from services.bridge.events.row_encoders import Column, Frame, Write, writer
@@ -92,10 +93,12 @@ class Table:
             Column(place, *encoder, place in keys)
             for place, encoder in zip(places, self.columns, strict=True)
         ]
-        around, around_key = self._format.value_affixes, self._format.key_affixes
+        form = self._format
+        around, around_key = form.value_affixes, form.key_affixes
         opening = f'{around.opening}{{"op":"{op}","before":' + ("{" if old else 'null,"after":{')
         frame = Frame(opening, self.names, metadata, old, around.closing, *around_key)
-        return writer(event, self.topic, self.name, columns, count, frame)
+        write = writer(event, self.topic, self.name, columns, count, frame)
+        return serialized(write, form) if form.binary else write
 
     def lacks_key(self, row: Row) -> bool:
         """Tell whether an old row, which has its identity alone, lacks a column of the key."""
@@ -113,3 +116,19 @@ class Table:
             else:
                 parts.append(name + ("null" if value is None else encode(value)))
         return self._format.key("{" + ",".join(parts) + "}")
+
+
+def serialized(write: Write, form: TableFormat) -> Write:
+    """Return a writer whose events have the bytes of `form` in place of JSON."""
+
+    def written(*place: object) -> Any:
+        event = write(*place)
+        if event is None:
+            return None
+        try:
+            key = None if event.key is None else form.key(event.key.decode())
+            return event._replace(key=key, value=form.value(event.value.decode()))
+        except ValueError:
+            return None  # the long way says which row it is
+
+    return written

@@ -10,13 +10,17 @@ removal of a staging       headers: end_lsn, of the decision
 
 import json
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from schemas.events import SETTLED_KEY, PreparedKey, ProgressRecord, prepared_topic
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.transactions.staging import DECIDED_AT
 
 LAST_SEQ: Final = 2**63 - 1
+_NOT_OURS: Final = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError),
+    *(EOFError, MemoryError, AssertionError),
+)
 NO_STAGING_KEY: Final = PreparedKey(slot="", gid="", part=0).model_dump_json().encode()
 """As SETTLED_KEY, in the topic of stagings, whose keys all are PreparedKeys."""
 AnyHeaders = Headers | dict[str, str | bytes | None] | None
@@ -93,7 +97,7 @@ def has(last: ProgressRecord | None, place: Place) -> bool:
 def place_of(value: bytes | None, prefix: str) -> Place | None:
     """Return where a record's event, or a PREPARE, stands; None if it is not of `prefix`."""
     try:
-        document = json.loads(value or b"null")
+        document = _document(value or b"null")
         if document.keys() == {"payload", "schema"}:
             document = document["payload"]
         said = document.get("source", document)
@@ -102,8 +106,17 @@ def place_of(value: bytes | None, prefix: str) -> Place | None:
         lsn = said["commit_lsn"] if "commit_lsn" in said else said["prepare_lsn"]
         seq = LAST_SEQ if said.get("status") == "END" else said.get("seq", 0)
         return Place(int(lsn), int(seq), int(said.get("timeline", 0)))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    except _NOT_OURS:
         return None  # anybody's record
+
+
+def _document(value: bytes) -> Any:
+    """Return what an event says of its place: a value in JSON, or `source` of one in Avro."""
+    if value[:1] != b"\0":
+        return json.loads(value)
+    from services.bridge.events.formats.avro import source_of
+
+    return source_of(value)
 
 
 def place_in_headers(headers: AnyHeaders) -> Place | None:

@@ -15,6 +15,9 @@ from services.bridge.events.event import Event
 
 Counts = dict[tuple[str, str], list[int]]
 """(table, operation) -> [rows, bytes of their keys and values]."""
+_AVRO_OP: Final = 6
+"""Where `op`, the first field, is in Avro: behind a zero byte, the schema's id, its length 1."""
+_OPERATIONS: Final = frozenset("crudt")
 _OPENINGS: Final = (b'{"op":"', b'{"payload":{"op":"')
 
 
@@ -27,6 +30,9 @@ def plain_count(events: Sequence[Event], schema_topic: str, counts: Counts) -> N
         opening = next((one for one in _OPENINGS if value.startswith(one)), None)
         if opening is not None:
             operation = chr(value[len(opening)])
+        elif value[:1] == b"\0" and value[_AVRO_OP - 1 : _AVRO_OP] == b"\2":
+            found_op = value[_AVRO_OP : _AVRO_OP + 1].decode("latin-1")
+            operation = found_op if found_op in _OPERATIONS else "c"
         elif event.topic == schema_topic:
             continue
         else:

@@ -70,12 +70,10 @@ class RowEvents(Envelope):
                 self._head = plain.replace('"snapshot":"true"', f'"snapshot":"{said}"', 1)
             row = row[:width]
             try:
-                after = table.row(row)
+                key = table.key(row)
+                value = self._value(table, "null", table.row(row), "r", lsn, seq)
             except ValueError as error:
                 raise not_encoded(error, table.name, lsn) from error
-            value = self._value(table, "null", after, "r", lsn, seq)
-            events.append(
-                Event(table.topic, table.key(row), value, None, False, table.name, seq, lsn)
-            )
+            events.append(Event(table.topic, key, value, None, False, table.name, seq, lsn))
             self._head = plain
         return events

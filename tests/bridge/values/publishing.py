@@ -118,7 +118,7 @@ def published(
     connectors, bridges = [], []
     with psycopg.connect(conninfo, autocommit=True) as connection, contextlib.ExitStack() as stack:
         connection.execute(samples.SETUP.encode())
-        _make_tables(connection, tables)
+        make_tables(connection, tables)
         for mode, (ours, theirs) in modes.items():
             prefix, slot = f"{name}{mode}", f"d_{name}_{mode}"
             connection.execute(f"CREATE PUBLICATION p_{prefix} FOR ALL TABLES".encode())
@@ -137,7 +137,7 @@ def published(
             bridges.append(bridge.start())
         for bridge in bridges:
             bridge.streaming()
-        _fill(connection, tables)
+        fill(connection, tables)
         processes = stack.enter_context(Processes(folder, server_user()))
         debezium = Debezium(
             folder / "connect",
@@ -160,7 +160,8 @@ def published(
     return result
 
 
-def _make_tables(connection: psycopg.Connection[Any], tables: Tables) -> None:
+def make_tables(connection: psycopg.Connection[Any], tables: Tables) -> None:
+    """One column a type, named like it; and OTHERS."""
     for table, types in tables.items():
         columns = sql.SQL(", ").join(
             sql.SQL("{} " + kind).format(sql.Identifier(kind)) for kind in types
@@ -173,7 +174,8 @@ def _make_tables(connection: psycopg.Connection[Any], tables: Tables) -> None:
     connection.execute(OTHERS.encode())
 
 
-def _fill(connection: psycopg.Connection[Any], tables: Tables) -> None:
+def fill(connection: psycopg.Connection[Any], tables: Tables) -> None:
+    """A row for each text of the types, then CHANGES."""
     for table, types in tables.items():
         casts = sql.SQL(", ").join(sql.SQL("%s::text::" + kind) for kind in types)
         for number, row in enumerate(samples.rows(types)):

@@ -162,6 +162,10 @@ _TRANSACTION: Final = struct(
 )
 
 
+FIRST_FIELDS: Final = struct("First", {"op": _TEXT, "source": SOURCE}, optional=False)
+"""What the values of all tables begin with."""
+
+
 def key(name: str, columns: Mapping[str, Schema]) -> Schema:
     """Return the schema of a table's keys."""
     return struct(f"{name}.Key", columns, optional=False)
@@ -173,8 +177,7 @@ def envelope(name: str, columns: Mapping[str, Schema]) -> Schema:
     return struct(
         f"{name}.Envelope",
         {
-            "op": _TEXT,
-            "source": SOURCE,
+            **dict(fields(FIRST_FIELDS)),
             "before": row,
             "after": row,
             "transaction": _TRANSACTION,

@@ -2,17 +2,20 @@
 
     json                    the text itself
     json_schema_envelope    {"payload":text,"schema":…}, as Connect's JsonConverter reads it
+    avro                    Avro's binary form behind the id of the schema in the registry
 
-The schema is a constant of the table's shape, so that an envelope costs a concatenation.
+The schema is a constant of the table's shape, so that an envelope costs a concatenation. It is
+registered when a table is described, before its first record is made.
 """
 
 import json
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from schemas.events import table_topic
-from schemas.kafka import Format, KafkaSettings
+from schemas.kafka import REGISTERED, Format, KafkaSettings
 from schemas.naming import Naming
+from schemas.registry import SubjectNaming
 from services.bridge.events.formats import connect
 from services.bridge.events.formats.connect import Schema
 from services.bridge.events.formats.strict_encoders import StrictEncoders
@@ -21,6 +24,14 @@ from services.bridge.events.shaping.tables import Plan
 from services.bridge.events.values.encoders import Encoders
 
 Serialize = Callable[[str], bytes]
+
+
+class Registry(Protocol):
+    """A schema registry; `register` returns the id of an Avro schema under a subject."""
+
+    @property
+    def subject_naming(self) -> SubjectNaming: ...
+    def register(self, subject: str, schema: str, while_waiting: Callable[[], None], /) -> int: ...
 
 
 class Affixes(NamedTuple):
@@ -34,13 +45,14 @@ class TableFormat(NamedTuple):
     """The functions that make a record's key and value of their JSON text.
 
     `key_affixes`, `value_affixes`: what these functions do is no more than put this around the
-    text.
+    text; else `binary`.
     """
 
     key: Serialize = str.encode
     value: Serialize = str.encode
     key_affixes: Affixes = Affixes()
     value_affixes: Affixes = Affixes()
+    binary: bool = False
 
 
 PLAIN: Final = TableFormat()
@@ -49,7 +61,16 @@ PLAIN: Final = TableFormat()
 class Formats:
     """The formats of one session's tables, as `kafka` has them."""
 
-    def __init__(self, kafka: KafkaSettings, naming: Naming, encoders: Encoders) -> None:
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        naming: Naming,
+        encoders: Encoders,
+        registry: Registry | None = None,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._registry = registry
+        self._while_waiting = while_waiting
         self._key, self._value = kafka.key_format, kafka.value_format
         self._prefix = kafka.topic_prefix
         self._naming = naming
@@ -71,9 +92,34 @@ class Formats:
                 schema = schema if may_lack_key else connect.needed(schema)
                 keys[column.name] = schema
             columns[column.name] = schema
-        key_affixes = _affixes(self._key, connect.key(name, keys))
-        value_affixes = _affixes(self._value, connect.envelope(name, columns))
-        return TableFormat(_within(key_affixes), _within(value_affixes), key_affixes, value_affixes)
+        topic = plan.topic.name
+        key, key_affixes = self._part(self._key, connect.key(name, keys), topic, "key")
+        value, affixes = self._part(self._value, connect.envelope(name, columns), topic, "value")
+        if key_affixes is None or affixes is None:
+            return TableFormat(key, value, binary=True)
+        return TableFormat(key, value, key_affixes, affixes)
+
+    def _part(
+        self, form: Format, schema: Schema, topic: str, part: str
+    ) -> tuple[Serialize, Affixes | None]:
+        """Return how keys or values of one table are written; None: not as text around JSON."""
+        if form not in REGISTERED:
+            affixes = _affixes(form, schema)
+            return _within(affixes), affixes
+        if not schema["fields"]:
+            return _unused, None
+        from services.bridge.events.formats.avro import avro_name, avro_schema, serializer
+
+        assert self._registry is not None
+        record = avro_name(schema["name"])
+        subject = {
+            "topic": f"{topic}-{part}",
+            "record": record,
+            "topic_record": f"{topic}-{record}",
+        }[self._registry.subject_naming]
+        text = json.dumps(avro_schema(schema), ensure_ascii=False, separators=(",", ":"))
+        schema_id = self._registry.register(subject, text, self._while_waiting)
+        return serializer(schema, schema_id), None
 
 
 def encoders_for(kafka: KafkaSettings) -> type[Encoders]:
@@ -86,6 +132,10 @@ def _affixes(form: Format, schema: Schema) -> Affixes:
         return Affixes()
     text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
     return Affixes('{"payload":', f',"schema":{text}}}')
+
+
+def _unused(_text: str) -> bytes:
+    raise AssertionError("a table without a key has no keys")
 
 
 def _within(affixes: Affixes) -> Serialize:

@@ -1,0 +1,231 @@
+"""Connect schemas as Avro schemas, and JSON of the first as bytes of the second. Pure.
+
+Names and properties are those of Confluent's AvroConverter, so that it reads the schemas back:
+
+    optional         ["null", T], default null
+    name, version    connect.name, connect.version, connect.parameters beside the type
+    int8, int16      int with connect.type
+    Decimal          bytes with the logical type decimal
+    map              map; with keys that are not strings, an array of records (key, value)
+
+What Avro does not allow in a name becomes `_`, as with Debezium's adjustment mode `avro`.
+"""
+
+import io
+import json
+import re
+from base64 import b64decode
+from collections.abc import Callable
+from typing import Any, Final
+
+import fastavro
+
+from schemas.errors import BadInput, ExitCode
+from services.bridge.events.errors import UnfitValue
+from services.bridge.events.formats import connect
+from services.bridge.events.formats.connect import Schema
+
+Convert = Callable[[Any], Any]
+_KINDS: Final = {"int8": "int", "int16": "int", "int32": "int", "int64": "long"}
+_NARROW: Final = ("int8", "int16")
+_ENTRIES: Final = "io.confluent.connect.avro"
+_PRECISION: Final = 64
+_MAGIC: Final = b"\0"
+_HEAD_BYTES: Final = 5
+_FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_]|^(?=[0-9])")
+
+
+def avro_name(text: str) -> str:
+    """Return `text` as a name that Avro allows; parts between dots are names of their own."""
+    return ".".join(_FORBIDDEN.sub("_", part) or "_" for part in text.split("."))
+
+
+def avro_schema(schema: Schema) -> dict[str, Any]:
+    """Return the Avro schema of a struct. Raise BadInput for fields that Avro can't tell apart."""
+    found = _type(schema, set())
+    assert isinstance(found, dict)
+    return found
+
+
+def serializer(schema: Schema, schema_id: int) -> Callable[[str], bytes]:
+    """Return the function from JSON text that fits `schema` to what a Confluent consumer reads.
+
+    That is a zero byte, the id of the schema in the registry (4 bytes, big-endian), Avro's binary
+    form. The function raises UnfitValue for JSON that does not fit.
+    """
+    parsed = fastavro.parse_schema(avro_schema(schema))
+    convert = _converter(schema) or _same
+    head = _MAGIC + schema_id.to_bytes(4, "big")
+    write = fastavro.schemaless_writer
+
+    def serialize(text: str) -> bytes:
+        out = io.BytesIO()
+        out.write(head)
+        try:
+            write(out, parsed, convert(json.loads(text)), strict=True)
+        except (ValueError, TypeError, OverflowError, LookupError) as error:
+            raise UnfitValue(f"Avro can't hold it ({type(error).__name__})") from error
+        return out.getvalue()
+
+    return serialize
+
+
+def source_of(value: bytes) -> dict[str, Any]:
+    """Return the field `source` of a table's value in any schema that this module makes.
+
+    `op` and `source` come first and are alike in all of them. Raise an error of any kind for other
+    bytes.
+    """
+    found = fastavro.schemaless_reader(io.BytesIO(value[_HEAD_BYTES:]), _FIRST_FIELDS, None)
+    assert isinstance(found, dict)
+    return {"source": found["source"]}
+
+
+def _type(schema: Schema, defined: set[str]) -> Any:
+    """Return the Avro type of `schema` without regard to null; a record known by name, by name."""
+    kind = schema["type"]
+    if kind == "struct":
+        return _record(schema, defined)
+    found: dict[str, Any]
+    if kind == "array":
+        found = {"type": "array", "items": _optional(schema["items"], defined)}
+    elif kind == "map" and schema["keys"]["type"] == "string":
+        found = {"type": "map", "values": _optional(schema["values"], defined)}
+    elif kind == "map":
+        found = {"type": "array", "items": _entry(schema, defined)}
+    else:
+        found = {"type": _KINDS.get(kind, kind)}
+        if kind in _NARROW:
+            found["connect.type"] = kind
+    found |= _meaning(schema)
+    return found["type"] if len(found) == 1 else found
+
+
+def _record(schema: Schema, defined: set[str]) -> Any:
+    name = avro_name(schema["name"])
+    if name in defined:
+        return name
+    defined.add(name)
+    columns: dict[str, str] = {}
+    fields = []
+    for column, field in connect.fields(schema):
+        as_avro = avro_name(column)
+        if (other := columns.setdefault(as_avro, column)) != column:
+            raise BadInput(
+                f"the columns {other} and {column} have the same name in Avro: {as_avro}",
+                operation="describe a table",
+                subject=schema["name"],
+                hint="rename one of them, or leave it out (shaping.columns)",
+                exit_code=ExitCode.UNDECODABLE,
+            )
+        fields.append(_field(as_avro, field, defined))
+    namespace, _, last = name.rpartition(".")
+    found = {"type": "record", "name": last, "namespace": namespace, "fields": fields}
+    return found | _meaning(schema)
+
+
+def _field(name: str, schema: Schema, defined: set[str]) -> dict[str, Any]:
+    if "default" in schema:
+        kind = _type(schema, defined)
+        return {"name": name, "type": [kind, "null"], "default": schema["default"]}
+    found = {"name": name, "type": _optional(schema, defined)}
+    return found | ({"default": None} if schema["optional"] else {})
+
+
+def _optional(schema: Schema, defined: set[str]) -> Any:
+    kind = _type(schema, defined)
+    return ["null", kind] if schema["optional"] else kind
+
+
+def _entry(schema: Schema, defined: set[str]) -> Any:
+    """Return the record of a map's key and value."""
+    name = f"{_ENTRIES}.MapEntry"
+    if name in defined:
+        return name
+    defined.add(name)
+    fields = [_field(part[:-1], schema[part], defined) for part in ("keys", "values")]
+    return {"type": "record", "name": "MapEntry", "namespace": _ENTRIES, "fields": fields}
+
+
+def _meaning(schema: Schema) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for part in ("name", "version", "parameters", "doc"):
+        if part in schema:
+            found[f"connect.{part}"] = schema[part]
+    if schema.get("name") == connect.DECIMAL:
+        parameters = schema["parameters"]
+        scale = int(parameters["scale"])
+        precision = int(parameters.get("connect.decimal.precision", _PRECISION))
+        found |= {"logicalType": "decimal", "scale": scale, "precision": max(precision, scale)}
+    return found
+
+
+def _converter(schema: Schema) -> Convert | None:
+    """Return the function from a JSON document to what fastavro writes; None: it stays as it is.
+
+    A value that may be null names the branch of its union, so that fastavro does not look for it.
+    """
+    change = _not_null(schema)
+    if not schema["optional"]:
+        return change
+    branch = _branch(schema)
+    if change is None:
+        return lambda document: None if document is None else (branch, document)
+    return lambda document: None if document is None else (branch, change(document))
+
+
+def _branch(schema: Schema) -> str:
+    kind = schema["type"]
+    if kind == "struct":
+        return avro_name(schema["name"])
+    if kind == "map" and schema["keys"]["type"] != "string":
+        return "array"
+    return str(_KINDS.get(kind, kind))
+
+
+def _not_null(schema: Schema) -> Convert | None:
+    kind = schema["type"]
+    if kind == "bytes":
+        return b64decode
+    if kind in ("float", "double"):
+        return float
+    if kind == "array":
+        return _of_items(_converter(schema["items"]))
+    if kind == "map" and schema["keys"]["type"] == "string":
+        change = _converter(schema["values"]) or _same
+        return lambda document: {key: change(value) for key, value in document.items()}
+    if kind == "map":
+        return lambda document: [{"key": key, "value": float(value)} for key, value in document]
+    return _of_fields(schema) if kind == "struct" else None
+
+
+def _same(document: Any) -> Any:
+    return document
+
+
+def _of_items(change: Convert | None) -> Convert | None:
+    return None if change is None else lambda document: [change(item) for item in document]
+
+
+def _of_fields(schema: Schema) -> Convert | None:
+    names: dict[str, str] = {}
+    changes: list[tuple[str, Convert]] = []
+    for column, field in connect.fields(schema):
+        if (name := avro_name(column)) != column:
+            names[column] = name
+        if (change := _converter(field)) is not None:
+            changes.append((name, change))
+    if not names and not changes:
+        return None
+
+    def changed(document: dict[str, Any]) -> dict[str, Any]:
+        for column, name in names.items():
+            document[name] = document.pop(column)
+        for name, change in changes:
+            document[name] = change(document[name])
+        return document
+
+    return changed
+
+
+_FIRST_FIELDS: Final = fastavro.parse_schema(avro_schema(connect.FIRST_FIELDS))

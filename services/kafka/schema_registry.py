@@ -1,0 +1,176 @@
+"""A schema registry with Confluent's API: schemas registered once, their ids remembered.
+
+    answers late, 5xx, 429, no connection    waited for, then Retryable: the session ends, nothing
+                                             is lost, and the next session begins by waiting
+    409                                      the schema is not compatible with a former version
+    401, 403                                 credentials
+    other                                    refused, with the registry's own words
+
+Registering is idempotent: a crash between it and the first record that has the id loses nothing.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
+from schemas.registry import RegistrySettings, SubjectNaming
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+logger = structlog.get_logger(__name__)
+
+_ATTEMPT_S: Final = 5
+_PAUSE_S: Final = 0.5
+_UNAUTHORIZED, _FORBIDDEN, _CONFLICT = 401, 403, 409
+_PASSING: Final = (408, 429)
+_SERVER_ERROR: Final = 500
+_REASON_CHARACTERS_MAX: Final = 500
+
+
+class SchemaRegistry:
+    """One process's. What it has registered it never asks for again."""
+
+    def __init__(self, settings: RegistrySettings) -> None:
+        self._settings = settings
+        self._made: SchemaRegistryClient | None = None
+        self._ids: dict[tuple[str, str], int] = {}
+
+    @property
+    def subject_naming(self) -> SubjectNaming:
+        """Return how subjects are named."""
+        return self._settings.subject_naming
+
+    def require(self) -> None:
+        """Ask whether it answers. Raise Retryable if it does not, SetupError for credentials."""
+        with self._explained("ask the schema registry", ""):
+            try:
+                self._client.get_compatibility()
+            except Exception as error:
+                status = getattr(error, "http_status_code", 0)
+                if status in (0, _UNAUTHORIZED, *_PASSING) or status >= _SERVER_ERROR:
+                    raise
+
+    def register(self, subject: str, schema: str, while_waiting: Callable[[], None]) -> int:
+        """Return the id of an Avro schema under `subject`, registered now if it is new there.
+
+        Wait for the registry, and call `while_waiting` meanwhile. Raise Retryable after the
+        deadline, SetupError when the registry refuses the schema.
+        """
+        known = self._ids.get((subject, schema))
+        if known is not None:
+            return known
+        deadline = time.monotonic() + self._settings.deadline_ms / 1000
+        told = False
+        while True:
+            while_waiting()
+            try:
+                found = self._register(subject, schema)
+            except Retryable as error:
+                if time.monotonic() > deadline:
+                    raise
+                if not told:
+                    told = True
+                    logger.warning("waiting for the schema registry", reason=str(error))
+                time.sleep(_PAUSE_S)
+            else:
+                self._ids[subject, schema] = found
+                logger.info("schema registered", subject=subject, id=found)
+                return found
+
+    def _register(self, subject: str, schema: str) -> int:
+        from confluent_kafka.schema_registry import Schema
+
+        with self._explained("register a schema", subject):
+            return int(self._client.register_schema(subject, Schema(schema, "AVRO")))
+
+    @property
+    def _client(self) -> "SchemaRegistryClient":
+        if self._made is None:
+            from confluent_kafka.schema_registry import SchemaRegistryClient
+
+            self._made = SchemaRegistryClient(self._options())
+        return self._made
+
+    def _options(self) -> dict[str, Any]:
+        settings = self._settings
+        options: dict[str, Any] = {
+            "url": settings.url.rstrip("/"),
+            "timeout": _ATTEMPT_S,
+            "max.retries": 0,
+        }
+        if settings.username:
+            password = settings.password.get_secret_value()
+            options["basic.auth.user.info"] = f"{settings.username}:{password}"
+        if settings.ca_file is not None:
+            options["ssl.ca.location"] = str(settings.ca_file)
+        return options
+
+    @contextmanager
+    def _explained(self, operation: str, subject: str) -> Iterator[None]:
+        """Raise what to do about an error of the client instead of the error."""
+        from confluent_kafka.schema_registry import SchemaRegistryError
+        from httpx2 import HTTPError
+
+        try:
+            yield
+        except SchemaRegistryError as error:
+            raise self._refusal(error, operation, subject) from error
+        except (HTTPError, OSError) as error:
+            raise self._unreachable(f"{type(error).__name__}: {error}", operation) from error
+
+    def _refusal(self, error: Any, operation: str, subject: str) -> SlotbridgeError:
+        status = error.http_status_code
+        said = " ".join(str(error.error_message).split())[:_REASON_CHARACTERS_MAX]
+        if status >= _SERVER_ERROR or status in _PASSING:
+            return self._unreachable(f"status {status}: {said}", operation)
+        if status in (_UNAUTHORIZED, _FORBIDDEN):
+            return SetupError(
+                f"the schema registry denies it (status {status}): {said}",
+                operation=operation,
+                subject=f"subject {subject}" if subject else self._settings.url,
+                hint="correct registry.username and registry.password, or grant reading and "
+                "writing of the subject",
+                exit_code=ExitCode.PRIVILEGE_MISSING,
+            )
+        if status == _CONFLICT:
+            version = self._latest(subject)
+            return SetupError(
+                f"the table's new schema is not compatible with version {version} of the subject: "
+                f"{said}",
+                operation=operation,
+                subject=f"subject {subject}",
+                hint="let readers take the new schema: set the subject's compatibility to NONE "
+                f"(PUT {self._settings.url}/config/{subject}), start the bridge, and set it back; "
+                "or leave the changed column out (shaping.columns); the slot keeps the changes",
+                exit_code=ExitCode.SCHEMA_REFUSED,
+            )
+        return SetupError(
+            f"the schema registry refuses it (status {status}): {said}",
+            operation=operation,
+            subject=f"subject {subject}",
+            hint="check that registry.url names the registry's Confluent API",
+            exit_code=ExitCode.SCHEMA_REFUSED,
+        )
+
+    def _latest(self, subject: str) -> str:
+        from confluent_kafka.schema_registry import SchemaRegistryError
+        from httpx2 import HTTPError
+
+        try:
+            return str(self._client.get_latest_version(subject).version)
+        except (SchemaRegistryError, HTTPError, OSError):
+            return "?"
+
+    def _unreachable(self, what: str, operation: str) -> Retryable:
+        return Retryable(
+            f"the schema registry does not answer as it should ({what})",
+            operation=operation,
+            subject=self._settings.url,
+            hint="check that it runs, and registry.url and registry.ca_file",
+            exit_code=ExitCode.REGISTRY_UNREACHABLE,
+        )

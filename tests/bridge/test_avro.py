@@ -1,0 +1,338 @@
+"""Avro with a real schema registry: what readers decode, shapes that change, a failing registry."""
+
+import base64
+import io
+import json
+import ssl
+import threading
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import psycopg
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+
+from schemas.errors import ExitCode
+from services.demo.copies import committed
+from tests.bridge.running import Bridge
+from tests.bridge.values import samples
+from tests.bridge.values.connect_documents import meaning
+from tests.bridge.values.forms import DEBEZIUM
+from tests.bridge.values.publishing import fill, make_tables
+from tests.bridge.values.test_debezium_schemas import FITTING
+from tests.providers.interface import Broker, Provider
+from tests.providers.registry import API, Registry, registry
+from tests.providers.secured import Certificates
+from tests.providers.waiting import eventually
+
+AVRO = {"key_format": "avro", "value_format": "avro"}
+ENVELOPE = dict.fromkeys(AVRO, "json_schema_envelope")
+TABLES = (*FITTING, "changing", "whole", "keyless", "toasted", "finished")
+Pairs = list[tuple[Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def schemas(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A registry for the tests that do not stop it."""
+    with registry(tmp_path_factory.mktemp("registry")) as made:
+        yield made
+
+
+class Source:
+    """A database, and bridges on it."""
+
+    def __init__(self, conninfo: str, database: str, kafka: Broker, folder: Path) -> None:
+        self.conninfo, self.database, self.kafka, self.folder = conninfo, database, kafka, folder
+        self.bridges: list[Bridge] = []
+
+    def bridge(self, prefix: str, **settings: Any) -> Bridge:
+        """A bridge that is not started."""
+        made = Bridge(self.folder, self.conninfo, self.kafka, prefix, **settings)
+        self.bridges.append(made)
+        return made
+
+    def avro(self, found: Registry, **settings: Any) -> Bridge:
+        """A bridge with Avro, under the name of the database."""
+        options: dict[str, Any] = {"formats": AVRO, "registry": {"url": found.url}, **settings}
+        return self.bridge(self.database, **options)
+
+    def run(self, *statements: str) -> None:
+        """Each in a transaction of its own."""
+        with psycopg.connect(self.conninfo, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def decoded(self, found: Registry, topic: str) -> Pairs:
+        """The committed keys and values of a topic, by the schemas that the registry has."""
+        records = committed(self.kafka.bootstrap_servers, f"{self.database}.public.{topic}")
+        with SchemaRegistryClient({"url": found.url}) as client:
+            return [(_read(client, key), _read(client, value)) for _, key, value in records]
+
+    def rows(self, found: Registry, topic: str) -> list[Any]:
+        """The `after` of each event of a topic, in their order, tombstones left out."""
+        values = [value for _, value in self.decoded(found, topic) if value is not None]
+        values.sort(key=lambda value: (value["source"]["commit_lsn"], value["source"]["seq"]))
+        return [value["after"] for value in values]
+
+
+def _read(client: SchemaRegistryClient, data: bytes | None) -> Any:
+    if data is None:
+        return None
+    assert data[0] == 0
+    text = client.get_schema(int.from_bytes(data[1:5], "big")).schema_str
+    assert text is not None
+    schema = fastavro.parse_schema(json.loads(text))
+    return fastavro.schemaless_reader(io.BytesIO(data[5:]), schema, None)
+
+
+@pytest.fixture
+def client(schemas: Registry) -> Iterator[SchemaRegistryClient]:
+    """A client of the registry."""
+    with SchemaRegistryClient({"url": schemas.url}) as made:
+        yield made
+
+
+@pytest.fixture
+def source(pair: Provider, fresh_database: str, kafka: Broker, tmp_path: Path) -> Iterator[Source]:
+    made = Source(pair.primary.conninfo(fresh_database), fresh_database, kafka, tmp_path)
+    yield made
+    for bridge in made.bridges:
+        bridge.end()
+
+
+def test_every_type_and_every_change_is_what_the_json_says(
+    source: Source, schemas: Registry
+) -> None:
+    with psycopg.connect(source.conninfo, autocommit=True) as connection:
+        connection.execute(samples.SETUP.encode())
+        make_tables(connection, FITTING)
+        other = source.bridge(f"{source.database}e", formats=ENVELOPE, **DEBEZIUM)
+        bridges = [source.avro(schemas, **DEBEZIUM), other]
+        for bridge in bridges:
+            bridge.start()
+        for bridge in bridges:
+            bridge.streaming()
+        fill(connection, FITTING)
+    for bridge in bridges:
+        bridge.caught_up()
+    for table in TABLES:
+        records = [(_json(key), _json(value)) for key, value in other.records(f"public.{table}")]
+        expected = [(_meant(key), _meant(value)) for key, value in records]
+        found = source.decoded(schemas, table)
+        assert _in_order(found) == _in_order(expected), table
+        assert len(found) >= 1
+
+
+def _json(data: bytes | None) -> Any:
+    return None if data is None else json.loads(data)
+
+
+def _meant(document: Any) -> Any:
+    return None if document is None else meaning(document["schema"], document["payload"])
+
+
+def _in_order(pairs: Pairs) -> list[str]:
+    """Without what two bridges tell of themselves; repr tells NaN from NaN, and -0 from 0."""
+    for _, value in pairs:
+        for name in () if value is None else ("ts_ms", "ts_us", "ts_ns"):
+            del value[name]
+        if value is not None:
+            del value["source"]["name"], value["source"]["sequence"]
+    return sorted(repr(pair) for pair in pairs)
+
+
+def test_shapes_change_in_the_middle_and_rows_that_were_there_are_read(
+    source: Source, schemas: Registry, client: SchemaRegistryClient
+) -> None:
+    source.run(
+        "CREATE TABLE t (id int PRIMARY KEY, note text)",
+        "INSERT INTO t SELECT i, 'early' FROM generate_series(1, 50) i",
+    )
+    bridge = source.avro(schemas, snapshot={"mode": "initial"}).start().streaming()
+    topic = f"{source.database}.public.t"
+    eventually(
+        lambda: topic in bridge.topics() and len(source.rows(schemas, "t")) == 50,
+        what="the snapshot",
+        timeout_s=60,
+    )
+    source.run(
+        "INSERT INTO t SELECT i, 'then' FROM generate_series(51, 100) i",
+        "ALTER TABLE t ADD COLUMN n bigint, DROP COLUMN note",
+        "INSERT INTO t SELECT i, i FROM generate_series(101, 150) i",
+        "TRUNCATE t",
+    )
+    bridge.caught_up()
+    assert bridge.stop() == 0
+    found = source.rows(schemas, "t")
+    assert [row["note"] for row in found[:100]] == ["early"] * 50 + ["then"] * 50
+    assert found[100:150] == [{"id": i, "n": i} for i in range(101, 151)]
+    assert found[150:] == [None, None]  # the truncate, in each partition
+    assert client.get_versions(f"{source.database}.public.t-value") == [1, 2]
+    assert bridge.output.count("schema registered") == 3
+
+
+@pytest.mark.parametrize(
+    ("naming", "subjects"),
+    [
+        ("record", ["{}.public.a.Envelope", "{}.public.a.Key"]),
+        ("topic_record", ["{0}.all-{0}.public.a.Envelope", "{0}.all-{0}.public.a.Key"]),
+    ],
+)
+def test_subjects_are_named_as_chosen(
+    source: Source,
+    schemas: Registry,
+    client: SchemaRegistryClient,
+    naming: str,
+    subjects: list[str],
+) -> None:
+    source.run("CREATE TABLE a (id int PRIMARY KEY)")
+    bridge = source.avro(
+        schemas,
+        registry={"url": schemas.url, "subject_naming": naming},
+        shaping={"routes": [{"tables": "public.*", "topic": "{prefix}.all"}]},
+    )
+    bridge.start().streaming()
+    source.run("INSERT INTO a VALUES (1)")
+    bridge.caught_up()
+    mine = sorted(subject for subject in client.get_subjects() if source.database in subject)
+    assert mine == [subject.format(source.database) for subject in subjects]
+
+
+def test_a_schema_that_is_not_compatible_stops_the_bridge_by_name(
+    source: Source, schemas: Registry, client: SchemaRegistryClient
+) -> None:
+    subject = f"{source.database}.public.t-value"
+    source.run("CREATE TABLE t (id int PRIMARY KEY, n int)")
+    bridge = source.avro(schemas).start().streaming()
+    source.run("INSERT INTO t VALUES (1, 1)")
+    bridge.caught_up()
+    client.set_compatibility(subject, "BACKWARD")
+    source.run("ALTER TABLE t ALTER n TYPE text", "INSERT INTO t VALUES (2, '2')")
+    assert bridge.exit_code() == ExitCode.SCHEMA_REFUSED
+    assert f"subject {subject}" in bridge.output
+    assert "version 1" in bridge.output
+    client.set_compatibility(subject, "NONE")
+    bridge.start().streaming().caught_up()
+    assert source.rows(schemas, "t") == [{"id": 1, "n": 1}, {"id": 2, "n": "2"}]
+
+
+def test_a_registry_that_is_down_is_waited_for_and_nothing_is_lost(
+    source: Source, tmp_path: Path
+) -> None:
+    own = Registry(tmp_path)
+    source.run("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE b (id int PRIMARY KEY)")
+    settings = {"registry": {"url": own.url, "deadline_ms": 1000}}
+    bridge = source.avro(own, **settings, connect_deadline_ms=120_000).start()
+    try:
+        eventually(
+            lambda: "the schema registry does not answer" in bridge.output,
+            what="the bridge says what it waits for",
+            timeout_s=60,
+        )
+        own.start()
+        bridge.streaming()
+        source.run("INSERT INTO a VALUES (1)")
+        bridge.caught_up()
+        own.freeze()
+        sessions = bridge.sessions
+        source.run("INSERT INTO a VALUES (2)", "INSERT INTO b VALUES (1)")
+        eventually(lambda: "session lost" in bridge.output, what="the session ends", timeout_s=60)
+        own.thaw()
+        eventually(lambda: bridge.sessions > sessions, what="another session", timeout_s=60)
+        bridge.caught_up()
+        assert source.rows(own, "a") == [{"id": 1}, {"id": 2}]
+        assert source.rows(own, "b") == [{"id": 1}]
+    finally:
+        own.stop()
+
+
+class _Front(BaseHTTPRequestHandler):
+    """Passes on what comes with the right user and password."""
+
+    registry = ""
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._pass_on(None)
+
+    def do_POST(self) -> None:
+        self._pass_on(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def _pass_on(self, body: bytes | None) -> None:
+        known = f"Basic {base64.b64encode(b'bridge:Pw:9f3a').decode()}"
+        if self.headers["Authorization"] != known:
+            self._answer(401, b'{"error_code": 401, "message": "who are you"}')
+            return
+        kind = self.headers["Content-Type"] or "application/json"
+        url = f"{self.registry}{self.path}"
+        request = urllib.request.Request(url, body, {"Content-Type": kind})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            self._answer(answer.status, answer.read())
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def secured(schemas: Registry, tmp_path: Path) -> Iterator[tuple[str, Certificates]]:
+    """The URL of the registry behind TLS and a password, and the certificates."""
+    certificates = Certificates(tmp_path / "certificates")
+    certificates.make()
+    handler = type("Front", (_Front,), {"registry": schemas.url.removesuffix(API)})
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.path("server-both.pem"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"https://localhost:{server.server_port}{API}", certificates
+        server.shutdown()
+        thread.join()
+
+
+def test_by_tls_and_password(
+    source: Source, schemas: Registry, secured: tuple[str, Certificates]
+) -> None:
+    url, certificates = secured
+    source.run("CREATE TABLE t (id int PRIMARY KEY)")
+    right = {
+        "url": url,
+        "username": "bridge",
+        "password": "Pw:9f3a",
+        "ca_file": str(certificates.path("authority.pem")),
+    }
+    bridge = source.avro(schemas, registry=right).start().streaming()
+    source.run("INSERT INTO t VALUES (1)")
+    bridge.caught_up()
+    assert bridge.stop() == 0
+    assert source.rows(schemas, "t") == [{"id": 1}]
+    assert "9f3a" not in bridge.output
+    wrong = source.avro(schemas, registry={**right, "password": "other"}).start()
+    assert wrong.exit_code() == ExitCode.PRIVILEGE_MISSING
+    assert "registry.password" in wrong.output and "other" not in wrong.output
+    stranger = {**right, "ca_file": str(certificates.path("stranger.pem"))}
+    distrusting = source.avro(schemas, registry=stranger, connect_deadline_ms=2_000).start()
+    assert distrusting.exit_code() == ExitCode.REGISTRY_UNREACHABLE
+    assert "registry.ca_file" in distrusting.output
+
+
+def test_a_format_without_a_registry_is_refused_by_name(source: Source) -> None:
+    bridge = source.bridge(source.database, formats=AVRO).start()
+    assert bridge.exit_code() == ExitCode.SETTINGS
+    assert "registry.url" in bridge.output
+
+
+def test_a_registry_that_does_not_come_ends_in_an_exit_code(source: Source, tmp_path: Path) -> None:
+    bridge = source.avro(Registry(tmp_path), connect_deadline_ms=2_000).start()
+    assert bridge.exit_code() == ExitCode.REGISTRY_UNREACHABLE

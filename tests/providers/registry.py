@@ -1,0 +1,82 @@
+"""A real schema registry with Confluent's API: Apicurio, in memory, from its locked archive."""
+
+import signal
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from services.testbed import jars
+from services.testbed.java import find_java_home
+from services.testbed.ports import free_port, is_free
+from tests.providers.waiting import eventually
+
+API: Final = "/apis/ccompat/v7"
+_JAVA: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+
+class Registry:
+    """A registry's process. What it has is in its memory: `freeze` it to have it fail a while."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = free_port()
+        self._log = folder / "registry.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        (archive,) = jars.resolve("registry")
+        with tarfile.open(archive) as content:
+            content.extractall(folder)
+        (self._jar,) = folder.glob("*-runner.jar")
+
+    @property
+    def url(self) -> str:
+        """Where its Confluent API is."""
+        return f"http://127.0.0.1:{self._port}{API}"
+
+    def start(self) -> "Registry":
+        """Start, and wait until it listens."""
+        java = find_java_home() / "bin" / "java"
+        listen = f"-Dquarkus.http.port={self._port}", "-Dquarkus.http.host=127.0.0.1"
+        with self._log.open("ab") as log:
+            process = self._process = subprocess.Popen(
+                [java, *_JAVA, *listen, "-jar", self._jar],
+                cwd=self._folder,
+                stdout=log,
+                stderr=log,
+            )
+        eventually(
+            lambda: process.poll() is not None or not is_free(self._port),
+            what="the schema registry listens",
+            timeout_s=120,
+        )
+        assert process.poll() is None, self._log.read_text()[-3000:]
+        return self
+
+    def freeze(self) -> None:
+        """Let it answer nothing, though it listens."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it answer again."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """Kill it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(timeout=30)
+            self._process = None
+
+
+@contextmanager
+def registry(folder: Path) -> Iterator[Registry]:
+    """A registry that runs, in an empty folder."""
+    made = Registry(folder)
+    try:
+        yield made.start()
+    finally:
+        made.stop()
