@@ -41,7 +41,7 @@ properties: $(READY) ## the property tests with new examples, 2,000 of each (PYT
 # What the tests without servers cover, in their own processes. COVER=all: with those that need servers.
 coverage: $(READY) ## print what the quick tests cover, module by module (COVER=all: all tests)
 	@$(PYTEST) $(if $(filter all,$(COVER)),,-m "not servers and not slow") \
-	  --cov schemas --cov services --cov spark_consumers --cov-report term:skip-covered $(PYTEST_OPTIONS)
+	  --cov slotbridge --cov schemas --cov services --cov spark_consumers --cov-report term:skip-covered $(PYTEST_OPTIONS)
 
 pythons: $(READY) ## the tests without servers on every other supported Python of this machine
 	@MAKE=$(MAKE) $(BIN)/python -m tests.interpreters

@@ -1,4 +1,11 @@
-"""POST /v1/source: a failover manager with the token sends the bridge to other hosts.
+"""What the bridge answers by HTTP beside its probes.
+
+GET /v1/wait?lsn=0/1A2B3C&timeout_s=30: read your writes (`slotbridge.consumer.wait_for`)
+
+    200 {"lsn": …, "delivered": …}            Kafka has all that was committed before the lsn
+    400 504                                   wrong query; it does not have it within the time-out
+
+POST /v1/source: a failover manager with the token sends the bridge to other hosts.
 
     {"conninfo": "host=a,b port=5432,5433"}   hosts only: everything else is as configured
     200 {"hosts": […], "writable": 1}         this session ends in order, the next is opened there
@@ -9,7 +16,9 @@ It holds until the bridge is started anew. The fences of every session hold ther
 spares the bridge from ending because of a mistake.
 """
 
+import asyncio
 import json
+import time
 from typing import Any
 
 import psycopg
@@ -22,6 +31,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from schemas.errors import SettingsError
+from schemas.lsn import format_lsn, parse_lsn
 from schemas.settings import SourceSettings
 from services.bridge.runner import Runner
 from services.bridge.source.candidates import writable_servers
@@ -32,13 +42,15 @@ from services.runtime.access import refusal
 logger = structlog.get_logger(__name__)
 
 SECTION = "bridge"
+WAIT_MAX_S = 300.0
+_LOOK_S = 0.005
 _PLACES = ("host", "hostaddr", "port")
 _BODY_BYTES_MAX = 8192
 _HOSTS_MAX = 32
 
 
 class Control:
-    """The route of one runner."""
+    """The routes of one runner."""
 
     def __init__(self, runner: Runner, source: SourceSettings, token: bytes) -> None:
         self._runner = runner
@@ -46,8 +58,28 @@ class Control:
         self._token = token
 
     def routes(self) -> list[Route]:
-        """Return the route, for services.runtime.process.Probes."""
-        return [Route("/v1/source", self._move, methods=["POST"])]
+        """Return the routes, for services.runtime.process.Probes."""
+        return [
+            Route("/v1/source", self._move, methods=["POST"]),
+            Route("/v1/wait", self._wait, methods=["GET"]),
+        ]
+
+    async def _wait(self, request: Request) -> Response:
+        """Answer once Kafka has what was committed before the position."""
+        query = request.query_params
+        try:
+            lsn, timeout_s = parse_lsn(query["lsn"]), float(query.get("timeout_s", "30"))
+        except (KeyError, ValueError):
+            return _answer(400, error="lsn is not a position such as 0/1A2B3C")
+        deadline = time.monotonic() + min(max(timeout_s, 0.0), WAIT_MAX_S)
+        while True:
+            delivered = self._runner.delivered_lsn()
+            if delivered is not None and delivered >= lsn:
+                return _answer(200, lsn=format_lsn(lsn), delivered=format_lsn(delivered))
+            if time.monotonic() >= deadline:
+                where = "nothing streams" if delivered is None else f"at {format_lsn(delivered)}"
+                return _answer(504, error=f"Kafka does not have {format_lsn(lsn)} yet: {where}")
+            await asyncio.sleep(_LOOK_S)
 
     async def _move(self, request: Request) -> Response:
         refused = refusal(request, self._token, section=SECTION)

@@ -109,6 +109,11 @@ class Runner:
         """Tell whether this bridge has a session, or waits to take over another bridge's."""
         return self._session is not None or self._standing_by
 
+    def delivered_lsn(self) -> int | None:
+        """Return up to where Kafka has all that was committed; None while nothing streams."""
+        session = self._session
+        return None if session is None else session.durable.end_lsn
+
     def move(self, source: SourceSettings) -> None:
         """Go on from other hosts, from another thread: this session ends, the next is opened there.
 

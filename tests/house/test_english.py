@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("schemas", "services", "spark_consumers")
+PRODUCT = ("slotbridge", "schemas", "services", "spark_consumers")
 WORDS_MIN = 4
 FORBIDDEN = {
     r"(?<!there )\b(is|are|was|were) no\b(?! longer| more| later| older)": "write `is not a …`",

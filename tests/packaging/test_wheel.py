@@ -24,7 +24,8 @@ from tests.providers.waiting import eventually
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-SOURCES = ("schemas", "services", "spark_consumers", "sql", "docs", "examples", "requirements")
+PACKAGES = ("slotbridge", "schemas", "services", "spark_consumers")
+SOURCES = (*PACKAGES, "sql", "docs", "examples", "requirements")
 FILES = (
     *("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "Makefile"),
     *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
@@ -75,7 +76,7 @@ def test_the_sdist_and_the_wheel_have_what_they_need(sdist: Path, wheel: Path) -
     names = zipfile.ZipFile(wheel).namelist()
     assert "services/shipped/sql/roles.sql" in names
     assert "services/shipped/docs/OPERATIONS.md" in names
-    typed = {f"{name}/py.typed" for name in ("schemas", "services", "spark_consumers")}
+    typed = {f"{name}/py.typed" for name in PACKAGES}
     assert typed <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]

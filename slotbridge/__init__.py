@@ -1,0 +1,1 @@
+"""What programs use of Slotbridge: `slotbridge.consumer` reads whole source transactions."""
