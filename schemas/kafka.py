@@ -1,5 +1,6 @@
 """The settings of the section `kafka`: the brokers, and how topics are named and made."""
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -8,6 +9,20 @@ Format = Literal["json", "json_schema_envelope", "avro"]
 REGISTERED: tuple[Format, ...] = ("avro",)
 """Formats whose schemas are in a schema registry."""
 _TOPIC_NAME = r"^[A-Za-z0-9._-]{1,100}$"
+_TOPIC_PATTERN = r"^[A-Za-z0-9._*-]{1,249}$"
+TopicPattern = Annotated[str, Field(pattern=_TOPIC_PATTERN)]
+
+
+class TopicSettings(BaseModel):
+    """How some topics of tables or outboxes are made; what is not set is as for all."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    partitions: int | None = Field(None, ge=1, le=10_000)
+    """1 keeps a table without a key in order."""
+    replication_factor: Annotated[int, Field(ge=1, le=32)] | Literal[-1] | None = None
+    config: dict[str, str | int | float | bool] = {}
+    """The topic's configuration (cleanup.policy, retention.ms, compression.type …)."""
 
 
 class KafkaSettings(BaseModel):
@@ -24,6 +39,9 @@ class KafkaSettings(BaseModel):
     replication_factor: Annotated[int, Field(ge=1, le=32)] | Literal[-1] | None = None
     """Copies of each topic, when the bridge makes it. Unset: 3, or as many as there are brokers
     (with fewer than 3, a warning: a topic is lost with its brokers); -1: the broker's default."""
+    topics: dict[TopicPattern, TopicSettings] = {}
+    """Topic name (`*` for any characters) -> how topics of tables and outboxes are made; the first
+    that fits. A topic that exists is never changed: a warning says what differs."""
     key_format: Format = "json"
     """How keys of tables' records are written (docs/FORMATS.md)."""
     value_format: Format = "json"
@@ -32,6 +50,11 @@ class KafkaSettings(BaseModel):
     `registry`). `slottables` reads only `json`."""
     options: dict[str, str | int | float | bool] = Field({}, repr=False)
     """Passed to librdkafka as they are (security.protocol, sasl.*, ssl.*, compression.type …)."""
+
+    def of_topic(self, topic: str) -> TopicSettings:
+        """Return how a table's topic is made, by the first pattern that fits its name."""
+        found = (one for pattern, one in self.topics.items() if fnmatchcase(topic, pattern))
+        return next(found, TopicSettings())
 
     @property
     def needs_registry(self) -> bool:

@@ -6,12 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as StillRunning
 
 import pytest
+import structlog
 from confluent_kafka import Producer
 
 from schemas.errors import OperatorNeeded
 from schemas.events import ProgressRecord, progress_topic, schema_topic
+from schemas.kafka import TopicSettings
 from schemas.settings import BridgeSettings, KafkaSettings
 from schemas.shaping import OutboxSettings, RouteSettings, ShapingSettings
+from services.bridge.sink.topic_configs import Configs
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.kafka.records import TopicReader
@@ -119,6 +122,42 @@ def test_written_are_the_topics_of_settings_and_of_the_prefix_but_no_other_bridg
         *("cdc-public-t", "r.all", "messages-x"),
     }
     assert ("messages-x", 0) not in topics.event_partitions(), "others may have the same"
+
+
+def test_topics_are_made_as_the_first_pattern_says(kafka: Broker, topic_prefix: str) -> None:
+    settings = KafkaSettings.model_validate(
+        {
+            "bootstrap_servers": kafka.bootstrap_servers,
+            "topic_prefix": topic_prefix,
+            "partitions": 2,
+            "topics": {
+                "*.public.orders": {
+                    "partitions": 1,
+                    "config": {"cleanup.policy": "compact", "unclean.leader.election.enable": True},
+                },
+                "*.orders": {"partitions": 7},
+                "*.public.*": {"replication_factor": -1, "config": {"retention.ms": -1}},
+            },
+        }
+    )
+    names = [f"{topic_prefix}.{name}" for name in ("public.orders", "x.orders", "public.t", "x.t")]
+    topics = Topics(settings)
+    topics.refresh()
+    assert [topics.partitions(name) for name in names] == [1, 7, 2, 2]
+    configs = Configs(topics.admin, settings)
+    configs.describe(names)
+    told = [configs.known[name] for name in names]
+    assert [one["cleanup.policy"] for one in told] == ["compact", *["delete"] * 3]
+    assert [one["retention.ms"] == "-1" for one in told] == [False, False, True, False]
+    assert told[0]["unclean.leader.election.enable"] == "true"
+    assert {one["message.timestamp.type"] for one in told} == {"LogAppendTime"}
+    other = settings.model_copy(update={"topics": {"*": TopicSettings(partitions=3)}})
+    again = Topics(other)
+    again.refresh()
+    with structlog.testing.capture_logs() as logs:
+        assert [again.partitions(names[0]) for _ in range(2)] == [1, 1]
+    (line,) = logs
+    assert (line["partitions"], line["settings"]) == (1, 3)
 
 
 def test_a_record_behind_many_of_others_is_found_soon(kafka: Broker, topic_prefix: str) -> None:

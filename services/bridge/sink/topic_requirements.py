@@ -74,8 +74,14 @@ def replication_factor(wanted: int | None, brokers: int, of_others: Iterable[int
     return min(REPLICAS, max(brokers, *of_others, 1))
 
 
-def new_config(replicas: int, *, compacted: bool, short_lived: bool) -> dict[str, str]:
-    """Return the configuration of a new topic.
+def new_config(
+    replicas: int,
+    *,
+    compacted: bool,
+    short_lived: bool,
+    given: Mapping[str, str | int | float | bool] | None = None,
+) -> dict[str, str]:
+    """Return the configuration of a new topic; `given`: what settings say of it.
 
     `short_lived`: tombstones soon replace its records; the topic is read whole at a start.
     """
@@ -91,6 +97,8 @@ def new_config(replicas: int, *, compacted: bool, short_lived: bool) -> dict[str
             "min.cleanable.dirty.ratio": "0.1",
             "delete.retention.ms": "3600000",
         }
+    for key, value in (given or {}).items():
+        config[key] = str(value).lower() if isinstance(value, bool) else str(value)
     return config
 
 

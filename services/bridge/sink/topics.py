@@ -4,7 +4,6 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import wait
 from typing import Final
 
 import structlog
@@ -14,7 +13,7 @@ from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._metadata import ClusterMetadata, TopicMetadata
 from confluent_kafka.cimpl import NewTopic
 
-from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
+from schemas.errors import SetupError
 from schemas.events import (
     ProgressRecord,
     SchemaEvent,
@@ -28,6 +27,7 @@ from schemas.events import (
     snapshot_topic,
     transaction_topic,
 )
+from schemas.kafka import TopicSettings
 from schemas.naming import Naming
 from schemas.settings import KafkaSettings
 from schemas.shaping import ShapingSettings
@@ -35,9 +35,9 @@ from services.bridge.failpoints import reach
 from services.bridge.sink.leaders import leaderless, require_leaders
 from services.bridge.sink.offsets import Asked, Partition, answers, ask_ends, in_parts
 from services.bridge.sink.topic_configs import Configs
+from services.bridge.sink.topic_creation import TopicCreation
 from services.bridge.sink.topic_requirements import new_config, replication_factor
 from services.kafka.client import (
-    TOPIC_REFUSALS,
     Complaints,
     client_options,
     kafka_error,
@@ -95,6 +95,8 @@ class Topics:
         self.admin = make_client(AdminClient, options)
         self._partitions: dict[str, int] = {}
         self._replicas: dict[str, int] = {}
+        self._told: set[str] = set()
+        """Topics that have another number of partitions than the settings say."""
         self.brokers = 0
         self.leaderless: frozenset[Partition] = frozenset()
         self._configs = Configs(self.admin, settings)
@@ -132,9 +134,19 @@ class Topics:
     def partitions(self, topic: str) -> int:
         """Return the number of partitions of `topic`; create the topic if it is missing."""
         known = self._partitions.get(topic)
+        given = self.settings.of_topic(topic)
         if known is None:
-            self._ensure(topic, partitions=self.settings.partitions, compacted=False)
-            known = self._partitions[topic]
+            partitions = given.partitions or self.settings.partitions
+            self._ensure(topic, partitions=partitions, compacted=False, given=given)
+            return self._partitions[topic]
+        if given.partitions not in (None, known) and topic not in self._told:
+            self._told.add(topic)
+            logger.warning(
+                "the topic has another number of partitions than the settings say",
+                topic=topic,
+                partitions=known,
+                settings=given.partitions,
+            )
         return known
 
     def prepare_late(self, topic_of: Callable[[str], str], *, compacted: bool = False) -> str:
@@ -308,84 +320,36 @@ class Topics:
         return TopicReader(self.settings, topic, partition, committed=committed)
 
     def _ensure(
-        self, name: str, *, partitions: int, compacted: bool, short_lived: bool = False
+        self,
+        name: str,
+        *,
+        partitions: int,
+        compacted: bool,
+        short_lived: bool = False,
+        given: TopicSettings | None = None,
     ) -> None:
         if name in self._partitions:
             return
+        given = given or TopicSettings()
         replicas = replication_factor(
-            self.settings.replication_factor,
+            given.replication_factor or self.settings.replication_factor,
             self.brokers,
             (self._replicas.get(known(self.prefix), 0) for known in _OWN),
         )
-        topic = NewTopic(
-            name,
-            num_partitions=partitions,
-            replication_factor=replicas,
-            config=new_config(replicas, compacted=compacted, short_lived=short_lived),
+        config = new_config(
+            replicas, compacted=compacted, short_lived=short_lived, given=given.config
         )
+        topic = NewTopic(
+            name, num_partitions=partitions, replication_factor=replicas, config=config
+        )
+        creation = TopicCreation(self.admin, self._while_waiting)
         # As many as topics of ours have: a broker is away, which comes again.
-        patience_s = _PATIENCE_S if replicas in self._replicas.values() else 0.0
-        until = time.monotonic() + patience_s
-        while error := self._create(topic):
-            few = error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR and patience_s
-            if not few:
-                raise _not_created(error, name) from error
-            if time.monotonic() > until:
-                raise Retryable(
-                    f"{error.args[0].str()} Other topics have that many replicas",
-                    operation="create the topic",
-                    subject=name,
-                    hint="start the broker that is missing",
-                    exit_code=ExitCode.KAFKA_UNREACHABLE,
-                ) from error
-            self._while_waiting()
-            time.sleep(_ATTEMPT_S)
-        self._await_leader(name)
+        await_broker = replicas in self._replicas.values()
+        self._learn(name, creation.make(topic, await_broker=await_broker))
         reach("topic made")
         logger.info("topic is ready", topic=name, partitions=self._partitions[name])
-
-    def _create(self, topic: NewTopic) -> KafkaException | None:
-        """Make a topic that another may have made meanwhile; return why it could not be made."""
-        future = self.admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[topic.topic]
-        try:
-            while not future.done():
-                wait([future], _ATTEMPT_S)
-                self._while_waiting()
-            future.result()
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                return error
-        return None
 
     def _learn(self, name: str, topic: TopicMetadata) -> None:
         self._partitions[name] = len(topic.partitions)
         replicas = [len(one.replicas) for one in topic.partitions.values()]
         self._replicas[name] = min(replicas, default=0)
-
-    def _await_leader(self, name: str) -> None:
-        """Wait until the broker's metadata has a new topic, which takes a moment, with a leader."""
-        deadline, attempt_s = time.monotonic() + REQUEST_TIMEOUT_S, _ATTEMPT_S
-        while time.monotonic() < deadline:
-            try:
-                described = self.admin.list_topics(name, timeout=attempt_s).topics[name]
-            except KafkaException:
-                attempt_s = min(2 * attempt_s, REQUEST_TIMEOUT_S)
-            else:
-                if described.error is None and described.partitions:
-                    self._learn(name, described)
-                    return
-            self._while_waiting()
-            time.sleep(_LOOK_S)
-        raise Retryable(
-            "the topic was created but has no leader",
-            operation="create the topic",
-            subject=name,
-            exit_code=ExitCode.KAFKA_UNREACHABLE,
-        )
-
-
-def _not_created(error: KafkaException, topic: str) -> SlotbridgeError:
-    cause = error.args[0]
-    if cause.code() in TOPIC_REFUSALS:
-        return refused_topic(cause, "create the topic", topic)
-    return kafka_error(error, "create the topic", topic)

@@ -1,0 +1,91 @@
+"""Makes a topic, and waits until it can be written to."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import wait
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._metadata import TopicMetadata
+from confluent_kafka.cimpl import NewTopic
+
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
+from services.kafka.client import TOPIC_REFUSALS, kafka_error, refused_topic
+from services.kafka.records import REQUEST_TIMEOUT_S
+
+_ATTEMPT_S: Final = 0.5
+_LOOK_S: Final = 0.05
+_PATIENCE_S: Final = 30.0
+"""How long a broker that is away is waited for."""
+
+
+class TopicCreation:
+    """Makes topics; calls `while_waiting` meanwhile."""
+
+    def __init__(self, admin: AdminClient, while_waiting: Callable[[], None]) -> None:
+        self._admin = admin
+        self._while_waiting = while_waiting
+
+    def make(self, topic: NewTopic, *, await_broker: bool) -> TopicMetadata:
+        """Make a topic that another may have made meanwhile; return it once it has a leader.
+
+        await_broker: wait for a broker that is away, if too few answer for its replicas. Raise
+        SlotbridgeError where the broker refuses it.
+        """
+        until = time.monotonic() + (_PATIENCE_S if await_broker else 0.0)
+        while error := self._create(topic):
+            few = error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR and await_broker
+            if not few:
+                raise _not_created(error, topic.topic) from error
+            if time.monotonic() > until:
+                raise Retryable(
+                    f"{error.args[0].str()} Other topics have that many replicas",
+                    operation="create the topic",
+                    subject=topic.topic,
+                    hint="start the broker that is missing",
+                    exit_code=ExitCode.KAFKA_UNREACHABLE,
+                ) from error
+            self._while_waiting()
+            time.sleep(_ATTEMPT_S)
+        return self._await_leader(topic.topic)
+
+    def _create(self, topic: NewTopic) -> KafkaException | None:
+        """Return why it could not be made, if it could not."""
+        future = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[topic.topic]
+        try:
+            while not future.done():
+                wait([future], _ATTEMPT_S)
+                self._while_waiting()
+            future.result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                return error
+        return None
+
+    def _await_leader(self, name: str) -> TopicMetadata:
+        """Wait until the broker's metadata has a new topic, which takes a moment, with a leader."""
+        deadline, attempt_s = time.monotonic() + REQUEST_TIMEOUT_S, _ATTEMPT_S
+        while time.monotonic() < deadline:
+            try:
+                described = self._admin.list_topics(name, timeout=attempt_s).topics[name]
+            except KafkaException:
+                attempt_s = min(2 * attempt_s, REQUEST_TIMEOUT_S)
+            else:
+                if described.error is None and described.partitions:
+                    return described
+            self._while_waiting()
+            time.sleep(_LOOK_S)
+        raise Retryable(
+            "the topic was created but has no leader",
+            operation="create the topic",
+            subject=name,
+            exit_code=ExitCode.KAFKA_UNREACHABLE,
+        )
+
+
+def _not_created(error: KafkaException, topic: str) -> SlotbridgeError:
+    cause = error.args[0]
+    if cause.code() in TOPIC_REFUSALS:
+        return refused_topic(cause, "create the topic", topic)
+    return kafka_error(error, "create the topic", topic)
