@@ -1,7 +1,7 @@
 """The demonstration, stage by stage.
 
-bed -> tables -> bridge, subscription -> load -> slots ready -> pgbench -> SIGKILL the primary
--> slotfailover failover -> pgbench on the new primary -> stop -> compare the four copies
+bed -> tables with rows -> bridge, subscription -> snapshot, slots ready -> pgbench
+-> SIGKILL the primary -> slotfailover failover -> pgbench on the new primary -> stop -> compare the four copies
 """
 
 import threading
@@ -99,16 +99,21 @@ class _Demonstration:
 
     def _prepare(self) -> None:
         bed, services, stage = self._bed, self._services, self._display.stage
-        with stage("make tables, start bridge, subscription and Spark"):
-            services.write_config()
+        with stage(
+            f"make tables with {self._options.scale * workload.ACCOUNTS_PER_SCALE:,} accounts"
+        ):
             workload.make_tables(bed.primary, bed.dbname)
+            workload.load(bed.primary, bed.dbname, self._options.scale)
             workload.make_tables(bed.subscriber, bed.dbname)
+        with stage("start bridge, subscription and Spark"):
+            services.write_config()
             services.start_bridge()
             services.wait("the bridge streams", self._bridge_streams, timeout_s=60)
             self._subscribe()
             services.start_tables()
-        with stage(f"load {self._options.scale * workload.ACCOUNTS_PER_SCALE:,} accounts"):
-            workload.load(bed.primary, bed.dbname, self._options.scale)
+        with stage("wait until Kafka and the subscriber have the rows that were there before"):
+            services.wait("the snapshot is done", services.snapshot_done, timeout_s=240)
+            services.wait("the subscription is in sync", self._subscription_copied, timeout_s=240)
         with stage("wait until both failover slots are ready"):
             hasten_slot_sync(bed.primary.conninfo(bed.dbname), bed.standby.conninfo(bed.dbname))
             services.wait("all slots are ready", services.slots_ready, timeout_s=120)
@@ -230,9 +235,16 @@ class _Demonstration:
             connection.execute(
                 sql.SQL(
                     "CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION bank_copy"
-                    " WITH (failover = true, copy_data = false)"
+                    " WITH (failover = true)"
                 ).format(sql.Identifier(SUBSCRIPTION), bed.primary.conninfo(bed.dbname))
             )
+
+    def _subscription_copied(self) -> bool:
+        with psycopg.connect(self._bed.subscriber.conninfo(self._bed.dbname)) as connection:
+            row = connection.execute(
+                "SELECT count(*), count(*) FILTER (WHERE srsubstate = 'r') FROM pg_subscription_rel"
+            ).fetchone()
+        return row is not None and row[0] == row[1] == len(TABLES)
 
     def _bridge_streams(self) -> bool:
         with psycopg.connect(self._bed.primary.conninfo(self._bed.dbname)) as connection:

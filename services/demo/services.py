@@ -50,6 +50,7 @@ class Services:
                 "topic_prefix": PREFIX,
                 "partitions": 2,
             },
+            "snapshot": {"mode": "initial", "exclude": ["public.pgbench_history"]},
             "failover": {
                 "nodes": {
                     "a": bed.primary.conninfo(bed.dbname),
@@ -98,6 +99,10 @@ class Services:
     def slots_ready(self) -> bool:
         """Tell whether `slotfailover check` finds every failover slot ready."""
         return self._ask("slotfailover", "check", "--json")[0] == 0
+
+    def snapshot_done(self) -> bool:
+        """Tell whether `slotbridge snapshot status` says that all rows are in Kafka."""
+        return self._ask("slotbridge", "snapshot", "status", "--json")[0] == 0
 
     def fail_over(self) -> dict[str, Any]:
         """Run `slotfailover failover --yes`; return its report."""
