@@ -1,7 +1,8 @@
 """The demonstration, stage by stage.
 
 bed -> tables with rows -> bridge, subscription -> snapshot, slots ready -> pgbench
--> SIGKILL the primary -> slotfailover failover -> pgbench on the new primary -> stop -> compare the four copies
+-> SIGKILL the primary -> slotfailover failover -> pgbench on the new primary -> stop
+-> compare the four copies
 """
 
 import threading
