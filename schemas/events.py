@@ -54,7 +54,7 @@ class Source(_Contract):
     """Commit time since 1970; also `ts_us`, `ts_ns`."""
     ts_us: int
     ts_ns: int
-    snapshot: Literal["true", "false", "first", "last", "incremental"]
+    snapshot: Literal["true", "false", "first", "last", "incremental", "repair"]
     db: str
     sequence: str
     schema_: str = Field(alias="schema")
@@ -228,6 +228,7 @@ class ProgressRecord(_Contract):
     `ends`: topic -> [partition, offset after what the slot has written there, leader epoch], of the
     partitions that were written last; not in every record (services/bridge/sink/partition_ends.py).
     `topic_ids`: the id that Kafka has given to each of these topics, where it is known.
+    `repairing`: `slotbridge recover` was about to make the slot anew; only its end may follow.
 
     The rest identifies the server that the events were read from (docs/DELIVERY.md, "The evidence
     at a start"). A record of an older release lacks it; each such field is then not judged.
@@ -252,6 +253,7 @@ class ProgressRecord(_Contract):
     id_scheme: int = 1
     ends: dict[str, list[tuple[int, int, int]]] = {}
     topic_ids: dict[str, str] = {}
+    repairing: bool = False
     history: dict[int, int] | None = None
     origin_lsn: int = 0
     wal_lsn: int = 0
