@@ -131,7 +131,8 @@ def _prepared(settings: Settings) -> Iterator[tuple[Settings, Primary, Topics, S
 
 def _plan(diagnosis: Diagnosis, scope: Scope, settings: Settings) -> Iterator[str]:
     record, slot = diagnosis.record, require(settings.source, "source").slot
-    since = "the events in Kafka" if record is None else format_lsn(record.end_lsn)
+    known = record is not None and record.end_lsn
+    since = format_lsn(known) if known else "the events in Kafka"
     reason = diagnosis.reason
     yield f"why the bridge does not start: {reason.message if reason else 'nothing was found'}"
     yield "what is done:"
@@ -141,10 +142,21 @@ def _plan(diagnosis: Diagnosis, scope: Scope, settings: Settings) -> Iterator[st
     yield f"  4. the progress, also in the origin slotbridge_{slot}, moves to the new slot"
     yield f"what is lost: single changes between {since} and the new slot: Kafka gets what they"
     yield "  amount to; the messages of outboxes and logical messages of that time never come"
-    if settings.snapshot.mode == "never":
-        yield "snapshot.mode is never: rows that Kafka never had are published as well"
+    if why := _rows_never_published(settings):
+        yield f"{why}: rows that Kafka never had are published as well"
     for name, why in scope.left_out.items():
         yield f"not compared: {name}: {why}"
+
+
+def _rows_never_published(settings: Settings) -> str:
+    """Return the settings for which Kafka may lack rows with good reason, "" for none."""
+    snapshot, origin = settings.snapshot, require(settings.source, "source").origin
+    return ", ".join(
+        ["snapshot.mode is never"] * (snapshot.mode == "never")
+        + ["snapshot.exclude is set"] * bool(snapshot.exclude)
+        + ["snapshot.where is set"] * bool(snapshot.where)
+        + ["source.origin is none"] * (origin == "none")
+    )
 
 
 def _told(done: RecoveryRecord) -> Iterator[str]:

@@ -31,6 +31,17 @@ def publication_oid(connection: Connection, publication: str) -> int | None:
     return int(row[0]) if row is not None else None
 
 
+def unpublished_changes(connection: Connection, publication: str) -> tuple[str, ...] | None:
+    """Return what `publish` of the publication leaves out; None without such a publication."""
+    row = connection.execute(
+        "SELECT pubinsert, pubupdate, pubdelete, pubtruncate"
+        " FROM pg_publication WHERE pubname = %s",
+        [publication],
+    ).fetchone()
+    kinds = ("insert", "update", "delete", "truncate")
+    return row and tuple(kind for kind, sent in zip(kinds, row, strict=True) if not sent)
+
+
 def create_publication(connection: Connection, publication: str, tables: tuple[str, ...]) -> None:
     """Create the publication for `tables` (`schema.table` each), or for all tables when empty."""
     name = sql.Identifier(publication)

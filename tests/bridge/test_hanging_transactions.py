@@ -75,6 +75,15 @@ def test_each_witness_alone_is_enough() -> None:
     assert not was_committed(PART, part, confirmed_lsn=110, behind=[part])
 
 
+def test_a_slot_that_a_repair_has_made_anew_proves_nothing() -> None:
+    """It begins behind what the repair publishes, whether Kafka has committed that or not."""
+    noted, repaired = WHOLE.model_copy(update={"repairing": True}), record(499, 500)
+    assert was_committed(WHOLE, repaired, confirmed_lsn=500)
+    assert not was_committed(noted, repaired, confirmed_lsn=500, origin_lsn=110)
+    assert was_committed(noted, repaired, confirmed_lsn=500, shown=[Place(499, 7)])
+    assert was_committed(noted, repaired, confirmed_lsn=500, origin_lsn=500)
+
+
 @given(st.binary() | st.binary().map(lambda data: b"\0" + data) | st.none())
 def test_what_is_no_event_has_no_place(value: bytes | None) -> None:
     assert place_of(value, "p") is None or isinstance(place_of(value, "p"), Place)

@@ -50,6 +50,11 @@ def test_differences_make_the_first_rows_equal_to_the_second(
         (b'{"a":1e400}', b'{"a":1e401}', False),
         (b'{"a":12345678901234567890}', b'{"a":12345678901234567891}', False),
         (b'{"a":"1"}', b'{"a":1}', False),
+        (b'{"a":true}', b'{"a":1}', False),
+        (b'{"a":[true]}', b'{"a":[1]}', False),
+        (b'{"a":1,"gone":2}', b'{"a":1}', True),
+        (b'{"a":1}', b'{"a":1,"new":2}', False),
+        (b'{"a":1}', b'{"a":1,"new":null}', True),
         (UNKNOWN, b"{}", False),
     ],
 )

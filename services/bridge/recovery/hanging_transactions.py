@@ -24,7 +24,7 @@ left alone, or none the worse for a marker of ours.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Set
 from typing import Final, NamedTuple, Protocol
 
 import structlog
@@ -172,7 +172,7 @@ def _was_committed(
         record,
         confirmed_lsn=(found.confirmed_flush_lsn if found is not None else None) or 0,
         origin_lsn=primary.origin_lsn() or 0,
-        shown=[place for place in _shown(topics, stuck) if remaining(place, lost)],
+        shown=[place for place in shown(topics, stuck) if remaining(place, lost)],
         behind=read_visible(topics, slot).hidden if record is not None else (),
     )
 
@@ -275,7 +275,11 @@ def was_committed(
 
     Where commits wait, the slot is told of what was announced: but of a position with events only
     once Kafka had committed them, so also of the end of a record that covers whole transactions.
+    A repair makes the slot anew before Kafka has committed what it publishes: then the slot tells
+    nothing.
     """
+    if last is not None and last.repairing:
+        confirmed_lsn = 0
     recorded = last.end_lsn if last is not None else 0
     announced = max(recorded, last.ahead_lsn) if last is not None else 0
     told = hanging is not None and not hanging.seq and confirmed_lsn >= hanging.end_lsn
@@ -372,7 +376,7 @@ def _place(topics: Topics, message: Message) -> Place | None:
     return place_of_record(record, topics.prefix, outbox=topics.is_outbox(record.topic))
 
 
-def _shown(topics: Topics, stuck: Mapping[Partition, int]) -> Iterable[Place]:
+def shown(topics: Topics, stuck: Container[Partition] = ()) -> Iterable[Place]:
     """Yield the places of the last visible events of each partition that shows all it has."""
     for topic, partition in topics.event_partitions():
         if (topic, partition) not in stuck:

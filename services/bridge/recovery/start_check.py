@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
@@ -103,6 +103,7 @@ class StartCheck:
             self._check_beginning(seen)
         for hidden in visible.hidden:
             self._may_be(check_timeline, hidden, seen)
+        self._require_no_repair(records)
         if visible.record is not None:  # before markers of ours lengthen what has lost its end
             look = partial(cut_off, self._topics.settings)
             check_tails(self._topics, visible.record, look, go_on=self.go_on_without_lost)
@@ -148,6 +149,7 @@ class StartCheck:
         if record is None:
             self._check_beginning(seen)
             return seen
+        self._require_no_repair([record])
         try:
             check_witnesses(record, seen, self._slot)
         except Diverged as error:
@@ -222,6 +224,17 @@ class StartCheck:
                     None,
                     "use another kafka.topic_prefix, or delete all topics of this one first",
                 )
+
+    def _require_no_repair(self, records: Iterable[ProgressRecord]) -> None:
+        """Raise where a repair has begun: the slot may be new, and tells nothing of Kafka then."""
+        if any(record.repairing for record in records):
+            raise disagreement(
+                "`slotbridge recover` was broken off: the slot may begin after changes that Kafka "
+                "lacks",
+                self._slot,
+                None,
+                "run `slotbridge recover` again",
+            )
 
     def _several_slots(self, others: tuple[str, ...]) -> Exception:
         return disagreement(

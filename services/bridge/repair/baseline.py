@@ -19,6 +19,7 @@ import structlog
 from psycopg import pq
 
 from schemas.errors import ExitCode, Retryable, SetupError
+from schemas.events import HEARTBEAT_PREFIX
 from schemas.lsn import format_lsn
 from services.bridge.pgoutput.messages import Row
 from services.bridge.repair.diagnosis import OPERATION
@@ -28,6 +29,7 @@ from services.bridge.snapshot.visibility import parse_sight
 from services.bridge.source.replication_connection import SESSION_OPTIONS, ReplicationConnection
 from services.bridge.source.server_errors import connect_error, server_error
 from services.postgres import slots
+from services.postgres.publications import unpublished_changes
 from services.postgres.published_tables import published_tables
 from services.postgres.rows import one_row
 from services.postgres.server import Connection, written_lsn
@@ -42,6 +44,8 @@ _FETCH_ROWS_FIRST: Final = 16
 _FETCH_ROWS_MAX: Final = 5_000
 _CURSOR: Final = "slotbridge_recover"
 _TELL_S: Final = 5.0
+_EMIT: Final = "SELECT pg_logical_emit_message(false, %s, %s)"
+"""With the prefix of heartbeats: a bridge of another slot does not publish it."""
 
 
 class Baseline:
@@ -71,6 +75,11 @@ class Baseline:
         """Return the published tables as they are now."""
         with self._statement("inspect the published tables"):
             return [shape_of(one) for one in published_tables(self._now, self._publication)]
+
+    def unpublished(self) -> tuple[str, ...] | None:
+        """Return the kinds of changes that the publication leaves out; None: there is none."""
+        with self._statement("read the publication"):
+            return unpublished_changes(self._now, self._publication)
 
     def require_none_prepared(self) -> None:
         """Raise SetupError where transactions are prepared: the new slot would wait for them."""
@@ -110,7 +119,7 @@ class Baseline:
                         lsn=format_lsn(now_lsn),
                         beyond=format_lsn(lsn),
                     )
-                self._now.execute("SELECT pg_logical_emit_message(false, 'slotbridge', '')")
+                self._now.execute(_EMIT, [HEARTBEAT_PREFIX, self._slot])
                 self._now.execute("SELECT pg_switch_wal()")
         raise SetupError(
             f"the server's WAL is at {format_lsn(now_lsn)}, Kafka has events up to "
@@ -216,6 +225,7 @@ class Baseline:
         options = (
             f"{given} {SESSION_OPTIONS} -c lock_timeout={_LOCK_S}s -c statement_timeout=0"
             " -c row_security=off -c jit=off -c idle_in_transaction_session_timeout=0"
+            " -c idle_session_timeout=0 -c transaction_timeout=0"
             " -c synchronous_commit=local"
         )
         try:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.events import ProgressRecord
+from services.bridge.recovery.places import Lost
 from services.bridge.recovery.start_check import StartCheck
 from services.bridge.recovery.visible_record import read_visible
 from services.bridge.sink.topics import Topics
@@ -29,6 +30,19 @@ class Diagnosis(NamedTuple):
 
     reason: SlotbridgeError | None
     record: ProgressRecord | None
+
+
+class Unjudged:
+    """Decides what hangs in Kafka by Kafka alone: whatever is wrong then is repaired after it."""
+
+    go_on_without_lost = True
+
+    def may_decide(self, _record: ProgressRecord | None) -> None:
+        """Let it be decided."""
+
+    def lost(self) -> Lost:
+        """Take no event for lost."""
+        return lambda _timeline, _commit_lsn: False
 
 
 def diagnose(check: StartCheck, topics: Topics, slot: str, system: str) -> Diagnosis:

@@ -1,7 +1,7 @@
 """The rows that a table's topic tells: its committed events, folded key by key.
 
 c, r, u      the key has the row `after`
-d            the key is gone; so it is after a tombstone
+d            the key is gone; so it is after a tombstone, unless the topic is several tables'
 t            all keys of that partition are gone
 a value that the WAL lacked       the one that the row had before; else the row is UNKNOWN
 """
@@ -30,10 +30,14 @@ class Fold:
     `placeholders`: column -> what its value is in an event when the WAL lacked it.
     """
 
-    def __init__(self, topics: Topics, rows: RowStore, placeholders: Mapping[str, Any]) -> None:
+    def __init__(
+        self, topics: Topics, rows: RowStore, placeholders: Mapping[str, Any], *, shared: bool
+    ) -> None:
+        """`shared`: other tables may have the topic too, whose keys may be equal."""
         self._topics = topics
         self._rows = rows
         self._placeholders = placeholders
+        self._shared = shared
         self._waiting: dict[bytes, Told] = {}
         self.commit_lsn = 0
         self.events = 0
@@ -60,7 +64,9 @@ class Fold:
         key, value = message.key(), message.value()
         key = key.encode() if isinstance(key, str) else key
         if value is None:
-            if key is not None and (known := self._known(key)) is not None:
+            if key is None or self._shared:
+                return
+            if (known := self._known(key)) is not None:
                 self._waiting[key] = known._replace(row=None)
             return
         event = _event(value, topic, partition, message.offset())

@@ -2,6 +2,7 @@
 
     fence      no other bridge of this slot can write any more; what hangs in Kafka is ended
     fold       each table's topic, into a file
+    note       a progress record says that the slot is about to be made anew (`repairing`)
     baseline   the WAL is beyond all that Kafka has; the slot is made anew; the rows of each table
                exactly where it begins are compared with the fold
     secure     the standbys have the WAL up to there: no failover takes back what was read
@@ -10,12 +11,12 @@
     origin     is moved to the new slot's beginning
 
 Killed before the Kafka transaction is committed, it has changed nothing that consumers see: the
-bridge refuses to start as before, or because the slot is ahead of Kafka's record, and the repair
-begins anew. The new slot comes later than the record's allowance to be ahead (`ahead_lsn`), which
-is taken back first.
+bridge refuses to start as before, or because of that note, and the repair begins anew. Without it,
+the new slot's position would be taken for a proof of what Kafka has.
 """
 
 import contextlib
+import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from typing import Final
 
 import structlog
 
-from schemas.errors import BadInput, ExitCode, Retryable
+from schemas.errors import BadInput, ExitCode, Retryable, SetupError
 from schemas.events import ProgressRecord, recovery_topic, snapshot_topic
 from schemas.recovery import RecoveryRecord, TableRepair
 from schemas.settings import Settings, require
@@ -37,17 +38,17 @@ from services.bridge.failpoints import reach
 from services.bridge.progress.consistency import Witnesses, reached
 from services.bridge.progress.ledger import Position
 from services.bridge.recovery.accept_divergence import lost_staging
-from services.bridge.recovery.hanging_transactions import require_told
-from services.bridge.recovery.places import Lost
+from services.bridge.recovery.hanging_transactions import require_told, shown
 from services.bridge.recovery.republish import settle_all
 from services.bridge.recovery.resume_record import Records
 from services.bridge.recovery.start_check import StartCheck
 from services.bridge.repair.baseline import Baseline
-from services.bridge.repair.diagnosis import OPERATION, Diagnosis
+from services.bridge.repair.diagnosis import OPERATION, Diagnosis, Unjudged
 from services.bridge.repair.fold import Fold
 from services.bridge.repair.repair_events import RepairEvents
 from services.bridge.repair.row_store import RowStore
-from services.bridge.repair.scope import Scope, scope_of
+from services.bridge.repair.scope import Scope, require_all_published, scope_of
+from services.bridge.sink.dead_letters import OneOrigin, Origin, RefusalLearned, Refused
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot.progress import (
@@ -57,7 +58,7 @@ from services.bridge.snapshot.progress import (
     progress_event,
     told_progress,
 )
-from services.bridge.snapshot.reader import SnapshotReader
+from services.bridge.snapshot.reader import NotNow, SnapshotReader
 from services.bridge.snapshot.tables import TableShape
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
@@ -82,19 +83,6 @@ class Compared:
     whole: bool = True
     rows: int = 0
     counts: dict[str, int] = field(default_factory=lambda: {"c": 0, "u": 0, "d": 0})
-
-
-class Unjudged:
-    """Decides what hangs in Kafka by Kafka alone: whatever is wrong then is repaired after it."""
-
-    go_on_without_lost = True
-
-    def may_decide(self, _record: ProgressRecord | None) -> None:
-        """Let it be decided."""
-
-    def lost(self) -> Lost:
-        """Take no event for lost."""
-        return lambda _timeline, _commit_lsn: False
 
 
 class Repair:
@@ -130,10 +118,12 @@ class Repair:
         self._baseline = Baseline(primary.conninfo, self._source.slot, self._source.publication)
         self._tables: dict[str, Compared] = {}
         self._commit_lsn = 0
+        self._refused = Refused()
 
     @property
     def scope(self) -> Scope:
-        """The tables as they are now. Raise SettingsError where one can't be compared."""
+        """The tables as they are now. Raise SlotbridgeError where one can't be compared."""
+        require_all_published(self._source.publication, self._baseline.unpublished())
         return scope_of(self._baseline.published(), self._shaping, self._without)
 
     def close(self) -> None:
@@ -149,10 +139,28 @@ class Repair:
         producer = self._producer()
         try:
             last = self._fence(producer)
-            known_lsn = self._fold(scope, last)
-            self._compare(scope, known_lsn)
+            self._baseline.move_beyond(self._fold(scope, last))
+            self._note(producer, last)
+            self._compare(scope)
             self._secure()
-            done = self._publish(producer, scope, last)
+            while True:
+                try:
+                    done = self._publish(producer, scope, last)
+                except RefusalLearned as error:
+                    logger.warning("sending again, record by record", reason=str(error))
+                    producer.abandon()
+                    producer = self._producer()
+                    self._fence(producer)
+                else:
+                    break
+        except sqlite3.Error as error:
+            raise SetupError(
+                f"the rows can't be kept on disk: {error}",
+                operation=OPERATION,
+                subject=f"bridge.spool_folder {self._bridge.spool_folder}",
+                hint="make room there, or name another folder; then run this again",
+                exit_code=ExitCode.DISK_FULL,
+            ) from error
         finally:
             producer.abandon()
         self._primary.move_origin(self._baseline.lsn)
@@ -161,13 +169,13 @@ class Repair:
 
     def _producer(self) -> TransactionalProducer:
         return TransactionalProducer(
-            *(self._kafka, self._bridge, self._topics, self._source.slot),
+            *(self._kafka, self._bridge, self._topics, self._source.slot, self._refused),
             on_disturbance=partial(require_told, self._topics, self._source.slot, lambda: None),
             former_ids=self._check.former_ids,
         )
 
     def _fence(self, producer: TransactionalProducer) -> ProgressRecord | None:
-        """Fence other bridges and end what hangs; return the last record, which allows nothing."""
+        """Fence other bridges and end what hangs; return the last record."""
         slot = self._source.slot
         producer.begin_session()
         reach("recover fenced")
@@ -178,9 +186,6 @@ class Repair:
         )
         last = self._topics.last_progress(slot)
         producer.follow(last)
-        if last is not None and last.ahead_lsn:
-            last = last.model_copy(update={"ahead_lsn": 0})
-            producer.commit(last)
         return last
 
     def _fold(self, scope: Scope, last: ProgressRecord | None) -> int:
@@ -191,8 +196,12 @@ class Repair:
             topic = encoder.topic(shape.relation)
             table = Compared(shape, RowStore(self._file(number)))
             self._tables[shape.name] = table
-            fold = Fold(self._topics, table.store, encoder.placeholders(shape.relation))
-            table.whole = fold.read(topic, shape.relation.schema, shape.relation.table)
+            name = shape.relation.schema, shape.relation.table
+            fold = Fold(
+                *(self._topics, table.store, encoder.placeholders(shape.relation)),
+                shared=self._shaping.naming.table(*name).routed,
+            )
+            table.whole = fold.read(topic, *name)
             known_lsn = max(known_lsn, fold.commit_lsn + 1)
             logger.info(
                 "read the topic of a table",
@@ -202,11 +211,16 @@ class Repair:
                 tables=len(scope.compared),
                 whole=table.whole,
             )
-        return known_lsn
+        return max([known_lsn, *(place.commit_lsn + 1 for place in shown(self._topics))])
 
-    def _compare(self, scope: Scope, known_lsn: int) -> None:
+    def _note(self, producer: TransactionalProducer, last: ProgressRecord | None) -> None:
+        """Let no bridge start on the new slot before Kafka has what lies before it."""
+        beginning = self._record(self._check.witnesses(), Position(0, 0, 0))
+        noted = {"repairing": True, "ahead_lsn": 0, "ts_ms": beginning.ts_ms}
+        producer.commit((last or beginning).model_copy(update=noted))
+
+    def _compare(self, scope: Scope) -> None:
         baseline = self._baseline
-        baseline.move_beyond(known_lsn)
         reach("recover dropping")
         baseline.make(
             two_phase=self._source.two_phase,
@@ -259,19 +273,23 @@ class Repair:
             deadline_ms=self._bridge.sql_deadline_ms,
         )
         with contextlib.closing(reader):
-            lsn = reader.mark("recover")
             until = time.monotonic() + STANDBYS_DEADLINE_S
-            while not reader.has_standbys_up_to(lsn):
-                if time.monotonic() > until:
-                    raise Retryable(
-                        "the standbys in synchronized_standby_slots are behind",
-                        operation=OPERATION,
-                        subject=f"slot {self._source.slot}",
-                        lsn=lsn,
-                        hint="start them, or correct synchronized_standby_slots; run this again",
-                        exit_code=ExitCode.SERVER_UNREACHABLE,
-                    )
-                time.sleep(0.1)
+            try:
+                lsn = reader.mark("recover")
+                while not reader.has_standbys_up_to(lsn) and time.monotonic() < until:
+                    time.sleep(0.1)
+                why = "" if reader.has_standbys_up_to(lsn) else "they are behind"
+            except NotNow as error:
+                why = str(error)
+        if why:
+            raise Retryable(
+                f"not known whether a failover would take back what was read: {why}",
+                operation=OPERATION,
+                subject="synchronized_standby_slots",
+                lsn=self._baseline.lsn,
+                hint="start the standbys, or correct synchronized_standby_slots; run this again",
+                exit_code=ExitCode.SERVER_UNREACHABLE,
+            )
 
     def _publish(
         self, producer: TransactionalProducer, scope: Scope, last: ProgressRecord | None
@@ -295,17 +313,18 @@ class Repair:
             ts_ms=now_ms,
         )
         topic = self._topics.prepare_late(recovery_topic)
+        origins = OneOrigin(Origin(0, self._commit_lsn, self._baseline.lsn))
         waiting = [Event(topic, done.slot.encode(), done.model_dump_json().encode())]
         waiting += lost_staging(self._topics, self._source.slot, 0)
         waiting += self._snapshots_done(seen, now_ms)
         for event in self._events():
             waiting.append(event)
             if len(waiting) >= _SEND_EVENTS:
-                producer.send(waiting)
+                producer.send(waiting, origins)
                 waiting = []
-        producer.send(waiting)
+        producer.send(waiting, origins)
         reach("recover sent")
-        producer.commit(self._record(seen))
+        producer.commit(self._record(seen, Position(self._commit_lsn, self._baseline.lsn, 0)))
         reach("recover committed")
         return done
 
@@ -339,7 +358,7 @@ class Repair:
                 told = told_progress(owner, progress, place, now_ms)
                 yield progress_event(self._kafka.topic_prefix, told)
 
-    def _record(self, seen: Witnesses) -> ProgressRecord:
+    def _record(self, seen: Witnesses, position: Position) -> ProgressRecord:
         heartbeat = Heartbeat(
             self._source.slot,
             interval_ms=self._bridge.heartbeat_interval_ms,
@@ -347,7 +366,7 @@ class Repair:
         )
         records = Records(self._source.slot, heartbeat)
         records.seen = seen
-        return records.at(Position(self._commit_lsn, self._baseline.lsn, 0), {})
+        return records.at(position, {})
 
     def _encoder(self, xid: int) -> RepairEvents:
         """Make what encodes as streaming does, for the transaction at `commit_lsn`."""

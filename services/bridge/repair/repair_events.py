@@ -5,12 +5,16 @@ slot begins. No transaction of the server has it, and all later ones have higher
 """
 
 import json
+from typing import Final
 
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.rows import Table
 from services.bridge.pgoutput.messages import Relation, Row, Truncate
 from services.bridge.repair.comparison import Difference
 from services.bridge.snapshot.row_events import RowEvents
+
+_BEFORE_MAX: Final = 250_000
+"""Characters. With a longer old row, an update may exceed what Kafka took of either row."""
 
 
 class RepairEvents(RowEvents):
@@ -51,6 +55,8 @@ class RepairEvents(RowEvents):
         """Return the event of a difference, and the tombstone behind a delete."""
         table = self._table(relation, seq)
         before = "null" if found.before is None else _in_columns_of(table, found.before)
+        if found.op == "u" and len(before) > _BEFORE_MAX:
+            before = "null"
         if found.op == "d" and found.before is None:
             before = _in_columns_of(table, found.key)
         after = "null" if found.after is None else found.after.decode()

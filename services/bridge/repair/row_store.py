@@ -34,6 +34,7 @@ class RowStore:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
+        path.touch(mode=0o600, exist_ok=False)
         self._path = path
         self._db = sqlite3.connect(path, isolation_level=None)
         for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}"):

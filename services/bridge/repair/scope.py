@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from schemas.errors import SettingsError
+from schemas.errors import ExitCode, SettingsError, SetupError
 from schemas.naming import table_matches
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.repair.diagnosis import OPERATION
@@ -15,6 +15,32 @@ class Scope(NamedTuple):
 
     compared: Sequence[TableShape]
     left_out: Mapping[str, str]
+
+
+def require_all_published(publication: str, unpublished: Sequence[str] | None) -> None:
+    """Raise SetupError where topics are not meant to be equal to tables, or no table is chosen.
+
+    `unpublished`: kinds of changes that the publication leaves out; None: there is none.
+    """
+    if unpublished is None:
+        raise SetupError(
+            "the publication is gone: it tells which tables are compared",
+            operation=OPERATION,
+            subject=f"publication {publication}",
+            hint="make it again for the tables that have topics, then run this again",
+            exit_code=ExitCode.SERVER_SETTING,
+        )
+    if unpublished:
+        raise SetupError(
+            f"the publication leaves out {', '.join(unpublished)}: topics rightly differ from "
+            "their tables",
+            operation=OPERATION,
+            subject=f"publication {publication}",
+            hint="if they are to be equal: ALTER PUBLICATION … SET (publish = 'insert, update, "
+            "delete, truncate'), run this again, and set it back; else start over with a new slot "
+            "and topic prefix",
+            exit_code=ExitCode.SERVER_SETTING,
+        )
 
 
 def scope_of(shapes: Iterable[TableShape], shaping: Shaping, without: Sequence[str]) -> Scope:

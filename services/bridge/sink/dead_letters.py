@@ -83,6 +83,22 @@ class Origins:
         return Origin(portion.stamp.xid, portion.stamp.commit_lsn, last)
 
 
+class OneOrigin(Origins):
+    """All events are of one transaction."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+
+    @property
+    def last_lsn(self) -> int:
+        """Return the commit_lsn of that transaction."""
+        return self._origin.commit_lsn
+
+    def of(self, _index: int) -> Origin:
+        """Return the one origin."""
+        return self._origin
+
+
 def identity(event: Event, origin: Origin) -> Identity:
     """Return what tells a record from all others, also when it is encoded again."""
     return event.topic, origin.commit_lsn, event.seq, event.value is None
