@@ -21,6 +21,7 @@ class TopicSettings(BaseModel):
     partitions: int | None = Field(None, ge=1, le=10_000)
     """1 keeps a table without a key in order."""
     replication_factor: Annotated[int, Field(ge=1, le=32)] | Literal[-1] | None = None
+    """Copies of each of these topics; unset: as kafka.replication_factor says."""
     config: dict[str, str | int | float | bool] = {}
     """The topic's configuration (cleanup.policy, retention.ms, compression.type …)."""
 
