@@ -31,7 +31,12 @@ def recover(
     config: Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what is wrong, and what would be done.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only say what is wrong, and what would be done. The bridge's own topics are made "
+            "where they are missing, as at any start.",
+        ),
     ] = False,
     without: Annotated[
         list[str] | None,

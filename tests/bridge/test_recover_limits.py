@@ -1,6 +1,10 @@
 """What `slotbridge recover` meets beside rows: refused records, shared topics, publications."""
 
 import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -13,6 +17,7 @@ from tests.bridge.recovering import drop_slot, recover, recovered
 from tests.bridge.running import Bridge
 from tests.bridge.test_dead_letters import dead, noise
 from tests.providers.interface import Broker, Provider
+from tests.providers.waiting import eventually
 
 
 @pytest.fixture
@@ -51,6 +56,39 @@ def test_rows_that_kafka_refuses_are_dead_letters_again(
         connection.execute("INSERT INTO t VALUES (5, 'small')")
         stop(bridge)
     assert [e["after"]["id"] for e in bridge.events("t")] == [1, 2, 4, 5]
+
+
+def test_an_open_transaction_is_named_and_can_be_left(conninfo: str, new_bridge: NewBridge) -> None:
+    """A new slot waits for it. Given up by Ctrl-C, nothing stays behind on the server."""
+    bridge = new_bridge(conninfo)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        bridge.start().streaming()
+        connection.execute("INSERT INTO t VALUES (1)")
+        stop(bridge)
+        drop_slot(connection, bridge.slot)
+        with psycopg.connect(conninfo, application_name="slow_report") as other:
+            other.execute("INSERT INTO t VALUES (2)")
+            program = str(Path(sys.executable).parent / "slotbridge")
+            command = [program, "recover", "--config", str(bridge.config), "--yes"]
+            with subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            ) as running:
+                assert running.stdout is not None
+                said = next(line for line in running.stdout if "(slow_report) since" in line)
+                assert f"pid {other.info.backend_pid} " in said
+                running.send_signal(signal.SIGINT)
+                running.stdout.read()
+                assert running.wait(60) == 130
+            slots = "SELECT FROM pg_replication_slots WHERE slot_name = %s"
+            eventually(
+                lambda: not connection.execute(slots, [bridge.slot]).fetchall(),
+                what="the slot is not made",
+                timeout_s=60,
+            )
+        assert recovered(bridge).tables["public.t"].created == 1
+        bridge.start().streaming()
+        stop(bridge)
 
 
 def test_tables_with_one_topic_and_equal_keys(conninfo: str, new_bridge: NewBridge) -> None:

@@ -21,6 +21,7 @@ from psycopg import pq
 from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.events import HEARTBEAT_PREFIX
 from schemas.lsn import format_lsn
+from schemas.settings import SourceSettings
 from services.bridge.pgoutput.messages import Row
 from services.bridge.repair.diagnosis import OPERATION
 from services.bridge.snapshot.reader import FETCH_BYTES, shape_of
@@ -32,7 +33,7 @@ from services.postgres import slots
 from services.postgres.publications import unpublished_changes
 from services.postgres.published_tables import published_tables
 from services.postgres.rows import one_row
-from services.postgres.server import Connection, written_lsn
+from services.postgres.server import Connection, Server, written_lsn
 
 logger = structlog.get_logger(__name__)
 
@@ -44,6 +45,10 @@ _FETCH_ROWS_FIRST: Final = 16
 _FETCH_ROWS_MAX: Final = 5_000
 _CURSOR: Final = "slotbridge_recover"
 _TELL_S: Final = 5.0
+_OPEN: Final = """
+    SELECT pid, coalesce(nullif(application_name, ''), usename),
+           to_char(xact_start, 'YYYY-MM-DD HH24:MI:SS TZ')
+      FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start LIMIT 3"""
 _EMIT: Final = "SELECT pg_logical_emit_message(false, %s, %s)"
 """With the prefix of heartbeats: a bridge of another slot does not publish it."""
 
@@ -51,11 +56,13 @@ _EMIT: Final = "SELECT pg_logical_emit_message(false, %s, %s)"
 class Baseline:
     """Made by `make`; read from by `shapes` and `rows`; ended by `close`."""
 
-    def __init__(self, conninfo: str, slot: str, publication: str) -> None:
+    def __init__(self, conninfo: str, source: SourceSettings, server: Server) -> None:
         """Open two connections: one reads rows, the other one sees the server as it is now."""
         self._conninfo = conninfo
-        self._slot = slot
-        self._publication = publication
+        self._server = server
+        self._told = 0.0
+        self._slot = source.slot
+        self._publication = source.publication
         self._rows: Connection = self._connect()
         self._now: Connection = self._connect()
         self._exporter: ReplicationConnection | None = None
@@ -141,13 +148,30 @@ class Baseline:
             sql_deadline_ms=int(1000 * deadline_s),
             name=APPLICATION,
         )
-        self.lsn, snapshot = self._exporter.create_slot(two_phase=two_phase, deadline_s=deadline_s)
+        if self._exporter.identify() != (self._server.system_identifier, self._server.timeline):
+            raise Retryable("the server changed meanwhile", operation=OPERATION)
+        self._told = time.monotonic()
+        self.lsn, snapshot = self._exporter.create_slot(
+            two_phase=two_phase, deadline_s=deadline_s, while_waiting=self._tell_open
+        )
         with self._statement("import the database snapshot"):
             self._rows.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             self._rows.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
             row = one_row(self._rows.execute("SELECT pg_current_snapshot()::text"))
             self.xmin = parse_sight(row[0]).xmin
         logger.info("made the slot anew", slot=self._slot, lsn=format_lsn(self.lsn))
+
+    def _tell_open(self) -> None:
+        """Say now and then which transactions the new slot waits for."""
+        if time.monotonic() - self._told < _TELL_S:
+            return
+        self._told = time.monotonic()
+        with self._statement("look for open transactions"):
+            found = self._now.execute(_OPEN).fetchall()
+        logger.info(
+            "the new slot waits for the transactions that are open",
+            oldest=[f"pid {pid} ({name}) since {since}" for pid, name, since in found],
+        )
 
     def shapes(self) -> list[TableShape]:
         """Lock the published tables, and return them as they were where the slot begins.

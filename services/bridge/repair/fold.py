@@ -19,7 +19,9 @@ from services.bridge.repair.comparison import UNKNOWN
 from services.bridge.repair.row_store import RowStore, Told
 from services.bridge.sink.topics import Topics
 
-_DEADLINE_S: Final = 3600.0
+_OPEN_S: Final = 120.0
+"""How long another producer's transaction may stay open."""
+_DEADLINE_S: Final = 7 * 86_400.0
 _ROWS_AT_ONCE: Final = 2_000
 OPERATION: Final = "fold the topic"
 
@@ -54,6 +56,8 @@ class Fold:
             with self._topics.reader(topic, partition) as reader:
                 low, end = reader.bounds()
                 whole = whole and low == 0
+                for _ in reader.messages(max(low, end - 1), end, time.monotonic() + _OPEN_S):
+                    pass  # nothing before is hidden by a transaction that is open
                 messages = reader.messages(low, end, time.monotonic() + _DEADLINE_S)
                 for message in messages:
                     self._take(partition, message, (schema, table), topic)

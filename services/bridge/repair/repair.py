@@ -115,7 +115,7 @@ class Repair:
         self._without = without
         self._shaping = Shaping(settings.shaping, self._kafka.topic_prefix)
         self._encoders = Encoders(self._bridge, money_digits=primary.money_digits())
-        self._baseline = Baseline(primary.conninfo, self._source.slot, self._source.publication)
+        self._baseline = Baseline(primary.conninfo, self._source, primary.server)
         self._tables: dict[str, Compared] = {}
         self._commit_lsn = 0
         self._refused = Refused()
@@ -211,6 +211,7 @@ class Repair:
                 tables=len(scope.compared),
                 whole=table.whole,
             )
+        known_lsn = max(known_lsn, self._primary.origin_lsn() or 0)
         return max([known_lsn, *(place.commit_lsn + 1 for place in shown(self._topics))])
 
     def _note(self, producer: TransactionalProducer, last: ProgressRecord | None) -> None:

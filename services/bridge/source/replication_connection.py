@@ -20,7 +20,7 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from schemas.errors import Retryable, SlotbridgeError
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.lsn import format_lsn, parse_lsn
 from services.bridge import compiled
 from services.bridge.compiled import Messages, new_messages
@@ -38,6 +38,7 @@ _XLOG_HEADER_BYTES: Final = 25
 _FAILED: Final = -2
 """PQgetCopyData's word for an error; psycopg raises it."""
 FEEDBACK_DEADLINE_S: Final = 10.0
+_LOOK_S: Final = 0.2
 READS_MAX: Final = 16
 READ_BYTES: Final = 2**18
 """Limits of one read: how many reads of the socket, and about how many bytes."""
@@ -142,16 +143,33 @@ class ReplicationConnection:
                 points[int(fields[0])] = parse_lsn(fields[1].strip())
         return points
 
-    def create_slot(self, *, two_phase: bool, deadline_s: float) -> tuple[int, str]:
+    def create_slot(
+        self, *, two_phase: bool, deadline_s: float, while_waiting: Callable[[], None]
+    ) -> tuple[int, str]:
         """Make the failover slot; return the LSN where it begins, and a database snapshot's name.
 
         The snapshot has exactly what was committed before that LSN. It can be imported until the
         next command, or the end, of this connection. Waits until all transactions of this moment
         have ended. Source: protocol-replication, CREATE_REPLICATION_SLOT.
+        Given up at the deadline, or when `while_waiting` raises: the server makes no slot then.
         """
         options = f"SNAPSHOT 'export', FAILOVER{', TWO_PHASE' if two_phase else ''}"
         command = f"CREATE_REPLICATION_SLOT {self._slot} LOGICAL pgoutput ({options})"
-        result = self._execute(command, deadline_s=deadline_s)
+        until = time.monotonic() + deadline_s
+        try:
+            self._conn.send_query(command.encode())
+            while self._conn.is_busy():
+                self._require_before(until)
+                while_waiting()
+                wait_readable([self._conn.socket], _LOOK_S)
+                self._conn.consume_input()
+            result = self._conn.get_result()
+        except psycopg.Error as error:
+            raise self._lost(str(error)) from error
+        except BaseException:
+            self._cancel()
+            raise
+        self._require(result, pq.ExecStatus.TUPLES_OK, command)
         return parse_lsn(_text(result, 0, 1)), _text(result, 0, 2)
 
     def read_wal(self, start: int, stop: int, timeline: int) -> bytes:
@@ -292,21 +310,37 @@ class ReplicationConnection:
         if time.monotonic() >= deadline:
             raise self._lost("the server takes no feedback")
 
-    def _execute(
-        self,
-        command: str,
-        expected: pq.ExecStatus = pq.ExecStatus.TUPLES_OK,
-        deadline_s: float | None = None,
-    ) -> Any:
-        with cut_off_after(deadline_s or self._deadline_s, self._conn.socket):
+    def _execute(self, command: str, expected: pq.ExecStatus = pq.ExecStatus.TUPLES_OK) -> Any:
+        with cut_off_after(self._deadline_s, self._conn.socket):
             result = self._conn.exec_(command.encode())
-        if result.status != expected:
-            state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-            message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
+        self._require(result, expected, command)
+        return result
+
+    def _require(self, result: Any, expected: pq.ExecStatus, command: str) -> None:
+        if result is None or result.status != expected:
+            field = pq.DiagnosticField
+            state, message = (
+                ((result and result.error_field(one)) or b"").decode()
+                for one in (field.SQLSTATE, field.MESSAGE_PRIMARY)
+            )
             raise server_error(
                 state, message or self._error(), f"run {command.split()[0]}", f"slot {self._slot}"
             )
-        return result
+
+    def _require_before(self, until: float) -> None:
+        if time.monotonic() > until:
+            raise Retryable(
+                "transactions stay open, and a new slot waits for their end",
+                operation="make the slot",
+                subject=f"slot {self._slot}",
+                hint="end them, and run this again",
+                exit_code=ExitCode.SERVER_UNREACHABLE,
+            )
+
+    def _cancel(self) -> None:
+        """Ask the server to give the command up, which it would not while it waits for others."""
+        with contextlib.suppress(psycopg.Error):
+            self._conn.get_cancel().cancel()
 
     def _end_gathering(self) -> None:
         if self._gathering is not None:
