@@ -1,20 +1,30 @@
 """The snapshot: its settings, and what `<prefix>.snapshot` tells of each table.
 
-    topic               key           value
-    <prefix>.snapshot   SnapshotKey   SnapshotProgress, compacted, one partition
+    topic               key                  value
+    <prefix>.snapshot   SnapshotKey          SnapshotProgress
+    compacted           SnapshotRequestKey   SnapshotRequest
 
-A SnapshotProgress is written in the same Kafka transaction as the rows that it counts.
+A SnapshotProgress is written in the same Kafka transaction as the rows that it counts, a
+SnapshotRequest in the one of the source transaction that inserted the signal.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from schemas.shaping import TablePattern
 
 SNAPSHOT_PREFIX = "slotbridge.snapshot"
 """The prefix of the logical messages that mark where a chunk of rows belongs in the stream."""
-Mode = Literal["never", "initial", "initial_only"]
+Mode = Literal["never", "initial", "initial_only", "on_request"]
+READ_ALL: Mapping[Mode, bool] = {
+    "never": False,
+    "initial": True,
+    "initial_only": True,
+    "on_request": False,
+}
+"""Whether a mode reads all tables by itself."""
 
 
 class _Part(BaseModel):
@@ -35,7 +45,11 @@ class SnapshotSettings(_Part):
 
     mode: Mode = "never"
     """`initial`: publish the rows of each published table once, beside the stream of changes.
-    `initial_only`: the same, then stop. `never`: changes alone."""
+    `initial_only`: the same, then stop. `on_request`: the rows of tables that a signal names.
+    `never`: changes alone."""
+    signal_table: TablePattern | None = None
+    """`schema.table` of a published table whose inserts ask for rows, as Debezium's signals do:
+    columns id, type, data. The bridge's role evaluates the SQL conditions of whoever may insert."""
     exclude: tuple[TablePattern, ...] = ()
     """`schema.table` (`*` for any characters) of tables whose rows are not read; their changes are
     published all the same."""
@@ -46,6 +60,14 @@ class SnapshotSettings(_Part):
     hold_ms: int = Field(100, ge=1, le=10_000)
     """How long the stream may stand still for a chunk, about: chunks are made as large as that
     allows."""
+
+    @model_validator(mode="after")
+    def _signals(self) -> "SnapshotSettings":
+        if self.mode == "on_request" and self.signal_table is None:
+            raise ValueError("mode on_request needs signal_table")
+        if self.signal_table is not None and (self.mode == "never" or "*" in self.signal_table):
+            raise ValueError("signal_table is one table, and needs another mode than never")
+        return self
 
 
 class SnapshotKey(_Part):
@@ -80,4 +102,30 @@ class SnapshotProgress(_Part):
     seq: int
     seen_lsn: int = 0
     """The chunk's rows show nothing that was committed after this LSN; 0: not known."""
+    ts_ms: int
+
+
+class SnapshotRequestKey(_Part):
+    """The key of a SnapshotRequest: a later one of its kind for the same tables replaces it."""
+
+    slot: str
+    request: Literal["read", "pause"]
+    tables: str
+
+
+class SnapshotRequest(_Part):
+    """A signal: what the insert at (`commit_lsn`, `seq`) asks for `tables` (`*`: any characters).
+
+    `read`: their rows are read from the beginning, whatever was read of them before `commit_lsn`,
+    where `where` holds. `stop`: they are not read on. `pause`, `resume`: not until `resume`.
+    """
+
+    slot: str
+    id: str
+    type: Literal["read", "stop", "pause", "resume"]
+    tables: str
+    where: str
+    timeline: int
+    commit_lsn: int
+    seq: int
     ts_ms: int

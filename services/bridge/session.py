@@ -23,7 +23,7 @@ from schemas.events import PreparedRecord, ProgressRecord, prepared_topic, schem
 from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
-from schemas.snapshot import SnapshotSettings
+from schemas.snapshot import READ_ALL, SnapshotSettings
 from services.bridge import compiled, metrics
 from services.bridge.events.envelope import Envelope
 from services.bridge.events.formats.table_format import Formats, encoders_for
@@ -138,7 +138,7 @@ class Session:
             sql_deadline_ms=self._bridge.sql_deadline_ms,
             idle_timeout_ms=self._bridge.origin_idle_timeout_ms,
         )
-        primary.reads_rows = self._snapshot_settings.mode != "never"
+        primary.reads_rows = READ_ALL[self._snapshot_settings.mode]
         primary.prepare()
         reach("owned")
         waiting = self._feedback.while_waiting

@@ -8,7 +8,8 @@ from typing import Any
 import psycopg
 
 from schemas.snapshot import SnapshotProgress
-from tests.bridge.folding import fold
+from services.bridge.snapshot.requests import is_request
+from tests.bridge.folding import Folded, fold
 from tests.bridge.running import Bridge
 from tests.providers.waiting import eventually
 
@@ -81,11 +82,24 @@ def chunks(bridge: Bridge) -> int:
 def told(bridge: Bridge) -> list[SnapshotProgress]:
     """What `<prefix>.snapshot` tells, in order."""
     records = bridge.records("snapshot")
-    return [SnapshotProgress.model_validate_json(value) for _, value in records if value]
+    return [
+        SnapshotProgress.model_validate_json(value)
+        for key, value in records
+        if value and not is_request(key)
+    ]
 
 
 def assert_exact(bridge: Bridge, conninfo: str) -> None:
     """Both folds are the table; no row was read twice; each chunk is counted by its progress."""
+    folded = assert_folds(bridge, conninfo)
+    assert max(folded.reads.values()) == 1, "a row was read twice"
+    progress = told(bridge)
+    assert [one.chunks for one in progress] == [*range(1, len(progress) + 1)]
+    assert progress[-1].done and progress[-1].rows == folded.reads.total()
+
+
+def assert_folds(bridge: Bridge, conninfo: str) -> Folded:
+    """Both folds are the table."""
     with psycopg.connect(conninfo) as connection:
         truth = {
             json.dumps({"id": key}, separators=(",", ":")): {"id": key, "note": note}
@@ -94,10 +108,7 @@ def assert_exact(bridge: Bridge, conninfo: str) -> None:
     folded = fold(bridge, "t")
     assert folded.by_offset == truth
     assert folded.by_position == truth
-    assert max(folded.reads.values()) == 1, "a row was read twice"
-    progress = told(bridge)
-    assert [one.chunks for one in progress] == [*range(1, len(progress) + 1)]
-    assert progress[-1].done and progress[-1].rows == folded.reads.total()
+    return folded
 
 
 def read_all(bridge: Bridge, conninfo: str = "") -> Bridge:

@@ -227,7 +227,7 @@ def test_patience_grows_while_it_is_in_vain_and_is_bounded(met: list[bool], firs
 def planned(*told: SnapshotProgress, shapes: list[TableShape], **settings: Any) -> Any:
     masks = {"public.secret": {"mail": MaskSettings(text="-")}}
     shaping = Shaping(ShapingSettings(exclude=("public.hidden",), masks=masks), "p")
-    return plan(shapes, told, SnapshotSettings(**settings), shaping, OWNER)
+    return plan(shapes, told, SnapshotSettings(mode="initial", **settings), shaping, OWNER)
 
 
 def progress(of: TableShape, **changed: Any) -> SnapshotProgress:

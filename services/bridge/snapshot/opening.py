@@ -5,13 +5,14 @@ from collections.abc import Callable
 
 from schemas.events import snapshot_topic
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
-from schemas.snapshot import SnapshotProgress, SnapshotSettings
+from schemas.snapshot import SnapshotProgress, SnapshotRequest, SnapshotSettings
 from services.bridge.events.envelope import Describe
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.sink.topics import Topics
-from services.bridge.snapshot.progress import Owner
+from services.bridge.snapshot.progress import Known, Owner
 from services.bridge.snapshot.reader import SnapshotReader
+from services.bridge.snapshot.requests import is_request
 from services.bridge.snapshot.row_events import RowEvents
 from services.bridge.snapshot.snapshotter import Snapshotter
 from services.bridge.source.database import Primary
@@ -38,7 +39,7 @@ def open_snapshot(
 ) -> Snapshotter:
     """Connect, and read how far the rows of each table are in Kafka. Raises SlotbridgeError."""
     topics.prepare_late(snapshot_topic, compacted=True)
-    found = read_progress(topics)
+    found = read_known(topics)
     row_events = RowEvents(
         *(kafka.topic_prefix, primary.server.database, owner.timeline, describe),
         transaction_metadata=bridge.transaction_metadata,
@@ -57,13 +58,18 @@ def open_snapshot(
     )
 
 
-def read_progress(topics: Topics) -> list[SnapshotProgress]:
-    """Return the last record of each table and slot in `<prefix>.snapshot`."""
+def read_known(topics: Topics) -> Known:
+    """Return the last records of each table and slot in `<prefix>.snapshot`."""
     topic = snapshot_topic(topics.prefix)
     last: dict[object, SnapshotProgress] = {}
+    asked: dict[object, SnapshotRequest] = {}
     with topics.reader(topic) as reader:
         low, end = reader.bounds()
         for offset, key, value in reader.between(low, end, time.monotonic() + READ_DEADLINE_S):
-            if value is not None:
+            if value is None:
+                continue
+            if is_request(key):
+                asked[key] = parse_record(SnapshotRequest, topic, offset, value)
+            else:
                 last[key] = parse_record(SnapshotProgress, topic, offset, value)
-    return list(last.values())
+    return Known([*last.values()], [*asked.values()])

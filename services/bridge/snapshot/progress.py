@@ -5,20 +5,28 @@ none                         published, not excluded            read from the be
 of this oid and timeline     the same key                       read on, or done
 of another oid               another table of that name         read from the beginning
 of another key               the same                           read from the beginning
+from before a request        the same                           read from the beginning
 beyond where Kafka is, or    the same                           read from the beginning: what they
 where a timeline was left                                       were read from is lost
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from schemas.errors import SettingsError
 from schemas.events import snapshot_topic
 from schemas.naming import table_matches
-from schemas.snapshot import SnapshotKey, SnapshotProgress, SnapshotSettings
+from schemas.snapshot import (
+    READ_ALL,
+    SnapshotKey,
+    SnapshotProgress,
+    SnapshotRequest,
+    SnapshotSettings,
+)
 from services.bridge.events.event import Event
 from services.bridge.events.shaping.tables import Shaping
+from services.bridge.snapshot.requests import asked_of
 from services.bridge.snapshot.tables import TableShape
 
 Snapshot = Literal["true", "first", "last"]
@@ -37,6 +45,13 @@ class Owner(NamedTuple):
     history: Mapping[int, int] | None
 
 
+class Known(NamedTuple):
+    """What Kafka has: how far each table is read, and what signals have asked."""
+
+    progress: Sequence[SnapshotProgress]
+    requests: Sequence[SnapshotRequest]
+
+
 class Place(NamedTuple):
     """A chunk in the stream: its commit LSN and last seq, and the LSN that bounds what it shows."""
 
@@ -47,13 +62,20 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class TableProgress:
-    """A table and how far its rows are read. `last`: the key of the last one, in text form."""
+    """A table and how far its rows are read. `last`: the key of the last one, in text form.
+
+    `where`: a condition for its rows, "" for none; `asked`: that of a request. `paused`: a request
+    says to wait.
+    """
 
     shape: TableShape
     last: list[str] | None = None
     rows: int = 0
     chunks: int = 0
     done: bool = False
+    where: str = ""
+    asked: bool = False
+    paused: bool = False
 
 
 @dataclass(slots=True)
@@ -72,8 +94,10 @@ class Plan:
 
     @property
     def next(self) -> TableProgress | None:
-        """The table whose rows are read next, None when all are done."""
-        return next((table for table in self.tables.values() if not table.done), None)
+        """The table whose rows are read next, None when all are done or paused."""
+        return next(
+            (table for table in self.tables.values() if not (table.done or table.paused)), None
+        )
 
     @property
     def begun(self) -> bool:
@@ -102,20 +126,33 @@ def plan(
     settings: SnapshotSettings,
     shaping: Shaping,
     owner: Owner,
+    asked: Iterable[SnapshotRequest] = (),
 ) -> Plan:
-    """Plan the tables to read: `shapes` are those of the publication, `found` what Kafka has."""
+    """Plan the tables to read: `shapes` are those of the publication, `found` what Kafka has.
+
+    `asked`: the requests that Kafka has. One that a failover has undone asks for nothing.
+    """
+    asked = [one for one in asked if one.slot == owner.slot and happened(one, owner)]
     known = {(one.schema_, one.table): one for one in found if one.slot == owner.slot}
     result = Plan()
     for shape in sorted(shapes, key=lambda shape: shape.name):
         schema, table = shape.relation.schema, shape.relation.table
         excluded = any(table_matches(pattern, schema, table) for pattern in settings.exclude)
-        if excluded or not shaping.naming.publishes(schema, table):
+        request, paused = asked_of(schema, table, asked)
+        wanted = READ_ALL[settings.mode] and not excluded
+        if request is not None:
+            wanted = request.type == "read"
+        if not wanted or not shaping.naming.publishes(schema, table):
             continue
         if reason := unreadable(shape, shaping):
             result.refused[shape.name] = reason
             continue
-        progress = TableProgress(shape)
+        progress = TableProgress(shape, paused=paused, where=condition(settings, schema, table))
+        if request is not None and request.where:
+            progress.where, progress.asked = request.where, True
         told = known.get((schema, table))
+        if told is not None and request is not None and told.commit_lsn < request.commit_lsn:
+            told = None
         if told is not None and counts(told, shape, owner):
             progress.last, progress.rows = told.last, told.rows
             progress.chunks, progress.done = told.chunks, told.done
@@ -123,6 +160,22 @@ def plan(
             result.undone.append(shape.name)
         result.tables[shape.name] = progress
     return result
+
+
+def condition(settings: SnapshotSettings, schema: str, table: str) -> str:
+    """Return the condition that the settings have for a table's rows, "" for none."""
+    for pattern, text in settings.where.items():
+        if table_matches(pattern, schema, table):
+            return text
+    return ""
+
+
+def happened(request: SnapshotRequest, owner: Owner) -> bool:
+    """Whether the present timeline has the insert of the request."""
+    if request.timeline == owner.timeline:
+        return True
+    left = (owner.history or {}).get(request.timeline)
+    return left is not None and request.commit_lsn < left
 
 
 def counts(told: SnapshotProgress, shape: TableShape, owner: Owner) -> bool:

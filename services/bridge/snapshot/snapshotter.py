@@ -14,22 +14,22 @@ visible yet, a standby that is behind) is tried again later; the stream goes on 
 
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as StillRunning
 from typing import Any, Final, ParamSpec, TypeVar
 
 import structlog
 
-from schemas.errors import SettingsError
-from schemas.naming import table_matches
-from schemas.snapshot import SnapshotProgress, SnapshotSettings
+from schemas.errors import SettingsError, SetupError
+from schemas.snapshot import SnapshotSettings
 from services.bridge import metrics
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.failpoints import reach
 from services.bridge.snapshot.pace import ChunkSize, Patience
 from services.bridge.snapshot.progress import (
+    Known,
     Owner,
     Place,
     Plan,
@@ -40,6 +40,7 @@ from services.bridge.snapshot.progress import (
     told_progress,
 )
 from services.bridge.snapshot.reader import Chunk, Inspection, NotNow, SnapshotReader
+from services.bridge.snapshot.requests import asked_by, request_event
 from services.bridge.snapshot.row_events import RowEvents
 from services.bridge.snapshot.visibility import Published, Sight
 from services.bridge.transactions.assembler import Portion, size_of
@@ -67,7 +68,7 @@ class Snapshotter:
         settings: SnapshotSettings,
         reader: SnapshotReader,
         row_events: RowEvents,
-        found: Iterable[SnapshotProgress],
+        found: Known,
         shaping: Shaping,
         owner: Owner,
         prefix: str,
@@ -79,7 +80,9 @@ class Snapshotter:
         self._settings = settings
         self._reader = reader
         self._row_events = row_events
-        self._found = {(one.schema_, one.table): one for one in found if one.slot == owner.slot}
+        own = [one for one in found.progress if one.slot == owner.slot]
+        self._found = {(one.schema_, one.table): one for one in own}
+        self._requests = [*found.requests]
         self._shaping = shaping
         self._owner = owner
         self._prefix = prefix
@@ -104,7 +107,7 @@ class Snapshotter:
         return (
             self._settings.mode == "initial_only"
             and self._plan is not None
-            and self._plan.next is None
+            and self._plan.done == len(self._plan.tables)
         )
 
     def close(self) -> None:
@@ -147,17 +150,36 @@ class Snapshotter:
             self._published.add(one.stamp.xid for one in portion.ended)
             if portion.stamp is not None:
                 self._published.add([portion.stamp.xid])
+        if self._settings.signal_table is not None and portion.events and not portion.mark:
+            portion = self._with_requests(portion)
         self._take(portion)
         if portion.mark and portion.events:
             reach("chunk handed")
+
+    def _with_requests(self, portion: Portion) -> Portion:
+        """Add the requests of signals that the portion has; the tables are planned anew."""
+        table, owner = self._settings.signal_table or "", self._owner
+        asked, ignored = asked_by(portion, table, owner.slot, owner.timeline)
+        for id_, reason in ignored:
+            logger.warning("a signal is ignored", id=id_, reason=reason)
+        if not asked:
+            return portion
+        for one in asked:
+            logger.info("a signal came", id=one.id, type=one.type, tables=one.tables)
+        self._requests += asked
+        self._plan, self._awaited, self._due = None, "", 0.0
+        records = [request_event(self._prefix, one) for one in asked]
+        staging, size = [*portion.staging, *records], portion.bytes + size_of(records)
+        return portion._replace(staging=staging, bytes=size)
 
     def _learn(self, seen: Inspection, now: float) -> None:
         """Take the published tables as they are now."""
         assert self._published is not None
         self._published.floor = seen.xid
         self._estimates = seen.rows_estimates
-        found = plan(seen.shapes, self._found.values(), self._settings, self._shaping, self._owner)
-        if not self._found:
+        known = (self._found.values(), self._settings, self._shaping, self._owner, self._requests)
+        found = plan(seen.shapes, *known)
+        if not (self._found or self._requests):
             require_keys(found)
         if found.refusals and found.refusals != self._refused_told:
             logger.warning(
@@ -215,12 +237,17 @@ class Snapshotter:
         reach("chunk begun")
         if self._call(self._reader.shape, shape.relation.oid) != shape:
             raise NotNow("the table has another form than at its mark", changed=True)
-        chunk = self._call(
-            self._reader.read,
-            *(shape, table.last, self._where(table)),
-            rows_max=self._size.rows,
-            bytes_max=self._bytes_max,
-        )
+        try:
+            chunk = self._call(
+                self._reader.read,
+                *(shape, table.last, table.where),
+                rows_max=self._size.rows,
+                bytes_max=self._bytes_max,
+            )
+        except SetupError as error:
+            if not table.asked:
+                raise
+            raise NotNow(f"the condition of a signal fails: {error.message}", slow=True) from error
         reach("chunk read")
         seen_lsn = self._secure()
         reach("chunk secured")
@@ -306,13 +333,6 @@ class Snapshotter:
         self._found[told.schema_, told.table] = told
         metrics.SNAPSHOT_CHUNKS.inc()
         return [*events, progress_event(self._prefix, told)]
-
-    def _where(self, table: TableProgress) -> str:
-        relation = table.shape.relation
-        for pattern, condition in self._settings.where.items():
-            if table_matches(pattern, relation.schema, relation.table):
-                return condition
-        return ""
 
     def _postpone(self, table: TableProgress, reason: NotNow) -> None:
         metrics.SNAPSHOT_POSTPONED.inc()

@@ -12,7 +12,7 @@ ones; one larger than `transaction_bytes_max` leaves in several portions, number
     inside     Commit              outside    portion (complete)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from schemas.events import HEARTBEAT_PREFIX
@@ -49,8 +49,8 @@ class Portion(NamedTuple):
 
     `position.seq` > 0: the source transaction goes on, and has had `counts` events by table so far.
     `dropped`: numbers of events that Kafka has already. `stamp`: the source transaction.
-    `staging`: records of prepared transactions. `ended`: where there are several whole
-    transactions, where each ends; position and stamp are then the last one's.
+    `staging`: records of prepared transactions, and of signals. `ended`: where there are several
+    whole transactions, where each ends; position and stamp are then the last one's.
     `mark`: a chunk of a snapshot's rows belongs here; the text that its mark has.
     """
 
@@ -63,6 +63,15 @@ class Portion(NamedTuple):
     staging: Sequence[Event] = ()
     ended: Sequence[Ended] = ()
     mark: str = ""
+
+    def transactions(self) -> Iterator[tuple[list[Event], Stamp]]:
+        """Yield the events of each transaction in it, or of a part of one, with its stamp."""
+        if not self.ended and self.stamp is not None:
+            yield self.events, self.stamp
+        start = 0
+        for end, stamp, _ in self.ended:
+            yield self.events[start:end], stamp
+            start = end
 
 
 class Assembler:

@@ -1,0 +1,172 @@
+"""Signals of Debezium's formats -> requests, which are kept in Kafka beside the progress. Pure.
+
+    INSERT INTO signal_table (id, type, data)                          request
+    execute-snapshot  {"data-collections": ["public.t"],               read
+                       "additional-conditions": [{"data-collection": "public.t", "filter": "…"}]}
+    stop-snapshot     {"data-collections": ["public.t"]}, or none      stop, of these or of all
+    pause-snapshot    the same                                         pause
+    resume-snapshot   the same                                         resume
+
+A request goes to Kafka with the transaction of its insert: exactly once, through kills and
+failovers. Progress from before a request counts for nothing.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from schemas.errors import SettingsError
+from schemas.events import snapshot_topic
+from schemas.naming import table_matches
+from schemas.shaping import TablePattern
+from schemas.snapshot import Condition, SnapshotRequest, SnapshotRequestKey
+from services.bridge.events.event import Event, Stamp
+from services.bridge.transactions.assembler import Portion
+
+EVERY_TABLE: Final = "*.*"
+_TYPES: Final = {
+    "execute-snapshot": "read",
+    "stop-snapshot": "stop",
+    "pause-snapshot": "pause",
+    "resume-snapshot": "resume",
+}
+_PATTERN: Final[TypeAdapter[str]] = TypeAdapter(TablePattern)
+_CONDITION: Final[TypeAdapter[str]] = TypeAdapter(Condition)
+
+
+class Signal(NamedTuple):
+    """A row that was inserted into the signal table."""
+
+    id: str
+    type: str
+    data: str
+
+
+class BadSignal(ValueError):
+    """A signal that asks for nothing that is known; the text says why."""
+
+
+def signals(events: Iterable[Event], table: str) -> Iterable[tuple[Signal, int]]:
+    """Yield the signals among a transaction's events, each with its seq."""
+    for event in events:
+        if event.table == table and event.value is not None:
+            document = json.loads(event.value)
+            document = document.get("payload", document)
+            row = document.get("after")
+            if document.get("op") == "c" and isinstance(row, dict):
+                texts = (row.get(name) for name in Signal._fields)
+                yield Signal(*(text if isinstance(text, str) else "" for text in texts)), event.seq
+
+
+def asked_by(
+    portion: Portion, table: str, slot: str, timeline: int
+) -> tuple[list[SnapshotRequest], list[tuple[str, str]]]:
+    """Return the requests of a portion's signals, and (id, reason) of signals that ask nothing."""
+    asked: list[SnapshotRequest] = []
+    ignored: list[tuple[str, str]] = []
+    if all(event.table != table for event in portion.events):
+        return asked, ignored
+    for events, stamp in portion.transactions():
+        for signal, seq in signals(events, table):
+            try:
+                asked += requests(signal, slot, timeline, stamp, seq)
+            except BadSignal as error:
+                ignored.append((signal.id, str(error)))
+    return asked, ignored
+
+
+def check(signal: Signal) -> None:
+    """Raise SettingsError where the signal would ask nothing."""
+    try:
+        requests(signal, "", 0, Stamp(0, 0, 0, 0, 0), 0)
+    except BadSignal as error:
+        raise SettingsError(
+            f"this asks for nothing that is known: {error}",
+            operation="send a signal",
+            hint="name tables as schema.table, and one SQL condition without `;`",
+        ) from error
+
+
+def requests(
+    signal: Signal, slot: str, timeline: int, stamp: Stamp, seq: int
+) -> list[SnapshotRequest]:
+    """Read a signal; return a request for each table that it names. Raise BadSignal."""
+    kind = _TYPES.get(signal.type)
+    if kind is None:
+        raise BadSignal(f"type {signal.type!r} is none of {', '.join(_TYPES)}")
+    try:
+        data = json.loads(signal.data or "{}")
+        tables = data.get("data-collections") or []
+        where = dict(_conditions(data))
+        if data.get("type", "incremental").lower() != "incremental":
+            raise BadSignal("data.type is not incremental")
+        if not tables and kind == "read":
+            raise BadSignal("data-collections names no table")
+        tables = [_PATTERN.validate_python(name) for name in tables or [EVERY_TABLE]]
+        if unknown := where.keys() - {*tables}:
+            raise BadSignal(f"a condition is for {min(unknown)}, which data-collections lacks")
+        conditions = {name: _CONDITION.validate_python(text) for name, text in where.items()}
+    except ValidationError as error:
+        raise BadSignal(str(error.errors()[0]["msg"])) from error
+    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise BadSignal(f"data is not a document of Debezium's ({type(error).__name__})") from error
+    return [
+        SnapshotRequest.model_validate(
+            {
+                "slot": slot,
+                "id": signal.id,
+                "type": kind,
+                "tables": name,
+                "where": conditions.get(name, ""),
+                "timeline": timeline,
+                "commit_lsn": stamp.commit_lsn,
+                "seq": seq,
+                "ts_ms": stamp.encoded_us // 1000,
+            }
+        )
+        for name in tables
+    ]
+
+
+def _conditions(data: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for each in data.get("additional-conditions") or []:
+        yield each["data-collection"], each["filter"]
+
+
+def request_event(prefix: str, request: SnapshotRequest) -> Event:
+    """Make the record of a request, for the Kafka transaction with its signal."""
+    key = key_of(request).model_dump_json().encode()
+    return Event(snapshot_topic(prefix), key, request.model_dump_json().encode())
+
+
+def key_of(request: SnapshotRequest) -> SnapshotRequestKey:
+    """Return the key under which Kafka keeps the request."""
+    kind = "read" if request.type in ("read", "stop") else "pause"
+    return SnapshotRequestKey.model_validate(
+        {"slot": request.slot, "request": kind, "tables": request.tables}
+    )
+
+
+def is_request(key: bytes | str | None) -> bool:
+    """Whether a record of `<prefix>.snapshot` with this key is a request."""
+    return b'"request":' in (key.encode() if isinstance(key, str) else key or b"")
+
+
+class Asked(NamedTuple):
+    """What is asked of one table: the last request to read or stop it, and whether it is paused."""
+
+    read: SnapshotRequest | None
+    paused: bool
+
+
+def asked_of(schema: str, table: str, known: Iterable[SnapshotRequest]) -> Asked:
+    """Return what the last requests that name the table ask."""
+    own = sorted(
+        (one for one in known if table_matches(one.tables, schema, table)),
+        key=lambda one: (one.commit_lsn, one.seq),
+    )
+    reads = [one for one in own if one.type in ("read", "stop")]
+    pauses = [one for one in own if one.type in ("pause", "resume")]
+    return Asked(reads[-1] if reads else None, bool(pauses) and pauses[-1].type == "pause")

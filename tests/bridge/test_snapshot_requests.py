@@ -1,0 +1,271 @@
+"""Rows that are asked for while the bridge runs: by command, and by Debezium's signals."""
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from schemas.errors import ExitCode, SettingsError
+from schemas.shaping import ShapingSettings
+from schemas.snapshot import SnapshotProgress, SnapshotRequest, SnapshotSettings
+from services.bridge.command import app
+from services.bridge.events.event import Stamp
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.snapshot.progress import Place, Plan, TableProgress, plan, told_progress
+from services.bridge.snapshot.requests import (
+    BadSignal,
+    Signal,
+    check,
+    is_request,
+    key_of,
+    request_event,
+    requests,
+)
+from tests.bridge.conftest import NewBridge
+from tests.bridge.folding import fold
+from tests.bridge.running import Bridge
+from tests.bridge.snapshots import Changes, assert_folds, await_chunks, chunks, done, fill
+from tests.bridge.test_snapshot_core import OWNER, shape
+from tests.providers.interface import Provider
+from tests.providers.waiting import eventually
+
+ASKED: dict[str, Any] = {
+    "mode": "on_request",
+    "signal_table": "public.signals",
+    "chunk_rows_max": 20,
+}
+STAMP = Stamp(7, 900, 0, 0, 5_000)
+ROWS = 800
+
+
+def read(signal: Signal) -> list[SnapshotRequest]:
+    return requests(signal, "s", 3, STAMP, 1)
+
+
+def signal(kind: str, **data: Any) -> Signal:
+    return Signal("i", f"{kind}-snapshot", json.dumps(data))
+
+
+def test_signals_of_debezium_are_understood() -> None:
+    conditions = [{"data-collection": "public.t", "filter": "id > 5"}]
+    found = read(
+        signal(
+            "execute",
+            **{
+                "data-collections": ["public.t", "s.u"],
+                "type": "INCREMENTAL",
+                "additional-conditions": conditions,
+            },
+        )
+    )
+    assert [(one.type, one.tables, one.where) for one in found] == [
+        ("read", "public.t", "id > 5"),
+        ("read", "s.u", ""),
+    ]
+    assert (found[0].commit_lsn, found[0].seq, found[0].ts_ms, found[0].timeline) == (900, 1, 5, 3)
+    (stopped,) = read(Signal("i", "stop-snapshot", ""))
+    assert (stopped.type, stopped.tables) == ("stop", "*.*")
+    event = request_event("p", stopped)
+    assert event.topic == "p.snapshot" and is_request(event.key)
+    assert SnapshotRequest.model_validate_json(event.value or b"") == stopped
+    assert not is_request(b'{"slot":"s","schema":"\\"request\\":","table":"t"}')
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (Signal("i", "log", "{}"), "type 'log'"),
+        (signal("execute"), "names no table"),
+        (signal("execute", **{"data-collections": ["t"]}), "schema.table"),
+        (signal("execute", **{"data-collections": [7]}), "valid string"),
+        (signal("execute", **{"data-collections": ["a.b"], "type": "blocking"}), "incremental"),
+        (Signal("i", "execute-snapshot", "[]"), "not a document"),
+        (Signal("i", "execute-snapshot", "{"), "not a document"),
+        (
+            signal(
+                "execute",
+                **{
+                    "data-collections": ["a.b"],
+                    "additional-conditions": [{"data-collection": "a.b", "filter": "x; DROP"}],
+                },
+            ),
+            "without `;`",
+        ),
+        (
+            signal(
+                "execute",
+                **{
+                    "data-collections": ["a.b"],
+                    "additional-conditions": [{"data-collection": "a.c", "filter": "x"}],
+                },
+            ),
+            "a.c",
+        ),
+    ],
+)
+def test_a_signal_that_asks_for_nothing_says_why(given: Signal, expected: str) -> None:
+    with pytest.raises(BadSignal, match=expected):
+        read(given)
+    with pytest.raises(SettingsError, match=expected):
+        check(given)
+
+
+def asked(kind: str, lsn: int, tables: str = "public.t", **changed: Any) -> SnapshotRequest:
+    (found,) = read(signal(kind, **{"data-collections": [tables]}))
+    return found.model_copy(update={"commit_lsn": lsn, **changed})
+
+
+def planned(mode: str, *given: SnapshotRequest, found: int | None = None) -> Plan:
+    """Of the table public.t, whose progress in Kafka, if any, is at `found`."""
+    one = shape("public.t", "id")
+    told: list[SnapshotProgress] = []
+    if found is not None:
+        table = TableProgress(one, ["5"], 7, 2)
+        told.append(told_progress(OWNER, table, Place(found, 6, found), 1))
+    settings = SnapshotSettings.model_validate({"mode": mode, "signal_table": "public.signals"})
+    return plan([one], told, settings, Shaping(ShapingSettings(), "p"), OWNER, given)
+
+
+def test_progress_from_before_a_request_counts_for_nothing() -> None:
+    assert planned("on_request", found=900).next is None
+    before = planned("on_request", asked("execute", 901), found=900).next
+    assert before is not None and before.rows == 0
+    after = planned("on_request", asked("execute", 899, where="x"), found=900).next
+    assert after is not None and (after.rows, after.where) == (7, "x")
+    assert planned("on_request", asked("execute", 600, timeline=2), found=900).next is None
+
+
+def test_the_last_request_counts() -> None:
+    run, stop, pause, resume = (
+        asked(kind, lsn) for kind, lsn in (("execute", 1), ("stop", 2), ("pause", 3), ("resume", 4))
+    )
+    assert planned("initial").next
+    assert not planned("initial", run, stop).tables
+    assert planned("initial", stop, run.model_copy(update={"commit_lsn": 9})).next
+    paused = planned("initial", pause)
+    assert paused.tables and paused.next is None and not paused.done
+    assert planned("initial", resume, pause).next
+    assert not planned("initial", asked("stop", 5, "public.*")).tables
+    assert len({key_of(one).model_dump_json() for one in (run, stop, pause, resume)}) == 2
+
+
+@pytest.fixture
+def conninfo(pair: Provider, fresh_database: str) -> str:
+    found = pair.primary.conninfo(fresh_database)
+    fill(found, ROWS)
+    run(found, "CREATE TABLE signals (id varchar(42) PRIMARY KEY, type text NOT NULL, data text)")
+    return found
+
+
+def run(conninfo: str, statement: str, *values: str) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(statement.encode(), values)
+
+
+def insert(conninfo: str, id_: str, kind: str, data: dict[str, Any]) -> None:
+    values = (id_, f"{kind}-snapshot", json.dumps(data))
+    run(conninfo, "INSERT INTO signals VALUES (%s, %s, %s)", *values)
+
+
+def command(bridge: Bridge, *words: str) -> str:
+    done = CliRunner().invoke(app, ["snapshot", *words, "--config", str(bridge.config)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_rows_are_asked_for_by_command(conninfo: str, new_bridge: NewBridge) -> None:
+    bridge = new_bridge(conninfo, snapshot=ASKED).start().streaming()
+    bridge.caught_up()
+    assert chunks(bridge) == 0
+    command(bridge, "start", "public.t", "--where", "id <= 200")
+    done(bridge)
+    bridge.caught_up()
+    assert sum(event["op"] == "r" for event in bridge.events("t")) == 200
+    command(bridge, "start", "public.t")
+    done(bridge, times=2)
+    bridge.caught_up()
+    status = json.loads(command(bridge, "status", "--json").splitlines()[-1])
+    assert [(one["table"], one["state"], one["rows"]) for one in status["tables"]] == [
+        ("t", "done", ROWS)
+    ]
+    assert bridge.stop() == 0, bridge.output
+    assert_folds(bridge, conninfo)
+
+
+def test_killed_in_the_middle_of_what_was_asked(conninfo: str, new_bridge: NewBridge) -> None:
+    """At once, and after some chunks: neither the request nor what was read is lost or twice."""
+    bridge = new_bridge(conninfo, snapshot={**ASKED, "chunk_rows_max": 5}).start().streaming()
+    seen = []
+    with Changes(conninfo, ROWS):
+        insert(conninfo, "one", "execute", {"data-collections": ["public.t"]})
+        for _ in range(4):
+            bridge.kill()
+            seen.append(chunks(bridge))
+            bridge.start().streaming()
+            await_chunks(bridge, seen[-1] + 3)
+        done(bridge)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert len({*seen}) > 2, f"the kills were not in the middle of it: {seen}"
+    assert_folds(bridge, conninfo)
+    assert max(fold(bridge, "t").reads.values()) == 1, "a row was read twice"
+
+
+def test_a_snapshot_is_paused_resumed_stopped_and_begun_again(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    settings = {**ASKED, "mode": "initial", "chunk_rows_max": 4}
+    bridge = new_bridge(conninfo, snapshot=settings).start().streaming()
+    eventually(lambda: chunks(bridge) > 3, what="chunks are read")
+    command(bridge, "pause", "public.t")
+    bridge.caught_up()
+    assert "snapshot is done" not in bridge.output, "the pause is too late"
+    paused = chunks(bridge)
+    run(conninfo, "UPDATE t SET note = 'paused' WHERE id IN (1, 799)")
+    assert bridge.stop() == 0
+    bridge.start().streaming()
+    bridge.caught_up()
+    assert chunks(bridge) <= paused + 1  # and that of signals
+    command(bridge, "resume", "public.t")
+    eventually(lambda: chunks(bridge) > paused + 3, what="chunks are read")
+    command(bridge, "stop", "public.t")
+    bridge.caught_up()
+    stopped = fold(bridge, "t").reads.total()
+    assert stopped < ROWS, "the stop is too late"
+    command(bridge, "start", "public.t")
+    eventually(
+        lambda: fold(bridge, "t").reads.total() == stopped + ROWS, what="all is read", timeout_s=60
+    )
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert_folds(bridge, conninfo)
+
+
+def test_bad_signals_are_told_and_do_no_harm(conninfo: str, new_bridge: NewBridge) -> None:
+    """So many that the table's rows have code of their own by the last one."""
+    bridge = new_bridge(conninfo, snapshot=ASKED).start().streaming()
+    for number in range(30):
+        insert(conninfo, f"bad{number}", "execute", {"data-collections": ["nothing"]})
+    wrong = [{"data-collection": "public.t", "filter": "no_such_column > 1"}]
+    names = {"data-collections": ["public.t"]}
+    insert(conninfo, "wrong", "execute", {**names, "additional-conditions": wrong})
+    eventually(lambda: "the condition of a signal fails" in bridge.output, what="it is told")
+    insert(conninfo, "right", "execute", names)
+    done(bridge)
+    bridge.caught_up()
+    assert bridge.output.count("a signal is ignored") == 30
+    assert bridge.sessions == 1, bridge.output
+    assert bridge.stop() == 0, bridge.output
+    assert_folds(bridge, conninfo)
+
+
+def test_a_command_without_a_published_signal_table(conninfo: str, new_bridge: NewBridge) -> None:
+    bridge = new_bridge(conninfo, snapshot={"mode": "initial"})
+    told = CliRunner().invoke(app, ["snapshot", "stop", "--config", str(bridge.config)])
+    assert told.exit_code == ExitCode.SETTINGS
+    run(conninfo, "CREATE PUBLICATION few FOR TABLE t")
+    bridge = new_bridge(conninfo, snapshot=ASKED, publication="few")
+    told = CliRunner().invoke(app, ["snapshot", "stop", "--config", str(bridge.config)])
+    assert told.exit_code == ExitCode.SETTINGS
