@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import ExitCode
+from services.bridge.failpoints import VARIABLE
 from tests.bridge.conftest import NewBridge
 from tests.bridge.recovering import drop_slot, recover, recovered
 from tests.bridge.running import Bridge
@@ -89,6 +91,49 @@ def test_an_open_transaction_is_named_and_can_be_left(conninfo: str, new_bridge:
         assert recovered(bridge).tables["public.t"].created == 1
         bridge.start().streaming()
         stop(bridge)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["TRUNCATE t", "DROP TABLE u", "ALTER TABLE t ADD COLUMN n int DEFAULT 5", "VACUUM FULL t"],
+)
+def test_a_table_that_changes_while_the_slot_is_made(
+    conninfo: str, new_bridge: NewBridge, change: str
+) -> None:
+    """Under the slot's database snapshot its rows would not be seen, or be others."""
+    bridge = new_bridge(conninfo)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for table in ("t", "u"):
+            connection.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)".encode())
+        bridge.start().streaming()
+        for table in ("t", "u"):
+            connection.execute(f"INSERT INTO {table} VALUES (1), (2)".encode())
+        stop(bridge)
+        drop_slot(connection, bridge.slot)
+        program = str(Path(sys.executable).parent / "slotbridge")
+        command = [program, "recover", "--config", str(bridge.config), "--yes"]
+        environment = bridge.environment | {VARIABLE: "recover slot made:1:stop"}
+        with subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=environment
+        ) as running:
+            process = psutil.Process(running.pid)
+            eventually(
+                lambda: process.status() == psutil.STATUS_STOPPED,
+                what="the slot is made",
+                timeout_s=60,
+            )
+            connection.execute(change.encode())
+            running.send_signal(signal.SIGCONT)
+            assert running.stderr is not None
+            said = running.stderr.read()
+            assert running.wait(60) == ExitCode.SERVER_UNREACHABLE, said
+        assert "run this again" in said, said
+        recovered(bridge)
+        bridge.start().streaming()
+        connection.execute("INSERT INTO t VALUES (3)")
+        stop(bridge)
+    told = {e["after"]["id"] for e in bridge.events("t") if e["op"] == "c"}
+    assert told == {1, 2, 3}
 
 
 def test_tables_with_one_topic_and_equal_keys(conninfo: str, new_bridge: NewBridge) -> None:

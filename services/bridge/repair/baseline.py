@@ -46,9 +46,12 @@ _FETCH_ROWS_MAX: Final = 5_000
 _CURSOR: Final = "slotbridge_recover"
 _TELL_S: Final = 5.0
 _OPEN: Final = """
-    SELECT pid, coalesce(nullif(application_name, ''), usename),
-           to_char(xact_start, 'YYYY-MM-DD HH24:MI:SS TZ')
-      FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start LIMIT 3"""
+    SELECT who || ' since ' || to_char(began, 'YYYY-MM-DD HH24:MI:SS TZ') FROM (
+      SELECT format('pid %s (%s)', pid, coalesce(nullif(application_name, ''), usename)), xact_start
+        FROM pg_stat_activity WHERE backend_xid IS NOT NULL
+       UNION ALL
+      SELECT format('prepared transaction %s', gid), prepared FROM pg_prepared_xacts
+    ) AS open (who, began) ORDER BY began LIMIT 3"""
 _EMIT: Final = "SELECT pg_logical_emit_message(false, %s, %s)"
 """With the prefix of heartbeats: a bridge of another slot does not publish it."""
 
@@ -170,7 +173,7 @@ class Baseline:
             found = self._now.execute(_OPEN).fetchall()
         logger.info(
             "the new slot waits for the transactions that are open",
-            oldest=[f"pid {pid} ({name}) since {since}" for pid, name, since in found],
+            oldest=[who for (who,) in found],
         )
 
     def shapes(self) -> list[TableShape]:
@@ -178,25 +181,25 @@ class Baseline:
 
         Raise Retryable where one has another form by now, or new files: its rows can't be seen.
         """
-        with self._statement("lock the tables"):
+        with self._statement("inspect the published tables"):
             found = published_tables(self._rows, self._publication)
-            for one in found:
-                shape = shape_of(one)
-                self._rows.execute(f"LOCK TABLE {shape.identifier} IN ACCESS SHARE MODE".encode())
-            oids = [one.oid for one in found]
-            changed = (
-                self._files(self._rows, oids) != self._files(self._now, oids)
-                or [shape_of(one) for one in found] != self.published()
-            )
-        if changed:
-            raise Retryable(
-                "a published table was emptied, altered, or made while the slot was made",
-                operation=OPERATION,
-                subject=f"slot {self._slot}",
-                hint="run this again",
-                exit_code=ExitCode.SERVER_UNREACHABLE,
-            )
-        return [shape_of(one) for one in found]
+        shapes = [shape_of(one) for one in found]
+        for shape in shapes:
+            with self._statement("lock the table", shape.name):
+                self._lock(shape)
+        oids = [one.oid for one in found]
+        with self._statement("inspect the published tables"):
+            same = self._files(self._rows, oids) == self._files(self._now, oids)
+        if not same or shapes != self.published():
+            raise _changed("a published table was emptied, altered, or made")
+        return shapes
+
+    def _lock(self, shape: TableShape) -> None:
+        """Lock a table against changes of its form. Raise Retryable where it is gone."""
+        try:
+            self._rows.execute(f"LOCK TABLE {shape.identifier} IN ACCESS SHARE MODE".encode())
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
+            raise _changed(f"table {shape.name} was dropped or renamed") from error
 
     def rows(self, shape: TableShape) -> Iterator[list[Row]]:
         """Yield the table's rows, about FETCH_BYTES at once, in any order."""
@@ -278,4 +281,16 @@ class Baseline:
                     exit_code=ExitCode.SERVER_UNREACHABLE,
                 ) from error
             message = " ".join((error.diag.message_primary or str(error)).split())
-            raise server_error(error.sqlstate, message, operation, subject) from error
+            refused = server_error(error.sqlstate, message, operation, subject)
+            if isinstance(refused, Retryable):
+                refused.hint = "run this again"
+            raise refused from error
+
+
+def _changed(what: str) -> Retryable:
+    return Retryable(
+        f"{what} while the slot was made",
+        operation=OPERATION,
+        hint="run this again",
+        exit_code=ExitCode.SERVER_UNREACHABLE,
+    )
