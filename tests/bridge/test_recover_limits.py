@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 from schemas.errors import ExitCode
 from services.bridge.failpoints import VARIABLE
 from tests.bridge.conftest import NewBridge
-from tests.bridge.recovering import drop_slot, recover, recovered
+from tests.bridge.recovering import assert_equal, change_unseen, drop_slot, fill, recover, recovered
 from tests.bridge.running import Bridge
 from tests.bridge.test_dead_letters import dead, noise
 from tests.providers.interface import Broker, Provider
@@ -134,6 +134,26 @@ def test_a_table_that_changes_while_the_slot_is_made(
         stop(bridge)
     told = {e["after"]["id"] for e in bridge.events("t") if e["op"] == "c"}
     assert told == {1, 2, 3}
+
+
+def test_a_snapshot_that_was_broken_off(conninfo: str, new_bridge: NewBridge) -> None:
+    """The repair publishes the rows that it had not reached; it is done then."""
+    bridge = new_bridge(conninfo, snapshot={"mode": "initial", "chunk_rows_max": 20})
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        fill(connection)
+        bridge.start(**{VARIABLE: "chunk handed:4"})
+        assert bridge.exit_code() == -signal.SIGKILL, bridge.output
+        drop_slot(connection, bridge.slot)
+        change_unseen(connection)
+        before = len([*bridge.events("t")])
+        assert 0 < before < 300
+        assert recovered(bridge).tables["public.t"].created > 0
+        repaired = len([*bridge.events("t")])
+        bridge.start().streaming()
+        connection.execute("UPDATE t SET note = 'later' WHERE id = 7")
+        stop(bridge)
+        assert len([*bridge.events("t")]) == repaired + 1, "rows are read again"
+    assert_equal(bridge, conninfo)
 
 
 def test_tables_with_one_topic_and_equal_keys(conninfo: str, new_bridge: NewBridge) -> None:
