@@ -1,5 +1,6 @@
 """Snapshots in tests: a table that changes all the time, and what Kafka has of it in the end."""
 
+import contextlib
 import json
 import random
 import threading
@@ -56,9 +57,10 @@ class Changes:
                     connection.commit()
                     self.committed += 1
                 except psycopg.Error:  # a key that is there, a deadlock
+                    with contextlib.suppress(psycopg.Error):
+                        connection.rollback()
                     if connection.closed:  # the server is gone
                         return
-                    connection.rollback()
 
     def _change(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:
         one, other = chance.randint(1, self._keys), chance.randint(1, self._keys)

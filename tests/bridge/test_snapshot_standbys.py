@@ -1,5 +1,6 @@
 """Snapshots beside standbys: commits that wait for the bridge, and a failover in the middle."""
 
+import json
 import threading
 from typing import Any
 
@@ -148,14 +149,20 @@ def _rename(conninfo: str) -> None:
         connection.execute("UPDATE t SET note = 'new' WHERE id = 7")
 
 
-def test_a_failover_in_the_middle_of_a_snapshot(new_pair: NewPair, new_bridge: NewBridge) -> None:
+@pytest.mark.parametrize("mode", ["initial", "on_request"])
+def test_a_failover_in_the_middle_of_a_snapshot(
+    mode: str, new_pair: NewPair, new_bridge: NewBridge
+) -> None:
     """Commits do not wait for the standby: those that it lacks are nowhere, nor in any chunk."""
     trio = new_pair(synchronous=False)
     primary, standby = (one.conninfo(trio.dbname) for one in (trio.primary, trio.standby))
     fill(primary, MANY)
-    bridge = new_bridge(both(trio), snapshot={**INITIAL, "chunk_rows_max": 40})
+    signals = {"signal_table": "public.signals"}
+    bridge = new_bridge(both(trio), snapshot={"mode": mode, "chunk_rows_max": 40, **signals})
     with Changes(primary, MANY) as before:
         bridge.start().streaming(primary)
+        if mode == "on_request":
+            ask(primary)
         await_ready(trio.primary, trio.standby, bridge.slot)
         await_chunks(bridge, chunks(bridge) + 5)
         assert DONE not in bridge.output, "the failover is too late"
@@ -169,3 +176,11 @@ def test_a_failover_in_the_middle_of_a_snapshot(new_pair: NewPair, new_bridge: N
     assert bridge.stop() == 0, bridge.output
     assert_exact(bridge, standby)
     assert {one.timeline for one in told(bridge)} == {1, 2}
+
+
+def ask(conninfo: str) -> None:
+    """Ask for all rows of t by a signal."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE signals (id text PRIMARY KEY, type text, data text)")
+        data = json.dumps({"data-collections": ["public.t"]})
+        connection.execute("INSERT INTO signals VALUES ('1', 'execute-snapshot', %s)", [data])
