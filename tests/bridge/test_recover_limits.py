@@ -156,6 +156,21 @@ def test_a_snapshot_that_was_broken_off(conninfo: str, new_bridge: NewBridge) ->
     assert_equal(bridge, conninfo)
 
 
+def test_a_key_column_that_is_renamed(conninfo: str, new_bridge: NewBridge) -> None:
+    """No consumer could delete rows by a column that the table no longer has."""
+    bridge = new_bridge(conninfo)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        bridge.start().streaming()
+        connection.execute("INSERT INTO t VALUES (1), (2)")
+        stop(bridge)
+        drop_slot(connection, bridge.slot)
+        connection.execute("ALTER TABLE t RENAME id TO number")
+        done = recovered(bridge).tables["public.t"]
+        assert (done.emptied, done.created, done.updated, done.deleted) == (True, 2, 0, 0)
+        assert not recovered(bridge, "--force").tables["public.t"].deleted
+
+
 def test_tables_with_one_topic_and_equal_keys(conninfo: str, new_bridge: NewBridge) -> None:
     """A tombstone behind a delete of one table tells nothing of the other one's row."""
     routes = [{"tables": r"public\.part_\d", "topic": "{prefix}.parts"}]

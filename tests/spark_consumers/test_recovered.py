@@ -29,7 +29,8 @@ def test_tables_follow_a_repair(
     topic_prefix: str,
     new_pipeline: NewPipeline,
 ) -> None:
-    """A slot that is gone; a topic without its first events; topics that differ in nothing."""
+    """A slot that is gone; a topic without its first events, and a key that is renamed; topics that
+    differ in nothing."""
     conninfo = pair.primary.conninfo(fresh_database)
     bridge = Bridge(tmp_path, conninfo, kafka, topic_prefix)
     pipeline = new_pipeline(conninfo, publication=bridge.publication)
@@ -63,6 +64,7 @@ def test_tables_follow_a_repair(
                 future.result(30)
             drop_slot(connection, bridge.slot)
             connection.execute("DELETE FROM t WHERE id = 2")
+            connection.execute("ALTER TABLE other RENAME id TO number")
             done = recovered(bridge).tables["public.t"]
             assert done.emptied and done.created == 289
             assert_equal(pipeline, 289)

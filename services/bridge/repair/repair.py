@@ -191,7 +191,7 @@ class Repair:
     def _fold(self, scope: Scope, last: ProgressRecord | None) -> int:
         """Fold each table's topic; return a position that is beyond all events in Kafka."""
         known_lsn = 0 if last is None else reached(last)
-        encoder = self._encoder(self._now_xid())
+        encoder = self._encoder(self._baseline.now_xmin() - 1)
         for number, shape in enumerate(scope.compared):
             topic = encoder.topic(shape.relation)
             table = Compared(shape, RowStore(self._file(number)))
@@ -245,6 +245,9 @@ class Repair:
             table.shape = shape
             self._read(table, encoder)
             table.counts = table.store.compare(whole=table.whole)
+            if table.store.deletes_other_keys():  # of columns by which no row can be deleted now
+                table.whole = False
+                table.counts = table.store.compare(whole=False)
             logger.info(
                 "compared a table", table=shape.name, rows=table.rows, **_named(table.counts)
             )
@@ -387,9 +390,6 @@ class Repair:
             tombstones=self._bridge.tombstones,
         )
         return encoder
-
-    def _now_xid(self) -> int:
-        return self._baseline.now_xmin() - 1
 
     def _file(self, number: int) -> Path:
         name = f"slotbridge-{self._kafka.topic_prefix}-{self._source.slot}-{number}.recover"

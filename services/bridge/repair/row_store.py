@@ -7,6 +7,7 @@
 The file is of one run; nothing is read from it after a crash.
 """
 
+import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -96,6 +97,7 @@ class RowStore:
         told = "SELECT key, row FROM told WHERE row IS NOT NULL ORDER BY key"
         there = "SELECT key, row FROM there ORDER BY key"
         self._db.execute("BEGIN")
+        self._db.execute("DELETE FROM differs")
         for found in differences(self._db.execute(told) if whole else (), self._db.execute(there)):
             counts[found.op] += 1
             self._db.execute(
@@ -103,6 +105,14 @@ class RowStore:
             )
         self._db.execute("COMMIT")
         return counts
+
+    def deletes_other_keys(self) -> bool:
+        """Tell whether rows to delete have keys of other columns than the table's rows have."""
+        one = self._db.execute("SELECT key FROM there LIMIT 1").fetchone()
+        deleted = self._db.execute("SELECT key FROM differs WHERE op = 'd'")
+        return one is not None and any(
+            json.loads(key).keys() != json.loads(one[0]).keys() for (key,) in deleted
+        )
 
     def differences(self) -> Iterator[Difference]:
         """Yield what `compare` has found, in order."""
