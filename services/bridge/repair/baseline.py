@@ -74,6 +74,11 @@ class Baseline:
         self.xmin = 0
         """Transactions before this one are seen by everybody."""
 
+    @property
+    def commit_lsn(self) -> int:
+        """Where the repair's events are: behind all before the slot, before all that it decodes."""
+        return max(0, self.lsn - 1)
+
     def close(self) -> None:
         """End the connections and the database snapshot."""
         for connection in (self._rows, self._now):
