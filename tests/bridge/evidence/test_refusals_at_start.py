@@ -104,7 +104,7 @@ def test_a_dropped_origin(conninfo: str, new_bridge: NewBridge) -> None:
     run_once(bridge, range(3))
     drop_origin(bridge)
     line = refusal(bridge.start(), ExitCode.WITNESSES_DISAGREE, "the replication origin has no")
-    remedy = line[line.index("SELECT pg_replication_origin_create") : line.index("; else start")]
+    remedy = line[line.index("SELECT pg_replication_origin_create") : line.index("; else run")]
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute(remedy.encode())
     run_once(bridge, range(3, 6))
