@@ -158,12 +158,12 @@ def test_a_failover_in_the_middle_of_a_snapshot(
     primary, standby = (one.conninfo(trio.dbname) for one in (trio.primary, trio.standby))
     fill(primary, MANY)
     signals = {"signal_table": "public.signals"}
-    bridge = new_bridge(both(trio), snapshot={"mode": mode, "chunk_rows_max": 40, **signals})
+    bridge = new_bridge(both(trio), snapshot={"mode": mode, "chunk_rows_max": 10, **signals})
     with Changes(primary, MANY) as before:
         bridge.start().streaming(primary)
+        await_ready(trio.primary, trio.standby, bridge.slot)
         if mode == "on_request":
             ask(primary)
-        await_ready(trio.primary, trio.standby, bridge.slot)
         await_chunks(bridge, chunks(bridge) + 5)
         assert DONE not in bridge.output, "the failover is too late"
         trio.primary.kill()
