@@ -60,7 +60,7 @@ class ComparedTables:
         self._tables: dict[str, Compared] = {}
 
     def close(self) -> None:
-        """Remove the files."""
+        """Remove the files of all tables."""
         for table in self._tables.values():
             table.store.close()
 
