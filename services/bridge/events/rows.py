@@ -79,12 +79,12 @@ class Table:
     def writer(
         self, event: type, op: str, count: int, *, metadata: bool, old: bool
     ) -> Write | None:
-        """Return the encoder of rows of `count` columns with `op` c or u, None without one.
+        """Return the encoder of rows of `count` columns with `op` c, u or r, None without one.
 
         `old`: an update's old row, whole, is told. There is none for outboxes, for what is left
-        out, and before WORTH_ROWS rows have come.
+        out, and before WORTH_ROWS rows have come; of a snapshot (r) many come at once.
         """
-        self._rows += 1
+        self._rows += WORTH_ROWS if op == "r" else 1
         if self._rows < WORTH_ROWS or op in self.skipped or self.outbox is not None:
             return None
         places = range(count) if self._places is None else self._places

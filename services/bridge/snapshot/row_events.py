@@ -12,9 +12,10 @@ the bound of what its rows show: changes that commit before it may be in them al
 from collections.abc import Callable, Sequence
 from json.encoder import encode_basestring as quoted
 
-from services.bridge.events.envelope import Describe, Envelope
+from services.bridge.events.envelope import Describe, Envelope, Writer
 from services.bridge.events.errors import not_encoded
 from services.bridge.events.event import Event, Stamp
+from services.bridge.events.rows import Table
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import Relation, Row
 from services.bridge.snapshot.progress import Snapshot
@@ -63,6 +64,8 @@ class RowEvents(Envelope):
         """
         table = self._table(relation, 0)
         plain, width = self._head, len(relation.columns)
+        write = table.writer(Event, "r", width, metadata=self._metadata, old=False)
+        writer = None if write is None else Writer(write, table.counter, 1)
         events = []
         for seq, row in enumerate(rows):
             said = kind(seq)
@@ -70,10 +73,28 @@ class RowEvents(Envelope):
                 self._head = plain.replace('"snapshot":"true"', f'"snapshot":"{said}"', 1)
             row = row[:width]
             try:
-                key = table.key(row)
-                value = self._value(table, "null", table.row(row), "r", lsn, seq)
+                event = None
+                if writer is not None:
+                    event = self.row(writer, tuple_data(row), 0, lsn, seq)
+                events.append(event or self._read(table, row, lsn, seq))
             except ValueError as error:
                 raise not_encoded(error, table.name, lsn) from error
-            events.append(Event(table.topic, key, value, None, False, table.name, seq, lsn))
             self._head = plain
         return events
+
+    def _read(self, table: Table, row: Row, lsn: int, seq: int) -> Event:
+        """Encode a row the long way."""
+        key = table.key(row)
+        value = self._value(table, "null", table.row(row), "r", lsn, seq)
+        return Event(table.topic, key, value, None, False, table.name, seq, lsn)
+
+
+def tuple_data(row: Row) -> bytes:
+    """Return a row's values as pgoutput writes them (protocol-logicalrep, TupleData)."""
+    parts: list[bytes] = []
+    for value in row:
+        if isinstance(value, bytes):
+            parts += (b"t", len(value).to_bytes(4, "big"), value)
+        else:
+            parts.append(b"n")
+    return b"".join(parts)
