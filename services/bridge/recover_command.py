@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from schemas.errors import ExitCode, OperatorNeeded, SettingsError
+from schemas.errors import ExitCode, SettingsError
 from schemas.lsn import format_lsn
 from schemas.recovery import RecoveryRecord
 from schemas.settings import Settings, load_settings, require
@@ -17,7 +17,7 @@ from services.bridge.repair.diagnosis import OPERATION, Diagnosis, diagnose
 from services.bridge.repair.repair import Repair
 from services.bridge.repair.scope import Scope
 from services.bridge.sink.topics import Topics
-from services.bridge.source.candidates import writable_servers
+from services.bridge.source.candidates import require_one_writable
 from services.bridge.source.database import Primary
 from services.bridge.source.replication_connection import ReplicationConnection
 from services.runtime.process import configure_logging, exit_codes
@@ -101,14 +101,7 @@ def _prepared(settings: Settings) -> Iterator[tuple[Settings, Primary, Topics, S
             hint="kafka.key_format and kafka.value_format are another format: start over with a "
             "new slot and topic prefix",
         )
-    if len(writable_servers(source)) > 1:
-        raise OperatorNeeded(
-            "two hosts of source.conninfo accept writes",
-            operation=OPERATION,
-            subject=f"slot {source.slot}",
-            hint="name only the primary in source.conninfo, and stop the old one",
-            exit_code=ExitCode.SPLIT_BRAIN,
-        )
+    require_one_writable(source, OPERATION)
     bridge = settings.bridge
     with contextlib.ExitStack() as stack:
         primary = Primary(

@@ -22,7 +22,7 @@ from schemas.events import progress_topic
 from schemas.settings import KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.sink.topics import Topics
-from services.bridge.source.candidates import find_primary, writable_servers
+from services.bridge.source.candidates import find_primary, require_one_writable
 from services.bridge.source.commits_waiting import require_no_waiting_commits
 from services.bridge.source.database import ORIGIN_PREFIX
 from services.bridge.source.server_errors import server_error
@@ -58,14 +58,7 @@ def removals(
 
     Raise SlotbridgeError where something still uses it.
     """
-    if len(writable_servers(source)) > 1:
-        raise OperatorNeeded(
-            "two hosts of source.conninfo accept writes",
-            operation=OPERATION,
-            subject=f"slot {source.slot}",
-            hint="name only the primary in source.conninfo, and stop the old one",
-            exit_code=ExitCode.SPLIT_BRAIN,
-        )
+    require_one_writable(source, OPERATION)
     found = Topics(kafka, shaping) if topics else None
     connection = find_primary(source).connection
     try:

@@ -10,7 +10,7 @@ import psycopg
 import structlog
 from psycopg.conninfo import conninfo_to_dict
 
-from schemas.errors import ExitCode, Retryable, SlotbridgeError
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.settings import SourceSettings
 from services.bridge.source.hosts import host_name, single_hosts
 from services.bridge.source.replication_connection import cut_off_after
@@ -56,6 +56,18 @@ def writable_servers(settings: SourceSettings) -> list[Server]:
     for candidate in found:
         candidate.connection.close()
     return [candidate.server for candidate in found]
+
+
+def require_one_writable(settings: SourceSettings, operation: str) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) where several hosts accept writes."""
+    if len(writable_servers(settings)) > 1:
+        raise OperatorNeeded(
+            "two hosts of source.conninfo accept writes",
+            operation=operation,
+            subject=f"slot {settings.slot}",
+            hint="name only the primary in source.conninfo, and stop the old one",
+            exit_code=ExitCode.SPLIT_BRAIN,
+        )
 
 
 def _probe(conninfo: str) -> Candidate | SlotbridgeError:
