@@ -1,6 +1,8 @@
-"""What the journals keep, and what must be given up with a timeline."""
+"""What the journals keep, what must be given up with a timeline, how long Kafka is waited for."""
 
 import json
+import socket
+import time
 from pathlib import Path
 from typing import cast
 
@@ -8,9 +10,13 @@ import psycopg
 import pytest
 
 from schemas.errors import OperatorNeeded
+from schemas.settings import KafkaSettings
+from services.failover.execute import timeline_memory
 from services.failover.execute.history import read_entries, read_history, unfinished
+from services.failover.execute.timeline_memory import Asked
 from services.failover.model.preconditions import require_newest
 from services.failover.model.view import View
+from services.failover.observe.bridge_client import Bridge
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.own_tables import writing
 from tests.failover.test_timelines import promoted
@@ -60,3 +66,18 @@ def test_the_hint_names_all_that_remembers_a_timeline() -> None:
         require_newest(view, view.node("b"), "test")
     for memory in ("COMMENT ON SUBSCRIPTION", "slotfailover.journal", "failover.journal", "prefix"):
         assert memory in caught.value.hint
+
+
+def test_a_kafka_that_hangs_is_waited_for_no_longer_than_promised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes connections and answers nothing; its client goes on for 10 s and more."""
+    monkeypatch.setattr(timeline_memory, "_KAFKA_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        servers = f"127.0.0.1:{silent.getsockname()[1]}"
+        kafka = KafkaSettings(bootstrap_servers=servers, topic_prefix="p")
+        began = time.monotonic()
+        answer = Asked(Bridge("s", kafka=kafka)).answer()
+        assert time.monotonic() - began < 5
+    assert answer is not None and answer.problem == "no answer within 1 s"
+    assert Asked(Bridge("s")).answer() is None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from schemas.errors import SlotbridgeError
@@ -133,6 +133,20 @@ class Brokers:
             for folder in self._folders(topic, partition):
                 folder.rename(_beside(folder, kept))
                 _beside(folder, old).rename(folder)
+
+    def write_up_to(self, topic: str, partition: int, end: int) -> None:
+        """Another producer writes what means nothing, until the partition ends there or later."""
+        place = TopicPartition(topic, partition)
+        options = {"bootstrap.servers": self.bootstrap_servers, "log_level": 0}
+        consumer = Consumer({**options, "group.id": "rig", "isolation.level": "read_uncommitted"})
+        try:
+            there = int(insist(lambda: consumer.get_watermark_offsets(place, _ASK_S))[1])
+        finally:
+            consumer.close()
+        producer = Producer({**options, "acks": "all"})
+        for _ in range(end - there):
+            producer.produce(topic, b"{}", b"of another", partition)
+        assert producer.flush(_IN_SYNC_S) == 0
 
     def forget_markers(
         self, prefix: str, since_ms: int, wanted: Callable[[str], bool], seen: Mapping[str, int]

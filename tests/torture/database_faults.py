@@ -27,6 +27,9 @@ from tests.torture.torture_run import TortureRun
 _ALTERED_EVERY_S: Final = 0.05
 _JUST_BEHIND_BYTES: Final = 2048
 """What a server writes by itself while it starts is less."""
+_JUST: Final = ("just behind", "just overtaken")
+"""Of an image as of the last origin that Kafka's record notes: the WAL alone can tell."""
+_OVERTAKES: Final = {"overtakes": "volume overtakes", "just overtaken": "volume just overtaken"}
 OLD_PRIMARY: Final = "it is an old primary"
 SAME_TIMELINE: Final = "another timeline of the same number"
 SET_BACK: Final = "set back to an earlier state"
@@ -197,16 +200,16 @@ def restore_volume(run: TortureRun, fault: Fault) -> None:
         return
     primary = run.primary
     image, future = (primary.data.with_name(f"{primary.data.name}-{n}") for n in ("old", "new"))
-    how = random.Random(f"{fault}").choice(["behind", "just behind", "overtakes"])
+    how = random.Random(f"{fault}").choice(["behind", *_JUST, "overtakes"])
     run.bridge_streams()
-    if how == "just behind":
+    if how in _JUST:
         with run.supervised.paused():  # at its end record and origin are the same
             until = _take_image(primary, image)
             run.supervised.arm("before origin:2:stop")  # the first one moves it nowhere
-        how = _stop_before_the_origin(run, until)
+        how = how if _stops_before_the_origin(run, until) else "behind"
     else:
         until = _take_image(primary, image)
-    if how != "just behind":
+    if how not in _JUST:
         _await_noted(run, until, fault.seconds)
     with run.clients_held():
         run.standby.kill()  # else it would stream what the server that was set back writes
@@ -241,18 +244,18 @@ def _cut_off(run: TortureRun) -> None:
         proxy.cut()
 
 
-def _stop_before_the_origin(run: TortureRun, until: int) -> str:
+def _stops_before_the_origin(run: TortureRun, until: int) -> bool:
     """Kafka gets what the image lacks, and no record that notes where the origin was since.
 
-    Returns "behind" where it has not come to that.
+    Tell whether it has come to that.
     """
     with contextlib.suppress(AssertionError):
         eventually(run.supervised.stopped, what="it has stopped", timeout_s=FAILPOINT_WAIT_S)
     last = run.progress()[-1]
     if last.origin_lsn <= until < last.end_lsn - _JUST_BEHIND_BYTES and run.supervised.stopped():
-        return "just behind"
+        return True
     run.supervised.kill()
-    return "behind"
+    return False
 
 
 def _await_noted(run: TortureRun, until: int, seconds: float) -> None:
@@ -273,8 +276,8 @@ def _go_on(run: TortureRun, how: str) -> None:
         run.faults["volume just behind"] += 1
         return
     _haunt(run.primary, run.dbname, segments=0)
-    if how == "overtakes":
-        run.faults["volume overtakes"] += 1
+    if how in _OVERTAKES:
+        run.faults[_OVERTAKES[how]] += 1
         last = run.progress()[-1]
         while wal_lsn(run.primary) <= max(last.end_lsn, last.wal_lsn):
             _haunt(run.primary, run.dbname)

@@ -42,9 +42,9 @@ OF_THE_BRIDGE: Final = frozenset({"kill", "failpoint", "crash loop", "sigterm", 
 DATABASE_AND_BROKER: Final = frozenset(_WEIGHTS | _CLUSTER_WEIGHTS) - OF_THE_BRIDGE - {"failover"}
 VARIANTS: Final = (
     *("old primary revived", "stale bridge", "same timeline twice", "timeline only met"),
-    *("volume overtakes", "volume just behind"),
+    *("volume overtakes", "volume just behind", "volume just overtaken", "written on since"),
 )
-"""What is drawn within a failover or a restored volume, and counted like a fault."""
+"""What is drawn within a failover, a restored volume or a loss, and counted like a fault."""
 AT_FIRST_START: Final = ("slot created", "first record")
 AT_DIVERGENCE: Final = "divergence sent"
 """Not met here: synchronized_standby_slots is set. tests/bridge/faults/test_divergence.py."""

@@ -22,6 +22,8 @@ from tests.torture.torture_run import TortureRun
 LOST_RECORDS: Final = "Kafka lost committed records"
 _TABLE: Final = "public.ledger"
 _AWAIT_S: Final = 120.0
+_WRITTEN_ON_SHARE: Final = 0.5
+_MORE_RECORDS: Final = 10
 _NEXT_S: Final = 10.0
 _LOOK_S: Final = 0.005
 _KILLS: Final[tuple[list[str], ...]] = (
@@ -33,11 +35,11 @@ _KILLS: Final[tuple[list[str], ...]] = (
 )
 
 
-def lose_records(run: TortureRun, _fault: Fault) -> None:
+def lose_records(run: TortureRun, fault: Fault) -> None:
     """The end of one partition is gone on every broker, as after an unclean election.
 
-    The bridge must refuse by name; then the partition is put right again. It was stopped in order
-    before: nothing is open then.
+    Others may have written on behind it, farther than it went. The bridge must refuse by name; then
+    the partition is put right again. It was stopped in order before: nothing is open then.
     """
     if run.given_up:
         return
@@ -54,7 +56,11 @@ def lose_records(run: TortureRun, _fault: Fault) -> None:
         )
     with run.refusal(ExitCode.WITNESSES_DISAGREE, LOST_RECORDS) as await_refusal:
         with run.supervised.paused():
+            until = _noted(run, topic, partition)
             run.brokers.swap_partition(topic, partition, "old", "new")
+            if random.Random(f"{fault}").random() < _WRITTEN_ON_SHARE:
+                run.faults["written on since"] += 1
+                run.brokers.write_up_to(topic, partition, until + _MORE_RECORDS)
         await_refusal(run.primary)
         with run.supervised.paused():
             run.brokers.swap_partition(topic, partition, "new", "lost")

@@ -9,6 +9,7 @@ from services.bridge.progress import consistency
 from services.bridge.recovery import (
     hanging_transactions,
     republish,
+    settling_notes,
     staged_transactions,
     start_check,
 )
@@ -46,6 +47,26 @@ def _not_noted() -> None:
         return []
 
     put(hanging_transactions, "write_note", nothing)
+
+
+@mistake("the record behind what hangs is no witness", "markers lost")
+def _nothing_behind() -> None:
+    decide = hanging_transactions.was_committed
+
+    def blind(*arguments: Any, **options: Any) -> bool:
+        return decide(*arguments, **{**options, "behind": ()})
+
+    put(hanging_transactions, "was_committed", blind)
+
+
+@mistake("what was aborted meanwhile is not published again", "markers lost")
+def _not_again() -> None:
+    def forget(
+        topics: Any, _producer: Any, _slot: str, notes: Any, while_waiting: Any, _judge: Any
+    ) -> None:
+        settling_notes.clear(topics, notes, while_waiting)
+
+    put(republish, "_finish", forget)
 
 
 @mistake("the turn is not passed on to the other producer", "markers lost")
@@ -99,6 +120,22 @@ def _origin_lower() -> None:
         return False
 
     put(consistency, "_origin_is_binding", never)
+
+
+@mistake("another commit in the server's WAL is not noticed", "volume restored")
+def _any_commit() -> None:
+    def fine(*_arguments: Any) -> bool:
+        return True
+
+    put(consistency, "_has_commit", fine)
+
+
+@mistake("a leader of another epoch is not asked", "records lost")
+def _not_led_anew() -> None:
+    def nothing(*_arguments: Any) -> dict[Any, Any]:
+        return {}
+
+    put(partition_ends, "led_anew", nothing)
 
 
 @mistake("ends of partitions are not compared", "records lost")

@@ -8,28 +8,32 @@ noted, and no offset tells. But each leader has an epoch of its own:
     now       … 94 | 95 … 120 of epoch 6             epoch 4 ends at 95: 95 to 99 are lost
 
 OffsetForLeaderEpoch (KIP-320) tells where an epoch has ended. librdkafka asks for it where a
-consumer seeks to a position with an epoch, and reports an error that names _LOG_TRUNCATION.
+consumer seeks to a position with an epoch, but tells the answer only where the position is beyond
+it: in the text of an error. So the position that is sought is beyond any end, and only that answer
+counts: fetching that goes on is none, as librdkafka also goes on where it has not asked.
 """
 
 import contextlib
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from schemas.settings import KafkaSettings
 from services.bridge.sink.offsets import End, Partition, in_parts
-from services.kafka.client import client_options, kafka_error, make_client, passing
+from services.kafka.client import client_options, make_client, passing
 from services.kafka.records import REQUEST_TIMEOUT_S
 
 _POLL_S: Final = 0.1
+_BEYOND: Final = 2**62
 _TRUNCATED: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()
+_ENDED: Final = re.compile(r"broker end offset is (\d+) \(offset leader epoch \d+\)")
 _OPTIONS: Final = {
     "enable.auto.commit": False,
     "isolation.level": "read_uncommitted",
-    "enable.partition.eof": True,
     "auto.offset.reset": "error",
     "fetch.wait.max.ms": 50,
     "queued.min.messages": 1,
@@ -56,48 +60,47 @@ def _cut_off(
 ) -> dict[Partition, bool]:
     group = {"group.id": f"slotbridge-start-{uuid.uuid4()}"}
     consumer = make_client(Consumer, {**client_options(settings), **_OPTIONS, **group})
-    sought = {
-        (topic, partition): TopicPartition(topic, partition, end.offset, leader_epoch=end.epoch)
-        for (topic, partition), end in then.items()
-    }
+    waiting = {**then}
+    sought: set[Partition] = set()
     found: dict[Partition, bool] = {}
     deadline = time.monotonic() + REQUEST_TIMEOUT_S
     try:
-        consumer.assign([*sought.values()])
-        waiting = {*sought}
-        while len(found) < len(sought) and time.monotonic() < deadline:
-            waiting -= {place for place in waiting if _seek(consumer, sought[place])}
+        consumer.assign([TopicPartition(*place, OFFSET_END) for place in then])
+        while waiting and time.monotonic() < deadline:
+            sought |= {at for at in waiting.keys() - sought if _seek(consumer, at, waiting[at])}
             message = consumer.poll(_POLL_S)
             while_waiting()
-            if message is None:
+            error = message.error() if message is not None else None
+            if message is None or error is None or passing(error):
                 continue
             place = (message.topic() or "", message.partition() or 0)
-            if place not in sought or place in waiting or place in found:
+            if place not in waiting or place not in sought:
                 continue  # what was fetched before the seek
-            error = message.error()
-            if error is None or error.code() == KafkaError._PARTITION_EOF:
-                found[place] = False
-            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                found[place] = _TRUNCATED in error.str() or _shorter(consumer, sought[place])
-            elif not passing(error):
-                del sought[place]
+            ended = end_of_epoch(error)
+            end = waiting.pop(place)
+            if ended is not None:
+                found[place] = ended < end.offset
     finally:
         consumer.close()
     return found
 
 
-def _seek(consumer: Consumer, where: TopicPartition) -> bool:
+def _seek(consumer: Consumer, place: Partition, end: End) -> bool:
     """Seek, which alone asks for the leader's epoch; return False until fetching has begun."""
     with contextlib.suppress(KafkaException):
-        consumer.seek(where)
+        consumer.seek(TopicPartition(*place, _BEYOND, leader_epoch=end.epoch))
         return True
     return False
 
 
-def _shorter(consumer: Consumer, where: TopicPartition) -> bool:
-    """Tell whether the partition ends before `where`; if not, retention deleted old records."""
-    try:
-        end: int = consumer.get_watermark_offsets(where, timeout=REQUEST_TIMEOUT_S)[1]
-    except KafkaException as error:
-        raise kafka_error(error, "compare the ends of partitions", where.topic) from error
-    return end < where.offset
+def end_of_epoch(error: KafkaError) -> int | None:
+    """Return where the leader says that the sought epoch ended; None: the error does not tell.
+
+    -1: the leader knows of no epoch that is not later. Pure.
+    """
+    if error.code() != KafkaError._AUTO_OFFSET_RESET or _TRUNCATED not in error.str():
+        return None
+    told = _ENDED.search(error.str())
+    if told is not None:
+        return int(told[1])
+    return -1 if "No epoch found" in error.str() else None

@@ -8,8 +8,10 @@ the journal's ends        the timeline that a run left behind, the failover slot
 Subscriptions remember for themselves (model.timelines). What can't be read is said.
 """
 
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -24,7 +26,7 @@ from services.failover.observe.kafka_progress import KAFKA, read_published
 from services.failover.observe.last_contact import Told
 from services.failover.plan.steps.promotion import PROMOTES
 
-_KAFKA_S = 3.0
+_KAFKA_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +38,40 @@ class KnownSlots:
 
 
 class Asked:
-    """Kafka's record, asked for while the servers are asked; a short deadline, then not judged."""
+    """Kafka's record, asked for while the servers are asked; what comes too late is not judged."""
 
     def __init__(self, bridge: Bridge | None) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka")
+        self._due = time.monotonic() + _KAFKA_S
         self._answer: Future[Published] | None = None
         if bridge is not None and bridge.kafka is not None:
             kafka, slot = bridge.kafka, bridge.slot
-            self._answer = self._pool.submit(read_published, kafka, slot, _KAFKA_S)
+            self._answer = _in_background(lambda: read_published(kafka, slot, _KAFKA_S))
 
     def answer(self) -> Published | None:
-        """Return Kafka's record, None where the settings have no Kafka."""
+        """Return Kafka's record, None where the settings have no Kafka.
+
+        Waits until _KAFKA_S after it was asked for, whatever the client is doing then.
+        """
+        if self._answer is None:
+            return None
         try:
-            return self._answer.result() if self._answer is not None else None
-        finally:
-            self._pool.shutdown(wait=False)
+            return self._answer.result(max(0.0, self._due - time.monotonic()))
+        except TimeoutError:
+            return Published(problem=f"no answer within {_KAFKA_S:.0f} s")
+
+
+def _in_background(ask: Callable[[], Published]) -> Future[Published]:
+    """Ask in a thread that neither a command's end nor the process's waits for."""
+    answer: Future[Published] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="kafka", daemon=True).start()
+    return answer
 
 
 def recall(
