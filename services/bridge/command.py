@@ -13,6 +13,7 @@ from schemas.settings import load_settings, require
 from schemas.version import print_version
 from services.bridge import compiled, failpoints, metrics
 from services.bridge.doctor.command import doctor
+from services.bridge.opening import SessionSettings
 from services.bridge.recover_command import recover
 from services.bridge.runner import Runner
 from services.bridge.setup_commands import check_config, docs, init, schema, sql
@@ -58,10 +59,15 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
         kafka = require(settings.kafka, "kafka")
         stop = stop_on_signals()
         metrics.tell_build(compiled=compiled.hot is not None)
-        runner = Runner(
-            *(source, kafka, settings.bridge, settings.shaping, stop),
-            *(settings.snapshot, settings.registry),
+        session_settings = SessionSettings(
+            source=source,
+            kafka=kafka,
+            bridge=settings.bridge,
+            shaping=settings.shaping,
+            snapshot=settings.snapshot,
+            streaming=settings.bridge.streaming,
         )
+        runner = Runner(session_settings, stop, settings.registry)
         if settings.bridge.http_port is not None:
             from services.bridge.control import SECTION, Control  # only with HTTP
 

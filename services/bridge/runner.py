@@ -11,11 +11,10 @@ import tenacity
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.registry import RegistrySettings
-from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
-from schemas.shaping import ShapingSettings
-from schemas.snapshot import SnapshotSettings
+from schemas.settings import SourceSettings
 from services.bridge import metrics
 from services.bridge.descriptors import descriptors_needed
+from services.bridge.opening import SessionSettings, open_session
 from services.bridge.progress.ledger import Position
 from services.bridge.session import Session
 from services.bridge.sink.dead_letters import RefusalLearned, Refused
@@ -62,21 +61,15 @@ class Runner:
 
     def __init__(
         self,
-        source: SourceSettings,
-        kafka: KafkaSettings,
-        bridge: BridgeSettings,
-        shaping: ShapingSettings,
+        settings: SessionSettings,
         stop: Stop,
-        snapshot: SnapshotSettings | None = None,
-        registry: RegistrySettings | None = None,
+        registry: RegistrySettings | None,
     ) -> None:
-        needed = registry is not None and kafka.needs_registry
+        needed = registry is not None and settings.kafka.needs_registry
         self._registry = SchemaRegistry(registry) if registry is not None and needed else None
-        self._snapshot = snapshot or SnapshotSettings()
-        self._source = source
-        self._kafka = kafka
-        self._bridge = bridge
-        self._shaping = shaping
+        self._settings = settings
+        self._source = settings.source
+        """Where to go on; another thread may set it."""
         self._refused = Refused()
         self._stop = stop
         self._session: Session | None = None
@@ -84,7 +77,6 @@ class Runner:
         self.server: Server | None = None
         """The primary of the last session."""
         self._opening_since = time.monotonic()
-        self._streaming = bridge.streaming
         self._standing_by = False
         self._last_failure = ""
 
@@ -92,18 +84,18 @@ class Runner:
         """Tell whether the loop turns: it streams, or may still connect before the deadline."""
         session = self._session
         last = session.beat if session is not None else self._opening_since
-        allowed = self._bridge.connect_deadline_ms / 1000 if session is None else 0.0
+        allowed = self._settings.bridge.connect_deadline_ms / 1000 if session is None else 0.0
         return time.monotonic() - last < HEALTHY_WITHIN_S + allowed
 
     def ready(self) -> bool:
         """Return whether changes flow now."""
         session = self._session
-        return session is not None and not session.heartbeat.obstacle
+        return session is not None and not session.obstacle
 
     def waiting_for(self) -> str:
         """Return why changes do not flow: the last failure to open a session, or an obstacle."""
         session = self._session
-        return self._last_failure if session is None else session.heartbeat.obstacle
+        return self._last_failure if session is None else session.obstacle
 
     def available(self) -> bool:
         """Tell whether this bridge has a session, or waits to take over another bridge's."""
@@ -131,7 +123,7 @@ class Runner:
         gc.freeze()  # what is there now stays; the rest is freed by count, and seldom in cycles
         gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
         backoff = Backoff()
-        stagnation = Stagnation(self._bridge.connect_deadline_ms / 1000)
+        stagnation = Stagnation(self._settings.bridge.connect_deadline_ms / 1000)
         while not self._stop.is_set():
             session = self._open_with_retries()
             if session is None:
@@ -148,7 +140,7 @@ class Runner:
                 if isinstance(error, SpoolFull):
                     self._stop_streaming(error)
                 elif isinstance(error, MessageUnclear):
-                    self._streaming = False
+                    self._settings = self._settings._replace(streaming=False)
                 if isinstance(error, RefusalLearned):
                     pause_s = PAUSE_MIN_S
                 else:
@@ -178,9 +170,9 @@ class Runner:
 
     def _stop_streaming(self, error: SpoolFull) -> None:
         """Let the server spill; without streaming, only prepared transactions fill the spool."""
-        if not self._streaming:
+        if not self._settings.streaming:
             raise prepared_exceed_spool(error) from error
-        self._streaming = False
+        self._settings = self._settings._replace(streaming=False)
 
     def _open_with_retries(self) -> Session | None:
         """Open a session, with retries; return None if a stop is asked for first.
@@ -221,33 +213,21 @@ class Runner:
         """
         error = state.outcome.exception() if state.outcome is not None else None
         in_use = isinstance(error, Retryable) and error.exit_code is ExitCode.SLOT_IN_USE
-        self._standing_by = self._bridge.standby and in_use
+        self._standing_by = self._settings.bridge.standby and in_use
         if self._standing_by:
             self._opening_since = time.monotonic()
             metrics.LIVE.stand_by()
         waited_s = time.monotonic() - self._opening_since
-        return self._stop.is_set() or waited_s > self._bridge.connect_deadline_ms / 1000
+        return self._stop.is_set() or waited_s > self._settings.bridge.connect_deadline_ms / 1000
 
     def _open(self) -> Session:
         """Open a session; only the first one that opens goes on with what an operator accepts."""
         self._moved.clear()  # before the source is read: a move from here on ends the session
-        session = Session(
-            self._source,
-            self._kafka,
-            self._bridge,
-            self._shaping,
-            self._refused,
-            self._snapshot,
-            streaming=self._streaming,
-            registry=self._registry,
-        )
-        try:
-            with descriptors_needed("open a session"):
-                session.open()
-        except BaseException:
-            session.close()
-            raise
-        self._bridge = self._bridge.model_copy(update=_AFTER_THE_START)
+        settings = self._settings._replace(source=self._source)
+        with descriptors_needed("open a session"):
+            session = open_session(settings, self._refused, self._registry)
+        bridge = self._settings.bridge.model_copy(update=_AFTER_THE_START)
+        self._settings = self._settings._replace(bridge=bridge)
         return session
 
     def _may_retry(self, error: BaseException) -> bool:

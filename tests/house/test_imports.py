@@ -131,8 +131,7 @@ LAYERS = {
         *(("snapshot",), ("repair",)),
         ("stagnation",),
         *(
-            ("session",),
-            ("runner",),
+            *(("liveness",), ("session",), ("opening",), ("runner",)),
             (
                 *("control", "doctor", "status", "tail", "teardown", "setup_commands"),
                 *("snapshot_command", "recover_command"),

@@ -19,16 +19,15 @@ AHEAD_BYTES: Final = 16 * 2**20
 class Records:
     """Makes the progress records of one session, from the time its witnesses agreed (`seen`)."""
 
-    seen: Witnesses
-
-    def __init__(self, slot: str, heartbeat: Heartbeat) -> None:
+    def __init__(self, slot: str, heartbeat: Heartbeat, seen: Witnesses) -> None:
         self._slot = slot
         self._heartbeat = heartbeat
+        self._seen = seen
 
     @property
     def timeline(self) -> int:
         """The timeline of the server that this session streams from."""
-        return self.seen.server.timeline
+        return self._seen.server.timeline
 
     def resume(
         self, record: ProgressRecord | None, primary: Primary, producer: TransactionalProducer
@@ -94,11 +93,11 @@ class Records:
 
     def _identity(self) -> dict[str, Any]:
         """Return a progress record's fields that identify the server of its events."""
-        selection = self.seen.selection
+        selection = self._seen.selection
         return {
-            "system_identifier": self.seen.server.system_identifier,
+            "system_identifier": self._seen.server.system_identifier,
             "timeline": self.timeline,
-            "history": dict(self.seen.switch_points),
+            "history": dict(self._seen.switch_points),
             "publication": selection.publication,
             "publication_oid": selection.oid,
             "source_origin": selection.origin,

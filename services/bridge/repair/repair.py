@@ -260,6 +260,4 @@ class Repair:
             interval_ms=self._bridge.heartbeat_interval_ms,
             patience_ms=self._bridge.connect_deadline_ms,
         )
-        records = Records(self._source.slot, heartbeat)
-        records.seen = seen
-        return records.at(position, {})
+        return Records(self._source.slot, heartbeat, seen).at(position, {})

@@ -49,7 +49,8 @@ Recorder = Callable[[Position, Mapping[str, int]], ProgressRecord]
 class GroupCommit:
     """One session's. Only the thread that made it may use it; `wakes` is readable after a commit.
 
-    `record` makes the progress record of a position, with a transaction's counts so far.
+    `record_of` makes the progress record of a position, with a transaction's counts so far;
+    `record` is the one that the session resumes from.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class GroupCommit:
         bridge: BridgeSettings,
         feedback: Feedback,
         heartbeat: Heartbeat,
-        record: Recorder,
+        record_of: Recorder,
+        ledger: Ledger,
+        record: ProgressRecord,
         *,
         subject: str,
         schema_topic: str,
@@ -68,7 +71,7 @@ class GroupCommit:
         self._age_max_s = bridge.commit_interval_ms / 1000
         self._feedback = feedback
         self._heartbeat = heartbeat
-        self._record_of = record
+        self._record_of = record_of
         self._subject = subject
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-commit")
         self.wakes, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -84,9 +87,8 @@ class GroupCommit:
         self._oldest_commit_us = 0
         self._rows: row_tally.Counts = {}
         self._schema_topic = schema_topic
-
-    def begin(self, ledger: Ledger, record: ProgressRecord) -> None:
-        """Begin with `ledger`, at the position of `record` that the session resumes from."""
+        self.failure: BaseException | None = None
+        """What a commit failed with that was in progress at `close`."""
         self._ledger = ledger
         metrics.DURABLE_LSN.set(ledger.durable.end_lsn)
         metrics.LIVE.delivered((record.commit_time_us or record.ts_ms * 1000) / 1e6)
@@ -168,16 +170,15 @@ class GroupCommit:
         self._feedback.send(follow=self.settled)
         reach("after feedback")
 
-    def close(self) -> BaseException | None:
-        """End; what a commit in progress failed with. Whether it came through is unknown."""
+    def close(self) -> None:
+        """End. Whether a commit in progress came through is unknown; `failure` tells its error."""
         self._producer.cancel()
         self._pool.shutdown(wait=True)
-        failure = self._committing.exception() if self._committing is not None else None
+        if self._committing is not None:
+            self.failure = self._committing.exception()
         self._committing = None  # it refers to us: without the cycle all is freed at once
-        self._producer.abandon()
         for end in (self.wakes, self._waker):
             os.close(end)
-        return failure
 
     def _send_waiting(self) -> None:
         while self._waiting and self._committing is None:

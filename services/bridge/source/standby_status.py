@@ -10,7 +10,7 @@ from typing import Final
 
 from schemas.errors import Retryable
 from services.bridge import metrics
-from services.bridge.progress.ledger import Ledger, Position
+from services.bridge.progress.ledger import Ledger
 from services.bridge.source.replication_connection import ReplicationConnection
 
 INTERVAL_MAX_S: Final = 1.0
@@ -19,13 +19,19 @@ INTERVAL_MAX_S: Final = 1.0
 class Feedback:
     """One for each session, used by the thread that owns the connection.
 
-    `due` is when to send again (time.monotonic); `beat` when it was sent last. Until `connect`
-    nobody is told anything. Knows no session, so that what waits for Kafka may hold it.
+    `due` is when to send again (time.monotonic); `beat` when it was sent last.
     """
 
-    def __init__(self, *, wal_sender_timeout_ms: int, subject: str) -> None:
-        self._connection: ReplicationConnection | None = None
-        self._ledger = Ledger(Position(0, 0, 0), 0)
+    def __init__(
+        self,
+        connection: ReplicationConnection,
+        ledger: Ledger,
+        *,
+        wal_sender_timeout_ms: int,
+        subject: str,
+    ) -> None:
+        self._connection = connection
+        self._ledger = ledger
         self._timeout_s = wal_sender_timeout_ms / 1000
         self._subject = subject
         self.interval_s = min(INTERVAL_MAX_S, self._timeout_s / 4)
@@ -34,12 +40,6 @@ class Feedback:
         """Whether commits may wait for the bridge, as they may until it is known."""
         self._told = 0
         self.beat = self._heard = time.monotonic()
-
-    def connect(self, connection: ReplicationConnection, ledger: Ledger) -> None:
-        """Send the status of `ledger` to `connection` from now on."""
-        self._connection = connection
-        self._ledger = ledger
-        self.heard(time.monotonic())
 
     def heard(self, now: float) -> None:
         """Note that the server has spoken, or that nobody listened, at `now` (time.monotonic)."""
@@ -55,7 +55,6 @@ class Feedback:
 
         Raise Retryable at the connection's end, and when the server has been silent for too long.
         """
-        assert self._connection is not None
         now = self.beat = time.monotonic()
         silence_s = now - self._heard
         if silence_s > self._timeout_s:
@@ -76,5 +75,24 @@ class Feedback:
         """Send a status if one is due; call this often while you wait for anything else."""
         now = time.monotonic()
         self.heard(now)
-        if self._connection is not None and now >= self.due:
+        if now >= self.due:
             self.send(follow=False)
+
+
+class WhileWaiting:
+    """Called by what waits for Kafka, from a session's start on: answers the server, if it streams.
+
+    Knows no session, so that whatever waits may hold it.
+    """
+
+    def __init__(self) -> None:
+        self._feedback: Feedback | None = None
+
+    def answer_with(self, feedback: Feedback) -> None:
+        """Send the status of `feedback` from now on: the server has begun to stream."""
+        feedback.heard(time.monotonic())
+        self._feedback = feedback
+
+    def __call__(self) -> None:
+        if self._feedback is not None:
+            self._feedback.while_waiting()

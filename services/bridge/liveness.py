@@ -1,0 +1,62 @@
+"""What must go on at intervals in a session, whatever else takes long.
+
+tick             the server is answered, the origin's SQL session is kept in use
+commit_and_tick  Kafka transactions are ended and begun, too
+"""
+
+import time
+
+from services.bridge.failpoints import reach
+from services.bridge.progress.ledger import Ledger
+from services.bridge.sink.group_commit import GroupCommit
+from services.bridge.source.database import Primary
+from services.bridge.source.heartbeat import Heartbeat
+from services.bridge.source.standby_status import Feedback
+
+
+class Liveness:
+    """One for each session. Only the session's own thread may use it."""
+
+    def __init__(
+        self,
+        primary: Primary,
+        ledger: Ledger,
+        feedback: Feedback,
+        heartbeat: Heartbeat,
+        group_commit: GroupCommit,
+    ) -> None:
+        self._primary = primary
+        self._ledger = ledger
+        self._feedback = feedback
+        self._heartbeat = heartbeat
+        self._group_commit = group_commit
+
+    def tick(self) -> None:
+        """Answer the server in the middle of long work, and perform a heartbeat that is due."""
+        reach("breathing")
+        self._feedback.while_waiting()
+        self._beat(time.monotonic())
+
+    def commit_and_tick(self) -> None:
+        """Commit to Kafka and tell the server while the stream stands still for a chunk of rows.
+
+        What the chunk waits for may be a commit that waits for the bridge.
+        """
+        reach("breathing")
+        self._feedback.heard(time.monotonic())  # nobody listens meanwhile
+        self._group_commit.perform(time.monotonic(), behind=False)
+        self.tell_server()
+
+    def tell_server(self) -> None:
+        """Confirm what is to be confirmed by now, and perform a heartbeat that is due."""
+        now = time.monotonic()
+        if self._heartbeat.commits_wait:  # also of what had to wait until Kafka had committed
+            self._feedback.tell_news(follow=self._group_commit.settled)
+        if now >= self._feedback.due:
+            self._group_commit.report()
+        self._beat(now)
+
+    def _beat(self, now: float) -> None:
+        if now >= self._heartbeat.due:
+            self._heartbeat.perform(self._primary, self._ledger)
+            self._feedback.commits_wait = self._heartbeat.commits_wait

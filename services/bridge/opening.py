@@ -1,0 +1,324 @@
+"""Opens a session: all witnesses agree where Kafka is, and the slot streams from there.
+
+    probe hosts -> own the origin -> is this server that of the visible records?
+    -> fence in Kafka -> end what hangs there -> read progress -> compare witnesses
+    -> note what is new about the server -> START_REPLICATION
+
+The origin is owned before Kafka is fenced, so that a second bridge waits instead of fencing a
+healthy first one; and nothing is fenced, decided or made before the server has been shown to be the
+right one, so that a bridge which sees another server leaves the right one's alone.
+"""
+
+import contextlib
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+
+from schemas.events import PreparedRecord, ProgressRecord, prepared_topic, schema_topic
+from schemas.lsn import format_lsn
+from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
+from schemas.shaping import ShapingSettings
+from schemas.snapshot import READ_ALL, SnapshotSettings
+from services.bridge import compiled, metrics
+from services.bridge.events.envelope import Envelope
+from services.bridge.events.formats.table_format import Formats, encoders_for
+from services.bridge.events.relations import Relations, warn_of_unmatched
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.events.values.encoders import Encoders
+from services.bridge.failpoints import reach
+from services.bridge.liveness import Liveness
+from services.bridge.progress.consistency import Witnesses
+from services.bridge.progress.errors import Diverged
+from services.bridge.progress.ledger import Ledger, Position, resume_at
+from services.bridge.recovery.accept_divergence import accept
+from services.bridge.recovery.hanging_transactions import require_told
+from services.bridge.recovery.republish import settle_all
+from services.bridge.recovery.resume_record import Records
+from services.bridge.recovery.staged_transactions import load_staged
+from services.bridge.recovery.start_check import StartCheck
+from services.bridge.session import Parts, Session
+from services.bridge.sink.dead_letters import Refused
+from services.bridge.sink.group_commit import GroupCommit
+from services.bridge.sink.topics import Topics
+from services.bridge.sink.transactional_producer import TransactionalProducer
+from services.bridge.snapshot.opening import open_snapshot
+from services.bridge.snapshot.progress import Owner
+from services.bridge.snapshot.snapshotter import Snapshotter
+from services.bridge.source.database import Primary
+from services.bridge.source.heartbeat import Heartbeat
+from services.bridge.source.replication_connection import ReplicationConnection
+from services.bridge.source.standby_status import Feedback, WhileWaiting
+from services.bridge.transactions.assembler import Assembler
+from services.bridge.transactions.pipeline import Pipeline
+from services.bridge.transactions.spool import Spool, SpoolFull, prepared_exceed_spool
+from services.kafka.schema_registry import SchemaRegistry
+
+logger = structlog.get_logger(__name__)
+
+
+class SessionSettings(NamedTuple):
+    """What a session is asked to do. `streaming`: large transactions arrive while they are open."""
+
+    source: SourceSettings
+    kafka: KafkaSettings
+    bridge: BridgeSettings
+    shaping: ShapingSettings
+    snapshot: SnapshotSettings
+    streaming: bool
+
+
+class _Agreed(NamedTuple):
+    """What a session goes on from: all witnesses agree on it."""
+
+    record: ProgressRecord
+    seen: Witnesses
+    records: Records
+    heartbeat: Heartbeat
+
+
+class _Encoding(NamedTuple):
+    """What makes events of rows, for changes and for rows of a snapshot alike."""
+
+    shaping: Shaping
+    encoders: Encoders
+    relations: Relations
+    envelope: Envelope
+
+
+def open_session(
+    settings: SessionSettings, refused: Refused, registry: SchemaRegistry | None = None
+) -> Session:
+    """Connect, compare the witnesses and start streaming. Raise SlotbridgeError."""
+    with contextlib.ExitStack() as resources:
+        try:
+            parts = _Opening(settings, resources).open(refused, registry)
+        except BaseException:
+            reach("closing")
+            raise
+        return Session(parts, resources.pop_all())
+
+
+class _Opening:
+    """The steps. Whatever they open is closed by `resources`."""
+
+    def __init__(self, settings: SessionSettings, resources: contextlib.ExitStack) -> None:
+        self._settings = settings
+        self._source, self._kafka, self._bridge = settings[:3]
+        self._slot = self._source.slot
+        self._prefix = self._kafka.topic_prefix
+        self._resources = resources
+        self._waiting = WhileWaiting()
+
+    def open(self, refused: Refused, registry: SchemaRegistry | None) -> Parts:
+        """Take all steps in their order; return what a session consists of."""
+        if registry is not None:
+            registry.require()
+        primary = self._own_origin()
+        topics = Topics(self._kafka, self._settings.shaping, while_waiting=self._waiting)
+        topics.prepare()
+        topics.check_clocks(primary.clock_ms())
+        reach("topics ready")
+        connection = self._connect(primary)
+        check = StartCheck(primary, connection, topics, self._slot, self._bridge)
+        check.before_fencing()
+        primary.establish()
+        reach("shown")
+        producer = self._fence(topics, check, refused)
+        agreed = self._agree(check, topics, primary, producer)
+        return self._build(primary, topics, connection, producer, agreed, registry)
+
+    def _own_origin(self) -> Primary:
+        primary = Primary(
+            self._source,
+            sql_deadline_ms=self._bridge.sql_deadline_ms,
+            idle_timeout_ms=self._bridge.origin_idle_timeout_ms,
+        )
+        self._resources.callback(primary.close)
+        primary.reads_rows = READ_ALL[self._settings.snapshot.mode]
+        primary.prepare()
+        reach("owned")
+        return primary
+
+    def _connect(self, primary: Primary) -> ReplicationConnection:
+        connection = ReplicationConnection(
+            *(primary.conninfo, self._slot),
+            wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
+            sql_deadline_ms=self._bridge.sql_deadline_ms,
+        )
+        self._resources.callback(connection.close)
+        return connection
+
+    def _fence(self, topics: Topics, check: StartCheck, refused: Refused) -> TransactionalProducer:
+        """Make the producer; no other bridge of this slot can write to Kafka any more."""
+        producer = TransactionalProducer(
+            *(self._kafka, self._bridge, topics, self._slot, refused),
+            while_waiting=self._waiting,
+            on_disturbance=partial(require_told, topics, self._slot, self._waiting),
+            former_ids=check.former_ids,
+        )
+        self._resources.callback(producer.abandon)
+        producer.begin_session()
+        reach("fenced")
+        return producer
+
+    def _agree(
+        self, check: StartCheck, topics: Topics, primary: Primary, producer: TransactionalProducer
+    ) -> _Agreed:
+        """End what hangs; the last record, where all witnesses agree, as it is to go on from."""
+        settle_all(topics, producer, primary, self._slot, self._waiting, check)
+        record = topics.last_progress(self._slot)
+        producer.follow(record)
+        try:
+            seen = check.compare(record)
+        except Diverged as error:
+            policy, points = self._bridge.on_divergence, check.switch_points
+            record = accept(error, record, policy, primary, points, producer, topics)
+            seen = check.compare(record)
+        reach("agreed")
+        heartbeat = Heartbeat(
+            self._slot,
+            interval_ms=self._bridge.heartbeat_interval_ms,
+            patience_ms=self._bridge.connect_deadline_ms,
+        )
+        records = Records(self._slot, heartbeat, seen)
+        return _Agreed(records.resume(record, primary, producer), seen, records, heartbeat)
+
+    def _build(
+        self,
+        primary: Primary,
+        topics: Topics,
+        connection: ReplicationConnection,
+        producer: TransactionalProducer,
+        agreed: _Agreed,
+        registry: SchemaRegistry | None,
+    ) -> Parts:
+        """Build what encodes, sends and commits; start the stream."""
+        record, heartbeat = agreed.record, agreed.heartbeat
+        start = resume_at(record, agreed.seen.slot)
+        ledger = Ledger(start, record.end_lsn, record.ahead_lsn)
+        feedback = Feedback(
+            *(connection, ledger),
+            wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
+            subject=f"slot {self._slot}",
+        )
+        group_commit = GroupCommit(
+            *(producer, self._bridge, feedback, heartbeat, agreed.records.at, ledger, record),
+            subject=f"slot {self._slot}",
+            schema_topic=schema_topic(self._prefix),
+        )
+        self._resources.callback(group_commit.close)
+        liveness = Liveness(primary, ledger, feedback, heartbeat, group_commit)
+        encoding = self._encoding(primary, topics, registry, agreed.records.timeline)
+        snapshot = None
+        if self._settings.snapshot.mode != "never":
+            points = agreed.seen.switch_points
+            owner = Owner(self._slot, agreed.records.timeline, start.end_lsn, points)
+            snapshot = self._open_snapshot(primary, topics, owner, encoding, group_commit, liveness)
+        spool = self._open_spool(heartbeat)
+        pipeline = Pipeline(
+            spool,
+            Assembler(encoding.envelope, start, self._bridge.transaction_bytes_max, record.counts),
+            emit=group_commit.take if snapshot is None else snapshot.emit,
+            breathe=liveness.tick,
+            prepared_topic=prepared_topic(self._prefix),
+            slot=self._slot,
+            staged=self._load_staged(topics, spool),
+        )
+        self._start(connection, primary, start)
+        self._waiting.answer_with(feedback)
+        self._announce(start, primary, agreed.records.timeline)
+        return Parts(
+            *(primary, connection, ledger, feedback, heartbeat),
+            *(group_commit, liveness, pipeline, snapshot),
+        )
+
+    def _encoding(
+        self, primary: Primary, topics: Topics, registry: SchemaRegistry | None, timeline: int
+    ) -> _Encoding:
+        shaping = Shaping(self._settings.shaping, self._prefix)
+        warn_of_unmatched(shaping, primary)
+        encoders = encoders_for(self._kafka)(self._bridge, money_digits=primary.money_digits())
+        relations = Relations(
+            *(self._prefix, primary, topics.shapes(), shaping, encoders),
+            Formats(self._kafka, shaping.naming, encoders, registry, self._waiting),
+            while_waiting=self._waiting,
+        )
+        envelope = Envelope(
+            self._prefix,
+            primary.server.database,
+            timeline,
+            relations.describe,
+            tombstones=self._bridge.tombstones,
+            transaction_metadata=self._bridge.transaction_metadata,
+            encoders=encoders,
+        )
+        return _Encoding(shaping, encoders, relations, envelope)
+
+    def _open_snapshot(
+        self,
+        primary: Primary,
+        topics: Topics,
+        owner: Owner,
+        encoding: _Encoding,
+        group_commit: GroupCommit,
+        liveness: Liveness,
+    ) -> Snapshotter:
+        snapshot = open_snapshot(
+            *(self._settings.snapshot, self._source, self._kafka, self._bridge, encoding.shaping),
+            primary=primary,
+            topics=topics,
+            owner=owner,
+            describe=encoding.relations.describe,
+            encoders=encoding.encoders,
+            take=group_commit.take,
+            breathe=liveness.commit_and_tick,
+        )
+        self._resources.callback(snapshot.close)
+        return snapshot
+
+    def _open_spool(self, heartbeat: Heartbeat) -> Spool:
+        spool = Spool(
+            self._bridge.spool_folder / f"slotbridge-{self._prefix}-{self._slot}.spool",
+            memory_bytes_max=self._bridge.spool_memory_bytes_max,
+            bytes_max=self._bridge.spool_bytes_max,
+        )
+        self._resources.callback(spool.close)
+        heartbeat.held = spool.held
+        return spool
+
+    def _load_staged(self, topics: Topics, spool: Spool) -> list[PreparedRecord]:
+        with topics.reader(prepared_topic(self._prefix)) as reader:
+            try:
+                staged = load_staged(reader, self._slot, spool)
+            except SpoolFull as error:
+                raise prepared_exceed_spool(error) from error
+        if staged:
+            gids = ", ".join(sorted(record.gid for record in staged)[:5])
+            logger.info("prepared transactions wait", count=len(staged), gids=gids)
+            reach("staging loaded")
+        return staged
+
+    def _start(self, connection: ReplicationConnection, primary: Primary, start: Position) -> None:
+        connection.start(
+            start.end_lsn,
+            self._source.publication,
+            streaming=self._settings.streaming,
+            origin=self._source.origin,
+            two_phase=self._source.two_phase,
+        )
+        primary.streams = True
+        reach("resumed inside" if start.seq else "started")
+
+    def _announce(self, start: Position, primary: Primary, timeline: int) -> None:
+        """Say, in metrics and log, that changes flow from here."""
+        metrics.TIMELINE.set(timeline)
+        metrics.LIVE.connect()
+        logger.info(
+            "streaming",
+            slot=self._slot,
+            lsn=format_lsn(start.end_lsn),
+            timeline=timeline,
+            system_identifier=primary.server.system_identifier,
+            compiled=compiled.hot is not None,
+        )
