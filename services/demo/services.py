@@ -80,13 +80,11 @@ class Services:
 
     def stop_bridge(self) -> None:
         """Stop the bridge by SIGTERM and wait. Raise SlotbridgeError unless it exits with 0."""
-        assert self._bridge is not None
         process, self._bridge = self._bridge, None
         self._stop("slotbridge", process)
 
     def stop_tables(self) -> None:
         """Stop slottables by SIGTERM and wait. Raise SlotbridgeError unless it exits with 0."""
-        assert self._tables is not None
         process, self._tables = self._tables, None
         self._stop("slottables", process)
 
@@ -169,7 +167,9 @@ class Services:
     def _environment(self) -> dict[str, str]:
         return {"JAVA_HOME": str(self._java_home), "PYTHONUNBUFFERED": "1"}
 
-    def _stop(self, name: str, process: subprocess.Popen[bytes]) -> None:
+    def _stop(self, name: str, process: subprocess.Popen[bytes] | None) -> None:
+        if process is None:
+            raise RuntimeError(f"{name} was not started")
         code = self._bed.processes.stop(process, grace_s=_STOP_DEADLINE_S)
         if code != 0:
             raise self._ended(name, code)

@@ -13,8 +13,9 @@ from confluent_kafka import KafkaException
 
 from schemas.errors import SlotbridgeError
 from schemas.events import PreparedRecord, ProgressRecord
-from services.bridge import session
+from services.bridge import opening
 from services.bridge.events.event import Event
+from services.bridge.pgoutput.messages import Begin
 from services.bridge.progress import consistency, ledger
 from services.bridge.progress.ledger import Ledger, Position
 from services.bridge.recovery import start_check
@@ -152,15 +153,15 @@ def _seq_forgotten() -> None:
     def resume_at(*arguments: Any) -> Position:
         return resume(*arguments)._replace(seq=0)
 
-    put(session, "resume_at", resume_at)
+    put(opening, "resume_at", resume_at)
 
 
 @mistake("the number of the first event of the next part is one too high")
 def _seq_too_high() -> None:
     part = Assembler._part
 
-    def wrong(self: Assembler) -> Portion:
-        portion = part(self)
+    def wrong(self: Assembler, begin: Begin) -> Portion:
+        portion = part(self, begin)
         return portion._replace(position=portion.position._replace(seq=portion.position.seq + 1))
 
     put(Assembler, "_part", wrong)
@@ -191,10 +192,9 @@ def _part_confirms_all() -> None:
     """As if the commit's end were the resume point of a part."""
     part = Assembler._part
 
-    def wrong(self: Assembler) -> Portion:
-        portion = part(self)
-        assert self._begin is not None
-        past = self._begin.commit_lsn + 64
+    def wrong(self: Assembler, begin: Begin) -> Portion:
+        portion = part(self, begin)
+        past = begin.commit_lsn + 64
         return portion._replace(position=portion.position._replace(end_lsn=past))
 
     put(Assembler, "_part", wrong)
@@ -243,7 +243,7 @@ def _staging_lost() -> None:
     def nothing(*_arguments: Any) -> list[PreparedRecord]:
         return []
 
-    put(session, "load_staged", nothing)
+    put(opening, "load_staged", nothing)
 
 
 @mistake("staging does not leave out subtransactions that were rolled back")

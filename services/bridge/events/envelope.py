@@ -231,13 +231,15 @@ class Envelope:
         events: list[Event],
         seq: int,
         room_bytes: int,
-    ) -> tuple[int, int, int]:
+    ) -> tuple[int, int, int] | None:
         """Append the events of rows from `index` on, values at `at`, to `events` (compiled).
 
         Stop at the first message that is not such a row, or when the events have more than
-        `room_bytes`. Return the index there, the next seq, and the events' bytes.
+        `room_bytes`. Return the index there, the next seq, and the events' bytes; None where there
+        is no compiled way: rows are taken one by one.
         """
-        assert compiled.hot is not None
+        if compiled.hot is None:
+            return None
         index, seq, self.total, size = compiled.hot.transactions.take_rows(
             *(messages, index, at, writers, events, self._touched),
             *(seq, self.total, room_bytes, EVENT_OVERHEAD_BYTES),

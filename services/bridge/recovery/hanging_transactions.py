@@ -235,8 +235,7 @@ def how_to_end(
     again. `commit`: what the witnesses say, needed where `last` covers nothing. A partition whose
     first event is beyond what is committed comes later: it may hide what was aborted.
     """
-    if found := covered(ours, last):
-        assert last is not None
+    if last is not None and (found := covered(ours, last)):
         partitions = found if record is not None else _not_beyond(ours, last)
         # It is of the transaction of `last`, or of the one before, which was the other's: not where
         # there is a later one, which began only once that one was told. Markers may be late.

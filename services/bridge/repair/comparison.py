@@ -38,14 +38,13 @@ def differences(told: Rows, there: Rows) -> Iterator[Difference]:
     theirs, ours = iter(told), iter(there)
     one, other = next(theirs, None), next(ours, None)
     while one is not None or other is not None:
-        if other is None or (one is not None and one[0] < other[0]):
-            assert one is not None
+        if one is not None and (other is None or one[0] < other[0]):
             yield Difference("d", one[0], one[1] or None, None)
             one = next(theirs, None)
-        elif one is None or other[0] < one[0]:
+        elif other is not None and (one is None or other[0] < one[0]):
             yield Difference("c", other[0], None, other[1])
             other = next(ours, None)
-        else:
+        elif one is not None and other is not None:
             if not same_row(one[1], other[1]):
                 yield Difference("u", one[0], one[1] or None, other[1])
             one, other = next(theirs, None), next(ours, None)

@@ -78,7 +78,8 @@ class Origins:
             at = bisect_right(portion.ended, index, key=lambda ended: ended.events)
             _, stamp, end_lsn = portion.ended[at]
             return Origin(stamp.xid, stamp.commit_lsn, end_lsn)
-        assert portion.stamp is not None
+        if portion.stamp is None:
+            raise ValueError("a portion with events is of a transaction")
         last = portion.position.end_lsn if portion.counts is None else None
         return Origin(portion.stamp.xid, portion.stamp.commit_lsn, last)
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as StillRunning
-from typing import Final
+from typing import Final, NamedTuple
 
 from schemas.events import ProgressRecord
 from schemas.settings import BridgeSettings
@@ -44,6 +44,14 @@ WAITING_BYTES_MAX: Final = 8 * 2**20
 """What is encoded ahead while Kafka commits."""
 
 Recorder = Callable[[Position, Mapping[str, int]], ProgressRecord]
+
+
+class _Commit(NamedTuple):
+    """A commit that is in progress; `started`: when it began (time.monotonic)."""
+
+    done: Future[None]
+    record: ProgressRecord
+    started: float
 
 
 class GroupCommit:
@@ -76,10 +84,9 @@ class GroupCommit:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-commit")
         self.wakes, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._waiting = Waiting()
-        self._committing: Future[None] | None = None
-        self._record: ProgressRecord | None = None
+        self._committing: _Commit | None = None
         self._stamp: Stamp | None = None
-        self._started = self._not_before = self._oldest = 0.0
+        self._not_before = self._oldest = 0.0
         self._due = self._group_due = float("inf")
         self._grouped = 0
         self._bytes = self._events = self._transactions = 0
@@ -113,8 +120,8 @@ class GroupCommit:
 
     def take(self, portion: Portion) -> None:
         """Send a portion, or let it wait while Kafka commits. Block when too much waits."""
-        if self._committing is not None and self._committing.done():
-            self._end_commit()
+        if self._committing is not None and self._committing.done.done():
+            self._end_commit(self._committing)
             self._send_waiting()
         if self._committing is None and not self._waiting:
             self._send(portion)
@@ -137,8 +144,8 @@ class GroupCommit:
         """
         with contextlib.suppress(BlockingIOError):
             os.read(self.wakes, 64)
-        if self._committing is not None and self._committing.done():
-            self._end_commit()
+        if self._committing is not None and self._committing.done.done():
+            self._end_commit(self._committing)
             self._send_waiting()
         if self._committing is None and self.uncommitted:
             group_due = self._oldest + self._age_max_s if behind else self._group_due
@@ -175,7 +182,7 @@ class GroupCommit:
         self._producer.cancel()
         self._pool.shutdown(wait=True)
         if self._committing is not None:
-            self.failure = self._committing.exception()
+            self.failure = self._committing.done.exception()
         self._committing = None  # it refers to us: without the cycle all is freed at once
         for end in (self.wakes, self._waker):
             os.close(end)
@@ -242,12 +249,13 @@ class GroupCommit:
         """Commit the open Kafka transaction with its progress record, in the other thread."""
         position = self._ledger.published
         record = self._record_of(position, self._counts)
-        record = self._record = record.model_copy(update=self._commit_at(position.commit_lsn))
+        record = record.model_copy(update=self._commit_at(position.commit_lsn))
         self._producer.begin()
-        self._started = time.monotonic()
+        started = time.monotonic()
         reach("before kafka commit")
-        self._committing = self._pool.submit(self._producer.commit, record)
-        self._committing.add_done_callback(self._wake)
+        done = self._pool.submit(self._producer.commit, record)
+        self._committing = _Commit(done, record, started)
+        done.add_done_callback(self._wake)
         reach("committing")
 
     def _commit_at(self, lsn: int) -> dict[str, int]:
@@ -269,22 +277,21 @@ class GroupCommit:
         """Wait for Kafka's commit, and answer the server meanwhile."""
         while self._committing is not None:
             try:
-                self._committing.result(self._feedback.interval_s)
+                self._committing.done.result(self._feedback.interval_s)
             except StillRunning:
                 self._feedback.while_waiting()
             else:
                 self._feedback.heard(time.monotonic())  # we did not listen meanwhile
-                self._end_commit()
+                self._end_commit(self._committing)
 
-    def _end_commit(self) -> None:
+    def _end_commit(self, commit: _Commit) -> None:
         """Confirm to the slot what Kafka has committed. Raise what the commit has raised."""
-        assert self._committing is not None and self._record is not None
-        self._committing.result()
+        commit.done.result()
         self._committing = None
         reach("after kafka commit")
-        self._ledger.commit(self._record.ahead_lsn)
-        took_s = time.monotonic() - self._started
-        self._not_before = self._started + max(SPACING_MIN_S, took_s)
+        self._ledger.commit(commit.record.ahead_lsn)
+        took_s = time.monotonic() - commit.started
+        self._not_before = commit.started + max(SPACING_MIN_S, took_s)
         metrics.COMMIT_SECONDS.observe(took_s)
         metrics.EVENTS.inc(self._events)
         metrics.TRANSACTIONS.inc(self._transactions)
@@ -293,7 +300,7 @@ class GroupCommit:
         self._tell_delivery()
         self._events = self._bytes = self._transactions = 0
         self.report()
-        if self._record.seq:
+        if commit.record.seq:
             reach("between parts")
         if self._producer.done:
             raise RefusalLearned(

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from schemas.events import HEARTBEAT_PREFIX
 from schemas.snapshot import SNAPSHOT_PREFIX
-from services.bridge import compiled
 from services.bridge.compiled import Messages
 from services.bridge.events.envelope import Envelope, Writer
 from services.bridge.events.errors import not_encoded
@@ -147,11 +146,12 @@ class Assembler:
         if self._begin is None or self._seq < self._skip_below:
             return index
         at, writers = decoder.row_at, decoder.writers
-        if compiled.hot is not None:
-            room_bytes = self._bytes_max - self._bytes
-            index, self._seq, size = self._envelope.rows(
-                messages, index, at, writers, self._events, self._seq, room_bytes
-            )
+        room_bytes = self._bytes_max - self._bytes
+        taken = self._envelope.rows(
+            messages, index, at, writers, self._events, self._seq, room_bytes
+        )
+        if taken is not None:
+            index, self._seq, size = taken
             self._bytes += size
             return index
         count, kind_of = len(messages), decoder.row_kind
@@ -186,7 +186,9 @@ class Assembler:
 
     def full(self) -> Portion | None:
         """Return a part of the open transaction if the held events exceed the limit, else None."""
-        return self._part() if self._bytes > self._bytes_max else None
+        if self._begin is None or self._bytes <= self._bytes_max:
+            return None
+        return self._part(self._begin)
 
     def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Portion | None:
         """Take one message that came at WAL position `lsn`; `now_us` since 1970.
@@ -306,9 +308,8 @@ class Assembler:
         self._events += events
         self._bytes += size_of(events)
 
-    def _part(self) -> Portion:
-        assert self._begin is not None
-        position = Position(self._begin.commit_lsn, self._last.end_lsn, self._seq)
+    def _part(self, begin: Begin) -> Portion:
+        position = Position(begin.commit_lsn, self._last.end_lsn, self._seq)
         return self._release(self._announcement(), [], position)._replace(
             counts=self._envelope.counts()
         )

@@ -79,7 +79,8 @@ class Prepared:
 
     def hold(self, payload: bytes, lsn: int) -> None:
         """Keep one message of the open block. Raise DecodeError for one that can't be in it."""
-        assert self._begin is not None
+        if self._begin is None:
+            raise misplaced(f"message {payload[:1]!r} outside of a prepared transaction", lsn)
         kind = payload[0]
         if kind in _DESCRIPTIONS:
             message = self._decoder.decode(payload, lsn)

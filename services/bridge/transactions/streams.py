@@ -91,7 +91,8 @@ class Streams:
 
     def hold(self, payload: bytes, lsn: int) -> None:
         """Keep one message of the open block. Raise DecodeError when it carries no xid."""
-        assert self._block is not None
+        if self._block is None:
+            raise misplaced(f"message {payload[:1]!r} outside of a streamed block", lsn)
         if payload[:1] == b"O":
             return
         if payload[0] not in _KINDS_WITH_XID or len(payload) < 1 + _XID.size:

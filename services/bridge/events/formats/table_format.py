@@ -110,7 +110,8 @@ class Formats:
             return _unused, None
         from services.bridge.events.formats.avro import avro_name, avro_schema, serializer
 
-        assert self._registry is not None
+        if self._registry is None:
+            raise ValueError(f"the format {form} needs a schema registry")
         record = avro_name(schema["name"])
         subject = {
             "topic": f"{topic}-{part}",
