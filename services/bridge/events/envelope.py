@@ -235,8 +235,8 @@ class Envelope:
         """Append the events of rows from `index` on, values at `at`, to `events` (compiled).
 
         Stop at the first message that is not such a row, or when the events have more than
-        `room_bytes`. Return the index there, the next seq, and the events' bytes; None where there
-        is no compiled way: rows are taken one by one.
+        `room_bytes`. Return the index there, the next seq, and the events' bytes; None where
+        there is no compiled way.
         """
         if compiled.hot is None:
             return None
@@ -384,11 +384,9 @@ class Envelope:
     def _value(self, table: Table, before: str, after: str, op: str, lsn: int, seq: int) -> bytes:
         counter = table.counter
         self._count(counter)
-        order = (
-            f'{self._order}{self.total},"data_collection_order":{counter.events}}}'
-            if self._metadata
-            else '"transaction":null'
-        )
+        order = '"transaction":null'
+        if self._metadata:
+            order = f'{self._order}{self.total},"data_collection_order":{counter.events}}}'
         return table.serialize(
             f'{{"op":"{op}","before":{before},"after":{after},{self._head}{lsn}\\"]",'
             f'{table.names}"lsn":{lsn},"seq":{seq}}},{order},{self._tail}'
