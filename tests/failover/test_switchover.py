@@ -1,6 +1,11 @@
 """`slotfailover switchover` on real servers."""
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+
+import psycopg
 
 from services.testbed.bed import Bed
 from tests.failover.conftest import NewTrio, machines
@@ -12,11 +17,35 @@ from tests.failover.servers import (
     subscribe,
     write,
 )
+from tests.providers.interface import Server
 
 UNUSED = """
     SELECT coalesce(string_agg(slot_name, ', '), '') FROM pg_replication_slots
      WHERE slot_type = 'physical' AND NOT active
 """
+
+
+@contextlib.contextmanager
+def writing_past_the_fence(server: Server) -> Iterator[None]:
+    """A client that asks for READ WRITE itself, until the end of the block."""
+    ended = threading.Event()
+
+    def write_on() -> None:
+        while not ended.wait(0.01):
+            with (
+                contextlib.suppress(psycopg.Error),
+                psycopg.connect(server.conninfo(), autocommit=True) as session,
+            ):
+                while not ended.wait(0.01):
+                    session.execute("BEGIN READ WRITE; SELECT pg_current_xact_id(); COMMIT")
+
+    thread = threading.Thread(target=write_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(60)
 
 
 def test_there_and_back_again(local_trio: NewTrio, local_bed: Bed, tmp_path: Path) -> None:
@@ -61,3 +90,18 @@ def test_nodes_by_unix_socket_and_by_ipv6(local_trio: NewTrio, tmp_path: Path) -
     assert "host='::1'" in moved
     write(trio.standby, trio.dbname, 1)
     await_equal(trio, trio.standby)
+
+
+def test_what_a_fenced_primary_gave_out_late_is_told_once_by_its_last_number(
+    local_trio: NewTrio, tmp_path: Path
+) -> None:
+    trio = local_trio()
+    subscribe(trio, "s1")
+    config = configuration(tmp_path, trio)
+    with writing_past_the_fence(trio.primary):
+        order = ("switchover", "--config", config, "--yes", "--to", "b", "--no-rejoin", "--json")
+        ran = slotfailover(*order)
+    assert ran.code == 1, ran.err
+    late = [note for note in ran.json["notes"] if "transaction numbers after the final LSN" in note]
+    assert len(late) == 1, ran.json["notes"]
+    assert int(late[0].split()[3]) > 1, late

@@ -22,6 +22,7 @@ from services.failover.execute.promotion_order import require_nothing_ordered
 from services.failover.model.view import Reach, View
 from services.failover.observe.cluster import Cluster
 from services.failover.plan.evidence import StillHeard
+from services.failover.plan.notes import merge
 from services.failover.plan.request import Plan, Request, after_step
 from services.failover.plan.resume import Planner, intent_of
 from services.failover.plan.steps.step import (
@@ -166,7 +167,7 @@ class Run:
                 self._request = after_step(request, step, view)
             plan, view = plan_patiently(self.cluster, planner, view, self._request, self._wait)
             self._view = view
-            notes += tuple(note for note in plan.notes if note not in notes)
+            notes = merge(notes, plan.notes)
         return replace(plan, notes=notes), view
 
     def _wait(self, text: str) -> None:

@@ -36,6 +36,7 @@ from services.failover.plan.invariants import (
     require_privileges,
     require_unfencing,
 )
+from services.failover.plan.notes import Measured
 from services.failover.plan.request import Draft, Plan
 from services.failover.plan.standbys import attach_standbys
 from services.failover.plan.steps import promotion, receivers, subscriptions
@@ -170,9 +171,12 @@ def _written_late(draft: Draft) -> list[str]:
     """Return notes on what a fenced primary wrote after its final LSN, which will be lost."""
     request = draft.request
     return [
-        f"{node.name} gave out {node.state.next_xid - request.final_xid} transaction numbers after "
-        "the final LSN: by autovacuum, the bridge's heartbeat, or a client that asked for READ "
-        f"WRITE, whose changes are lost when {node.name} rejoins; its log may tell"
+        Measured(
+            f"{node.name} gave out {node.state.next_xid - request.final_xid} transaction numbers "
+            "after the final LSN: by autovacuum, the bridge's heartbeat, or a client that asked "
+            f"for READ WRITE, whose changes are lost when {node.name} rejoins; its log may tell",
+            about=f"late writes of {node.name}",
+        )
         for node in draft.view.nodes
         if node.fenced and node.state is not None and node.state.next_xid is not None
         if request.final_xid is not None and node.state.next_xid > request.final_xid

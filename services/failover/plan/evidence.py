@@ -27,6 +27,7 @@ from schemas.errors import ExitCode, OperatorNeeded
 from services.failover.model.conninfo import DEFAULT_PORT
 from services.failover.model.topology import feeds, follows
 from services.failover.model.view import Reach
+from services.failover.plan.notes import Measured
 from services.failover.plan.request import OPERATION
 from services.failover.plan.steps.step import active
 
@@ -79,8 +80,12 @@ def require_proof(view: View, request: Request, new: Node) -> None:
 
 def cant_tell(view: View, request: Request, new: Node) -> list[str]:
     """Return notes on what was not judged."""
-    notes = [
-        f"not judged: {node.name} does not answer ({node.detail}), and what it sees is not known"
+    notes: list[str] = [
+        Measured(
+            f"not judged: {node.name} does not answer ({node.detail}), and what it sees is not "
+            "known",
+            about=f"witness {node.name}",
+        )
         for node in view.nodes
         if node.state is None
         and node.name != new.name
@@ -98,7 +103,10 @@ def cant_tell(view: View, request: Request, new: Node) -> list[str]:
             f"{new.name} (sql/roles.sql lets it)"
         )
     notes += [
-        f"taken on your word: {node.name} does not answer ({node.detail}), and is off"
+        Measured(
+            f"taken on your word: {node.name} does not answer ({node.detail}), and is off",
+            about=f"word for {node.name}",
+        )
         for node in view.nodes
         if node.reach is Reach.SILENT
         and request.old_primary_is_off

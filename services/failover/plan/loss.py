@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.lsn import format_lsn
 from services.failover.checks.loss import _told_all, last_contact, losses
+from services.failover.plan.notes import Measured
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, View
@@ -37,7 +38,8 @@ def require_no_loss(view: View, request: Request, chosen: Node, operation: str) 
                 hint=f"{loss.hint}; or lose those commits: {accept}",
                 exit_code=ExitCode.NOT_READY,
             )
-    notes = [f"loss accepted: {loss.reason}" for loss in found] or [last_contact(view, chosen)]
+    told = [f"loss accepted: {loss.reason}" for loss in found] or [last_contact(view, chosen)]
+    notes: list[str] = [Measured(text, about=f"loss {n}") for n, text in enumerate(told)]
     notes += _not_judged(view, chosen)
     seen = view.sighting
     if seen is not None and seen.synchronous:
@@ -51,14 +53,20 @@ def require_no_loss(view: View, request: Request, chosen: Node, operation: str) 
 def _not_judged(view: View, chosen: Node) -> list[str]:
     """Return notes on what might be lost where nobody who answers can tell."""
     seen, mine = view.sighting, chosen.known_state.server.timeline
-    notes = [
-        f"not judged: how much WAL {node.name} has; it was started anew, and has read it up to "
-        f"{format_lsn(node.received)}"
+    notes: list[str] = [
+        Measured(
+            f"not judged: how much WAL {node.name} has; it was started anew, and has read it up to "
+            f"{format_lsn(node.received)}",
+            about=f"WAL of {node.name}",
+        )
         for node in view.standbys
         if node.name != chosen.name and not _told_all(node)
     ]
     notes += [
-        f"not judged: how much WAL {node.name} has; it does not answer"
+        Measured(
+            f"not judged: how much WAL {node.name} has; it does not answer",
+            about=f"WAL of {node.name}",
+        )
         for node in view.nodes
         if node.state is None
         and node.name != chosen.name
