@@ -10,9 +10,11 @@ CREATE SCHEMA IF NOT EXISTS slotfailover;
 ALTER SCHEMA slotfailover OWNER TO CURRENT_USER;
 REVOKE CREATE ON SCHEMA slotfailover FROM :"failover";
 GRANT USAGE ON SCHEMA slotfailover TO :"failover";
-DROP FUNCTION IF EXISTS slotfailover.timeline_history(int);
-CREATE FUNCTION slotfailover.timeline_history(timeline int) RETURNS text
+SELECT 'DROP FUNCTION slotfailover.timeline_history(int)' FROM pg_proc p JOIN pg_roles r ON r.oid = proowner
+ WHERE p.oid = to_regprocedure('slotfailover.timeline_history(int)') AND NOT rolsuper \gexec
+CREATE OR REPLACE FUNCTION slotfailover.timeline_history(timeline int) RETURNS text
     LANGUAGE sql STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$ SELECT pg_catalog.pg_read_file('pg_wal/' || upper(lpad(to_hex($1), 8, '0')) || '.history', true) $$;
+ALTER FUNCTION slotfailover.timeline_history(int) OWNER TO CURRENT_USER;
 REVOKE ALL ON FUNCTION slotfailover.timeline_history(int) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION slotfailover.timeline_history(int) TO :"failover";

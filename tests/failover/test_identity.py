@@ -46,9 +46,9 @@ def test_no_command_and_no_new_watch_follows_an_old_primary_that_came_back(
     """The pair was promoted and died; of a power cut the old primary comes back first, alone."""
     trio = new_pair()
     subscribe(trio, "s1")
-    promote(trio.primary, trio.standby)
     watch = {**SETTINGS, "first_ms": 500}
     config = configuration(tmp_path, trio, watch=watch)
+    promote(trio.primary, trio.standby)
     assert slotfailover("repoint", "--config", config, "--yes").code == 0
     comment = ask(trio.subscriber, COMMENT, trio.dbname)
     assert "timeline 2 from " in comment
@@ -79,8 +79,8 @@ def test_check_finds_an_old_primary_by_what_the_journal_alone_remembers(
 ) -> None:
     """No subscription tells of the newer timeline, as where a bridge is the only consumer."""
     trio = new_pair()
-    promote(trio.primary, trio.standby)
     config = configuration(tmp_path, trio)
+    promote(trio.primary, trio.standby)
     assert slotfailover("repoint", "--config", config, "--yes").code == 0
     trio.standby.kill()
     for setting in ("synchronized_standby_slots", "synchronous_standby_names"):

@@ -51,3 +51,11 @@ def test_failover_as_the_scripts_roles_with_odd_names(new_pair: NewPair, tmp_pat
     await_equal(trio, trio.standby)
     kept = "SELECT count(*) FROM slotfailover.journal WHERE step = 'end'"
     assert ask(trio.standby, kept) == 1
+
+
+def test_a_database_that_publishes_all_its_tables_gets_none_of_ours(new_pair: NewPair) -> None:
+    trio = new_pair()
+    tell(trio.primary, "CREATE PUBLICATION everything FOR ALL TABLES", dbname=trio.dbname)
+    make_roles(trio.primary, trio.dbname, publication="everything", journal=trio.dbname)
+    ours = "SELECT count(*) FROM pg_publication_tables WHERE schemaname = 'slotfailover'"
+    assert ask(trio.primary, ours, trio.dbname) == 0

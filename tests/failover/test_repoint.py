@@ -131,7 +131,8 @@ def test_what_can_be_wrong_has_one_clear_answer(new_pair: NewPair, tmp_path: Pat
     }
     config = configuration(tmp_path, trio, nodes=weak)
     ran = slotfailover("switchover", "--config", config, "--yes", "--to", "b")
-    assert (ran.code, "our role lacks a privilege on a" in ran.err) == (20, True), ran.err
+    says = "switch over: our role lacks the privilege to end sessions and to fence on a (a)"
+    assert (ran.code, says in ran.err) == (20, True), ran.err
     config = configuration(tmp_path, trio, journal=str(tmp_path / "none" / "journal"))
     ran = slotfailover("rejoin", "b", "--config", config, "--yes")
     assert (ran.code, "can't be written" in ran.out) == (0, True), ran.err

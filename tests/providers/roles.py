@@ -21,7 +21,9 @@ class Roles:
     tables: str
 
 
-def make_roles(server: Server, dbname: str, *, publication: str, suffix: str = "") -> Roles:
+def make_roles(
+    server: Server, dbname: str, *, publication: str, suffix: str = "", journal: str = "postgres"
+) -> Roles:
     """Run sql/roles.sql on a primary, twice: it says that it can be repeated."""
     roles = Roles(*(f"{name}{suffix}" for name in ("slotbridge", "slotfailover", "slottables")))
     variables = {
@@ -29,6 +31,7 @@ def make_roles(server: Server, dbname: str, *, publication: str, suffix: str = "
         "failover": roles.failover,
         "tables": roles.tables,
         "publication": publication,
+        "journal_database": journal,
     }
     for _ in range(2):
         _run(server, dbname, "roles.sql", variables)

@@ -3,9 +3,10 @@
 All but `plan`, `history` and --dry-run hold the lock, confirm unless --yes, and keep the journal.
 """
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from schemas.errors import ExitCode, SettingsError
+from schemas.errors import ExitCode, SettingsError, SlotbridgeError
 from schemas.settings import FailoverSettings
 from services.failover.checks.readiness import candidate
 from services.failover.cli import output
@@ -31,8 +32,9 @@ from services.failover.model.managers import forgotten, is_managed, notes_on, re
 from services.failover.model.view import View
 from services.failover.observe.cluster import Cluster
 from services.failover.plan.failover import plan_failover
+from services.failover.plan.notes import merge
 from services.failover.plan.rejoin import plan_rejoin, plan_repoint
-from services.failover.plan.request import Plan, Request, plan_as_json
+from services.failover.plan.request import OPERATION, Plan, Request, plan_as_json
 from services.failover.plan.resume import Intent, Planner, choose
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.runtime.process import exit_codes
@@ -74,8 +76,10 @@ AcceptLoss = Annotated[
     ),
 ]
 Chosen = tuple[Planner, Request]
-_OF_ADMINS = frozenset({"failover", "switchover", "resume", "rejoin"})
-"""What promotes, fences or rejoins: refused under a manager, and done by failover.admins."""
+_PROMOTING = frozenset({"failover", "switchover", "resume", "rejoin"})
+"""What promotes, fences or rejoins: refused under a manager."""
+_OF_ADMINS = frozenset({*_PROMOTING, "plan"})
+"""What logs in by failover.admins: its steps, and what shows them."""
 Choose = Callable[[Cluster, View, Request], Chosen]
 
 
@@ -275,6 +279,19 @@ def history(
             output.print_history(output.on_stdout(), chosen)
 
 
+@contextlib.contextmanager
+def _operation(command: str) -> Iterator[None]:
+    """Let an error of a plan name the command that was given, also where it is not a failover."""
+    try:
+        yield
+    except SlotbridgeError as error:
+        if error.operation == OPERATION:
+            error.operation = {"failover": OPERATION, "switchover": "switch over"}.get(
+                command, command
+            )
+        raise
+
+
 class _Order:
     """What the commands have in common."""
 
@@ -291,9 +308,9 @@ class _Order:
     def give(self, choose_it: Choose, *, undo: bool = False) -> None:
         """Observe, plan, confirm, and carry it out. Raise SystemExit with the exit code."""
         started = time.monotonic()
-        with exit_codes(as_json=self._as_json):
+        with exit_codes(as_json=self._as_json), _operation(self._command):
             self.settings, bridge = settings_of(self._config)
-            if self._admin:
+            if self._command in _PROMOTING:
                 require_unmanaged(self.settings.managed_by, self._command)
             with Cluster(self.settings, bridge, admin=self._admin) as cluster:
                 asked = Asked(bridge)
@@ -338,8 +355,7 @@ class _Order:
             )
             view = cluster.observe() if not self._yes else view
             result = run.carry_out(view, request, planner, undo=undo)
-        more = tuple(note for note in plan.notes if note not in result.notes)
-        return replace(result, notes=(*more, *result.notes))
+        return replace(result, notes=merge(plan.notes, result.notes))
 
     def _recall(self, cluster: Cluster, view: View, asked: Asked) -> None:
         """Have the cluster's views remember what the journals and Kafka tell."""
@@ -351,8 +367,7 @@ class _Order:
 
     def _noted(self, view: View, plan: Plan) -> Plan:
         """Return the plan with notes on what could not be judged and on who else may be at work."""
-        promotes = self._command in (*_OF_ADMINS, "plan")
-        more = (*self._notes, *(notes_on(view) if promotes else ()))
+        more = (*self._notes, *(notes_on(view) if self._admin else ()))
         return replace(plan, notes=(*more, *forgotten(view, plan.new_primary), *plan.notes))
 
     def _request(self) -> Request:

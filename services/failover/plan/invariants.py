@@ -224,14 +224,23 @@ def require_privileges(
     """Raise SetupError (PRIVILEGE_MISSING) unless our role may do what the plan needs there."""
     rights = node.known_state.replication
     if fence and not rights.may_fence:
-        raise missing_privilege(node, "do not pass --fence")
+        raise missing_privilege(node, "to end sessions and to fence", "do not pass --fence")
     if cut and not rights.may_cut:
-        raise missing_privilege(node, "GRANT ALTER SYSTEM ON PARAMETER primary_conninfo TO …")
+        raise missing_privilege(
+            node,
+            "to cut off a standby",
+            "GRANT ALTER SYSTEM ON PARAMETER primary_conninfo TO …",
+        )
     if promotion and not rights.may_promote:
-        raise missing_privilege(node, "GRANT EXECUTE ON FUNCTION pg_promote(boolean, integer) TO …")
+        raise missing_privilege(
+            node,
+            "to promote",
+            "GRANT EXECUTE ON FUNCTION pg_promote(boolean, integer) TO …",
+        )
     if resets and not rights.may_configure:
         raise missing_privilege(
             node,
+            "to change its settings",
             "GRANT ALTER SYSTEM ON PARAMETER synchronized_standby_slots, synchronous_standby_names "
             "TO …; GRANT EXECUTE ON FUNCTION pg_reload_conf() TO …",
         )
@@ -245,24 +254,31 @@ def has_stray_fence(node: Node) -> bool:
 def require_unfencing(node: Node) -> None:
     """Raise SetupError (PRIVILEGE_MISSING) for a stray fence that our role can't lift."""
     if has_stray_fence(node) and node.state is not None and not node.state.replication.may_fence:
-        raise missing_privilege(node, f"run as one there: {'; '.join(statements.UNFENCED)}")
+        raise missing_privilege(
+            node,
+            "to lift a fence that was copied with the data",
+            f"run as a superuser there: {'; '.join(statements.UNFENCED)}",
+        )
 
 
 def require_readable_history(node: Node) -> None:
     """Raise SetupError where our role could not tell, after a promotion, who is past its start."""
     if node.state is not None and not node.state.provenance.may_read_history:
         raise missing_privilege(
-            node, "run sql/roles.sql on the primary: it makes slotfailover.timeline_history()"
+            node,
+            "to read the history of timelines",
+            "run sql/roles.sql on the primary: it makes slotfailover.timeline_history()",
         )
 
 
-def missing_privilege(node: Node, grant: str) -> SetupError:
-    """Return the error of a role that lacks a privilege on a node."""
+def missing_privilege(node: Node, lacks: str, grant: str = "") -> SetupError:
+    """Return the error of a role that lacks a privilege on a node, e.g. `to promote`."""
     return SetupError(
-        f"our role lacks a privilege on {node.name}",
+        f"our role lacks the privilege {lacks} on {node.name}",
         operation=OPERATION,
         subject=node.name,
-        hint=f"connect as a superuser, or {grant}",
+        hint=f"name a superuser's connection string in failover.admins.{node.name}"
+        + (f", or {grant}" if grant else ""),
         exit_code=ExitCode.PRIVILEGE_MISSING,
     )
 

@@ -175,7 +175,7 @@ def _require_fit(view: View, request: Request, old: Node, new: Node) -> None:
     """Raise if the switchover would fail or lose something, while nothing is changed yet."""
     require_ready(judge_all(view, new), request)
     if not old.known_state.replication.may_fence:
-        raise missing_privilege(old, "connect as a superuser, who may end sessions and fence")
+        raise missing_privilege(old, "to end sessions and to fence")
     for node in (old, new):
         require_changeable(node)
     require_tight(old, ("stop",))
