@@ -11,7 +11,7 @@ import pytest
 from services.testbed.bed import Bed
 from services.testbed.postgres import PostgresServer
 from tests.providers.embedded import Embedded
-from tests.providers.interface import Provider, Trio
+from tests.providers.interface import Provider, Server, Trio
 
 NewTrio = Callable[..., Trio]
 
@@ -42,8 +42,8 @@ def local_trio(local_bed: Bed) -> Iterator[NewTrio]:
         yield make
 
 
-def machines(trio: Trio, bed: Bed) -> dict[str, Any]:
-    """`failover.machines` for nodes a and b of a local trio."""
+def machines(trio: Trio, bed: Bed, **more: Server) -> dict[str, Any]:
+    """`failover.machines` for nodes a and b of a local trio, and `more`."""
     return {
         name: {
             "data_folder": str(server.data),
@@ -51,7 +51,7 @@ def machines(trio: Trio, bed: Bed) -> dict[str, Any]:
             "server_options": ["-c", f"port={server.port}", "-c", f"cluster_name={server.name}"],
             "os_user": bed.run_as.name if bed.run_as.switch else "",
         }
-        for name, server in (("a", trio.primary), ("b", trio.standby))
+        for name, server in {"a": trio.primary, "b": trio.standby, **more}.items()
         if isinstance(server, PostgresServer)
     }
 

@@ -21,6 +21,7 @@ from services.failover.execute.journal import BEGIN, SEEN, Entry, Journal, remem
 from services.failover.execute.timeline_memory import recall
 from services.failover.model.conninfo import Conninfo
 from services.failover.model.loss_limit import LossLimit, Sighting
+from services.failover.model.timelines import Milestone
 from services.failover.model.view import Node, View
 from services.failover.observe.last_contact import Sightings
 from services.failover.plan.failover import plan_failover
@@ -70,14 +71,38 @@ def test_an_older_timeline_with_more_wal_is_not_promoted() -> None:
 
 
 def test_two_timelines_of_one_number_are_not_taken_for_one() -> None:
-    def began(name: str, lsn: int, received: int) -> Node:
-        found = standby(name, received, timeline=2)
-        assert found.state is not None
-        provenance = replace(found.state.provenance, history=((1, lsn),))
-        return replace(found, state=replace(found.state, provenance=provenance))
-
-    refused = refusal(view(began("b", 500, 1000), began("c", 600, 900)))
+    refused = refusal(view(branch("b", 500, 1000), branch("c", 600, 900)))
     assert "different timelines 2" in refused.message
+
+
+def test_a_standby_that_was_promoted_beside_a_living_primary_is_not_the_newest() -> None:
+    """Also where nobody but the sighting can tell, until the promotion was met by a consumer."""
+    apart = branch("c", 600, 1200)
+    chosen = candidate(view(standby("b", 1000), apart, lsn=1000))
+    assert chosen is not None
+    assert chosen.name == "b"
+    refused = refusal(view(standby("b", 1000), apart, lsn=1000))
+    assert "what was committed on timeline 2 is not on b" in refused.message
+    assert "--accept-data-loss 600" in refused.hint
+    for alone in (view(apart, lsn=1000), view(standby("b", 1000), apart)):
+        refused = refusal(alone)
+        assert "c left timeline 1 at 0/258" in refused.message
+        assert "--accept-data-loss 400" in refused.hint
+        met = replace(alone, milestones=(("the journal", Milestone("7000", 2, 600)),))
+        planned(met)
+    planned(view(apart, lsn=600))
+    living = View((node("a", state(standby=False)), standby("b", 1000), apart), ())
+    chosen = candidate(living)
+    assert chosen is not None
+    assert chosen.name == "b"
+
+
+def branch(name: str, left: int, received: int) -> Node:
+    """A standby on timeline 2, which left timeline 1 there."""
+    found = standby(name, received, timeline=2)
+    assert found.state is not None
+    provenance = replace(found.state.provenance, history=((1, left),))
+    return replace(found, state=replace(found.state, provenance=provenance))
 
 
 def test_a_target_behind_another_standby_is_refused_by_the_bytes() -> None:

@@ -1,7 +1,5 @@
 """Old primaries made standbys again, on real servers: rewound, copied anew, ready for the next."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -9,7 +7,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from services.failover.model.statements import literal
 from services.testbed.bed import Bed
-from services.testbed.pair import clone
 from services.testbed.postgres import PostgresServer
 from tests.failover.check.examining import set_on
 from tests.failover.conftest import NewTrio, end, machines
@@ -22,8 +19,8 @@ from tests.failover.servers import (
     tell,
     write,
 )
+from tests.failover.third import third_standby
 from tests.providers.interface import Trio
-from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 
 ODD_PASSWORD = "it's a \\ back\\\\slash"
@@ -84,7 +81,7 @@ def test_three_nodes_the_others_follow_and_the_best_is_chosen(
 ) -> None:
     trio = local_trio()
     subscribe(trio, "s1")
-    with _third(trio, local_bed) as third:
+    with third_standby(trio, local_bed) as third:
         nodes = {
             "a": trio.primary.conninfo(),
             "b": trio.standby.conninfo(),
@@ -167,20 +164,3 @@ def _diverge(trio: Trio) -> None:
     tell(trio.primary, "INSERT INTO t VALUES (9999, 'lost')", dbname=trio.dbname)
     trio.primary.kill()
     trio.standby.start()
-
-
-@contextlib.contextmanager
-def _third(trio: Trio, bed: Bed) -> Iterator[PostgresServer]:
-    """A second standby, c, by the slot standby_2, with its slots ready."""
-    third = bed.server(f"third-{trio.primary.name}")
-    tell(trio.primary, "SELECT pg_create_physical_replication_slot('standby_2', true)")
-    assert isinstance(trio.primary, PostgresServer)
-    clone(trio.primary, third, slot="standby_2", dbname=trio.dbname)
-    third.start()
-    try:
-        named = "ALTER SYSTEM SET synchronized_standby_slots = 'standby_1', 'standby_2'"
-        await_ready(trio.primary, third, "s1")
-        tell(trio.primary, named, "SELECT pg_reload_conf()")
-        yield third
-    finally:
-        third.kill()

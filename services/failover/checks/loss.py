@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from schemas.lsn import format_lsn
 from services.failover.model.standby_settings import quorum
+from services.failover.model.timelines import left_at
 from services.failover.model.topology import application_name, slot_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,11 @@ class Loss:
 
 def losses(view: View, chosen: Node) -> list[Loss]:
     """Return why the promotion of `chosen` would lose more than the limits allow."""
-    found = [*_against_standbys(view, chosen), *_against_sighting(view, chosen)]
+    found = [
+        *_against_standbys(view, chosen),
+        *_against_older(view, chosen),
+        *_against_sighting(view, chosen),
+    ]
     silent = _quorum(view, chosen)
     return [*found, *([silent] if silent is not None else [])]
 
@@ -89,9 +94,11 @@ def _against_standbys(view: View, chosen: Node) -> list[Loss]:
         theirs = other.state.server.timeline
         behind = other.received - chosen.received
         if theirs > mine:
+            left = left_at(other.state.provenance.history or (), mine)
+            begins = chosen.received if left is None else min(left, chosen.received)
             return [
                 Loss(
-                    max(0, behind),
+                    max(0, other.received - begins),
                     f"{chosen.name} is on timeline {mine}, {other.name} on {theirs}: what was "
                     f"committed on timeline {theirs} is not on {chosen.name}",
                     f"promote {other.name}: --to {other.name}",
@@ -118,6 +125,50 @@ def _against_standbys(view: View, chosen: Node) -> list[Loss]:
                 )
             ]
     return []
+
+
+def branched(view: View, node: Node) -> bool:
+    """Tell whether the last primary went on with a timeline after `node` had left it.
+
+    The node was then promoted beside that primary, and made a standby again: its timeline has the
+    larger number, and is not the newer one.
+    """
+    return any(_left_behind(view, node, *had) for had in _of_primaries(view))
+
+
+def _of_primaries(view: View) -> list[tuple[int, int, str]]:
+    """Return (timeline, position, who) of the primary that answers, and of the last one seen."""
+    found = [(n.state.server.timeline, n.received, n.name) for n in view.writable if n.state]
+    if view.sighting is not None:
+        seen = view.sighting
+        found.append((seen.timeline, seen.lsn, f"{seen.node}, as last seen,"))
+    return found
+
+
+def _left_behind(view: View, node: Node, timeline: int, lsn: int, who: str) -> Loss | None:
+    """Return the loss of what `who` had of an older timeline after `node` had left that.
+
+    None is told of a timeline if a later one was met since by a consumer, the journal or Kafka: the
+    later primary was promoted on purpose, and what that lost is no loss of this promotion.
+    """
+    history = (node.state.provenance.history if node.state is not None else None) or ()
+    newest = max((met.timeline for _, met in view.met()), default=0)
+    left = max((at for number, at in history if number <= timeline), default=lsn)
+    if not history or newest > timeline or timeline > history[-1][0] or lsn <= left:
+        return None
+    return Loss(
+        lsn - left,
+        f"{node.name} left timeline {timeline} at {format_lsn(left)}, and {who} had it up to "
+        f"{format_lsn(lsn)}: what was committed there since is not on {node.name}",
+        f"promote a standby that is on timeline {timeline} (--to NODE), or start the old primary",
+    )
+
+
+def _against_older(view: View, chosen: Node) -> list[Loss]:
+    """Return the loss because somebody had more of an older timeline than `chosen` took from it."""
+    had = [(n.state.server.timeline, n.received, n.name) for n in view.standbys if n.state]
+    found = (_left_behind(view, chosen, *each) for each in (*had, *_of_primaries(view)))
+    return sorted(filter(None, found), key=lambda loss: -loss.lacking)[:1]
 
 
 def _began(node: Node) -> int | None:

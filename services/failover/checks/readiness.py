@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from schemas.lsn import format_lsn
 from services.failover.checks.facts import Facts, Required, facts_of, required_slots
+from services.failover.checks.loss import branched
 from services.failover.checks.slots import GATE, PROMOTED, positions
 from services.failover.checks.standby import standby_answers
 
@@ -92,10 +93,12 @@ def candidate(view: View) -> Node | None:
     """Return the standby to promote: on the newest timeline, with the most WAL.
 
     Among equals, take the one of the highest priority, then one with all slots ready. A standby on
-    an older timeline lacks what was committed since, whatever its LSN says. A standby of priority 0
-    is never chosen.
+    an older timeline lacks what was committed since, whatever its LSN says. One that was promoted
+    beside the last primary is chosen only where there is no other. A standby of priority 0 is never
+    chosen.
     """
     eligible = [node for node in view.standbys if node.priority]
+    eligible = [node for node in eligible if not branched(view, node)] or eligible
     newest = max(map(_timeline, eligible), default=0)
     return min(
         (node for node in eligible if _timeline(node) == newest),
