@@ -112,8 +112,9 @@ def test_a_primary_that_can_not_be_reached_needs_a_word_or_a_fence(
         )
 
     fails = f"{shlex.quote(sys.executable)} -c 'raise SystemExit(3)'"
+    unfenced = settings("")
     trio.primary.kill()
-    refused = slotfailover("failover", "--config", settings(""), "--yes")
+    refused = slotfailover("failover", "--config", unfenced, "--yes")
     assert (refused.code, ON_WORD in refused.err) == (35, True), refused.err
     failed = slotfailover("failover", "--config", settings(fails), "--yes", "--fence")
     assert (failed.code, "ended with 3" in failed.err) == (25, True), failed.err

@@ -148,8 +148,8 @@ def _of_primaries(view: View) -> list[tuple[int, int, str]]:
 def _left_behind(view: View, node: Node, timeline: int, lsn: int, who: str) -> Loss | None:
     """Return the loss of what `who` had of an older timeline after `node` had left that.
 
-    None is told of a timeline if a later one was met since by a consumer, the journal or Kafka: the
-    later primary was promoted on purpose, and what that lost is no loss of this promotion.
+    Return None where a consumer, the journal or Kafka has met a later timeline: its primary was
+    promoted on purpose, and this promotion does not lose what that one lost.
     """
     history = (node.state.provenance.history if node.state is not None else None) or ()
     newest = max((met.timeline for _, met in view.met()), default=0)
