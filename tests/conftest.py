@@ -2,7 +2,8 @@
 
 servers                      nothing itself: who starts a server or Java requests it, see below
 provider                     all parts, none started; CONTAINERS=1 takes them from containers
-                             SLOTBRIDGE_POSTGRES=17.10 another PostgreSQL (OTHER_POSTGRES)
+                             SLOTBRIDGE_POSTGRES=17.10 another PostgreSQL (OTHER_POSTGRES), or the
+                             `bin` folder of one
 bed, pair, subscriber, kafka the session's servers, started: do not stop, kill or promote them
 new_pair()                   a fresh pair and subscriber for one test that does such things
 fresh_database               name of an empty database on the session's primary
@@ -28,6 +29,7 @@ import pytest
 from hypothesis import settings
 
 from schemas.errors import SetupError
+from services.testbed.other_postgres import major_of
 from tests.progress import Progress
 from tests.providers import databases
 from tests.providers.interface import Broker, Provider, Server, Trio
@@ -83,7 +85,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs PostgreSQL 18 where the servers are older."""
-    if POSTGRES.startswith("17") and item.get_closest_marker("since_18") is not None:
+    if POSTGRES and major_of(POSTGRES) < 18 and item.get_closest_marker("since_18") is not None:
         pytest.skip(f"this needs PostgreSQL 18, and the servers are {POSTGRES}")
 
 

