@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
 from services.failover.checks.readiness import judge_all
+from services.failover.model.timelines import Feeding
 from services.failover.model.view import Published, Reach, View
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.request import Plan, Request
@@ -164,6 +165,12 @@ def test_a_promoted_primary_that_feeds_every_other_node_has_nothing_to_take_over
         (subscriber("sub", subscription("s1", at="b")),),
     )
     assert refusal(view).exit_code is ExitCode.SPLIT_BRAIN
+    assert new.state is not None
+    sends = replace(new.state.provenance, feeds=(Feeding("slotfailover_a", "slotfailover_a"),))
+    telling = replace(new, state=replace(new.state, provenance=sends))
+    unseen = replace(view, nodes=(node("a", None, Reach.SILENT), telling))
+    assert refusal(unseen).exit_code is ExitCode.SPLIT_BRAIN
+    assert plan_failover(replace(view, nodes=(node("a", None), new)), Request()).steps == ()
 
 
 def test_a_promotion_made_by_a_person_is_completed() -> None:

@@ -133,7 +133,7 @@ def took_over(node: Node, view: View) -> bool:
 
     Its slots tell, as those of a promoted standby keep synced = t; or subscriptions that were
     disabled for a failover and lead elsewhere. A primary that streams to every other node has
-    nothing to take over from.
+    nothing to take over from; it tells of the standbys that do not answer here.
     """
     state = node.known_state
     slots = [slot for slot in state.slots if slot.failover]
@@ -144,7 +144,9 @@ def took_over(node: Node, view: View) -> bool:
     )
     others = [other for other in view.nodes if other is not node]
     settled = all(s.conninfo.leads_to(node.endpoints) for _, s in view.ours())
-    healthy = settled and bool(others) and all(follows(other, node) for other in others)
+    seen = [other for other in others if other.state is not None]
+    fed = len(state.provenance.feeds) >= len(others) or len(seen) == len(others)
+    healthy = settled and bool(others) and fed and all(follows(other, node) for other in seen)
     return promoted and not healthy
 
 
