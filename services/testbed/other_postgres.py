@@ -48,7 +48,7 @@ def major_of(version: str) -> int:
     """Return the major version of `version`, or of the server in the folder of that path."""
     if not version.startswith("/"):
         return int(version.partition(".")[0])
-    command = [Path(version) / "postgres", "--version"]
+    command = [f"{version}/postgres", "--version"]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     found = re.search(r"\d+", told)
     if found is None:

@@ -182,7 +182,11 @@ def test_nobody_is_promoted_beside_a_primary_that_takes_writes(
         (pair(synchronized="standby_1, gone"), ExitCode.NOT_READY, "names gone"),
         (pair(standby={"standby": False}), ExitCode.SPLIT_BRAIN, "several nodes are writable"),
         (pair(standby={"system": "1"}), ExitCode.WRONG_DATABASE, "different clusters"),
-        (pair(standby={"may_promote": False}), ExitCode.PRIVILEGE_MISSING, "privilege on b"),
+        (
+            pair(standby={"may_promote": False}),
+            ExitCode.PRIVILEGE_MISSING,
+            "privilege to promote on b",
+        ),
     ],
 )
 def test_what_refuses_it_while_nothing_is_changed(view: View, code: ExitCode, says: str) -> None:

@@ -145,7 +145,8 @@ def took_over(node: Node, view: View) -> bool:
     others = [other for other in view.nodes if other is not node]
     settled = all(s.conninfo.leads_to(node.endpoints) for _, s in view.ours())
     seen = [other for other in others if other.state is not None]
-    fed = len(state.provenance.feeds) >= len(others) or len(seen) == len(others)
+    by_slots = sum(bool(fed.slot) for fed in state.provenance.feeds)
+    fed = len(seen) == len(others) or by_slots >= len(others)
     healthy = settled and bool(others) and fed and all(follows(other, node) for other in seen)
     return promoted and not healthy
 
