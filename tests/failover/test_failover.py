@@ -31,7 +31,7 @@ def test_a_primary_killed_under_load_is_replaced_and_the_subscriber_follows(
 ) -> None:
     trio = new_pair()
     _subscribe_bench(trio)
-    config = configuration(tmp_path, trio)
+    config = configuration(tmp_path, trio, as_roles=True)
     load = _load(trio)
     alive = slotfailover("failover", "--config", config, "--yes")
     assert alive.code == 35

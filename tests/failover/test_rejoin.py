@@ -31,7 +31,7 @@ def test_a_killed_primary_that_diverged_is_rewound_and_then_copied_anew(
 ) -> None:
     trio = local_trio()
     subscribe(trio, "s1")
-    config = configuration(tmp_path, trio, machines=machines(trio, local_bed))
+    config = configuration(tmp_path, trio, as_roles=True, machines=machines(trio, local_bed))
     upstream = make_conninfo(ask(trio.standby, "SHOW primary_conninfo"), password=ODD_PASSWORD)
     told = f"ALTER SYSTEM SET primary_conninfo = {literal(upstream)}"
     tell(trio.standby, told, "SELECT pg_reload_conf()")

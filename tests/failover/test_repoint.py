@@ -49,7 +49,7 @@ def test_all_subscriptions_of_all_databases_follow_and_nothing_else_is_touched(
         "reports": trio.subscriber.conninfo("reports"),
         "gone": trio.subscriber.conninfo(port=free_port()),
     }
-    config = configuration(tmp_path, trio, subscribers=subscribers)
+    config = configuration(tmp_path, trio, as_roles=True, subscribers=subscribers)
     nothing = slotfailover("repoint", "--config", config, "--yes", "--json")
     assert nothing.json["steps"] == []
     with _copy_in_progress(trio):

@@ -197,7 +197,7 @@ def test_killed_inside_the_fence_writes_stay_fenced_until_resumed_or_taken_back(
 ) -> None:
     trio = new_pair()
     subscribe(trio, "s1")
-    config = configuration(tmp_path, trio)
+    config = configuration(tmp_path, trio, as_roles=True)
     command = ("switchover", "--config", str(config), "--yes", "--to", "b")
     with connect(trio.primary) as session:
         assert slotfailover_process(*command, before=DIES_IN_THE_FENCE).code == -9

@@ -53,7 +53,7 @@ def test_there_and_back_again(local_trio: NewTrio, local_bed: Bed, tmp_path: Pat
     subscribe(trio, "s1")
     write(trio.primary, trio.dbname, 1)
     config = configuration(
-        tmp_path, trio, machines=machines(trio, local_bed), synchronous_standbys=1
+        tmp_path, trio, as_roles=True, machines=machines(trio, local_bed), synchronous_standbys=1
     )
     shown = slotfailover("switchover", "--config", config, "--dry-run", "--to", "b")
     assert shown.code == 0

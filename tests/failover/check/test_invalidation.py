@@ -1,5 +1,7 @@
 """Breakers 20 and 25: every way in which a slot is invalidated, really happening."""
 
+import pytest
+
 from tests.failover.check.examining import Examiner, make_slot, reset_on, set_on
 from tests.failover.servers import ask, tell
 from tests.providers.interface import Server
@@ -67,6 +69,7 @@ def test_wal_is_about_to_be_removed_and_then_is(sound: Examiner) -> None:
     start_over(sound)
 
 
+@pytest.mark.since_18  # idle_replication_slot_timeout
 def test_idle_for_too_long(sound: Examiner) -> None:
     """Breaker 20, idle_timeout (PostgreSQL 18)."""
     primary = sound.trio.primary

@@ -40,6 +40,7 @@ def test_a_database_that_overrides_the_fence(sound: Examiner) -> None:
     tell(sound.trio.primary, f"{named} RESET {FENCE}")
 
 
+@pytest.mark.since_18  # idle_replication_slot_timeout
 def test_slots_that_may_be_idle_for_a_while_only(sound: Examiner) -> None:
     set_on(sound.trio.primary, idle_replication_slot_timeout="'1d'")
     sound.carry_out(sound.expect("idle-slot-timeout")["idle-slot-timeout"][0])
@@ -61,6 +62,7 @@ def test_a_subscription_in_a_database_that_is_not_named(sound: Examiner) -> None
     tell(trio.subscriber, "DROP DATABASE forgotten")
 
 
+@pytest.mark.since_18  # idle_replication_slot_timeout
 def test_only_what_is_wrong_is_printed_with_problems(sound: Examiner) -> None:
     quiet = sound.run("--problems")
     assert quiet.code == 0

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from services.failover.checks.facts import facts_of
 from services.failover.checks.readiness import candidate
 from services.failover.checks.registry import run_checks
@@ -64,6 +66,7 @@ def test_commits_wait_for_a_standby_that_is_not_there(sound: Examiner) -> None:
     sound.carry_out(found["commits-wait"][0])
 
 
+@pytest.mark.since_18  # idle_replication_slot_timeout
 def test_a_slot_in_the_list_is_invalidated(sound: Examiner) -> None:
     """Breaker 16: a standby was away for longer than slots may be idle."""
     primary = sound.trio.primary

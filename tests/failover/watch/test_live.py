@@ -35,6 +35,7 @@ def test_it_follows_a_promotion_pauses_and_hands_over_to_another_replica(
     config = configuration(
         tmp_path,
         trio,
+        as_roles=True,
         machines=machines(trio, local_bed),
         watch={**SETTINGS, "token_file": str(tmp_path / "token")},
     )
