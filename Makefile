@@ -23,7 +23,8 @@ demo: $(READY) ## the whole product under load: kill the primary, fail over, com
 
 # WORKERS processes with servers of their own: with more on two processors, deadlines pass.
 # A file's tests stay together and share what they make.
-# The bridge's scenarios run on the oldest supported PostgreSQL too; POSTGRES=17.10 runs all else on that.
+# The bridge's scenarios run on the oldest supported PostgreSQL too; POSTGRES=17.10, or
+# POSTGRES=/usr/lib/postgresql/17/bin, runs all else on that.
 # Then the tests without servers on every other Python 3.11 to 3.13 that is found: PYTHONS= leaves them out.
 PYTHONS ?= 1
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
