@@ -69,6 +69,11 @@ class Naming:
         )
         return next(found, ())
 
+    def flat(self, schema: str, table: str) -> bool:
+        """Tell whether the table's records are flat rows, without an envelope."""
+        flat = self._shaping.flat
+        return flat is not None and any(table_matches(p, schema, table) for p in flat.tables)
+
     def table(self, schema: str, table: str) -> TableTopic:
         """Return the topic of a table. Raise SettingsError if the bridge uses that topic itself."""
         fields = {"prefix": self._prefix, "schema": schema, "table": table}

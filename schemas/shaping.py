@@ -13,6 +13,18 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, mo
 
 Operation = Literal["c", "u", "d", "t"]
 DEFAULT_TEMPLATE = "{prefix}.{schema}.{table}"
+PLACE = ("op", "commit_lsn", "seq", "timeline")
+"""Fields that every record needs: what it is, and where it stands in the order of all events."""
+_OF_SOURCE = (
+    *("commit_lsn", "seq", "timeline", "lsn", "txId", "table", "schema", "db", "name"),
+    *("version", "connector", "snapshot"),
+)
+FIELDS = (
+    *("op", "ts_ms", *_OF_SOURCE),
+    *(f"source.{name}" for name in (*_OF_SOURCE, "ts_ms", "ts_us", "ts_ns")),
+    *(f"transaction.{name}" for name in ("id", "total_order", "data_collection_order")),
+)
+"""Fields of an event that can be chosen; `ts_ms` is the time of encoding, the rest of `source`."""
 _LITERAL = re.compile(r"[A-Za-z0-9._-]*")
 _SALT_CHARACTERS_MIN = 16
 
@@ -40,7 +52,19 @@ def template_fields(template: str) -> set[str]:
     return fields
 
 
+def _field(name: str) -> str:
+    if name not in FIELDS:
+        raise ValueError(f"{name!r} is not one of {', '.join(FIELDS)}")
+    return name
+
+
+def field_name(field: str) -> str:
+    """Return what a field of an event is called in a flat row and as a header, as in Debezium."""
+    return "__" + field.replace(".", "_")
+
+
 TablePattern = Annotated[str, AfterValidator(_table_pattern)]
+EventField = Annotated[str, AfterValidator(_field)]
 ColumnPattern = Annotated[str, Field(min_length=1)]
 
 
@@ -126,6 +150,19 @@ class OutboxSettings(_Part):
         return self
 
 
+class FlatSettings(_Part):
+    """Rows as records of their own, without an envelope: as Debezium's ExtractNewRecordState."""
+
+    tables: tuple[TablePattern, ...] = ("*.*",)
+    """Tables whose records are flat."""
+    fields: tuple[EventField, ...] = ()
+    """Fields of the event that a row has too, as `__op`, `__source_ts_ms`. `op`, `commit_lsn`,
+    `seq`, `timeline` are always there."""
+    deletes: Literal["rewrite", "tombstone"] = "rewrite"
+    """`rewrite`: the old row with `__deleted` "true", then a tombstone (bridge.tombstones);
+    `tombstone`: a tombstone alone, with `op`, `commit_lsn`, `seq`, `timeline` as headers."""
+
+
 class ShapingSettings(_Part):
     """Which changes are published, how, and where to; the default publishes everything."""
 
@@ -146,12 +183,18 @@ class ShapingSettings(_Part):
     routes: tuple[RouteSettings, ...] = ()
     """The first that matches names the topic; `topic` names that of all other tables."""
     outbox: OutboxSettings | None = None
+    flat: FlatSettings | None = None
 
     @model_validator(mode="after")
     def _valid(self) -> "ShapingSettings":
         fields = template_fields(self.topic)
         if not {"table"} <= fields <= {"prefix", "schema", "table"}:
             raise ValueError("topic: needs {table}, and may have {prefix} and {schema}")
+        templates = (self.topic, *(route.topic for route in self.routes))
+        if self.flat and not all("prefix" in template_fields(one) for one in templates):
+            raise ValueError(
+                "flat: needs {prefix} in topic and routes, as a flat row does not tell whose it is"
+            )
         hashes = any(mask.hash for masks in self.masks.values() for mask in masks.values())
         if hashes and len(self.salt.get_secret_value()) < _SALT_CHARACTERS_MIN:
             raise ValueError(f"hash needs a secret `salt` of {_SALT_CHARACTERS_MIN} characters")

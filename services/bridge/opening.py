@@ -252,6 +252,7 @@ class _Opening:
             tombstones=self._bridge.tombstones,
             transaction_metadata=self._bridge.transaction_metadata,
             encoders=encoders,
+            flat=shaping.flat,
         )
         return _Encoding(shaping, encoders, relations, envelope)
 

@@ -101,6 +101,13 @@ def _prepared(settings: Settings) -> Iterator[tuple[Settings, Primary, Topics, S
             hint="kafka.key_format and kafka.value_format are another format: start over with a "
             "new slot and topic prefix",
         )
+    if settings.shaping.flat is not None:
+        raise SettingsError(
+            "topics are compared with tables only where their records have an envelope",
+            operation=OPERATION,
+            hint="shaping.flat makes the records flat rows: start over with a new slot and topic "
+            "prefix",
+        )
     require_one_writable(source, OPERATION)
     bridge = settings.bridge
     with contextlib.ExitStack() as stack:

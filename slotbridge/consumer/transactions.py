@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from schemas.errors import BadInput, ExitCode, OperatorNeeded, Retryable
 from schemas.events import dead_topic, legal_topic, transaction_topic
+from schemas.shaping import field_name
 from services.kafka.client import kafka_error, make_client, passing
 from slotbridge.consumer.assembly import Assembly, Change, End, Refused, Transaction
 from slotbridge.consumer.position import Partition, Position
@@ -216,6 +217,8 @@ class Transactions:
     ) -> None:
         if document.keys() == {"schema", "payload"}:
             document = document["payload"]
+        if field_name("commit_lsn") in document:
+            raise _flat(at, offset)
         source = document["source"]
         table = f"{source['schema']}.{source['table']}"
         if not self._chosen(table):
@@ -260,6 +263,17 @@ def _parsed(value: bytes | str, topic: str, number: int, offset: int) -> Any:
         return json.loads(value)
     except ValueError as error:
         raise _foreign(topic, number, offset) from error
+
+
+def _flat(at: Partition, offset: int) -> BadInput:
+    return BadInput(
+        "the record is a flat row: it does not tell what whole transactions need",
+        operation=OPERATION,
+        subject=f"{at[0]}[{at[1]}]@{offset}",
+        hint="leave the table out of the bridge's shaping.flat.tables, or name the tables to read, "
+        "without it, by `tables`",
+        exit_code=ExitCode.RECORD_REFUSED,
+    )
 
 
 def _foreign(topic: str, number: int, offset: int) -> BadInput:

@@ -84,6 +84,14 @@ class ShapeLog:
                 hint="a table needs its primary key: list the tables to follow, without this one, "
                 "in tables.tables",
             )
+        if self._naming.flat(shape.schema, shape.table):
+            raise SetupError(
+                f"{shape.name} has flat rows in Kafka (shaping.flat)",
+                operation="read table shapes",
+                subject=topic,
+                hint="a table needs the events' envelopes: leave it out of shaping.flat.tables, or "
+                "list the tables to follow, without this one, in tables.tables",
+            )
         other = self._topics.setdefault(topic, shape.name)
         if other != shape.name:
             raise SetupError(

@@ -15,11 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.shaping import FIELDS, FlatSettings, ShapingSettings
 from services.bridge import compiled
 from services.bridge.compiled import new_messages
-from services.bridge.events.envelope import Envelope
+from services.bridge.events.envelope import Described, Envelope
 from services.bridge.events.event import Event
 from services.bridge.events.row_encoders import Column, Frame, writer
+from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values import datetimes, plain
 from services.bridge.pgoutput.messages import (
     UNCHANGED,
@@ -42,7 +44,7 @@ from services.bridge.transactions.assembler import Assembler, Portion
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool
 from tests.bridge.conftest import CAN_COMPILE
-from tests.bridge.wire import encode, plainly
+from tests.bridge.wire import encode
 
 pytestmark = pytest.mark.skipif(not CAN_COMPILE, reason="no C compiler, and nothing compiled")
 ROOT = Path(__file__).parents[2]
@@ -121,13 +123,27 @@ def sources(draw: st.DrawFn) -> Source:
     return Source(messages, commits)
 
 
+FLAT = ShapingSettings(flat=FlatSettings(tables=("*.account",), fields=FIELDS))
+
+
 def portions(
-    folder: Path, source: Source, cuts: list[int], start: Position, bytes_max: int
+    folder: Path,
+    source: Source,
+    cuts: list[int],
+    start: Position,
+    bytes_max: int,
+    shaping: ShapingSettings,
 ) -> list[Portion]:
     """What comes out when the messages come in batches that end at `cuts`."""
+    shaped = Shaping(shaping, "bank")
     made: list[Portion] = []
     spool = Spool(folder / "x.spool", memory_bytes_max=10**6, bytes_max=10**9)
-    envelope = Envelope("bank", "db", 3, plainly, tombstones=True, transaction_metadata=True)
+    envelope = Envelope(
+        *("bank", "db", 3, lambda relation, *_: Described(shaped.plan(relation))),
+        tombstones=True,
+        transaction_metadata=True,
+        flat=shaping.flat,
+    )
     pipeline = Pipeline(
         spool,
         Assembler(envelope, start, bytes_max, {} if start.seq else None),
@@ -161,6 +177,7 @@ def records(made: list[Portion]) -> list[tuple[Event, int, int, int | None]]:
     st.integers(0, 8),
     st.integers(0, 3),
     st.sampled_from([600, 3_000, 10**9]),
+    st.sampled_from([ShapingSettings(), FLAT]),
 )
 def test_however_it_is_cut_the_events_are_the_same(
     tmp_path_factory: pytest.TempPathFactory,
@@ -169,15 +186,16 @@ def test_however_it_is_cut_the_events_are_the_same(
     begun: int,
     seq: int,
     bytes_max: int,
+    shaping: ShapingSettings,
 ) -> None:
     folder = tmp_path_factory.mktemp("spool")
     commit = source.commits[begun % len(source.commits)]
     before = source.commits[begun % len(source.commits) - 1].end_lsn if begun else 500
     start = Position(commit.commit_lsn, before, seq) if seq else commit._replace(seq=0)
     start = start if begun else Position(0, 100, 0)
-    made = portions(folder, source, cuts, start, bytes_max)
+    made = portions(folder, source, cuts, start, bytes_max, shaping)
     with without_compiled():
-        plainly_made = portions(folder, source, [], start, bytes_max)
+        plainly_made = portions(folder, source, [], start, bytes_max, shaping)
     assert records(made) == records(plainly_made)
     for portion in made:
         for event in portion.events:
@@ -221,7 +239,7 @@ def written(kind: str, value: bytes) -> Event | None:
     frame = Frame('{"op":"c","before":null,"after":{', '"schema":"s","table":"t",', metadata=True)
     write = writer(Event, "topic", "s.t", [column], 1, frame)
     data = b"I\0\0\0\7N\0\1t" + len(value).to_bytes(4) + value
-    made: Event | None = write(data, 8, 9, 2, 1, 1, "head", "order", "tail")
+    made: Event | None = write(data, 8, 9, 2, 1, 1, "head", "order", "tail", "")
     return made
 
 

@@ -22,10 +22,12 @@ from services.bridge.pgoutput.messages import (
     UNCHANGED,
     Begin,
     Commit,
+    Delete,
     Insert,
     Relation,
     RelationColumn,
     Row,
+    Truncate,
     Update,
 )
 from services.bridge.progress.ledger import Position
@@ -92,6 +94,7 @@ def assembler(
         tombstones=True,
         transaction_metadata=metadata,
         encoders=encoders,
+        flat=settings.flat,
     )
     return Assembler(envelope, Position(0, 100, 0), 10**9)
 
@@ -106,7 +109,10 @@ def events(
     metadata: bool = True,
     kafka: KafkaSettings = JSON,
 ) -> list[Event]:
-    """An insert and two updates of each row, in one transaction, after enough rows for code."""
+    """An insert and two updates of each row, in one transaction, after enough rows for code.
+
+    Last a delete and a truncate.
+    """
     machine = assembler(settings or ShapingSettings(), metadata=metadata, kafka=kafka)
     decoder = Decoder(streamed=xid is not None)
     decoder.decode(encode(relation, xid), LSN)
@@ -123,6 +129,8 @@ def events(
                 machine.feed(decoder.decode(payload, LSN), LSN, NOW_US)
     if short:
         assert len(decoder.writers) == 3
+    for end in (Delete(relation, "O", before), Truncate((relation,), False, False)):
+        machine.feed(decoder.decode(encode(end, xid), LSN), LSN, NOW_US)
     portion = machine.feed(Commit(200, 248, NOW_US), LSN, NOW_US)
     assert portion is not None
     return portion.events

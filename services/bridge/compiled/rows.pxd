@@ -4,14 +4,23 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from services.bridge.compiled.text cimport Text
 
+cdef enum:
+    FIELDS_MAX = 16
+    SEQ = 0
+    LSN = 1
+    TOTAL = 2
+    EVENTS = 3
+
 
 cdef class RowWriter:
     cdef type event
     cdef object topic, table
     cdef int count, published
-    cdef bint metadata, old
+    cdef bint metadata, old, flat
     cdef bytes opening, names, closing, key_closing
-    cdef list encoders, heads, key_heads, unavailable, keys
+    cdef list encoders, heads, key_heads, unavailable, keys, field_heads
+    cdef int[FIELDS_MAX] field_kinds
+    """Of a flat row, the fields that the row itself has: which number each is."""
     cdef int* kinds
     cdef int* places
     """Of each value that comes: the column that it is, or -1."""
@@ -21,8 +30,11 @@ cdef class RowWriter:
 
     cdef tuple write(
         self, const uint8_t* text, Py_ssize_t at, Py_ssize_t end, uint64_t lsn, int64_t seq,
-        int64_t total, int64_t events, Text head, Text order, Text tail
+        int64_t total, int64_t events, Text head, Text order, Text tail, Text flat
     )
+    cdef int fields(
+        self, uint64_t lsn, int64_t seq, int64_t total, int64_t events, Text flat
+    ) except -1
     cdef int rest(
         self, uint64_t lsn, int64_t seq, int64_t total, int64_t events, Text head, Text order,
         Text tail

@@ -17,6 +17,8 @@ from services.bridge.compiled.text cimport Text
 
 include "digest.pxi"
 
+KINDS = ("seq", "lsn", "total", "events")
+
 cdef extern from "Python.h":
     """
     #if PY_VERSION_HEX >= 0x030E0000  /* a tuple keeps its hash, -1 until it is asked for */
@@ -39,7 +41,16 @@ cdef class RowWriter:
         self.metadata, self.old = frame.metadata, frame.old
         self.encoders = [column.encode for column in columns]
         self.unavailable = [column.unavailable.encode() for column in columns]
-        self.heads = [("," if i else "").encode() + c.name.encode() for i, c in enumerate(columns)]
+        self.flat = frame.flat is not None
+        self.heads = [
+            (b"," if i or self.flat else b"") + c.name.encode() for i, c in enumerate(columns)
+        ]
+        self.field_heads = []
+        for index, (text, kind) in enumerate(frame.flat or ()):
+            self.field_heads.append(text.encode())
+            if index == FIELDS_MAX:
+                raise ValueError("a row has too many fields")
+            self.field_kinds[index] = KINDS.index(kind)
         self.keys = [i for i, column in enumerate(columns) if column.key]
         self.key_heads = [
             (b"," if number else frame.key_opening.encode() + b"{") + columns[i].name.encode()
@@ -63,33 +74,40 @@ cdef class RowWriter:
         free(self.kinds)
         free(self.places)
 
-    def __call__(self, bytes data, Py_ssize_t at, lsn, seq, total, events, head, order, tail):
-        cdef Text head_text = Text(), order_text = Text(), tail_text = Text()
+    def __call__(self, bytes data, Py_ssize_t at, lsn, seq, total, events, head, order, tail, flat):
+        cdef Text head_text = Text(), order_text = Text(), tail_text = Text(), flat_text = Text()
         head_text.put_str(head)
         order_text.put_str(order)
         tail_text.put_str(tail)
+        flat_text.put_str(flat)
         return self.write(
             <const uint8_t*>PyBytes_AS_STRING(data), at, PyBytes_GET_SIZE(data), lsn, seq, total,
-            events, head_text, order_text, tail_text,
+            events, head_text, order_text, tail_text, flat_text,
         )
 
     cdef tuple write(
         self, const uint8_t* text, Py_ssize_t at, Py_ssize_t end, uint64_t lsn, int64_t seq,
-        int64_t total, int64_t events, Text head, Text order, Text tail
+        int64_t total, int64_t events, Text head, Text order, Text tail, Text flat
     ):
         """The event, or None."""
         cdef bytes key = None
+        cdef Py_ssize_t since = 0
         self.out.clear()
         try:
-            self.out.put_bytes(self.opening)
+            if not self.flat:
+                self.out.put_bytes(self.opening)
             if self.old:
                 at = self.row(text, at, end, 2 * self.published)
                 if at < 0 or at + 3 > end or text[at] != b"N":
                     return None
                 if text[at + 1] << 8 | text[at + 2] != self.count:
                     return None
-                self.out.put_bytes(b'},"after":{')
+                if not self.flat:
+                    self.out.put_bytes(b'},"after":{')
                 at += 3
+            if self.flat:  # an old row stands before the value, to compare keys
+                since = self.out.size
+                self.fields(lsn, seq, total, events, flat)
             if self.row(text, at, end, 0) != end:
                 return None
         except (ValueError, LookupError):
@@ -98,8 +116,34 @@ cdef class RowWriter:
             return None
         if self.keys:
             key = self.key()
-        self.rest(lsn, seq, total, events, head, order, tail)
-        return new_event(self.event, self.topic, key, self.out.whole(), self.table, seq, lsn)
+        if self.flat:
+            self.out.put_bytes(b"}")
+            self.out.put_bytes(self.closing)
+        else:
+            self.rest(lsn, seq, total, events, head, order, tail)
+        value = PyBytes_FromStringAndSize(<char*>self.out.buffer + since, self.out.size - since)
+        return new_event(self.event, self.topic, key, value, self.table, seq, lsn)
+
+    cdef int fields(
+        self, uint64_t lsn, int64_t seq, int64_t total, int64_t events, Text flat
+    ) except -1:
+        """What precedes the columns of a flat row."""
+        cdef Text out = self.out
+        cdef int index, kind
+        out.put_bytes(self.opening)
+        out.put_text(flat)
+        for index in range(len(self.field_heads)):
+            out.put_bytes(<bytes>self.field_heads[index])
+            kind = self.field_kinds[index]
+            if kind == SEQ:
+                out.put_number(seq)
+            elif kind == LSN:
+                out.put_number(lsn)
+            elif kind == TOTAL:
+                out.put_number(total)
+            else:
+                out.put_number(events)
+        return 0
 
     cdef int rest(
         self, uint64_t lsn, int64_t seq, int64_t total, int64_t events, Text head, Text order,

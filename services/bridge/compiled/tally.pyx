@@ -12,6 +12,8 @@ cdef enum:
     KINDS_MAX = 16
     OPENING_BYTES = 7
     ENVELOPE_BYTES = 18
+    FLAT_BYTES = 9
+    FLAT_ENVELOPE_BYTES = 20
     AVRO_OP = 6
 
 cdef struct Kind:
@@ -26,32 +28,36 @@ def count(list events, str schema_topic, dict counts):
     cdef Kind* kind
     cdef int used = 0, at
     cdef tuple event
-    cdef Py_ssize_t index
-    cdef object table, value, key
+    cdef Py_ssize_t index, place
+    cdef object table, value, key, headers
     cdef char operation
     for index in range(len(events)):
         event = <tuple>events[index]
         table, value = event[5], event[2]
-        if value is None or not table:
+        headers = event[3]
+        if not table:
             continue
         operation = c"c"
-        if (
-            PyBytes_GET_SIZE(<bytes>value) > OPENING_BYTES
-            and not memcmp(PyBytes_AS_STRING(<bytes>value), b'{"op":"', OPENING_BYTES)
-        ):
+        if headers is not None and in_headers(<list>headers, &operation):
+            pass
+        elif value is None:
+            continue
+        elif begins(<bytes>value, b'{"op":"', OPENING_BYTES):
             operation = PyBytes_AS_STRING(<bytes>value)[OPENING_BYTES]
-        elif (
-            PyBytes_GET_SIZE(<bytes>value) > ENVELOPE_BYTES
-            and not memcmp(PyBytes_AS_STRING(<bytes>value), b'{"payload":{"op":"', ENVELOPE_BYTES)
-        ):
+        elif begins(<bytes>value, b'{"payload":{"op":"', ENVELOPE_BYTES):
             operation = PyBytes_AS_STRING(<bytes>value)[ENVELOPE_BYTES]
+        elif begins(<bytes>value, b'{"__op":"', FLAT_BYTES):
+            operation = PyBytes_AS_STRING(<bytes>value)[FLAT_BYTES]
+        elif begins(<bytes>value, b'{"payload":{"__op":"', FLAT_ENVELOPE_BYTES):
+            operation = PyBytes_AS_STRING(<bytes>value)[FLAT_ENVELOPE_BYTES]
         elif (
-            PyBytes_GET_SIZE(<bytes>value) > AVRO_OP
+            PyBytes_GET_SIZE(<bytes>value) > AVRO_OP + 1
             and PyBytes_AS_STRING(<bytes>value)[0] == 0
             and PyBytes_AS_STRING(<bytes>value)[AVRO_OP - 1] == 2
         ):
-            if PyBytes_AS_STRING(<bytes>value)[AVRO_OP] in b"crudt":
-                operation = PyBytes_AS_STRING(<bytes>value)[AVRO_OP]
+            place = AVRO_OP + (PyBytes_AS_STRING(<bytes>value)[AVRO_OP] == 2)
+            if PyBytes_AS_STRING(<bytes>value)[place] in b"crudt":
+                operation = PyBytes_AS_STRING(<bytes>value)[place]
         elif event[0] == schema_topic:
             continue
         for at in range(used):
@@ -68,10 +74,24 @@ def count(list events, str schema_topic, dict counts):
             kind.rows = kind.size = 0
         key = event[1]
         kind.rows += 1
-        kind.size += PyBytes_GET_SIZE(<bytes>value)
+        if value is not None:
+            kind.size += PyBytes_GET_SIZE(<bytes>value)
         if key is not None:
             kind.size += PyBytes_GET_SIZE(<bytes>key)
     settle(kinds, used, counts)
+
+
+cdef inline bint begins(bytes value, const char* opening, Py_ssize_t size):
+    return PyBytes_GET_SIZE(value) > size and not memcmp(PyBytes_AS_STRING(value), opening, size)
+
+
+cdef bint in_headers(list headers, char* operation) except -1:
+    """Whether a header tells the operation, which is then put into `operation`."""
+    for name, value in headers:
+        if name == "__op":
+            operation[0] = <char>ord(value[0])
+            return True
+    return False
 
 
 cdef int settle(Kind* kinds, int used, dict counts) except -1:

@@ -17,6 +17,17 @@ from services.bridge.compiled.text cimport Text
 
 include "digest.pxi"
 
+KINDS = ("", "commit_lsn", "xid", "commit_ms", "commit_us", "commit_ns", "encoded_ms", "id")
+
+cdef enum:
+    COMMIT_LSN = 1
+    XID = 2
+    COMMIT_MS = 3
+    COMMIT_US = 4
+    COMMIT_NS = 5
+    ENCODED_MS = 6
+    ID = 7
+
 cdef enum:
     KIND_BYTES = 8
     BEGIN_BYTES = 21
@@ -69,11 +80,13 @@ cdef class Rows:
         self.of_table = self.counter.events
         return True
 
-    cdef bint add(self, const Message* message, Text head, Text order, Text tail) except -1:
+    cdef bint add(
+        self, const Message* message, Text head, Text order, Text tail, Text flat
+    ) except -1:
         """Whether the row, which is of the current writer, became an event."""
         cdef tuple event = self.writer.write(
             message.payload, self.at, message.size, message.lsn, self.seq, self.total + 1,
-            self.of_table + 1, head, order, tail
+            self.of_table + 1, head, order, tail, flat
         )
         if event is None:
             return False
@@ -103,18 +116,19 @@ cdef class Rows:
 def take_rows(
     Messages messages, Py_ssize_t index, Py_ssize_t at, dict writers, list events, list touched,
     int64_t seq, int64_t total, int64_t room_bytes, int64_t overhead_bytes, str head, str order,
-    str tail,
+    str tail, str flat,
 ):
-    cdef Text head_text = Text(), order_text = Text(), tail_text = Text()
+    cdef Text head_text = Text(), order_text = Text(), tail_text = Text(), flat_text = Text()
     cdef Rows rows = Rows(writers, at, overhead_bytes)
     head_text.put_str(head)
     order_text.put_str(order)
     tail_text.put_str(tail)
+    flat_text.put_str(flat)
     rows.events, rows.touched, rows.seq, rows.total = events, touched, seq, total
     while index < messages.count and rows.size <= room_bytes:
         if not rows.choose(messages.items + index):
             break
-        if not rows.add(messages.items + index, head_text, order_text, tail_text):
+        if not rows.add(messages.items + index, head_text, order_text, tail_text, flat_text):
             break
         index += 1
     rows.settle()
@@ -126,19 +140,21 @@ cdef class Transactions:
     cdef str topic
     cdef bytes source, source_db, source_timeline
     cdef int64_t overhead_bytes
-    cdef Text head, order, tail, id, out
+    cdef list fields
+    cdef Text head, order, tail, id, out, flat
     cdef Rows rows
 
     def __cinit__(
         self, type event, type stamp, type ended, str topic, str source, str source_db,
-        str source_timeline, int64_t overhead_bytes,
+        str source_timeline, fields, int64_t overhead_bytes,
     ):
         self.event, self.stamp, self.ended, self.topic = event, stamp, ended, topic
         self.source, self.source_db = source.encode(), source_db.encode()
         self.source_timeline = source_timeline.encode()
         self.overhead_bytes = overhead_bytes
         self.head, self.order, self.tail = Text(), Text(), Text()
-        self.id, self.out = Text(), Text()
+        self.id, self.out, self.flat = Text(), Text(), Text()
+        self.fields = [(text.encode(), KINDS.index(kind)) for text, kind in fields]
 
     def take(
         self, Messages messages, Py_ssize_t index, Py_ssize_t at, dict writers,
@@ -205,13 +221,14 @@ cdef class Transactions:
         cdef int64_t size = rows.size
         cdef bint good = True
         self.write_head(xid, commit_lsn, time_us, previous_lsn)
+        self.write_flat(xid, commit_lsn, time_us, now_us)
         rows.touched, rows.seq, rows.total = [], 0, 0
         self.boundary(commit_lsn, time_us, begins=True)
         cdef int64_t announced = rows.size - size
         for index in range(begin + 1, commit):
             message = messages.items + index
             if not rows.choose(message) or not rows.add(
-                message, self.head, self.order, self.tail
+                message, self.head, self.order, self.tail, self.flat
             ):
                 good = False
                 break
@@ -289,6 +306,34 @@ cdef class Transactions:
         self.order.put_bytes(b'"transaction":{"id":"')
         self.order.put_text(self.id)
         return self.order.put_bytes(b'","total_order":')
+
+    cdef int write_flat(
+        self, uint64_t xid, uint64_t commit_lsn, int64_t time_us, int64_t now_us
+    ) except -1:
+        """As Fields.of_transaction."""
+        cdef Text out = self.flat
+        cdef bytes text
+        cdef int kind
+        out.clear()
+        for text, kind in self.fields:
+            out.put_bytes(text)
+            if kind == COMMIT_LSN:
+                out.put_number(commit_lsn)
+            elif kind == XID:
+                out.put_number(xid)
+            elif kind == COMMIT_MS:
+                out.put_number(time_us // 1000)
+            elif kind == COMMIT_US:
+                out.put_number(time_us)
+            elif kind == COMMIT_NS:
+                out.put_number(time_us * 1000)
+            elif kind == ENCODED_MS:
+                out.put_number(now_us // 1000)
+            elif kind == ID:
+                out.put_bytes(b'"')
+                out.put_text(self.id)
+                out.put_bytes(b'"')
+        return 0
 
     cdef int write_tail(self, int64_t now_us) except -1:
         self.tail.clear()

@@ -23,16 +23,22 @@ from json.encoder import encode_basestring as quoted
 from typing import Any, Final, Literal, NamedTuple
 
 from schemas.events import message_topic, transaction_topic
-from schemas.version import version
+from schemas.shaping import FlatSettings
 from services.bridge import compiled
 from services.bridge.compiled import Messages
-from services.bridge.events.errors import updated_outbox, without_key
+from services.bridge.events.errors import (
+    delete_without_key,
+    updated_outbox,
+    without_key,
+)
 from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Ended, Event, Stamp
+from services.bridge.events.fields import Fields
 from services.bridge.events.formats.table_format import PLAIN, TableFormat
 from services.bridge.events.row_encoders import Write
 from services.bridge.events.rows import Counter, Table
 from services.bridge.events.shaping.outbox import Headers, Outbox
 from services.bridge.events.shaping.tables import Plan
+from services.bridge.events.transaction_texts import TransactionTexts
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import (
     Delete,
@@ -45,7 +51,6 @@ from services.bridge.pgoutput.messages import (
     Update,
 )
 
-VERSION: Final = version()
 NEW_KEY_HEADER: Final = "__debezium.newkey"
 OLD_KEY_HEADER: Final = "__debezium.oldkey"
 
@@ -88,11 +93,11 @@ class Envelope:
         tombstones: bool,
         transaction_metadata: bool,
         encoders: Encoders | None = None,
+        flat: FlatSettings | None = None,
+        snapshot: str = "false",
     ) -> None:
         self._encoders = encoders or Encoders()
         self._name = name
-        self._database = database
-        self._timeline = timeline
         self._describe = describe
         self._shapes: list[Event] = []
         self._unsettled: list[int] = []
@@ -104,43 +109,32 @@ class Envelope:
         self._messages = 0
         self.total = 0
         """Events of the current transaction so far, tombstones left out."""
-        self._source = (
-            f'"source":{{"version":"{VERSION}","connector":"postgresql",'
-            f'"name":{quoted(name)},"ts_ms":'
+        whose = (name, database, timeline)
+        self._fields = None
+        if flat is not None:
+            self._fields = Fields(flat, *whose, metadata=transaction_metadata, snapshot=snapshot)
+        self._texts = TransactionTexts(
+            *whose, metadata=transaction_metadata, snapshot=snapshot, fields=self._fields
         )
-        self._source_db = f',"snapshot":"false","db":{quoted(database)},"txId":'
-        self._source_timeline = f',"timeline":{timeline},"sequence":"[\\"'
         self._boundary_topic = transaction_topic(name)
         self._transactions: Any = None
         if compiled.hot is not None and transaction_metadata:
-            parts = (self._source, self._source_db, self._source_timeline)
+            parts = (self._texts.source, self._texts.source_db, self._texts.source_timeline)
+            flat_parts = () if self._fields is None else self._fields.transaction
             self._transactions = compiled.hot.transactions.Transactions(
-                Event, Stamp, Ended, self._boundary_topic, *parts, EVENT_OVERHEAD_BYTES
+                *(Event, Stamp, Ended, self._boundary_topic, *parts),
+                *(flat_parts, EVENT_OVERHEAD_BYTES),
             )
-        self._encoded_us = -1
-        self._head = ""
-        self._tail = ""
 
     def begin(self, stamp: Stamp, counts: Mapping[str, int] | None = None) -> None:
         """Prepare the parts that the events of the transaction `stamp` have in common.
 
         `counts`: what `counts` said at the point where the transaction is resumed.
         """
-        xid, commit_lsn, time_us, previous_lsn, now_us = self._stamp = stamp
-        self._head = (
-            f'{self._source}{time_us // 1000},"ts_us":{time_us},"ts_ns":{time_us * 1000}'
-            f'{self._source_db}{xid},"xmin":null,"commit_lsn":{commit_lsn}{self._source_timeline}'
-            f'{previous_lsn}\\",\\"'
-        )
-        self._id = f"{xid}:{commit_lsn}"
+        self._texts.begin(stamp)
         self._reset(counts)
         while self._unsettled:
             self._tables.pop(self._unsettled.pop(), None)
-        if now_us != self._encoded_us:
-            self._encoded_us = now_us
-            self._tail = f'"ts_ms":{now_us // 1000},"ts_us":{now_us},"ts_ns":{now_us * 1000}}}'
-        self._order = f'"transaction":{{"id":"{self._id}","total_order":'
-        self._row_order = self._order if self._metadata else '"transaction":null'
 
     def _reset(self, counts: Mapping[str, int] | None) -> None:
         for counter in self._touched:
@@ -181,12 +175,12 @@ class Envelope:
             end = f'"event_count":{self.total},"data_collections":[{counts}]}}'
         else:
             end = '"event_count":null,"data_collections":null}'
-        stamp = self._stamp
+        stamp, name = self._texts.stamp, self._texts.id
         value = (
-            f'{{"status":"{status}","id":"{self._id}","ts_ms":{stamp.commit_time_us // 1000},'
+            f'{{"status":"{status}","id":"{name}","ts_ms":{stamp.commit_time_us // 1000},'
             f'"commit_lsn":{stamp.commit_lsn},{end}'
         )
-        key = f'{{"id":"{self._id}"}}'
+        key = f'{{"id":"{name}"}}'
         return [Event(self._boundary_topic, key.encode(), value.encode())]
 
     def writer(self, change: Insert | Update) -> Writer | None:
@@ -212,8 +206,10 @@ class Envelope:
         write, counter, _ = writer
         total = self.total + 1
         events = counter.events + 1
+        texts = self._texts
         event: Event | None = write(
-            data, at, lsn, seq, total, events, self._head, self._row_order, self._tail
+            *(data, at, lsn, seq, total, events),
+            *(texts.head, texts.order, texts.tail, texts.flat),
         )
         if event is not None:
             if events == 1:
@@ -240,10 +236,11 @@ class Envelope:
         """
         if compiled.hot is None:
             return None
+        texts = self._texts
         index, seq, self.total, size = compiled.hot.transactions.take_rows(
             *(messages, index, at, writers, events, self._touched),
             *(seq, self.total, room_bytes, EVENT_OVERHEAD_BYTES),
-            *(self._head, self._row_order, self._tail),
+            *(texts.head, texts.order, texts.tail, texts.flat),
         )
         return index, seq, size
 
@@ -307,15 +304,12 @@ class Envelope:
         topic, name = table.topic, table.name
         if old is not None and (old_key := table.key(old)) != key:
             headers: Headers = [(NEW_KEY_HEADER, key or b"")]
-            removed = self._value(table, table.row(old), "null", "d", lsn, seq)
-            events = [Event(topic, old_key, removed, headers, False, name, seq, lsn)]
-            if self._tombstones and old_key is not None:
-                events.append(Event(topic, old_key, None, headers, False, name, seq, lsn))
+            events = self._removal(table, old, headers, lsn, seq)
             headers = [(OLD_KEY_HEADER, old_key or b"")]
             added = self._value(table, "null", after, "c", lsn, seq + 1)
             events.append(Event(topic, key, added, headers, False, name, seq + 1, lsn))
             return events
-        before = table.row(old) if old is not None else "null"
+        before = "null" if old is None or table.fields is not None else table.row(old)
         value = self._value(table, before, after, "u", lsn, seq)
         return [Event(topic, key, value, None, False, name, seq, lsn)]
 
@@ -326,12 +320,23 @@ class Envelope:
             return []
         if change.old_kind == "K" and table.lacks_key(change.old):
             raise without_key(table.name, lsn)
-        topic, name = table.topic, table.name
-        key = table.key(change.old)
-        value = self._value(table, table.row(change.old), "null", "d", lsn, seq)
-        events = [Event(topic, key, value, None, False, name, seq, lsn)]
+        return self._removal(table, change.old, None, lsn, seq)
+
+    def _removal(
+        self, table: Table, old: Row, headers: Headers | None, lsn: int, seq: int
+    ) -> list[Event]:
+        """Return the event of a row that is gone, and its tombstone."""
+        topic, name, key = table.topic, table.name, table.key(old)
+        if table.fields is not None and not table.fields.rewrites:
+            if key is None:
+                raise delete_without_key(name, lsn)
+            self._count(table.counter)
+            told = table.fields.place("d", self._texts.stamp.commit_lsn, seq)
+            return [Event(topic, key, None, [*(headers or ()), *told], False, name, seq, lsn)]
+        value = self._value(table, table.row(old), "null", "d", lsn, seq)
+        events = [Event(topic, key, value, headers, False, name, seq, lsn)]
         if self._tombstones and key is not None:
-            events.append(Event(topic, key, None, None, False, name, seq, lsn))
+            events.append(Event(topic, key, None, headers, False, name, seq, lsn))
         return events
 
     def truncate(self, change: Truncate, lsn: int, seq: int) -> list[Event]:
@@ -352,8 +357,8 @@ class Envelope:
         content = self._encoders.binary(change.content)
         value = (
             f'{{"op":"m","message":{{"prefix":{quoted(change.prefix)},"content":{content}}},'
-            f'{self._head}{change.lsn}\\"]","schema":"","table":"","lsn":{change.lsn},"seq":{seq}}},'
-            f'"transaction":null,{self._tail}'
+            f'{self._texts.head}{change.lsn}\\"]","schema":"","table":"","lsn":{change.lsn},"seq":{seq}}},'
+            f'"transaction":null,{self._texts.tail}'
         ).encode()
         key = f'{{"prefix":{quoted(change.prefix)}}}'.encode()
         return [Event(message_topic(self._name), key, value, None, False, "", seq, change.lsn)]
@@ -362,19 +367,21 @@ class Envelope:
         self, table: Table, outbox: Outbox, row: Row, lsn: int, seq: int
     ) -> list[Event]:
         self._count(table.counter)
-        topic, key, value, headers = outbox.message(row, self._stamp.commit_lsn, seq)
+        topic, key, value, headers = outbox.message(row, self._texts.stamp.commit_lsn, seq)
         return [Event(topic, key, value, headers, False, table.name, seq, lsn)]
 
     def _table(self, relation: Relation, seq: int) -> Table:
         known = self._tables.get(relation.oid)
         if known is None or known[0] is not relation:
-            described = self._describe(relation, self._stamp, seq)
+            described = self._describe(relation, self._texts.stamp, seq)
             if described.shape is not None:
                 self._shapes.append(described.shape)
             if not described.settled:
                 self._unsettled.append(relation.oid)
             counter = self._counter(f"{relation.schema}.{relation.table}")
-            known = (relation, Table(described.plan, counter, self._encoders, described.form))
+            fields = self._fields if described.plan.flat else None
+            table = Table(described.plan, counter, self._encoders, described.form, fields)
+            known = (relation, table)
             self._tables[relation.oid] = known
         return known[1]
 
@@ -382,15 +389,8 @@ class Envelope:
         return self._counters.setdefault(table, Counter(table, quoted(table)))
 
     def _value(self, table: Table, before: str, after: str, op: str, lsn: int, seq: int) -> bytes:
-        counter = table.counter
-        self._count(counter)
-        order = '"transaction":null'
-        if self._metadata:
-            order = f'{self._order}{self.total},"data_collection_order":{counter.events}}}'
-        return table.serialize(
-            f'{{"op":"{op}","before":{before},"after":{after},{self._head}{lsn}\\"]",'
-            f'{table.names}"lsn":{lsn},"seq":{seq}}},{order},{self._tail}'
-        )
+        self._count(table.counter)
+        return table.value(before, after, op, lsn, seq, self._texts, self.total)
 
     def _count(self, counter: Counter) -> None:
         if not counter.events:

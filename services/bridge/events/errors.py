@@ -51,3 +51,16 @@ def without_key(table: str, lsn: int) -> BadInput:
         hint="give each partition the replica identity of the root table that it is published as, "
         "or REPLICA IDENTITY FULL; to skip the table: shaping.exclude",
     )
+
+
+def delete_without_key(table: str, lsn: int) -> BadInput:
+    """Return the error of a delete that is to be a tombstone, in a table without a key."""
+    return BadInput(
+        "a deleted row has no key, so that no tombstone can tell that it is gone",
+        operation="encode an event",
+        subject=table,
+        lsn=lsn,
+        hint="set shaping.flat.deletes: rewrite, choose a key in shaping.keys, or skip the "
+        f"table's deletes: shaping.skip: {{{table}: [d]}}",
+        exit_code=ExitCode.RECORD_REFUSED,
+    )

@@ -28,7 +28,7 @@ from services.bridge.events.values import datetimes, plain
 from services.bridge.events.values.plain import Encode
 
 Write = Callable[..., Any]
-"""(data, at, lsn, seq, total, events, head, order, tail) -> Event or None.
+"""(data, at, lsn, seq, total, events, head, order, tail, flat) -> Event or None.
 
 `at`: where the first value begins."""
 _SHAPES_MAX: Final = 2048
@@ -47,7 +47,9 @@ class Column(NamedTuple):
 class Frame(NamedTuple):
     """The JSON text around a row, up to what the transaction's own parts follow.
 
-    `closing` stands behind these, `key_opening` and `key_closing` around the key.
+    `closing` stands behind these, `key_opening` and `key_closing` around the key. `flat`: the
+    fields of the row itself (text, kind), which stand between `opening`, those of the transaction,
+    and the row's columns; None: the event has an envelope.
     """
 
     opening: str
@@ -57,6 +59,7 @@ class Frame(NamedTuple):
     closing: str = ""
     key_opening: str = ""
     key_closing: str = ""
+    flat: tuple[tuple[str, str], ...] | None = None
 
 
 _SHORT: Final[dict[Encode, str]] = {
@@ -122,7 +125,7 @@ def writer(
     for index, column in enumerate(columns):
         variables[f"e{index}"] = column.encode
         variables[f"u{index}"] = column.unavailable
-        variables[f"k{index}"] = ("," if index else "") + column.name
+        variables[f"k{index}"] = ("," if index or frame.flat is not None else "") + column.name
     keys = [index for index, column in enumerate(columns) if column.key]
     for number, index in enumerate(keys):
         first = frame.key_opening + "{"
@@ -130,7 +133,7 @@ def writer(
     encoders = tuple((column.place, column.encode) for column in columns)
     variables["BETWEEN"] = f"N{chr(count >> 8)}{chr(count & 255)}"
     framed = bool(frame.closing or frame.key_closing)
-    code = _code(encoders, tuple(keys), count, frame.metadata, frame.old, framed)
+    code = _code(encoders, tuple(keys), count, frame.metadata, frame.old, framed, frame.flat)
     exec(code, variables)  # noqa: S102 - our own text
     made = variables["write"]
     return made
@@ -144,12 +147,18 @@ def _code(
     metadata: bool,
     old: bool,
     framed: bool,
+    flat: tuple[tuple[str, str], ...] | None,
 ) -> CodeType:
     short, other = _short(columns, count, keys, old=old), _any(columns, count)
+    value = (
+        _value(len(columns), metadata=metadata, old=old)
+        if flat is None
+        else _flat(len(columns), flat)
+    )
     parts = 2 * count if old else count
     source = "\n".join(
         [
-            "def write(data, at, lsn, seq, total, events, head, order, tail):",
+            "def write(data, at, lsn, seq, total, events, head, order, tail, flat):",
             " try:",
             "  text = data[at:]",
             "  parts = text.decode('ascii').split('t\\0\\0\\0') if text.isascii() else ()",
@@ -159,10 +168,7 @@ def _code(
             *("   " + line for line in (["return None"] if old else other)),
             " except (ValueError, LookupError, StructError):",
             "  return None",
-            *(
-                " " + line
-                for line in _record(len(columns), keys, metadata=metadata, old=old, framed=framed)
-            ),
+            *(" " + line for line in _record(value, keys, framed=framed)),
         ]
     )
     return compile(source, "<a table's writer>", "exec")
@@ -216,20 +222,26 @@ def _any(columns: tuple[tuple[int, Encode], ...], count: int) -> list[str]:
     return [*lines, "if q != end: return None"]
 
 
-def _record(
-    columns: int, keys: tuple[int, ...], *, metadata: bool, old: bool, framed: bool
-) -> list[str]:
+def _value(columns: int, *, metadata: bool, old: bool) -> str:
     row = "".join(f"{{k{index}}}{{c{index}}}" for index in range(columns))
     if old:
         before = "".join(f"{{k{index}}}{{b{index}}}" for index in range(columns))
         row = f'{before}}}}},"after":{{{{{row}'
-    key = "".join(f"{{j{index}}}{{c{index}}}" for index in keys) + "}}"
-    key += "{KEY_CLOSING}" if framed else ""
     order = '{order}{total},"data_collection_order":{events}}}' if metadata else "{order}"
-    value = (
+    return (
         f'{{OPENING}}{row}}}}},{{head}}{{place}}\\\\"]",{{NAMES}}'
         f'"lsn":{{place}},"seq":{{seq}}}}}},{order},{{tail}}'
     )
+
+
+def _flat(columns: int, fields: tuple[tuple[str, str], ...]) -> str:
+    row = "".join(f"{{k{index}}}{{c{index}}}" for index in range(columns))
+    return "{OPENING}{flat}" + "".join(f"{text}{{{kind}}}" for text, kind in fields) + row + "}}"
+
+
+def _record(value: str, keys: tuple[int, ...], *, framed: bool) -> list[str]:
+    key = "".join(f"{{j{index}}}{{c{index}}}" for index in keys) + "}}"
+    key += "{KEY_CLOSING}" if framed else ""
     value += "{CLOSING}" if framed else ""
     return [
         "place = str(lsn)",

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
 from typing import Any
 
+from services.bridge.events.fields import Fields
 from services.bridge.events.formats.table_format import PLAIN, TableFormat
 from services.bridge.events.row_encoders import Column, Frame, Write, writer
 from services.bridge.events.shaping.tables import Plan
+from services.bridge.events.transaction_texts import NO_ORDER, TransactionTexts
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.events.values.plain import Encode
 from services.bridge.pgoutput.messages import UNCHANGED, Row, Unchanged
@@ -28,17 +30,24 @@ class Table:
     """The encoders of one relation's rows and keys, as planned."""
 
     def __init__(
-        self, plan: Plan, counter: Counter, encoders: Encoders, form: TableFormat = PLAIN
+        self,
+        plan: Plan,
+        counter: Counter,
+        encoders: Encoders,
+        form: TableFormat = PLAIN,
+        fields: Fields | None = None,
     ) -> None:
         relation = plan.relation
         self._format = form
-        self.serialize = form.value
+        self.fields = fields
+        """The fields of its flat rows, None where its events have an envelope."""
+        self._relation = relation
         self.counter = counter
         self.name = counter.table
         self.topic = plan.topic.name
         self.skipped = plan.skipped
         self.outbox = plan.outbox
-        self.names = f'"schema":{quoted(relation.schema)},"table":{quoted(relation.table)},'
+        self._names = f'"schema":{quoted(relation.schema)},"table":{quoted(relation.table)},'
         self._rows = 0
         self.columns: list[tuple[str, Encode, str]] = []
         """Of each: its name as JSON with a colon, its encoder, what stands for a lacking value."""
@@ -95,10 +104,47 @@ class Table:
         ]
         form = self._format
         around, around_key = form.value_affixes, form.key_affixes
-        opening = f'{around.opening}{{"op":"{op}","before":' + ("{" if old else 'null,"after":{')
-        frame = Frame(opening, self.names, metadata, old, around.closing, *around_key)
+        if self.fields is None:
+            opening = f'{{"op":"{op}","before":' + ("{" if old else 'null,"after":{')
+        else:
+            opening = self._flat_opening(op)
+        frame = Frame(
+            *(around.opening + opening, self._names, metadata, old, around.closing, *around_key),
+            flat=None if self.fields is None else tuple(self.fields.row),
+        )
         write = writer(event, self.topic, self.name, columns, count, frame)
         return serialized(write, form) if form.binary else write
+
+    def value(
+        self,
+        before: str,
+        after: str,
+        op: str,
+        lsn: int,
+        seq: int,
+        texts: TransactionTexts,
+        total: int,
+    ) -> bytes:
+        """Return an event's value. `before`, `after`: rows, or null; `total`: its `total_order`."""
+        events = self.counter.events
+        if self.fields is not None:
+            row = before if after == "null" else after
+            numbers = {"seq": seq, "lsn": lsn, "total": total, "events": events}
+            columns = "}" if row in ("null", "{}") else f",{row[1:]}"
+            return self._format.value(
+                f"{self._flat_opening(op)}{texts.flat}{self.fields.of_row(numbers)}{columns}"
+            )
+        order = texts.order
+        if order != NO_ORDER:
+            order = f'{order}{total},"data_collection_order":{events}}}'
+        return self._format.value(
+            f'{{"op":"{op}","before":{before},"after":{after},{texts.head}{lsn}\\"]",'
+            f'{self._names}"lsn":{lsn},"seq":{seq}}},{order},{texts.tail}'
+        )
+
+    def _flat_opening(self, op: str) -> str:
+        assert self.fields is not None
+        return self.fields.opening(op, self._relation.schema, self._relation.table)
 
     def lacks_key(self, row: Row) -> bool:
         """Tell whether an old row, which has its identity alone, lacks a column of the key."""

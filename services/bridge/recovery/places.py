@@ -1,6 +1,7 @@
 """Where a record of Kafka stands in the order of all events, told by the record alone. Pure.
 
 table's event, message     value, or its payload: source.commit_lsn, source.seq, source.timeline
+flat row                   value: __commit_lsn, __seq, __timeline, or headers of these names
 BEGIN, END, schema event,  value: commit_lsn, seq; an END stands behind all events of its
 dead letter                transaction
 message of an outbox       headers: commit_lsn, seq
@@ -9,10 +10,11 @@ removal of a staging       headers: end_lsn, of the decision
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from schemas.events import SETTLED_KEY, PreparedKey, ProgressRecord, prepared_topic
+from schemas.shaping import field_name
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.transactions.staging import DECIDED_AT
 
@@ -65,7 +67,7 @@ def place_of_record(record: Record, prefix: str, *, outbox: bool) -> Place | Non
 
     `outbox`: messages of an outbox may be in its topic.
     """
-    place = place_of(record.value, prefix)
+    place = place_of_row(dict(record.headers or [])) or place_of(record.value, prefix)
     if place is None and record.topic == prepared_topic(prefix):
         place = place_of_removal(record.headers)
     if place is None and outbox:
@@ -100,6 +102,8 @@ def place_of(value: bytes | None, prefix: str) -> Place | None:
         document = _document(value or b"null")
         if document.keys() == {"payload", "schema"}:
             document = document["payload"]
+        if place := place_of_row(document):
+            return place
         said = document.get("source", document)
         if said.get("name", prefix) != prefix:
             return None
@@ -110,13 +114,22 @@ def place_of(value: bytes | None, prefix: str) -> Place | None:
         return None  # anybody's record
 
 
+def place_of_row(told: Mapping[str, Any]) -> Place | None:
+    """Return the place that fields of a flat row, or its headers, tell; None for anything else."""
+    try:
+        found = [int(told[field_name(name)]) for name in ("commit_lsn", "seq", "timeline")]
+    except _NOT_OURS:
+        return None
+    return Place(*found)
+
+
 def _document(value: bytes) -> Any:
-    """Return what an event says of its place: a value in JSON, or `source` of one in Avro."""
+    """Return what an event says of its place: a value in JSON, or the first fields of Avro."""
     if value[:1] != b"\0":
         return json.loads(value)
-    from services.bridge.events.formats.avro import source_of
+    from services.bridge.events.formats.avro import first_fields
 
-    return source_of(value)
+    return first_fields(value)
 
 
 def place_in_headers(headers: AnyHeaders) -> Place | None:

@@ -27,7 +27,8 @@ class RepairEvents(RowEvents):
         """
         self._xid = xid
         self._tombstones = tombstones
-        self._source_db = self._source_db.replace('"snapshot":"true"', '"snapshot":"repair"', 1)
+        texts = self._texts
+        texts.source_db = texts.source_db.replace('"snapshot":"true"', '"snapshot":"repair"', 1)
         self.begin(stamp)
 
     def placeholders(self, relation: Relation) -> dict[str, object]:

@@ -44,6 +44,7 @@ def open_snapshot(
         *(kafka.topic_prefix, primary.server.database, owner.timeline, describe),
         transaction_metadata=bridge.transaction_metadata,
         encoders=encoders,
+        flat=shaping.flat,
     )
     reader = SnapshotReader(
         *(primary.conninfo, source.publication, source.slot, primary.server),

@@ -10,8 +10,8 @@ the bound of what its rows show: changes that commit before it may be in them al
 """
 
 from collections.abc import Callable, Sequence
-from json.encoder import encode_basestring as quoted
 
+from schemas.shaping import FlatSettings
 from services.bridge.events.envelope import Describe, Envelope, Writer
 from services.bridge.events.errors import not_encoded
 from services.bridge.events.event import Event, Stamp
@@ -33,6 +33,7 @@ class RowEvents(Envelope):
         *,
         transaction_metadata: bool,
         encoders: Encoders,
+        flat: FlatSettings | None = None,
     ) -> None:
         self._xid = 0
         super().__init__(
@@ -41,8 +42,9 @@ class RowEvents(Envelope):
             tombstones=False,
             transaction_metadata=transaction_metadata,
             encoders=encoders,
+            flat=flat,
+            snapshot="true",
         )
-        self._source_db = f',"snapshot":"true","db":{quoted(database)},"txId":'
 
     def describe(self, relation: Relation, stamp: Stamp, xid: int) -> tuple[list[Event], bool]:
         """Begin the chunk `stamp`; the schema event of `relation`, and whether its key is certain.
@@ -63,14 +65,16 @@ class RowEvents(Envelope):
         encoded.
         """
         table = self._table(relation, 0)
-        plain, width = self._head, len(relation.columns)
+        texts, width = self._texts, len(relation.columns)
         write = table.writer(Event, "r", width, metadata=self._metadata, old=False)
         writer = None if write is None else Writer(write, table.counter, 1)
+        head, flat = texts.head, texts.flat
         events = []
         for seq, row in enumerate(rows):
             said = kind(seq)
             if said != "true":
-                self._head = plain.replace('"snapshot":"true"', f'"snapshot":"{said}"', 1)
+                texts.head = head.replace('"snapshot":"true"', f'"snapshot":"{said}"', 1)
+                texts.flat = flat.replace('snapshot":"true"', f'snapshot":"{said}"')
             row = row[:width]
             try:
                 event = None
@@ -79,7 +83,7 @@ class RowEvents(Envelope):
                 events.append(event or self._read(table, row, lsn, seq))
             except ValueError as error:
                 raise not_encoded(error, table.name, lsn) from error
-            self._head = plain
+            texts.head, texts.flat = head, flat
         return events
 
     def _read(self, table: Table, row: Row, lsn: int, seq: int) -> Event:

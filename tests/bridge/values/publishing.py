@@ -108,10 +108,13 @@ def published(
     tables: Tables = TABLES,
     formats: Mapping[str, str] | None = None,
     converters: Mapping[str, str] | None = None,
+    transforms: Mapping[str, str] | None = None,
+    **settings: Any,
 ) -> dict[str, Source]:
     """Mode -> what both have published: of `tables` (type -> texts), and of OTHERS.
 
-    `formats`: settings of the bridge's section kafka; `converters`: Connect's properties.
+    `formats`: settings of the bridge's section kafka; `settings`: more of the bridge's;
+    `converters`: Connect's properties; `transforms`: those of each connector.
     """
     folder.chmod(0o755)
     modes = {"default": (DEBEZIUM, WITHOUT_SPECIAL), "other": (OTHER_MODES, DEBEZIUM_OTHER_MODES)}
@@ -126,12 +129,16 @@ def published(
             connectors.append(
                 Connector(
                     *(mode, conninfo, slot, f"p_{prefix}", f"d{prefix}"),
-                    {**EVERYTHING, **theirs},
+                    {**EVERYTHING, **theirs, **(transforms or {})},
                 )
             )
             _make_topics(kafka, prefix)
             bridge = Bridge(
-                folder, conninfo, kafka, prefix, transaction_metadata=False, formats=formats, **ours
+                *(folder, conninfo, kafka, prefix),
+                transaction_metadata=False,
+                formats=formats,
+                **ours,
+                **settings,
             )
             stack.callback(bridge.end)
             bridges.append(bridge.start())

@@ -21,6 +21,8 @@ from typing import Any, Final
 import fastavro
 
 from schemas.errors import BadInput, ExitCode
+from schemas.shaping import FlatSettings
+from services.bridge.events import fields
 from services.bridge.events.errors import UnfitValue
 from services.bridge.events.formats import connect
 from services.bridge.events.formats.connect import Schema
@@ -29,6 +31,9 @@ Convert = Callable[[Any], Any]
 _KINDS: Final = {"int8": "int", "int16": "int", "int32": "int", "int64": "long"}
 _NARROW: Final = ("int8", "int16")
 _ENTRIES: Final = "io.confluent.connect.avro"
+_PRESENT: Final = b"\2"
+"""The branch of a union that is not null. A flat row's `op` begins with it, in an envelope with its
+length, so that the letter follows; in both, the byte before is 2."""
 _PRECISION: Final = 64
 _MAGIC: Final = b"\0"
 _HEAD_BYTES: Final = 5
@@ -70,15 +75,17 @@ def serializer(schema: Schema, schema_id: int) -> Callable[[str], bytes]:
     return serialize
 
 
-def source_of(value: bytes) -> dict[str, Any]:
-    """Return the field `source` of a table's value in any schema that this module makes.
+def first_fields(value: bytes) -> dict[str, Any]:
+    """Return what a table's value, in any schema that this module makes, tells of its place.
 
-    `op` and `source` come first and are alike in all of them. Raise an error of any kind for other
-    bytes.
+    That is its field `source`, or the first fields of a flat row. They come first and are alike in
+    all tables. Raise an error of any kind for other bytes.
     """
-    found = fastavro.schemaless_reader(io.BytesIO(value[_HEAD_BYTES:]), _FIRST_FIELDS, None)
+    flat = value[_HEAD_BYTES + 1 : _HEAD_BYTES + 2] == _PRESENT
+    schema = _FIRST_OF_ROWS if flat else _FIRST_FIELDS
+    found = fastavro.schemaless_reader(io.BytesIO(value[_HEAD_BYTES:]), schema, None)
     assert isinstance(found, dict)
-    return {"source": found["source"]}
+    return found if flat else {"source": found["source"]}
 
 
 def _type(schema: Schema, defined: set[str]) -> Any:
@@ -228,4 +235,7 @@ def _of_fields(schema: Schema) -> Convert | None:
     return changed
 
 
+_FIRST_OF_ROWS: Final = fastavro.parse_schema(
+    avro_schema(connect.flat("First", fields.schemas(FlatSettings(deletes="tombstone")), {}))
+)
 _FIRST_FIELDS: Final = fastavro.parse_schema(avro_schema(connect.FIRST_FIELDS))

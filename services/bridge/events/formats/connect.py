@@ -118,7 +118,7 @@ SPARSE_VECTOR: Final = struct(
     version=1,
 )
 HSTORE_MAP: Final = mapping(_TEXT, STRING)
-_SNAPSHOT: Final = {
+SNAPSHOT: Final = {
     **plain(
         "string",
         f"{SEMANTIC}.Enum",
@@ -136,7 +136,7 @@ SOURCE: Final = struct(
         "connector": _TEXT,
         "name": _TEXT,
         "ts_ms": _LONG,
-        "snapshot": _SNAPSHOT,
+        "snapshot": SNAPSHOT,
         "db": _TEXT,
         "sequence": STRING,
         "ts_us": plain("int64"),
@@ -186,6 +186,11 @@ def envelope(name: str, columns: Mapping[str, Schema]) -> Schema:
         version=2,
         optional=False,
     )
+
+
+def flat(name: str, fields: Mapping[str, Schema], columns: Mapping[str, Schema]) -> Schema:
+    """Return the schema of a table's values that are rows with `fields` of the event."""
+    return struct(f"{name}.Value", {**fields, **columns}, optional=False)
 
 
 def fields(schema: Schema) -> Iterable[tuple[str, Schema]]:

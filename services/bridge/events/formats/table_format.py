@@ -16,6 +16,7 @@ from schemas.events import table_topic
 from schemas.kafka import REGISTERED, Format, KafkaSettings
 from schemas.naming import Naming
 from schemas.registry import SubjectNaming
+from services.bridge.events import fields
 from services.bridge.events.formats import connect
 from services.bridge.events.formats.connect import Schema
 from services.bridge.events.formats.strict_encoders import StrictEncoders
@@ -82,6 +83,7 @@ class Formats:
             return PLAIN
         relation = plan.relation
         may_lack_key = bool(self._naming.key(relation.schema, relation.table))
+        may_be_truncated = plan.flat is not None and "t" not in plan.skipped
         name = plan.topic.name
         if plan.topic.routed:
             name = table_topic(self._prefix, relation.schema, relation.table)
@@ -89,12 +91,15 @@ class Formats:
         for column in relation.columns:
             schema = column_schema(self._encoders, column.type_oid, column.typmod)
             if column.key:
-                schema = schema if may_lack_key else connect.needed(schema)
-                keys[column.name] = schema
+                keys[column.name] = schema if may_lack_key else connect.needed(schema)
+                schema = schema if may_be_truncated else keys[column.name]
             columns[column.name] = schema
         topic = plan.topic.name
         key, key_affixes = self._part(self._key, connect.key(name, keys), topic, "key")
-        value, affixes = self._part(self._value, connect.envelope(name, columns), topic, "value")
+        whole = connect.envelope(name, columns)
+        if plan.flat is not None:
+            whole = connect.flat(name, fields.schemas(plan.flat), columns)
+        value, affixes = self._part(self._value, whole, topic, "value")
         if key_affixes is None or affixes is None:
             return TableFormat(key, value, binary=True)
         return TableFormat(key, value, key_affixes, affixes)

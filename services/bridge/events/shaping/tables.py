@@ -9,7 +9,8 @@ from typing import Final
 
 from schemas.errors import SettingsError
 from schemas.naming import Naming, TableTopic, column_matches, table_matches
-from schemas.shaping import MaskSettings, ShapingSettings
+from schemas.shaping import FlatSettings, MaskSettings, ShapingSettings, field_name
+from services.bridge.events.fields import DELETED, chosen
 from services.bridge.events.shaping.masks import mask
 from services.bridge.events.shaping.outbox import Outbox
 from services.bridge.events.values.plain import Encode
@@ -33,6 +34,7 @@ class Plan:
     masks: Mapping[str, Encode] = field(default_factory=dict)
     skipped: frozenset[str] = frozenset()
     outbox: Outbox | None = None
+    flat: FlatSettings | None = None
 
     @property
     def published(self) -> bool:
@@ -47,6 +49,7 @@ class Shaping:
         self._settings = settings
         self._salt = settings.salt.get_secret_value()
         self.naming = Naming(prefix, settings)
+        self.flat = settings.flat
         self.shapes_nothing = settings == ShapingSettings()
         """Whether everything is published as it is."""
 
@@ -100,13 +103,17 @@ class Shaping:
             if (found := self._mask(schema, table, column.name)) is not None
         }
         _check_key(relation, kept, masks)
+        flat = self._settings.flat if self.naming.flat(schema, table) else None
         columns = tuple(_masked(relation.columns[place], masks) for place in kept)
+        if flat is not None:
+            _check_fields(relation, columns, flat)
         return Plan(
             replace(relation, columns=columns),
             self.naming.table(schema, table),
             places=None if len(kept) == len(relation.columns) else kept,
             masks={name: mask(found, self._salt) for name, found in masks.items()},
             skipped=skipped,
+            flat=flat,
         )
 
     def unmatched(self, tables: Mapping[tuple[str, str], Iterable[str]]) -> Iterator[str]:
@@ -118,6 +125,7 @@ class Shaping:
         named = [("include", p) for p in settings.include]
         named += [("exclude", p) for p in settings.exclude]
         named += [("keys", p) for p in settings.keys] + [("skip", p) for p in settings.skip]
+        named += [("flat.tables", p) for p in settings.flat.tables] if settings.flat else []
         named += [("outbox.table", settings.outbox.table)] if settings.outbox else []
         for key, pattern in named:
             if not any(table_matches(pattern, *table) for table in tables):
@@ -177,6 +185,18 @@ def _check_key(
                 f"would have rows with equal keys: its key column {column.name} is masked",
                 "mask it by hash, which keeps different values different",
             )
+
+
+def _check_fields(
+    relation: Relation, columns: Iterable[RelationColumn], flat: FlatSettings
+) -> None:
+    taken = {DELETED, *map(field_name, chosen(flat))} & {column.name for column in columns}
+    if taken:
+        raise _wrong(
+            relation,
+            f"has a column {min(taken)}, as is the name of a field of flat rows",
+            "leave the column out (shaping.columns), or the table (shaping.flat.tables)",
+        )
 
 
 def _wrong(relation: Relation, what: str, hint: str) -> SettingsError:

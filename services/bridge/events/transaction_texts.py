@@ -1,0 +1,59 @@
+"""What the records of one transaction have in common, as JSON text. Pure."""
+
+from json.encoder import encode_basestring as quoted
+from typing import Final
+
+from schemas.version import version
+from services.bridge.events.event import Stamp
+from services.bridge.events.fields import Fields
+
+VERSION: Final = version()
+NO_ORDER: Final = '"transaction":null'
+
+
+class TransactionTexts:
+    """The texts of the transaction that `begin` was called with last.
+
+    `head`: `source` up to the change's own LSN; `order`: `transaction` up to the event's own
+    numbers, or whole without `metadata`; `tail`: the times of encoding; `flat`: of flat rows.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        database: str,
+        timeline: int,
+        *,
+        metadata: bool,
+        snapshot: str = "false",
+        fields: Fields | None = None,
+    ) -> None:
+        self.source = (
+            f'"source":{{"version":"{VERSION}","connector":"postgresql",'
+            f'"name":{quoted(name)},"ts_ms":'
+        )
+        self.source_db = f',"snapshot":"{snapshot}","db":{quoted(database)},"txId":'
+        self.source_timeline = f',"timeline":{timeline},"sequence":"[\\"'
+        self._metadata = metadata
+        self._fields = fields
+        self._encoded_us = -1
+        self.head = self.tail = self.order = self.flat = self.id = ""
+
+    def begin(self, stamp: Stamp) -> None:
+        """Make the texts of the transaction `stamp`."""
+        self.stamp = stamp
+        xid, commit_lsn, time_us, previous_lsn, now_us = stamp
+        self.head = (
+            f'{self.source}{time_us // 1000},"ts_us":{time_us},"ts_ns":{time_us * 1000}'
+            f'{self.source_db}{xid},"xmin":null,"commit_lsn":{commit_lsn}{self.source_timeline}'
+            f'{previous_lsn}\\",\\"'
+        )
+        self.id = f"{xid}:{commit_lsn}"
+        if now_us != self._encoded_us:
+            self._encoded_us = now_us
+            self.tail = f'"ts_ms":{now_us // 1000},"ts_us":{now_us},"ts_ns":{now_us * 1000}}}'
+        self.order = NO_ORDER
+        if self._metadata:
+            self.order = f'"transaction":{{"id":"{self.id}","total_order":'
+        if self._fields is not None:
+            self.flat = self._fields.of_transaction(stamp)
