@@ -193,7 +193,7 @@ class ShapingSettings(_Part):
         templates = (self.topic, *(route.topic for route in self.routes))
         if self.flat and not all("prefix" in template_fields(one) for one in templates):
             raise ValueError(
-                "flat: needs {prefix} in topic and routes, as a flat row does not tell whose it is"
+                "flat: needs {prefix} in topic and routes, as a flat row does not name its bridge"
             )
         hashes = any(mask.hash for masks in self.masks.values() for mask in masks.values())
         if hashes and len(self.salt.get_secret_value()) < _SALT_CHARACTERS_MIN:

@@ -68,6 +68,8 @@ PURE = (
     "services.bridge.events.envelope",
     "services.bridge.events.formats",
     "services.bridge.events.errors",
+    "services.bridge.events.fields",
+    "services.bridge.events.transaction_texts",
     "services.bridge.events.event",
     "services.bridge.events.keys",
     "services.bridge.transactions.assembler",

@@ -37,6 +37,7 @@ def test_topics_of_a_template_and_a_route_are_followed(new_pipeline: NewPipeline
     [
         ({"routes": [{"tables": ".*", "topic": "{prefix}.all"}]}, "share one topic"),
         ({"keys": {"public.two": ["v"]}}, "public.two has another key"),
+        ({"flat": {"tables": ["public.two"]}}, "public.two has flat rows"),
     ],
 )
 def test_what_can_not_be_followed_is_said(

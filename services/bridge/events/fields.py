@@ -135,6 +135,8 @@ _NUMBERS: Final = frozenset(
     )
 )
 
+_SNAPSHOT: Final = {name: told for name, told in connect.SNAPSHOT.items() if name != "default"}
+
 
 def schemas(settings: FlatSettings) -> Mapping[str, Schema]:
     """Return the schemas of a flat row's fields by name; PLACE is first, as in any table's rows."""
@@ -142,5 +144,5 @@ def schemas(settings: FlatSettings) -> Mapping[str, Schema]:
     for field in chosen(settings):
         name = field.rpartition(".")[2]
         plain = connect.plain("int64" if name in _NUMBERS else "string")
-        found[field_name(field)] = connect.SNAPSHOT if name == "snapshot" else plain
+        found[field_name(field)] = _SNAPSHOT if name == "snapshot" else plain
     return found | ({DELETED: connect.STRING} if settings.deletes == "rewrite" else {})

@@ -109,11 +109,11 @@ def published(
     formats: Mapping[str, str] | None = None,
     converters: Mapping[str, str] | None = None,
     transforms: Mapping[str, str] | None = None,
-    **settings: Any,
+    shaping: dict[str, Any] | None = None,
 ) -> dict[str, Source]:
     """Mode -> what both have published: of `tables` (type -> texts), and of OTHERS.
 
-    `formats`: settings of the bridge's section kafka; `settings`: more of the bridge's;
+    `formats`: settings of the bridge's section kafka; `shaping`: its section;
     `converters`: Connect's properties; `transforms`: those of each connector.
     """
     folder.chmod(0o755)
@@ -137,8 +137,8 @@ def published(
                 *(folder, conninfo, kafka, prefix),
                 transaction_metadata=False,
                 formats=formats,
+                shaping=shaping,
                 **ours,
-                **settings,
             )
             stack.callback(bridge.end)
             bridges.append(bridge.start())

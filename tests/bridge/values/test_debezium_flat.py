@@ -9,8 +9,8 @@ from tests.bridge.values.publishing import Record, Source, published
 from tests.providers.interface import Broker, Provider
 
 FIELDS = "op,table,lsn,txId,db,schema,name,connector,snapshot,source.ts_ms,source.ts_us,source.lsn"
-OF_THE_READING = {"__version", "__name", "__lsn", "__source_lsn", "__ts_ms"}
-"""Fields with values of their own; `lsn` is of the message for them, of the change for us."""
+OF_THE_READING = {"__source_version", "__name", "__lsn", "__source_lsn", "__ts_ms", "__snapshot"}
+"""Fields with values of their own: `lsn` is another one for them, `snapshot` null for "false"."""
 OURS = {field_name(name) for name in PLACE} - {"__op"}
 UNWRAP = {
     "transforms": "unwrap",
