@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded
+from schemas.events import PreparedKey
 from services.bridge.events.envelope import Envelope
 from services.bridge.events.event import Event
 from services.bridge.pgoutput.decoder import DecodeError
@@ -32,6 +33,7 @@ from services.bridge.pgoutput.messages import (
     StreamStop,
 )
 from services.bridge.progress.ledger import Position
+from services.bridge.recovery import staged_transactions
 from services.bridge.recovery.staged_transactions import load_staged
 from services.bridge.transactions.assembler import Assembler, Portion
 from services.bridge.transactions.pipeline import Pipeline
@@ -342,3 +344,19 @@ def test_frames_come_back_from_their_parts(given_frames: list[Frame], size: int)
 def test_staging_gives_the_connection_its_chances_however_well_it_compresses() -> None:
     same = (Frame(1, 1, b"I" + bytes(40)) for _ in range(20_000))
     assert sum(event is None for event in staged_parts("t", "s", "g", same)) >= 4
+
+
+def test_however_much_is_staged_each_read_has_a_deadline_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spans: list[tuple[int, int]] = []
+
+    class Read(Topic):
+        def between(self, start: int, stop: int, _deadline: float) -> Iterator[Record]:
+            spans.append((start, stop))
+            return super().between(start, stop, _deadline)
+
+    monkeypatch.setattr(staged_transactions, "_STEP", 2)
+    key = PreparedKey(slot="another", gid="g", part=1).model_dump_json().encode()
+    assert load_staged(Read(records=[(n, key, b"") for n in range(5)]), "s") == []
+    assert spans == [(0, 2), (2, 4), (4, 5)]

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.shaping import ShapingSettings
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.pgoutput.messages import Relation, RelationColumn
 from services.bridge.repair.comparison import UNKNOWN, Difference, differences, same_row
 from services.bridge.repair.row_store import RowStore, Told
+from services.bridge.repair.scope import scope_of
+from services.bridge.snapshot.tables import KeyColumn, TableShape
 
 Keys = st.binary(min_size=1, max_size=2)
 Rows = st.dictionaries(Keys, st.sampled_from([b'{"a":1}', b'{"a":2,"b":null}', b'{"a":2}']))
@@ -116,3 +121,18 @@ def test_a_row_store_is_of_one_run(tmp_path: Path) -> None:
     assert not path.exists()
     with pytest.raises(sqlite3.ProgrammingError):
         store.told(b"k")
+
+
+def test_an_outbox_is_left_out_and_named() -> None:
+    columns = ("id", "aggregatetype", "aggregateid", "type", "payload")
+    relation = [RelationColumn(name, 25, -1, name == "id") for name in columns]
+    key = (KeyColumn("id", "text"),)
+    shapes = [
+        TableShape(Relation(number, "public", name, "d", tuple(relation)), False, "", key)
+        for number, name in enumerate(("a", "outbox"))
+    ]
+    settings = ShapingSettings.model_validate({"outbox": {"table": "public.outbox"}})
+    for without in ((), ("public.outbox",)):
+        found = scope_of(shapes, Shaping(settings, "p"), without)
+        assert [shape.name for shape in found.compared] == ["public.a"]
+        assert found.left_out == {"public.outbox": "is an outbox: its messages are not rows"}

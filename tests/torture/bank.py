@@ -2,7 +2,8 @@
 
 Every transaction ends with its row in `ledger`, which says how many changes it has made to each
 table; what a savepoint rolls back has the tid `never`. Clients share accounts, `scratch` and
-`shape`, and have items of their own: client * 10^9 + n. Some make a table, for large rows.
+`shape`, and have items of their own: client * 10^9 + n. Some make a table, for large rows; some ask
+for the rows of a table once more. `fill` makes the rows that are there before the bridge.
 """
 
 import json
@@ -17,7 +18,9 @@ Connection = psycopg.Connection[Any]
 
 ACCOUNTS: Final = 50
 NEVER: Final = "never"
-OWN_ROWS: Final = ("items", "toast", "key", "savepoints", "large", "table", "routed", "outbox")
+OWN_ROWS: Final = (
+    *("items", "toast", "key", "savepoints", "large", "table", "routed", "outbox", "signal"),
+)
 """Kinds that touch nothing of other clients: prepared, they may wait for long."""
 LARGE_ROWS: Final = (150, 300, 300, 600)
 NARROW: Final = "narrow"
@@ -46,8 +49,31 @@ SCHEMA: Final = """
     CREATE TABLE routed (id bigint PRIMARY KEY, n int, tid text);
     CREATE TABLE outbox (id bigint PRIMARY KEY, aggregatetype text, aggregateid text, type text,
                          payload text);
+    CREATE TABLE signals (id varchar(42) PRIMARY KEY, type varchar(32) NOT NULL,
+                          data varchar(2048));
     CREATE PUBLICATION narrow FOR TABLE ledger;
 """
+FILLED: Final = 300
+"""Items of each client that are there before the bridge."""
+_BEFORE: Final = """
+    INSERT INTO account SELECT g, 0, 'before' FROM generate_series(1, 50) g;
+    INSERT INTO item SELECT c * 1000000000::bigint + g, 0, 'before',
+                            repeat(md5(g::text), CASE WHEN g % 10 = 0 THEN 90 ELSE 1 END)
+                       FROM generate_series(1, 5) c, generate_series(0, 299) g;
+    INSERT INTO whole SELECT g, 'before', repeat(md5(g::text), 90) FROM generate_series(1, 80) g;
+    INSERT INTO scratch SELECT g, 'before' FROM generate_series(1, 100) g;
+    INSERT INTO shape SELECT g, 'before' FROM generate_series(1, 100) g;
+    INSERT INTO renamed SELECT g, 'before', 'r0' FROM generate_series(1, 100) g;
+    INSERT INTO routed SELECT g, 0, 'before' FROM generate_series(1, 100) g
+"""
+SNAPSHOT: Final[dict[str, Any]] = {
+    "mode": "initial",
+    "signal_table": "public.signals",
+    "chunk_rows_max": 60,
+}
+READ: Final = ("account", "item", "whole", "scratch", "shape", "renamed", "routed", "ledger")
+"""Tables whose rows a signal asks for."""
+_SIGNALS: Final = ("execute", "execute", "execute", "execute", "pause", "resume", "stop")
 SHAPING: Final[dict[str, Any]] = {
     "routes": [{"tables": r"public\.routed", "topic": "elsewhere-{prefix}"}],
     "outbox": {"table": "public.outbox", "topic": "{prefix}.outbox.{type}"},
@@ -56,14 +82,28 @@ SHAPING: Final[dict[str, Any]] = {
 AGGREGATE_TYPES: Final = ("order", "person")
 
 
-def open_accounts(connection: Connection) -> None:
-    """The first transaction, once the slot is there: rows older than it are not in Kafka."""
+def fill(connection: Connection) -> None:
+    """Make the rows that no slot decodes: Kafka has them from a snapshot alone, or never."""
+    for statement in _BEFORE.split(";"):
+        connection.execute(statement.encode())
+
+
+def ask(connection: Connection, tid: str, kind: str, *tables: str, where: str = "") -> None:
+    """Insert a signal, as Debezium's: `kind` is execute, stop, pause or resume; no table: all."""
+    names = [f"public.{table}" for table in tables]
+    data: dict[str, Any] = {"data-collections": names}
+    if where:
+        data["additional-conditions"] = [{"data-collection": n, "filter": where} for n in names]
+    signal = [tid, f"{kind}-snapshot", json.dumps(data)]
+    connection.execute("INSERT INTO signals VALUES (%s, %s, %s)", signal)
+
+
+def ask_alone(connection: Connection, tid: str, kind: str, *tables: str) -> None:
+    """The same, as a transaction of the ledger."""
     with connection.transaction():
-        connection.execute(
-            "INSERT INTO account SELECT g, 0, 'start' FROM generate_series(1, %s) g", [ACCOUNTS]
-        )
-        expected = json.dumps({"account": ACCOUNTS, "ledger": 1})
-        connection.execute("INSERT INTO ledger VALUES ('start', 'start', %s)", [expected])
+        ask(connection, tid, kind, *tables)
+        expected = json.dumps({"signals": 1, "ledger": 1})
+        connection.execute("INSERT INTO ledger VALUES (%s, 'signal', %s)", [tid, expected])
 
 
 class Work:
@@ -76,7 +116,7 @@ class Work:
     def __init__(self, client: int, moments: random.Random) -> None:
         self.client = client
         self.random = moments
-        self.next_id = client * 10**9
+        self.next_id = client * 10**9 + FILLED
         self.mine: set[int] = set()
         self.locked: set[int] = set()
         self.touched: set[int] = set()
@@ -93,6 +133,7 @@ class Work:
             "table": (2, self._table),
             "routed": (6, self._routed),
             "outbox": (6, self._outbox),
+            "signal": (1, self._signal),
             "message": (4, self._message),
             "empty": (2, lambda _connection, _tid: Counter()),
         }
@@ -294,6 +335,13 @@ class Work:
             )
         connection.execute("DELETE FROM outbox WHERE id = ANY(%s)", [ids])
         return Counter(outbox=len(ids))
+
+    def _signal(self, connection: Connection, tid: str) -> Counter[str]:
+        """Rows are asked for once more, all or some, or what was asked for is held or given up."""
+        kind, table = self.random.choice(_SIGNALS), self.random.choice(READ)
+        some = kind == "execute" and self.random.random() < 0.25
+        ask(connection, tid, kind, table, where="tid <> 'before'" if some else "")
+        return Counter(signals=1)
 
     def _message(self, connection: Connection, tid: str) -> Counter[str]:
         connection.execute("SELECT pg_logical_emit_message(true, 'torture', %s)", [tid])

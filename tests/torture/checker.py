@@ -11,11 +11,12 @@
 
 All of a source transaction's events in a partition must be in one Kafka transaction, and so must
 its BEGIN and END. Which Kafka transaction a record is in says the broker's log (`kafka_log`).
+The chunks of snapshots are judged by `snapshot_checker`.
 """
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -37,6 +38,17 @@ class Finding(NamedTuple):
     what: str
 
 
+class Repair(NamedTuple):
+    """What `slotbridge recover` has published at `commit_lsn`, instead of single changes.
+
+    Of these Kafka had all up to `from_lsn`; from `lsn` on they come again.
+    """
+
+    from_lsn: int
+    lsn: int
+    commit_lsn: int
+
+
 @dataclass
 class Truth:
     """The surviving database and the clients.
@@ -51,6 +63,7 @@ class Truth:
     parted: Collection[int] = ()
     partitions: int = 2
     undivided: bool = False
+    repairs: Sequence[Repair] = ()
 
 
 @dataclass
@@ -75,12 +88,15 @@ def check(
     transactions: dict[int, _Transaction] = defaultdict(_Transaction)
     findings: list[Finding] = []
     seen: set[tuple[int, int, int]] = set()
-    content = []
+    content, repaired = [], []
     for record in records:
         if record.value is None:
             continue
         event = _outbox_event(record) or json.loads(record.value)
         content.append((record, event))
+        if chunk_of(event):
+            repaired += [event["after"]["tid"]] if _is_repaired_ledger(event) else []
+            continue  # snapshot_checker
         if record.topic == transaction_topic:
             _boundary(record, event, transactions, findings)
         else:
@@ -91,8 +107,24 @@ def check(
         findings += _whole(commit_lsn, found, truth)
         if commit_lsn not in truth.parted:
             findings += _undivided(commit_lsn, found, transaction_topic, kafka_transaction_of)
-    findings += _accounted(transactions, truth)
+    findings += _accounted(transactions, truth, repaired)
     return findings
+
+
+def chunk_of(event: Mapping[str, Any]) -> int:
+    """Return the commit_lsn of the snapshot's chunk, or repair, of the event; 0: it is of none."""
+    if event.get("op") == "r" or is_repair(event):
+        return int(event["source"]["commit_lsn"])
+    return int(event["commit_lsn"]) if str(event.get("id", "")).startswith("0:") else 0
+
+
+def is_repair(event: Mapping[str, Any]) -> bool:
+    """Whether the event is of `slotbridge recover`."""
+    return (event.get("source") or {}).get("snapshot") == "repair"
+
+
+def _is_repaired_ledger(event: Mapping[str, Any]) -> bool:
+    return is_repair(event) and event["source"]["table"] == "ledger" and event["op"] == "c"
 
 
 def _outbox_event(record: Record) -> dict[str, Any] | None:
@@ -181,6 +213,9 @@ def _balances(events: Iterable[dict[str, Any]]) -> list[Finding]:
     accounts = [event for event in events if "balance" in (event["after"] or {})]
     for event in sorted(accounts, key=lambda e: (e["source"]["commit_lsn"], e["source"]["seq"])):
         number, balance = event["after"]["id"], event["after"]["balance"]
+        if is_repair(event):
+            balances[number] = balance
+            continue
         moved = balance - balances.get(number, 0)
         if event["op"] == "u" and abs(moved) != TRANSFERRED:
             what = f"{event['after']['tid']}: account {number} by {moved} to {balance}"
@@ -192,6 +227,8 @@ def _balances(events: Iterable[dict[str, Any]]) -> list[Finding]:
 
 
 def _whole(commit_lsn: int, found: _Transaction, truth: Truth) -> list[Finding]:
+    if not found.ends and any(one.from_lsn <= commit_lsn < one.lsn for one in truth.repairs):
+        return []  # Kafka had a part of it
     if len(found.tids) != 1 or len(found.ends) != 1:
         return [Finding("torn", f"{commit_lsn}: ledger {found.tids}, {len(found.ends)} ENDs")]
     expected = truth.ledger.get(found.tids[0])
@@ -233,8 +270,11 @@ def _undivided(
     return findings
 
 
-def _accounted(transactions: Mapping[int, _Transaction], truth: Truth) -> list[Finding]:
+def _accounted(
+    transactions: Mapping[int, _Transaction], truth: Truth, repaired: Iterable[str]
+) -> list[Finding]:
     in_kafka = Counter(tid for found in transactions.values() for tid in found.tids)
+    in_kafka.update(repaired)
     findings = [Finding("duplicated", f"{tid} {n} times") for tid, n in in_kafka.items() if n > 1]
     findings += [Finding("lost", tid) for tid in truth.ledger if tid not in in_kafka]
     findings += [Finding("phantom", tid) for tid in in_kafka if tid not in truth.ledger]

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from services.bridge.failpoints import FAILPOINTS
+from services.bridge.failpoints import FAILPOINTS, OF_A_SNAPSHOT
 
 _WEIGHTS: Final = {
     "kill": 10,
@@ -29,6 +29,7 @@ _WEIGHTS: Final = {
     "stray bridge": 4,
     "records lost": 3,
     "markers lost": 5,
+    "slot lost": 4,
 }
 _CLUSTER_WEIGHTS: Final = {
     "leader killed": 8,
@@ -57,7 +58,7 @@ INSIDE: Final = ("between parts:1", "resumed inside:1", "skipped:1")
 _ONCE: Final = frozenset({*AT_START, "resumed inside"})
 _STREAMING: Final = tuple(
     name
-    for name in FAILPOINTS
+    for name in FAILPOINTS + OF_A_SNAPSHOT
     if name not in (*AT_FIRST_START, *AT_SETTLING, *AT_STOP, AT_DIVERGENCE)
 )
 _CRASHES_MAX: Final = 7

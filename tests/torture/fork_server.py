@@ -36,7 +36,7 @@ STREAMS: Final = {
     "part of a stream rolled back": "_abort",
 }
 """Passages that are no failpoints: methods of Streams."""
-_COUNTED: Final = (*failpoints.FAILPOINTS, *STREAMS)
+_COUNTED: Final = (*failpoints.FAILPOINTS, *failpoints.OF_A_SNAPSHOT, *STREAMS)
 _FILE_BYTES: Final = _CELL.size * len(_COUNTED)
 _PLACES: Final = {name: _CELL.size * n for n, name in enumerate(_COUNTED)}
 

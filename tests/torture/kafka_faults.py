@@ -26,6 +26,10 @@ _WRITTEN_ON_SHARE: Final = 0.5
 _MORE_RECORDS: Final = 10
 _NEXT_S: Final = 10.0
 _LOOK_S: Final = 0.005
+_DECIDED: Final = (
+    *("after kafka commit:1:stop", "after kafka commit:2:stop"),
+    *("between parts:1:stop", "between parts:2:stop"),
+)
 _KILLS: Final[tuple[list[str], ...]] = (
     [],
     ["noted:1"],
@@ -69,14 +73,15 @@ def lose_records(run: TortureRun, fault: Fault) -> None:
 def lose_markers(run: TortureRun, fault: Fault) -> None:
     """All brokers die after a commit was decided, before some partitions, or all, were told.
 
-    The bridge stood still right after its first or second one; the slot may know of the first.
+    The bridge stood still right after its first or second one; the slot may know of the first, but
+    never of a part of a large transaction.
     Then it is killed, or goes on and is killed once its next transaction has begun. The next ones
     may be killed while they end what hangs, or repeat what that has lost. Nobody has seen the
     markers that are cut off, as Kafka has never written them: no record notes an end behind one,
     and the bridge has asked for ends before it had Kafka commit.
     """
     moments = random.Random(f"{fault}")
-    where = moments.choice(["after kafka commit:1:stop", "after kafka commit:2:stop"])
+    where = moments.choice(_DECIDED)
     wanted = moments.choice(
         [is_any, is_any, is_not_the_progress, is_not_of_transactions, is_of_stagings, _every_other]
     )

@@ -1,10 +1,11 @@
-"""The list of deliberate mistakes, which `sabotage` and `start_sabotage` fill."""
+"""The list of deliberate mistakes, which the modules named `…sabotage` fill."""
 
 from collections.abc import Callable
 from typing import Any, Final
 
 _STEPS: Final[dict[str, Callable[[], None]]] = {}
 _TELLING: Final[dict[str, str]] = {}
+_WAITING: Final[set[str]] = set()
 
 
 def commit(name: str) -> None:
@@ -23,10 +24,19 @@ def telling(name: str) -> str:
     return _TELLING.get(name, "")
 
 
-def mistake(name: str, faults: str = "") -> Callable[[Callable[[], None]], Callable[[], None]]:
+def commits_wait(name: str) -> bool:
+    """Whether the mistake shows where commits wait for the bridge."""
+    return name in _WAITING
+
+
+def mistake(
+    name: str, faults: str = "", *, commits_wait: bool = False
+) -> Callable[[Callable[[], None]], Callable[[], None]]:
     def note(step: Callable[[], None]) -> Callable[[], None]:
         _STEPS[name] = step
         _TELLING[name] = faults
+        if commits_wait:
+            _WAITING.add(name)
         return step
 
     return note

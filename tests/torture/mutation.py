@@ -21,7 +21,7 @@ from tests.torture.checker import Finding
 from tests.torture.faults import faults_with, only, shuffled_schedule
 from tests.torture.report import Report
 from tests.torture.rig import Rig
-from tests.torture.sabotage import CONTROL, names, telling
+from tests.torture.sabotage import CONTROL, commits_wait, names, telling
 from tests.torture.servers import Kafka, servers
 
 ROUNDS_S: Final = (25.0, 50.0, 100.0)
@@ -81,7 +81,13 @@ def _run(
             drawn = only(
                 shuffled_schedule(seed, brokers.count), _known(faults or telling(name), brokers)
             )
-            rig = Rig(bed, folder, seed, brokers=brokers, sabotage=name, faults=drawn)
+            rig = Rig(
+                *(bed, folder, seed),
+                brokers=brokers,
+                sabotage=name,
+                faults=drawn,
+                commits_wait=commits_wait(name),
+            )
             return rig.run((pair.primary, pair.standby), seconds, subscriber)
     except Exception:
         what = traceback.format_exc()

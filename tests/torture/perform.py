@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from tests.torture import bridge_faults, database_faults, kafka_faults
+from tests.torture import bridge_faults, database_faults, kafka_faults, recover_faults
 from tests.torture.faults import Fault
 from tests.torture.torture_run import TortureRun
 
@@ -28,6 +28,7 @@ _TO_THE_BRIDGE: Final[dict[str, Do]] = {
     "terminate": bridge_faults.disconnect,
     "leader killed inside": bridge_faults.lose_leader_inside,
     "markers lost": kafka_faults.lose_markers,
+    "slot lost": recover_faults.lose_slot,
 }
 _TO_SERVERS: Final[dict[str, Do]] = {
     "network cut": database_faults.cut_network,

@@ -6,22 +6,36 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from services.bridge.failpoints import FAILPOINTS
+from services.bridge.failpoints import FAILPOINTS, OF_A_SNAPSHOT
 from tests.torture.checker import Finding
 from tests.torture.faults import AT_DIVERGENCE, DATABASE_AND_BROKER, VARIANTS, faults_with
 from tests.torture.fork_server import STREAMS
 
 KINDS: Final = (
     *("transfer", "items", "toast", "key", "savepoints", "large", "truncate", "shape"),
-    *("renamed", "table", "routed", "outbox", "message", "empty"),
+    *("renamed", "table", "routed", "outbox", "signal", "message", "empty"),
 )
-SEAMS: Final = (*(name for name in FAILPOINTS if name != AT_DIVERGENCE), *STREAMS)
+SEAMS: Final = (
+    *(name for name in FAILPOINTS if name != AT_DIVERGENCE),
+    *OF_A_SNAPSHOT,
+    *STREAMS,
+)
 DECISIONS: Final = ("commit", "rollback", "in another session")
 FULL_RUN_SEEDS: Final = 30
 """So many runs must have met everything; fewer only say what they have not met."""
 _SUMMED: Final = (
     *("seconds", "transactions", "events", "acknowledged", "sigkills", "failovers"),
-    *("server_faults", "table_rows", "lost", "duplicated", "torn", "accepted"),
+    *(
+        "server_faults",
+        "repairs",
+        "chunks",
+        "rows_read",
+        "table_rows",
+        "lost",
+        "duplicated",
+        "torn",
+        "accepted",
+    ),
 )
 
 
@@ -48,6 +62,11 @@ class Report:
     kinds: Counter[str] = field(default_factory=Counter)
     decided: Counter[str] = field(default_factory=Counter)
     exit_codes: Counter[int] = field(default_factory=Counter)
+    repairs: int = 0
+    """By `slotbridge recover`."""
+    chunks: int = 0
+    rows_read: int = 0
+    """By snapshots: events with op r."""
     table_rows: int = 0
     """In Iceberg, compared with the database; 0 where none were filled."""
     hidden_s_max: float = 0.0

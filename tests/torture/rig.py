@@ -15,11 +15,14 @@ from schemas.events import (
     ProgressRecord,
     prepared_topic,
     progress_topic,
+    recovery_topic,
+    snapshot_topic,
     table_topic,
     transaction_topic,
 )
 from schemas.lsn import format_lsn
 from schemas.naming import Naming
+from schemas.recovery import RecoveryRecord
 from schemas.shaping import ShapingSettings
 from services.testbed.bed import Bed
 from services.testbed.postgres import PostgresServer
@@ -30,11 +33,18 @@ from tests.providers.databases import connect
 from tests.providers.slots import await_ready
 from tests.torture import bank
 from tests.torture.brokers import Brokers, insist
-from tests.torture.checker import Finding, Truth, check
+from tests.torture.checker import Finding, Repair, Truth, check
 from tests.torture.clients import Client, Outcomes, decide_leftovers, stop_all
 from tests.torture.faults import Fault, first_failpoint, schedule
 from tests.torture.perform import perform
 from tests.torture.report import Report
+from tests.torture.snapshot_checker import (
+    Told,
+    check_snapshots,
+    incomplete,
+    told_of,
+    unfinished,
+)
 from tests.torture.tables import RESTORABLE, compare_tables
 from tests.torture.torture_run import Stalled, TortureRun
 from tests.torture.watch import Watch
@@ -119,10 +129,9 @@ class Rig:
             for statement in schema.split(";"):
                 if statement.strip():
                     connection.execute(statement.encode())
+            bank.fill(connection)
         self._bridge = self._configured()
         run.begin(self._bridge, first_failpoint(self._seed))
-        with connect(run.primary, self._bed.dbname) as connection:
-            bank.open_accounts(connection)
         await_ready(run.primary, run.standby, self._bridge.slot)
         watch = Watch(
             *(self._brokers.bootstrap_servers, self._is_ours),
@@ -166,6 +175,7 @@ class Rig:
             bootstrap_servers=self._brokers.proxied_servers,
             options=self._brokers.options,
             shaping=bank.SHAPING,
+            snapshot=bank.SNAPSHOT,
             two_phase=self._bed.major >= 18,
             transaction_bytes_max=self._part_bytes,
             commit_bytes_max=self._part_bytes,
@@ -189,7 +199,7 @@ class Rig:
         supervised.arm()
         with connect(run.primary, self._bed.dbname) as connection:
             decide_leftovers(connection)
-            stalled = self._catch_up(connection)
+            stalled = self._catch_up(connection) or self._read_all(connection)
         code = supervised.operator_needed
         if code is not None:
             return [Finding("wrong", f"exit code {code}: {self._bridge.output[-1500:]}")]
@@ -218,19 +228,48 @@ class Rig:
             time.sleep(0.1)
         return []
 
+    def _read_all(self, connection: bank.Connection) -> list[Finding]:
+        """Wait until all rows are read that are asked for; first ask for what was given up."""
+        bank.ask_alone(connection, "end resume", "resume")
+        if some := incomplete(self._told(), bank.READ):
+            bank.ask_alone(connection, "end read", "execute", *some)
+        if stalled := self._catch_up(connection):
+            return stalled
+        count, since = 0, time.monotonic()
+        while not self._run.given_up:
+            told = self._told()
+            left = unfinished(told, bank.READ)
+            if not left:
+                break
+            if len(told.progress) > count:
+                count, since = len(told.progress), time.monotonic()
+            if time.monotonic() - since > _STALLED_S:
+                what = f"rows of {', '.join(left)} are not read for {_STALLED_S:.0f} s"
+                return [Finding("stalled", f"{what}: {self._bridge.output[-1500:]}")]
+            time.sleep(0.5)
+        return self._catch_up(connection)
+
+    def _told(self) -> Told:
+        servers, topic = self._bridge.kafka.bootstrap_servers, snapshot_topic(self._bridge.prefix)
+        return told_of(_committed(servers, topic))
+
     def _report(self, outcomes: Outcomes, findings: list[Finding]) -> Report:
         servers, prefix = self._bridge.kafka.bootstrap_servers, self._bridge.prefix
         with connect(self._run.primary, self._bed.dbname) as connection:
             rows = connection.execute("SELECT tid, kind, expected FROM ledger").fetchall()
+            signals = [row[0] for row in connection.execute("SELECT id FROM signals").fetchall()]
         ledger = {tid: json.loads(expected) for tid, _, expected in rows}
         boundaries = transaction_topic(prefix)
         records = _committed(servers, *_event_topics(servers, prefix), boundaries)
         undivided = self._part_bytes == max(_PART_BYTES)
         parted = _parted(servers, prefix)
-        truth = Truth(ledger, outcomes.found, parted, _PARTITIONS, undivided)
+        repairs = _repairs(servers, prefix)
+        truth = Truth(ledger, outcomes.found, parted, _PARTITIONS, undivided, repairs)
         topics = {record.topic for record in records}
         kafka_transaction_of = self._brokers.kafka_transactions(topics)
         found = check(records, boundaries, truth, kafka_transaction_of)
+        told = self._told()
+        found += check_snapshots(records, told, signals, kafka_transaction_of, repairs)
         if self._run.supervised.operator_needed is not None:
             findings += [finding for finding in found if finding.kind != "lost"]  # it has stopped
         else:
@@ -254,7 +293,7 @@ class Rig:
             transactions=len(ledger),
             events=len(records),
             acknowledged=outcomes.counts()["acknowledged"],
-            sigkills=ends.sigkills + run.rival_kills,
+            sigkills=ends.sigkills + run.rival_kills + run.repair_kills,
             failovers=run.failovers,
             starts=ends.starts,
             failpoints=ends.failpoints,
@@ -262,6 +301,11 @@ class Rig:
             faults=run.faults,
             kinds=Counter(kind for _, kind, _ in rows),
             decided=outcomes.decided,
+            chunks=len(told.progress),
+            repairs=len(repairs),
+            rows_read=sum(
+                1 for one in records if one.value is not None and b'"op":"r"' in one.value
+            ),
             exit_codes=ends.codes,
             table_rows=table_rows,
             findings=findings,
@@ -296,6 +340,17 @@ def _parted(servers: str, prefix: str) -> set[int]:
         and not (entry.key or b"").startswith(SETTLING_KEY_PREFIX)
         and (record := ProgressRecord.model_validate_json(entry.value)).seq
     }
+
+
+def _repairs(servers: str, prefix: str) -> list[Repair]:
+    found = _committed(servers, recovery_topic(prefix)) if _there(servers, prefix) else []
+    records = [RecoveryRecord.model_validate_json(entry.value) for entry in found if entry.value]
+    return [Repair(one.from_lsn, one.lsn, one.commit_lsn) for one in records]
+
+
+def _there(servers: str, prefix: str) -> bool:
+    admin = AdminClient({"bootstrap.servers": servers})
+    return recovery_topic(prefix) in insist(lambda: admin.list_topics(timeout=_TOPICS_S)).topics
 
 
 def _left_staged(servers: str, prefix: str) -> list[Finding]:

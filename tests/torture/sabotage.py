@@ -30,8 +30,8 @@ from services.bridge.transactions.assembler import Assembler, Portion
 from services.bridge.transactions.prepared import Prepared
 from services.bridge.transactions.spool import Spool
 from services.bridge.transactions.streams import Streams
-from tests.torture import start_sabotage
-from tests.torture.mistakes import commit, mistake, names, put, telling
+from tests.torture import snapshot_sabotage, start_sabotage
+from tests.torture.mistakes import commit, commits_wait, mistake, names, put, telling
 
 CONTROL: Final = "control: the server is asked for more than is needed"
 
@@ -346,4 +346,12 @@ def _several_under_way() -> None:
     put(options, "IN_FLIGHT", 5)
 
 
-__all__ = ["CONTROL", "commit", "names", "start_sabotage", "telling"]
+__all__ = [
+    "CONTROL",
+    "commit",
+    "commits_wait",
+    "names",
+    "snapshot_sabotage",
+    "start_sabotage",
+    "telling",
+]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.bridge.reading import Record
 from tests.torture import checker
-from tests.torture.checker import KafkaTransactionOf, Truth, check
+from tests.torture.checker import KafkaTransactionOf, Repair, Truth, check
 from tests.torture.kafka_log import Batch, PartitionLog
 
 BOUNDARIES = "p.transaction"
@@ -243,3 +243,34 @@ def test_the_database_and_the_clients(
 
 def replace_offset(record: Record, offset: int) -> Record:
     return record._replace(offset=offset)
+
+
+def repaired(*rows: tuple[str, str]) -> list[Record]:
+    """(table, tid): what a repair at 25 has created."""
+    found = []
+    for seq, (table, tid) in enumerate(rows):
+        value = json.loads(event(25, seq, table, tid))
+        value["source"]["snapshot"] = "repair"
+        found += topic(table, (10 + seq, json.dumps(value).encode()))
+    boundary = json.loads(end(25)) | {"id": "0:25"}
+    return [*found, *topic("transaction", (10, json.dumps(boundary).encode()))]
+
+
+def test_what_a_repair_has_published_is_in_kafka_once() -> None:
+    records, truth = good()
+    truth = replace(truth, repairs=[Repair(21, 26, 25)])
+    left = [r for r in records if b'"commit_lsn": 20' not in (r.value or b"")]
+    rows = [("item", "b"), ("ledger", "b"), ("scratch", "b")]
+    assert kinds([*left, *repaired(*rows)], truth) == set()
+    assert kinds([*left, *repaired(rows[0])], truth) == {"lost"}
+    assert kinds([*records, *repaired(*rows)], truth) == {"duplicated"}
+
+
+def test_a_part_may_have_no_end_before_a_repair_alone() -> None:
+    records, truth = good()
+    part = [r for r in records if r.value != end_of_b() and b'"ledger"' not in (r.value or b"")]
+    part += [r for r in records if r.topic == "p.ledger"][:1]
+    repair = repaired(("ledger", "b"))
+    within = replace(truth, repairs=[Repair(15, 26, 25)])
+    assert kinds([*part, *repair], within) == set()
+    assert kinds([*part, *repair], replace(truth, repairs=[Repair(21, 26, 25)])) == {"torn"}

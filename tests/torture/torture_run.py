@@ -61,7 +61,7 @@ class TortureRun:
         self.folder = folder
         self.sabotage = sabotage
         self.brokers = brokers
-        self._commits_wait = commits_wait
+        self.commits_wait = commits_wait
         self.primary, self.standby = servers
         self.foreign = foreign
         self.proxies = [Proxy(server.port) for server in servers]
@@ -69,6 +69,7 @@ class TortureRun:
         self.findings: list[Finding] = []
         self.failovers = 0
         self.rival_kills = 0
+        self.repair_kills = 0
         self.hiding = False
         """Whether a fault hides records until the bridge streams again."""
         self.clients: Sequence[Client] = ()
@@ -92,7 +93,7 @@ class TortureRun:
     def synchronous(self) -> str:
         """Commits wait for the standby; with `commits_wait` for the bridge, too."""
         bridge = f"slotbridge_{self.bridge.slot}"
-        return f"FIRST 2 ({STANDBY_SLOT}, {bridge})" if self._commits_wait else STANDBY_SLOT
+        return f"FIRST 2 ({STANDBY_SLOT}, {bridge})" if self.commits_wait else STANDBY_SLOT
 
     def close(self) -> None:
         """End what is left of it."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
 from schemas.errors import OperatorNeeded
 from schemas.events import PreparedKey, PreparedRecord
@@ -11,6 +11,8 @@ from services.bridge.progress.errors import RECOVER_ANYWAY
 from services.bridge.transactions.prepared import waiting_place
 from services.bridge.transactions.staging import read_frames
 from services.kafka.records import READ_DEADLINE_S, Record, parse_record
+
+_STEP: Final = 20_000
 
 
 class _Store(Protocol):
@@ -34,7 +36,7 @@ def load_staged(reader: Records, slot: str, spool: _Store | None = None) -> list
     """
     parts: dict[str, dict[int, int]] = {}
     records: dict[str, PreparedRecord] = {}
-    for offset, key, value in reader.between(*reader.bounds(), time.monotonic() + READ_DEADLINE_S):
+    for offset, key, value in _all(reader):
         name = parse_record(PreparedKey, reader.topic, offset, key or b"")
         if name.slot != slot:
             continue
@@ -50,6 +52,14 @@ def load_staged(reader: Records, slot: str, spool: _Store | None = None) -> list
         for record in records.values():
             _fill(spool, reader, record, parts[record.gid])
     return list(records.values())
+
+
+def _all(reader: Records) -> Iterator[Record]:
+    """Yield all records; however many there are, each _STEP of them has a deadline of its own."""
+    low, end = reader.bounds()
+    for start in range(low, end, _STEP):
+        deadline = time.monotonic() + READ_DEADLINE_S
+        yield from reader.between(start, min(end, start + _STEP), deadline)
 
 
 def _fill(spool: _Store, reader: Records, record: PreparedRecord, offsets: dict[int, int]) -> None:

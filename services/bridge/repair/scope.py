@@ -1,13 +1,15 @@
 """Which published tables can be compared with their topics, and why others can't. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from schemas.errors import ExitCode, SettingsError, SetupError
 from schemas.naming import table_matches
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.repair.diagnosis import OPERATION
 from services.bridge.snapshot.tables import TableShape
+
+_OUTBOX: Final = "is an outbox: its messages are not rows"
 
 
 class Scope(NamedTuple):
@@ -46,6 +48,8 @@ def require_all_published(publication: str, unpublished: Sequence[str] | None) -
 def scope_of(shapes: Iterable[TableShape], shaping: Shaping, without: Sequence[str]) -> Scope:
     """Choose the tables; `without`: patterns (`schema.table`) of those that an operator leaves out.
 
+    Outboxes are left out by themselves.
+
     Raise SettingsError for tables that can't be compared and that nobody has left out, and for a
     pattern that fits no published table.
     """
@@ -53,12 +57,12 @@ def scope_of(shapes: Iterable[TableShape], shaping: Shaping, without: Sequence[s
     unused = {*without}
     for shape in sorted(shapes, key=lambda shape: shape.name):
         schema, table = shape.relation.schema, shape.relation.table
-        if not shaping.naming.publishes(schema, table):
+        if not shaping.naming.included(schema, table):
             continue
         named = [pattern for pattern in without if table_matches(pattern, schema, table)]
         unused -= {*named}
         why = _not_comparable(shape, shaping)
-        if named:
+        if named or why == _OUTBOX:
             left_out[shape.name] = why or "left out by --without"
         elif why:
             impossible[shape.name] = why
@@ -80,7 +84,7 @@ def _not_comparable(shape: TableShape, shaping: Shaping) -> str:
     schema, table = shape.relation.schema, shape.relation.table
     plan = shaping.plan(shape.relation)
     if plan.outbox is not None:
-        return "is an outbox: its messages are not rows"
+        return _OUTBOX
     if plan.skipped:
         return f"has operations that are not published ({', '.join(sorted(plan.skipped))})"
     if not shape.key and not shaping.naming.key(schema, table):
