@@ -69,7 +69,7 @@ _BEFORE: Final = """
 SNAPSHOT: Final[dict[str, Any]] = {
     "mode": "initial",
     "signal_table": "public.signals",
-    "chunk_rows_max": 60,
+    "chunk_rows_max": 20,
 }
 READ: Final = ("account", "item", "whole", "scratch", "shape", "renamed", "routed", "ledger")
 """Tables whose rows a signal asks for."""
@@ -120,7 +120,7 @@ class Work:
         self.mine: set[int] = set()
         self.locked: set[int] = set()
         self.touched: set[int] = set()
-        self.kinds: dict[str, tuple[int, Callable[[Connection, str], Counter[str]]]] = {
+        self.kinds: dict[str, tuple[float, Callable[[Connection, str], Counter[str]]]] = {
             "transfer": (28, self._transfer),
             "items": (25, self._items),
             "toast": (8, self._toast),
@@ -133,7 +133,7 @@ class Work:
             "table": (2, self._table),
             "routed": (6, self._routed),
             "outbox": (6, self._outbox),
-            "signal": (1, self._signal),
+            "signal": (0.4, self._signal),
             "message": (4, self._message),
             "empty": (2, lambda _connection, _tid: Counter()),
         }

@@ -48,16 +48,11 @@ def lose_records(run: TortureRun, fault: Fault) -> None:
     if run.given_up:
         return
     topic, partition = f"{run.bridge.prefix}.{_TABLE}", 0
+    _await_noted(run, topic, partition, 0)
     with run.supervised.paused():
         before = _noted(run, topic, partition)
         run.brokers.copy_partition(topic, partition, "old")
-    with run.left_alone():
-        eventually(
-            lambda: run.given_up or _noted(run, topic, partition) > before,
-            what=f"the record notes a later end of {topic}[{partition}]",
-            timeout_s=_AWAIT_S,
-            interval_s=0.5,
-        )
+    _await_noted(run, topic, partition, before)
     with run.refusal(ExitCode.WITNESSES_DISAGREE, LOST_RECORDS) as await_refusal:
         with run.supervised.paused():
             until = _noted(run, topic, partition)
@@ -107,6 +102,16 @@ def lose_markers(run: TortureRun, fault: Fault) -> None:
 
 def _every_other(name: str) -> bool:
     return zlib.crc32(name.encode()) % 2 == 0
+
+
+def _await_noted(run: TortureRun, topic: str, partition: int, before: int) -> None:
+    with run.left_alone():
+        eventually(
+            lambda: run.given_up or _noted(run, topic, partition) > before,
+            what=f"the record notes a later end of {topic}[{partition}]",
+            timeout_s=_AWAIT_S,
+            interval_s=0.5,
+        )
 
 
 def _noted(run: TortureRun, topic: str, partition: int) -> int:

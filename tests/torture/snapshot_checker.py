@@ -3,6 +3,7 @@
     duplicated    a key twice in a snapshot; a snapshot that begins anew though nobody asked
     torn          a chunk without its BEGIN, END, or progress; one whose parts disagree
     lost          progress without its rows, a chunk that is left out, a signal that asks nothing
+    stale         a row that is older than a change of it before
     unfinished    a table whose rows are asked for, and not all read
 
 Chunks of a table are numbered from 1; a read request behind the last one begins a snapshot anew. A
@@ -11,9 +12,11 @@ That the rows are right is seen by the tables that are made of all events (tests
 """
 
 import json
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from schemas.naming import table_matches
@@ -21,6 +24,10 @@ from schemas.snapshot import SnapshotProgress, SnapshotRequest
 from services.bridge.snapshot.requests import asked_of, is_request
 from tests.bridge.reading import Record
 from tests.torture.checker import Finding, KafkaTransactionOf, Repair, chunk_of, is_repair
+
+_Position = tuple[int, int]
+_Change = tuple[_Position, str | None]
+"""Where it is, and who wrote the row; None: nobody, it is gone."""
 
 
 class Told(NamedTuple):
@@ -62,6 +69,7 @@ def check_snapshots(
 ) -> list[Finding]:
     """Return every violation. `records`: as for `check`; `signals`: ids of the rows that ask."""
     chunks: dict[int, _Chunk] = defaultdict(_Chunk)
+    versions = Versions()
     repaired = {one.commit_lsn for one in repairs}
     unheard: set[str] = set()
     for record in records:
@@ -69,6 +77,7 @@ def check_snapshots(
             continue  # a tombstone; a message of an outbox
         event = json.loads(record.value)
         lsn = chunk_of(event)
+        versions.take(record, event)
         if is_repair(event) and event["source"]["table"] == "signals" and event["after"]:
             unheard.add(event["after"]["id"])
         if lsn and lsn not in repaired:
@@ -78,6 +87,7 @@ def check_snapshots(
         for lsn, chunk in chunks.items()
         for finding in _whole(lsn, chunk, kafka_transaction_of)
     ]
+    findings += versions.stale()
     for table in sorted({one.table for one in told.progress}):
         own = [one for one in told.progress if one.table == table]
         asked = [
@@ -105,6 +115,44 @@ def check_snapshots(
         if name not in names and name not in unheard
     ]
     return findings
+
+
+class Versions:
+    """What each key's row was, by the tid of who wrote it; and which rows were read.
+
+    A row that is read at a position is what the changes before have made of it, or newer, as its
+    database snapshot may see more. No tid writes a row again, and no key comes back.
+    """
+
+    def __init__(self) -> None:
+        self._changes: dict[tuple[str, bytes], list[_Change]] = defaultdict(list)
+        self._emptied: dict[str, list[_Position]] = defaultdict(list)
+        self._read: list[tuple[str, bytes, _Position, str]] = []
+
+    def take(self, record: Record, event: Mapping[str, Any]) -> None:
+        """Note an event of a table."""
+        source = event.get("source") or {}
+        if "table" not in source or event["op"] == "m":
+            return
+        table, position = source["table"], (source["commit_lsn"], source["seq"])
+        tid = str((event["after"] or {}).get("tid"))
+        if event["op"] == "t":
+            self._emptied[table].append(position)
+        elif record.key is not None and event["op"] == "r":
+            self._read.append((table, record.key, position, tid))
+        elif record.key is not None:
+            self._changes[table, record.key].append((position, tid if event["after"] else None))
+
+    def stale(self) -> Iterable[Finding]:
+        """Yield the rows that are older than what was published before them."""
+        for table, key, position, tid in self._read:
+            emptied: list[_Change] = [(at, None) for at in self._emptied.get(table, [])]
+            changes = sorted([*self._changes.get((table, key), []), *emptied], key=itemgetter(0))
+            since = bisect_left(changes, position, key=itemgetter(0))
+            known = {found for _, found in changes[max(0, since - 1) :]}
+            if since and tid not in known:
+                what = f"{table} {key!r}: the row of {tid!r} at {position} is older than"
+                yield Finding("stale", f"{what} {changes[since - 1]}")
 
 
 def unfinished(told: Told, tables: Iterable[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Deliberate mistakes in how a snapshot's rows are read, placed and counted, and in a repair."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from services.bridge.repair.row_store import RowStore
 from services.bridge.sink.transactional_producer import TransactionalProducer
@@ -11,8 +11,12 @@ from services.bridge.snapshot.reader import Chunk, NotNow, SnapshotReader
 from services.bridge.snapshot.visibility import Published
 from tests.torture.mistakes import mistake, put
 
+_CALM: Final = "publication altered,sigterm"
+"""Chunks are read under the clients' load, and not only once it has ended."""
+_KILLS: Final = "kill,failpoint,sigterm"
 
-@mistake("a chunk is read before its mark")
+
+@mistake("a chunk is read before its mark", _CALM)
 def _read_early() -> None:
     """Its rows are those that were read for the mark before."""
     read = SnapshotReader.read
@@ -31,7 +35,7 @@ def _read_early() -> None:
     put(SnapshotReader, "read", kept)
 
 
-@mistake("a chunk's progress is in a Kafka transaction of its own, after its rows")
+@mistake("a chunk's progress is in a Kafka transaction of its own, after its rows", _KILLS)
 def _progress_apart() -> None:
     send = TransactionalProducer.send
 
@@ -48,7 +52,7 @@ def _progress_apart() -> None:
     put(TransactionalProducer, "send", apart)
 
 
-@mistake("a chunk is read though not all that was published is visible", commits_wait=True)
+@mistake("a chunk is read though not all that was published is visible", _CALM, commits_wait=True)
 def _not_visible() -> None:
     """So that an older row may be published after a newer one."""
 
@@ -58,7 +62,7 @@ def _not_visible() -> None:
     put(Published, "seen_by", always)
 
 
-@mistake("the last chunk of a table is skipped")
+@mistake("the last chunk of a table is skipped", _CALM)
 def _last_skipped() -> None:
     read = SnapshotReader.read
 
@@ -69,7 +73,7 @@ def _last_skipped() -> None:
     put(SnapshotReader, "read", short)
 
 
-@mistake("rows of a snapshot are read on from the beginning after a restart")
+@mistake("rows of a snapshot are read on from the beginning after a restart", _KILLS)
 def _read_again() -> None:
     """As if Kafka had no progress of a table before it is done."""
     known = opening.read_known
@@ -81,7 +85,7 @@ def _read_again() -> None:
     put(opening, "read_known", forgetful)
 
 
-@mistake("what a signal asks for is forgotten at a restart")
+@mistake("what a signal asks for is forgotten at a restart", _KILLS)
 def _requests_forgotten() -> None:
     known = opening.read_known
 

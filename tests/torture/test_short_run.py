@@ -26,13 +26,13 @@ from tests.torture.rig import Rig, kept
 SECONDS = 45.0
 MET = (
     *("sent", "part sent", "spooled", "staged", "decided", "staging loaded", "after origin"),
-    *STREAMS,
+    *("chunk secured", "chunk handed", *STREAMS),
 )
 
 
 @pytest.mark.timeout(900)
 def test_nothing_lost_nothing_twice(local_bed: Bed, tmp_path: Path) -> None:
-    report = run(local_bed, tmp_path, 7)
+    report = run(local_bed, tmp_path, 52)
     assert not [kind for kind in KINDS if not report.kinds[kind]], report.kinds
     assert not [name for name in MET if not report.passages[name]], report.passages
 
@@ -62,6 +62,7 @@ def run(
     assert not report.findings, report.as_json()
     assert report.transactions > 20
     assert report.sigkills >= 3
+    assert report.rows_read > 500
     return report
 
 

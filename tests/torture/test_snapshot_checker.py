@@ -8,13 +8,20 @@ import pytest
 from schemas.snapshot import SnapshotProgress, SnapshotRequest
 from tests.bridge.reading import Record
 from tests.torture.checker import Repair
-from tests.torture.snapshot_checker import Told, check_snapshots, incomplete, unfinished
+from tests.torture.snapshot_checker import (
+    Told,
+    Versions,
+    check_snapshots,
+    incomplete,
+    unfinished,
+)
 
 SIGNALS = ("s1",)
 
 
 def row(lsn: int, key: int, offset: int) -> Record:
-    event = {"op": "r", "source": {"commit_lsn": lsn, "seq": offset, "table": "t"}}
+    source = {"commit_lsn": lsn, "seq": offset, "table": "t"}
+    event = {"op": "r", "after": {}, "source": source}
     return Record("p.t", 0, offset, b"%d" % key, json.dumps(event).encode(), {})
 
 
@@ -150,3 +157,29 @@ def test_a_repair_completes_a_snapshot_and_its_signals_are_not_heard() -> None:
         [*records, repair, end], told, ("s1", "s2"), of_tens, [Repair(25, 36, 35)]
     )
     assert found == []
+
+
+def change(lsn: int, op: str, tid: str = "", key: bytes | None = b"1") -> Record:
+    after = {"tid": tid} if tid else None
+    event = {"op": op, "after": after, "source": {"commit_lsn": lsn, "seq": 0, "table": "t"}}
+    return Record("p.t", 0, lsn, key, json.dumps(event).encode(), {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "stale"),
+    [
+        ([], False),
+        ([change(10, "u", "old")], False),
+        ([change(10, "u", "old"), change(20, "u", "other")], True),
+        ([change(10, "u", "other"), change(30, "u", "old")], False),
+        ([change(10, "c", "old"), change(20, "d")], True),
+        ([change(10, "c", "old"), change(20, "t", key=None)], True),
+        ([change(20, "t", key=None), change(30, "c", "old")], False),
+    ],
+)
+def test_a_row_that_is_older_than_a_change_before_it(changes: list[Record], stale: bool) -> None:
+    versions = Versions()
+    for one in [*changes, change(25, "r", "old")]:
+        assert one.value is not None
+        versions.take(one, json.loads(one.value))
+    assert [one.kind for one in versions.stale()] == ["stale"] * stale
