@@ -11,7 +11,7 @@ from services.bridge.snapshot.reader import Chunk, NotNow, SnapshotReader
 from services.bridge.snapshot.visibility import Published
 from tests.torture.mistakes import mistake, put
 
-_CALM: Final = "publication altered,sigterm"
+_CALM: Final = "publication altered"
 """Chunks are read under the clients' load, and not only once it has ended."""
 _KILLS: Final = "kill,failpoint,sigterm"
 

@@ -37,7 +37,7 @@ def test_nothing_lost_nothing_twice(local_bed: Bed, tmp_path: Path) -> None:
     assert not [name for name in MET if not report.passages[name]], report.passages
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_nor_while_commits_wait_for_the_bridge_nor_in_tables(
     local_bed: Bed, tmp_path: Path
 ) -> None:
