@@ -178,6 +178,9 @@ class ShapingSettings(_Part):
     """The columns of a table's message key, instead of its primary key."""
     skip: dict[TablePattern, tuple[Operation, ...]] = {}
     """Operations that are not published: c insert, u update, d delete, t truncate."""
+    skip_unchanged: tuple[TablePattern, ...] = ()
+    """Tables with REPLICA IDENTITY FULL whose updates are not published where no published column
+    has another value."""
     topic: str = DEFAULT_TEMPLATE
     """The name of a table's topic."""
     routes: tuple[RouteSettings, ...] = ()

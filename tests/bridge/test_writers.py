@@ -243,3 +243,21 @@ def test_a_row_outside_a_transaction_is_misplaced() -> None:
     machine.feed(Commit(200, 248, NOW_US), LSN, NOW_US)
     with pytest.raises(DecodeError, match="outside"):
         machine.take(decoder, encode(Insert(TABLE, ROW)), LSN, NOW_US)
+
+
+def test_unchanged_updates_are_left_out_though_other_rows_go_the_short_way() -> None:
+    machine = assembler(ShapingSettings(skip_unchanged=("public.people",)), metadata=True)
+    decoder = Decoder()
+    decoder.decode(encode(TABLE), LSN)
+    machine.feed(Begin(200, NOW_US, 77), LSN, NOW_US)
+    other: Row = [b"1", b"hush", b"nobody's", b"y"]
+    for _ in range(2 * WORTH_ROWS):
+        machine.take(decoder, encode(Insert(TABLE, ROW)), LSN, NOW_US)
+        machine.take(decoder, encode(Update(TABLE, "O", ROW, ROW)), LSN, NOW_US)
+        machine.take(decoder, encode(Update(TABLE, "O", ROW, other)), LSN, NOW_US)
+    assert len(decoder.writers) == 1
+    portion = machine.feed(Commit(200, 248, NOW_US), LSN, NOW_US)
+    assert portion is not None
+    rows = [event for event in portion.events if event.table]
+    assert len(rows) == 4 * WORTH_ROWS
+    assert [event.seq for event in rows[:4]] == [0, 3, 5, 8]

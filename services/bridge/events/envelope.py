@@ -284,7 +284,7 @@ class Envelope:
     def update(self, change: Update, lsn: int, seq: int) -> list[Event]:
         """Return the event of an update, or the three of an update that changes the key."""
         table = self._table(change.relation, seq)
-        if "u" in table.skipped:
+        if "u" in table.skipped or table.unchanged(change):
             return []
         if table.outbox is not None:
             raise updated_outbox(table.name, lsn)

@@ -11,7 +11,7 @@ from services.bridge.events.shaping.tables import Plan
 from services.bridge.events.transaction_texts import NO_ORDER, TransactionTexts
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.events.values.plain import Encode
-from services.bridge.pgoutput.messages import UNCHANGED, Row, Unchanged
+from services.bridge.pgoutput.messages import UNCHANGED, Row, Unchanged, Update, Value
 
 WORTH_ROWS = 20
 """How many rows of a table come the long way before code is made for it."""
@@ -47,6 +47,7 @@ class Table:
         self.topic = plan.topic.name
         self.skipped = plan.skipped
         self.outbox = plan.outbox
+        self._skips_unchanged = plan.skips_unchanged
         self._names = f'"schema":{quoted(relation.schema)},"table":{quoted(relation.table)},'
         self._rows = 0
         self.columns: list[tuple[str, Encode, str]] = []
@@ -91,10 +92,13 @@ class Table:
         """Return the encoder of rows of `count` columns with `op` c, u or r, None without one.
 
         `old`: an update's old row, whole, is told. There is none for outboxes, for what is left
-        out, and before WORTH_ROWS rows have come; of a snapshot (r) many come at once.
+        out or may be left out as unchanged, and before WORTH_ROWS rows have come; of a snapshot (r)
+        many come at once.
         """
         self._rows += WORTH_ROWS if op == "r" else 1
         if self._rows < WORTH_ROWS or op in self.skipped or self.outbox is not None:
+            return None
+        if old and self._skips_unchanged:
             return None
         places = range(count) if self._places is None else self._places
         keys = {place for place, *_ in self._key}
@@ -146,6 +150,20 @@ class Table:
         assert self.fields is not None
         return self.fields.opening(op, self._relation.schema, self._relation.table)
 
+    def unchanged(self, change: Update) -> bool:
+        """Tell whether an update is left out: its old row is told whole, and published the same.
+
+        Raise ValueError for a value that can't be encoded.
+        """
+        old, new = change.old, change.new
+        if not self._skips_unchanged or old is None or change.old_kind != "O":
+            return False
+        places = range(len(self.columns)) if self._places is None else self._places
+        return all(
+            _published_the_same(old[place], new[place], encode)
+            for place, (_, encode, _) in zip(places, self.columns, strict=True)
+        )
+
     def lacks_key(self, row: Row) -> bool:
         """Tell whether an old row, which has its identity alone, lacks a column of the key."""
         return any(row[place] is None for place, *_ in self._key)
@@ -162,6 +180,14 @@ class Table:
             else:
                 parts.append(name + ("null" if value is None else encode(value)))
         return self._format.key("{" + ",".join(parts) + "}")
+
+
+def _published_the_same(old: Value, new: Value, encode: Encode) -> bool:
+    if isinstance(new, Unchanged) or old == new:
+        return True
+    if not (isinstance(old, bytes) and isinstance(new, bytes)):
+        return False
+    return encode(old) == encode(new)
 
 
 def serialized(write: Write, form: TableFormat) -> Write:

@@ -35,6 +35,7 @@ class Plan:
     skipped: frozenset[str] = frozenset()
     outbox: Outbox | None = None
     flat: FlatSettings | None = None
+    skips_unchanged: bool = False
 
     @property
     def published(self) -> bool:
@@ -114,6 +115,9 @@ class Shaping:
             masks={name: mask(found, self._salt) for name, found in masks.items()},
             skipped=skipped,
             flat=flat,
+            skips_unchanged=any(
+                table_matches(p, schema, table) for p in self._settings.skip_unchanged
+            ),
         )
 
     def unmatched(self, tables: Mapping[tuple[str, str], Iterable[str]]) -> Iterator[str]:
@@ -125,6 +129,7 @@ class Shaping:
         named = [("include", p) for p in settings.include]
         named += [("exclude", p) for p in settings.exclude]
         named += [("keys", p) for p in settings.keys] + [("skip", p) for p in settings.skip]
+        named += [("skip_unchanged", p) for p in settings.skip_unchanged]
         named += [("flat.tables", p) for p in settings.flat.tables] if settings.flat else []
         named += [("outbox.table", settings.outbox.table)] if settings.outbox else []
         for key, pattern in named:
