@@ -26,10 +26,8 @@ _WRITTEN_ON_SHARE: Final = 0.5
 _MORE_RECORDS: Final = 10
 _NEXT_S: Final = 10.0
 _LOOK_S: Final = 0.005
-_DECIDED: Final = (
-    *("after kafka commit:1:stop", "after kafka commit:2:stop"),
-    *("between parts:1:stop", "between parts:2:stop"),
-)
+_DECIDED: Final = ("after kafka commit:1:stop", "after kafka commit:2:stop")
+"""No more than two: of the one before them, the bridge has been told that its markers are there."""
 _KILLS: Final[tuple[list[str], ...]] = (
     [],
     ["noted:1"],
@@ -68,8 +66,7 @@ def lose_records(run: TortureRun, fault: Fault) -> None:
 def lose_markers(run: TortureRun, fault: Fault) -> None:
     """All brokers die after a commit was decided, before some partitions, or all, were told.
 
-    The bridge stood still right after its first or second one; the slot may know of the first, but
-    never of a part of a large transaction.
+    The bridge stood still right after its first or second one; the slot may know of the first.
     Then it is killed, or goes on and is killed once its next transaction has begun. The next ones
     may be killed while they end what hangs, or repeat what that has lost. Nobody has seen the
     markers that are cut off, as Kafka has never written them: no record notes an end behind one,
