@@ -12,6 +12,7 @@ from schemas.errors import ExitCode, SettingsError
 from schemas.settings import load_settings, require
 from schemas.version import print_version
 from services.bridge import compiled, failpoints, metrics
+from services.bridge.adopt_command import adopt, release
 from services.bridge.doctor.command import doctor
 from services.bridge.opening import SessionSettings
 from services.bridge.recover_command import recover
@@ -29,7 +30,7 @@ app = typer.Typer(
 )
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
 JsonLogs = Annotated[bool, typer.Option("--json", help="Write the log as JSON lines.")]
-for command in (init, check_config, doctor, recover, schema, sql, docs):
+for command in (init, check_config, doctor, recover, adopt, release, schema, sql, docs):
     app.command()(command)
 app.add_typer(snapshot, name="snapshot")
 

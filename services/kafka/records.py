@@ -76,6 +76,15 @@ class TopicReader:
         except KafkaException as error:
             raise kafka_error(error, "read the topic", self.topic) from error
 
+    def first_since(self, time_ms: int) -> int:
+        """Return the first offset with a timestamp of `time_ms` or later; without one, the end."""
+        asked = TopicPartition(self.topic, self._partition, time_ms)
+        try:
+            found = self._consumer.offsets_for_times([asked], timeout=REQUEST_TIMEOUT_S)[0]
+        except KafkaException as error:
+            raise kafka_error(error, "read the topic", self.topic) from error
+        return found.offset if found.offset >= 0 else self.bounds()[1]
+
     def partitions(self) -> list[int]:
         """Return the numbers of the topic's partitions, [] where there is no such topic."""
         try:

@@ -16,6 +16,12 @@ def create_origin(connection: Connection, origin: str) -> None:
     connection.execute("SELECT pg_replication_origin_create(%s)", [origin])
 
 
+def drop_own_origin(connection: Connection, origin: str) -> None:
+    """Drop the origin that this session has set up for itself."""
+    connection.execute("SELECT pg_replication_origin_session_reset()")
+    connection.execute("SELECT pg_replication_origin_drop(%s)", [origin])
+
+
 def origin_progress(connection: Connection, origin: str) -> int | None:
     """Return the origin's position in bytes, None where it has never been moved."""
     row = connection.execute(

@@ -65,6 +65,7 @@ PURE = (
     ),
     "schemas.recovery",
     *(f"services.bridge.repair.{name}" for name in ("comparison", "repair_events", "scope")),
+    *(f"services.bridge.adoption.{name}" for name in ("connector", "offsets", "overlap", "told")),
     "services.bridge.events.envelope",
     "services.bridge.events.formats",
     "services.bridge.events.errors",
@@ -130,13 +131,13 @@ LAYERS = {
     "services.bridge": (
         *(("failpoints", "metrics", "descriptors", "compiled"), ("pgoutput",), ("progress",)),
         *(("source",), ("events",), ("transactions",), ("sink",), ("recovery",)),
-        *(("snapshot",), ("repair",)),
+        *(("snapshot",), ("repair", "adoption")),
         ("stagnation",),
         *(
             *(("liveness",), ("session",), ("opening",), ("runner",)),
             (
                 *("control", "doctor", "status", "tail", "teardown", "setup_commands"),
-                *("snapshot_command", "recover_command"),
+                *("snapshot_command", "recover_command", "adopt_command"),
             ),
             ("command",),
         ),

@@ -78,7 +78,7 @@ class Fold:
         if (source["schema"], source["table"]) != name:
             return
         self.events += 1
-        position = source["commit_lsn"], source["seq"]
+        position = source.get("commit_lsn", source["lsn"]), source.get("seq", 0)
         self.commit_lsn = max(self.commit_lsn, position[0])
         if event["op"] == "t":
             self._flush(partition)
@@ -115,7 +115,7 @@ def _event(value: bytes | str, topic: str, partition: int, offset: int | None) -
     try:
         event: dict[str, Any] = json.loads(value)
         source = event["source"]
-        _ = event["op"], event.get("after"), source["commit_lsn"], source["seq"]
+        _ = event["op"], event.get("after"), source["lsn"]  # Debezium's has no more
         _ = source["schema"], source["table"]
     except (ValueError, KeyError, TypeError) as error:
         raise OperatorNeeded(

@@ -27,8 +27,7 @@ from services.bridge.source.server_errors import connect_error, server_error
 from services.bridge.source.sql_session import SqlSessionEnded, connect_again, in_any_session
 from services.bridge.source.type_catalog import money_digits, read_types
 from services.bridge.source.visibility import await_visible
-from services.postgres import slots
-from services.postgres.origins import create_origin, origin_exists, origin_progress
+from services.postgres import origins, slots
 from services.postgres.publications import (
     PrimaryKey,
     create_publication,
@@ -107,15 +106,15 @@ class Primary:
                 slot=self._settings.slot,
             )
         with self._statement("take the origin"):
-            if origin_exists(self._connection, self.origin):
+            if origins.origin_exists(self._connection, self.origin):
                 self._own_origin()
 
     def establish(self) -> None:
         """Make publication and origin where missing, and take the origin. Raise as `prepare`."""
         with self._statement("prepare the server"):
             self._ensure_publication()
-            if not origin_exists(self._connection, self.origin):
-                create_origin(self._connection, self.origin)
+            if not origins.origin_exists(self._connection, self.origin):
+                origins.create_origin(self._connection, self.origin)
                 logger.info("created origin", origin=self.origin)
             self._own_origin()
 
@@ -212,9 +211,15 @@ class Primary:
     def origin_lsn(self) -> int | None:
         """Return the origin's position, None where it has never been moved."""
         with self._statement("read the origin"):
-            if not origin_exists(self._connection, self.origin):
+            if not origins.origin_exists(self._connection, self.origin):
                 return None
-            return origin_progress(self._connection, self.origin)
+            return origins.origin_progress(self._connection, self.origin)
+
+    def drop_origin(self) -> None:
+        """Give the origin up, and drop it."""
+        with self._statement("drop the origin"):
+            origins.drop_own_origin(self._connection, self.origin)
+            self._origin_owned = False
 
     def clock_ms(self) -> int:
         """Return the server's clock, in ms since 1970."""

@@ -172,6 +172,11 @@ class ReplicationConnection:
         self._require(result, pq.ExecStatus.TUPLES_OK, command)
         return parse_lsn(_text(result, 0, 1)), _text(result, 0, 2)
 
+    def make_failover_slot(self) -> None:
+        """Turn the slot's failover property on (PostgreSQL 17)."""
+        command = f"ALTER_REPLICATION_SLOT {self._slot} (FAILOVER true)"
+        self._execute(command, pq.ExecStatus.COMMAND_OK)
+
     def read_wal(self, start: int, stop: int, timeline: int) -> bytes:
         """Return the WAL of `timeline` from `start` on, up to `stop` or farther.
 

@@ -287,7 +287,7 @@ class Assembler:
             if self._seq <= self._skip_below:
                 self._dropped += 1
                 return None
-            self._hold(self._envelope.message(message, self._seq - 1))
+            self._hold(self._message_events(message, self._seq - 1))
             return self.full()
         if message.prefix == HEARTBEAT_PREFIX or message.lsn <= self._start.end_lsn:
             return None
@@ -300,9 +300,13 @@ class Assembler:
         if message.prefix == SNAPSHOT_PREFIX:
             mark = message.content.decode(errors="replace")
             return Portion([], self._reached(self._last), 0, 0, stamp, mark=mark)
+        self._stamp = stamp
         self._envelope.begin(stamp)
-        events = self._envelope.message(message, 0)
+        events = self._message_events(message, 0)
         return Portion(events, self._reached(self._last), size_of(events), 0, stamp)
+
+    def _message_events(self, message: Message, seq: int) -> list[Event]:
+        return self._envelope.message(message, seq)
 
     def _hold(self, events: list[Event]) -> None:
         self._events += events

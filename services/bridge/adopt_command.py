@@ -1,0 +1,304 @@
+"""`slotbridge adopt` and `release`: take slot and topics over from Debezium, and give them back."""
+
+import contextlib
+import json as json_module
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+import yaml
+
+from schemas.errors import ExitCode, OperatorNeeded, SettingsError
+from schemas.lsn import format_lsn
+from schemas.settings import Settings, load_settings, require
+from services.bridge import failpoints
+from services.bridge.adoption.adoption import Adoption, Plan
+from services.bridge.adoption.connect_offsets import ConnectOffsets
+from services.bridge.adoption.connector import (
+    Connector,
+    Translation,
+    connector_of,
+    differences,
+    translate,
+)
+from services.bridge.adoption.release import Release
+from services.bridge.adoption.told import OPERATION
+from services.bridge.recovery.start_check import StartCheck
+from services.bridge.sink.topics import Topics
+from services.bridge.source.candidates import require_one_writable
+from services.bridge.source.database import Primary
+from services.bridge.source.replication_connection import ReplicationConnection
+from services.runtime.process import configure_logging, exit_codes
+
+_ORIGIN_IDLE_MS: Final = 24 * 3_600_000
+ConfigOption = typer.Option("--config", "-c", help="YAML configuration file.")
+ConnectorFile = Annotated[
+    Path,
+    typer.Option(
+        help="The connector's configuration: JSON, as GET /connectors/NAME answers, or properties."
+    ),
+]
+WorkerFile = Annotated[
+    Path | None, typer.Option(help="The properties file of the Kafka Connect worker.")
+]
+IgnoredKeys = Annotated[
+    list[str] | None,
+    typer.Option("--ignore", help="Key of the connector that is not looked at; repeatable."),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document on stdout.")]
+
+
+def adopt(
+    from_debezium: ConnectorFile,
+    worker: WorkerFile = None,
+    config: Annotated[Path | None, ConfigOption] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Write the settings that the connector calls for, and end.")
+    ] = None,
+    ignore: IgnoredKeys = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    publish_lacking: Annotated[
+        bool,
+        typer.Option(
+            "--publish-lacking",
+            help="Publish also what Kafka lacks though Debezium's offset says that it is there.",
+        ),
+    ] = False,
+    clock_margin_s: Annotated[
+        int,
+        typer.Option(min=1, help="How far the clocks of database and Kafka may differ, seconds."),
+    ] = 60,
+    json: Json = False,
+) -> None:
+    """Go on where a Debezium connector stopped, in the same topics. It must be gone.
+
+    First with --write FILE: the connector's configuration as settings. Then with --config FILE:
+    publishes, in one Kafka transaction, what the slot decodes again and Kafka lacks, with the first
+    progress record (docs/ADOPT.md).
+
+    Exit codes: 0 done; 1 you said no, or Debezium has written meanwhile; 2 the configuration has no
+    counterpart; 11 Debezium still has the slot; others as `slotbridge run`.
+    """
+    configure_logging(json_lines=False)
+    with exit_codes():
+        connector, translation = _read(from_debezium, worker, ignore)
+        if write is not None:
+            _write(write, translation, json=json)
+            return
+        if config is None:
+            raise SettingsError(
+                "neither --write nor --config is given",
+                operation=OPERATION,
+                hint="first --write slotbridge.yaml, then --config slotbridge.yaml",
+            )
+        settings = load_settings(config)
+        _require_alike(translation, settings)
+        with _prepared(settings) as (primary, topics, check):
+            failpoints.arm()
+            offset = ConnectOffsets(require(settings.kafka, "kafka"), connector).read().offset
+            adoption = Adoption(
+                *(settings, primary, topics, check, connector, offset, clock_margin_s * 1000)
+            )
+            plan = adoption.plan()
+            late: list[str] = []
+            if not json:
+                for line in _told(plan):
+                    typer.echo(line, err=True)
+            if plan.lacking and not publish_lacking:
+                raise _lacking(plan)
+            if not dry_run:
+                if not (yes or typer.confirm("Do it?", err=True)):
+                    raise SystemExit(int(ExitCode.CHECK_FAILED))
+                primary.establish()
+                late = adoption.run(plan)
+        if json:
+            typer.echo(json_module.dumps({"dry_run": dry_run, **_document(plan), "late": late}))
+        if late:
+            typer.echo(
+                f"adopted, but Debezium wrote {len(late)} records meanwhile, which are there twice:"
+                f" {', '.join(late[:5])}. Hint: its process is alive: end it",
+                err=True,
+            )
+            raise SystemExit(int(ExitCode.CHECK_FAILED))
+        if not (dry_run or json):
+            typer.echo("adopted: delete the connector, then start the bridge")
+
+
+def release(
+    config: Annotated[Path, ConfigOption],
+    to_debezium: ConnectorFile,
+    worker: WorkerFile = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Give slot and topics back to a Debezium connector. The bridge must be stopped.
+
+    Writes the offset that the connector goes on from, and forgets the bridge's progress.
+
+    Exit codes: 0 done; 1 you said no; 11 a bridge still has the slot; 30 it can't be given back.
+    """
+    configure_logging(json_lines=False)
+    with exit_codes():
+        connector, _ = _read(to_debezium, worker, None)
+        settings = load_settings(config)
+        kafka, slot = require(settings.kafka, "kafka"), require(settings.source, "source").slot
+        if (connector.prefix, connector.slot) != (kafka.topic_prefix, slot):
+            raise SettingsError(
+                f"the connector has prefix {connector.prefix} and slot {connector.slot}, the "
+                f"settings {kafka.topic_prefix} and {slot}",
+                operation="release",
+                hint="name the connector that the topics are given back to",
+            )
+        with _prepared(settings) as (primary, topics, check):
+            failpoints.arm()
+            offsets = ConnectOffsets(kafka, connector)
+            giving = Release(settings, primary, topics, check, offsets)
+            lsn = giving.plan()
+            typer.echo(f"connector {connector.name} goes on at {format_lsn(lsn)}", err=True)
+            typer.echo(f"its offset is written to {offsets.where}: no worker may run", err=True)
+            if not dry_run:
+                if not (yes or typer.confirm("Do it?", err=True)):
+                    raise SystemExit(int(ExitCode.CHECK_FAILED))
+                primary.establish()
+                lsn = giving.run()
+        if json:
+            typer.echo(json_module.dumps({"dry_run": dry_run, "lsn": lsn, "offset": offsets.where}))
+
+
+def _read(
+    file: Path, worker: Path | None, ignored: list[str] | None
+) -> tuple[Connector, Translation]:
+    """Read the connector over its worker's properties. Raise SettingsError."""
+    properties = _properties(_text(worker)) if worker is not None else {}
+    text = _text(file)
+    try:
+        document: Any = (
+            json_module.loads(text) if text.lstrip().startswith("{") else _properties(text)
+        )
+        connector = connector_of(document, properties)
+    except ValueError as error:
+        raise SettingsError(
+            f"{file}: {error}",
+            operation=OPERATION,
+            hint="save what GET /connectors/NAME of Kafka Connect's REST interface answers",
+        ) from None
+    return connector, translate(connector, properties, ignored=ignored or ())
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"can't read {file}: {error}", operation=OPERATION) from None
+
+
+def _properties(text: str) -> dict[str, str]:
+    pairs = (line.partition("=") for line in text.splitlines() if not line.startswith(("#", "!")))
+    return {key.strip(): value.strip() for key, sign, value in pairs if sign}
+
+
+def _write(file: Path, translation: Translation, *, json: bool) -> None:
+    _require_translated(translation)
+    try:
+        with file.open("x", encoding="utf-8") as new:
+            file.chmod(0o600)
+            new.write(yaml.safe_dump(translation.settings, sort_keys=False))
+    except OSError as error:
+        raise SettingsError(
+            f"can't write {file}: {error.strerror}",
+            operation=OPERATION,
+            hint="name a file that does not exist, in a folder that does",
+        ) from None
+    if json:
+        typer.echo(json_module.dumps({"written": str(file), "notes": translation.notes}))
+        return
+    for note in translation.notes:
+        typer.echo(f"note: {note}")
+    typer.echo(f"{file}: complete it, then slotbridge check-config --config {file}")
+
+
+def _require_translated(translation: Translation) -> None:
+    if translation.refusals:
+        raise SettingsError(
+            f"the connector can't be taken over as it is: {'; '.join(translation.refusals)}",
+            operation=OPERATION,
+            hint="--ignore KEY leaves a key out that makes no difference to the topics",
+        )
+
+
+def _require_alike(translation: Translation, settings: Settings) -> None:
+    """Raise SettingsError where the settings would publish something else than the connector."""
+    _require_translated(translation)
+    given: Mapping[str, Any] = settings.model_dump()
+    if found := [*differences(translation.settings, given)]:
+        raise SettingsError(
+            f"the settings are not the connector's: {'; '.join(found)}",
+            operation=OPERATION,
+            hint="take them from --write; change them later, once the bridge runs",
+        )
+
+
+@contextlib.contextmanager
+def _prepared(settings: Settings) -> Iterator[tuple[Primary, Topics, StartCheck]]:
+    """Connect as a start of the bridge does. Raise SlotbridgeError where something is in use."""
+    source, kafka = require(settings.source, "source"), require(settings.kafka, "kafka")
+    require_one_writable(source, OPERATION)
+    bridge = settings.bridge
+    with contextlib.ExitStack() as stack:
+        primary = Primary(
+            source, sql_deadline_ms=bridge.sql_deadline_ms, idle_timeout_ms=_ORIGIN_IDLE_MS
+        )
+        stack.callback(primary.close)
+        primary.prepare()
+        primary.require_free_slot(OPERATION)
+        topics = Topics(kafka, settings.shaping)
+        topics.prepare()
+        topics.check_clocks(primary.clock_ms())
+        connection = ReplicationConnection(
+            *(primary.conninfo, source.slot),
+            wal_sender_timeout_ms=bridge.wal_sender_timeout_ms,
+            sql_deadline_ms=bridge.sql_deadline_ms,
+        )
+        stack.callback(connection.close)
+        yield primary, topics, StartCheck(primary, connection, topics, source.slot, bridge)
+
+
+def _told(plan: Plan) -> Iterator[str]:
+    yield f"slot decodes from {format_lsn(plan.slot_lsn)} on; seen to {format_lsn(plan.wal_lsn)}"
+    yield f"Kafka has changes up to {format_lsn(plan.end_lsn)}, of {plan.overlap} transactions"
+    for topic in sorted({*plan.records_read, *plan.published}):
+        yield (
+            f"  {topic}: {plan.records_read[topic]} records read, {plan.left_out[topic]} of the "
+            f"changes are there, {plan.published[topic]} are published now"
+        )
+    if not plan.failover:
+        yield "the slot becomes a failover slot"
+    yield f"the bridge goes on at {format_lsn(plan.end_lsn)}"
+
+
+def _document(plan: Plan) -> dict[str, Any]:
+    return {
+        "slot_lsn": plan.slot_lsn,
+        "end_lsn": plan.end_lsn,
+        "transactions": plan.overlap,
+        "records_read": dict(plan.records_read),
+        "left_out": dict(plan.left_out),
+        "published": dict(plan.published),
+        "lacking": dict(plan.lacking),
+        "failover": plan.failover,
+    }
+
+
+def _lacking(plan: Plan) -> OperatorNeeded:
+    places = ", ".join(f"{count} of {topic}" for topic, count in sorted(plan.lacking.items()))
+    return OperatorNeeded(
+        f"Kafka lacks events that Debezium's offset says it has: {places}",
+        operation=OPERATION,
+        hint="the settings publish more than the connector did (a filter, a transformation), or "
+        "Debezium has lost them: compare; --publish-lacking publishes them now",
+    )

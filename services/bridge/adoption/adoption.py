@@ -1,0 +1,336 @@
+"""Goes on in Debezium's topics: what the slot decodes again, without what Kafka has.
+
+    plan     take the slot; which transactions does it decode from where it is confirmed?
+             read the topics' tails; encode the changes up to the last one that Kafka has, to see
+             that all of its records are met
+    run      fence; are the topics as they were read? make the slot a failover slot; encode again,
+             into one Kafka transaction with the first progress record; move the origin
+
+Killed before that transaction is committed, nothing has changed but that the slot may be a failover
+slot: it is run again. Killed after it, the bridge goes on.
+"""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import structlog
+from confluent_kafka import KafkaException, Producer
+
+from schemas.errors import ExitCode, OperatorNeeded
+from schemas.events import ProgressRecord, transaction_topic
+from schemas.lsn import format_lsn
+from schemas.settings import Settings, require
+from services.bridge.adoption.connector import Connector
+from services.bridge.adoption.offsets import Offset
+from services.bridge.adoption.overlap import LeftOut, OverlapAssembler, OverlapEnvelope
+from services.bridge.adoption.slot_reading import SlotReading
+from services.bridge.adoption.tails import (
+    ends_of,
+    late_records,
+    read_tails,
+    require_unchanged,
+    table_partitions,
+)
+from services.bridge.adoption.told import OPERATION, Beyond, Transaction
+from services.bridge.events.formats.table_format import Formats, encoders_for
+from services.bridge.events.relations import Relations
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.failpoints import reach
+from services.bridge.pgoutput.decoder import Decoder
+from services.bridge.progress.ledger import Position
+from services.bridge.recovery.hanging_transactions import require_told
+from services.bridge.recovery.republish import settle_all
+from services.bridge.recovery.resume_record import Records
+from services.bridge.recovery.start_check import StartCheck
+from services.bridge.recovery.visible_record import read_visible
+from services.bridge.sink.dead_letters import Origins, Refused
+from services.bridge.sink.offsets import Partition
+from services.bridge.sink.topics import Topics
+from services.bridge.sink.transactional_producer import TransactionalProducer
+from services.bridge.source.database import Primary
+from services.bridge.source.heartbeat import Heartbeat
+from services.bridge.source.replication_connection import ReplicationConnection
+from services.bridge.transactions.assembler import Portion
+from services.kafka.client import client_options, kafka_error, make_client
+from services.postgres.slots import Slot
+
+logger = structlog.get_logger(__name__)
+
+KAFKA_DEADLINE_MS: Final = 600_000
+"""How long the Kafka transaction with the missing events may take."""
+_FENCE_S: Final = 60.0
+_TAIL_RECORDS: Final = 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was seen, and what is to be done; positions in bytes."""
+
+    slot_lsn: int
+    wal_lsn: int
+    beyond: Beyond
+    ends: dict[Partition, int]
+    transactions: dict[int, Transaction]
+    records_read: Counter[str]
+    left_out: Counter[str]
+    published: Counter[str]
+    lacking: Counter[str]
+    failover: bool
+    """Whether the slot is a failover slot already."""
+
+    @property
+    def end_lsn(self) -> int:
+        """Where the bridge goes on."""
+        return self.beyond.end_lsn
+
+    @property
+    def overlap(self) -> int:
+        """How many transactions, of which Kafka has something or nothing, come before that."""
+        return sum(one.end_lsn <= self.end_lsn for one in self.transactions.values())
+
+
+class Adoption:
+    """One run. `primary` and `topics` are prepared as for a start of the bridge."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        primary: Primary,
+        topics: Topics,
+        check: StartCheck,
+        connector: Connector,
+        offset: Offset | None,
+        margin_ms: int,
+    ) -> None:
+        self._source = require(settings.source, "source")
+        self._kafka = require(settings.kafka, "kafka")
+        longest_ms = max(KAFKA_DEADLINE_MS, settings.bridge.transaction_timeout_ms)
+        self._bridge = settings.bridge.model_copy(update={"transaction_timeout_ms": longest_ms})
+        self._primary = primary
+        self._topics = topics
+        self._check = check
+        self._connector = connector
+        self._offset = offset
+        self._margin_ms = margin_ms
+        self._shaping = Shaping(settings.shaping, self._kafka.topic_prefix)
+        self._reading = SlotReading(primary, self._source, self._bridge)
+
+    def plan(self) -> Plan:
+        """See what is there. Nothing is changed. Raise SlotbridgeError for what is refused."""
+        slot_lsn, found = self._slot()
+        self._require_beginning()
+        reach("adopt looked")
+        until = self._primary.wal_lsn()
+        transactions, messages = self._reading.transactions(slot_lsn, until)
+        now_us = time.time_ns() // 1000
+        first_us = min((one.commit_time_us for one in transactions.values()), default=now_us)
+        places = table_partitions(self._topics, self._own_topics())
+        ends = ends_of(self._topics, places)
+        since_ms = min(first_us, now_us) // 1000 - self._margin_ms
+        prefix = self._connector.prefix
+        tails = read_tails(self._topics, ends, since_ms, prefix, self._margin_ms)
+        beyond = tails.beyond(slot_lsn, transactions, messages)
+        left_out = LeftOut(beyond, transactions, self._complete_lsn())
+        for _ in self._portions(slot_lsn, beyond.end_lsn, left_out):
+            pass
+        left_out.finish()
+        return Plan(
+            *(slot_lsn, until, beyond, ends, transactions, tails.records),
+            *(left_out.left_out, left_out.published, +left_out.lacking),
+            found.failover,
+        )
+
+    def run(self, plan: Plan) -> list[str]:
+        """Do it. Return where Debezium has written meanwhile. Raise SlotbridgeError.
+
+        Such records are there twice; where it is gone, there are none.
+        """
+        producer = TransactionalProducer(
+            *(self._kafka, self._bridge, self._topics, self._source.slot, Refused()),
+            on_disturbance=partial(require_told, self._topics, self._source.slot, lambda: None),
+        )
+        try:
+            self._fence(producer)
+            require_unchanged(self._topics, plan.ends)
+            self._make_failover(plan)
+            reach("adopt failover")
+            left_out = LeftOut(plan.beyond, plan.transactions, self._complete_lsn())
+            last: Portion | None = None
+            for portion in self._portions(plan.slot_lsn, plan.end_lsn, left_out):
+                if portion.events:
+                    producer.send(portion.events, Origins(portion))
+                last = portion if portion.stamp is not None else last
+            left_out.finish()
+            if left_out.published != plan.published:
+                raise self._changed()
+            reach("adopt sent")
+            position = last.position if last is not None else Position(0, plan.end_lsn, 0)
+            producer.commit(self._record(position, last))
+            reach("adopt committed")
+        finally:
+            producer.abandon()
+        self._primary.move_origin(position.end_lsn)
+        logger.info(
+            "adopted: start the bridge", slot=self._source.slot, lsn=format_lsn(position.end_lsn)
+        )
+        return late_records(self._topics, plan.ends, self._connector.prefix)
+
+    def _slot(self) -> tuple[int, Slot]:
+        """Return where the slot is confirmed. Raise OperatorNeeded where it can't be taken over."""
+        found = self._primary.slot()
+        if found is None or found.confirmed_flush_lsn is None:
+            raise self._refused("there is no such slot", "correct source.slot")
+        if found.invalidation_reason is not None:
+            raise self._refused(
+                f"the slot is invalidated ({found.invalidation_reason}): changes are lost",
+                "begin with a new slot and prefix, and a snapshot (docs/SNAPSHOTS.md)",
+            )
+        if found.two_phase or self._source.two_phase:
+            raise self._refused(
+                "the slot decodes at PREPARE, or source.two_phase is true",
+                "adopt it with source.two_phase: false",
+            )
+        offset, lsn = self._offset, found.confirmed_flush_lsn
+        if offset is None and not self._connector.takes_no_snapshot:
+            raise self._refused(
+                "Kafka Connect has no offset of the connector: its snapshot is not finished, or "
+                "--worker is another worker's",
+                "let Debezium finish, or check --worker and the connector's name",
+            )
+        if offset is not None and offset.unfinished:
+            raise self._refused(
+                f"{offset.unfinished} of Debezium is not finished",
+                "let Debezium finish it; then stop it, and run this again",
+            )
+        ahead = offset is not None and lsn > max(offset.commit_lsn, offset.lsn)
+        if offset is not None and ahead and not self._connector.driver_moves_slot:
+            raise self._refused(
+                f"the slot is confirmed up to {format_lsn(lsn)}, Debezium's offset is "
+                f"{format_lsn(max(offset.commit_lsn, offset.lsn))}: changes between may be lost",
+                "check --worker and the connector's name; if somebody has moved the slot, begin "
+                "with a new slot and prefix, and a snapshot",
+            )
+        return lsn, found
+
+    def _require_beginning(self) -> None:
+        """Raise where the prefix is a bridge's, or consumers could not tell its records apart."""
+        visible = read_visible(self._topics, self._source.slot)
+        if visible.record is not None or self._primary.origin_lsn() is not None:
+            raise self._refused(
+                "a bridge has used this slot and prefix: it is adopted already",
+                "start the bridge",
+            )
+        if visible.others:
+            raise self._refused(
+                f"the prefix belongs to slot {', '.join(visible.others)}",
+                "one prefix is one slot's",
+            )
+        topic = transaction_topic(self._topics.prefix)
+        with self._topics.reader(topic) as reader:
+            records = reader.last(_TAIL_RECORDS, time.monotonic() + _FENCE_S)
+            if any(value is not None and b'"commit_lsn":' not in value for _, _, value in records):
+                raise OperatorNeeded(
+                    "the topic has Debezium's transaction metadata, which name no commit LSN",
+                    operation=OPERATION,
+                    subject=topic,
+                    hint="delete the topic once its consumers have read it, then run this again",
+                )
+
+    def _own_topics(self) -> set[str]:
+        return self._topics.own() - {f"{self._topics.prefix}.message"}
+
+    def _complete_lsn(self) -> int:
+        return self._offset.commit_lsn if self._offset is not None else 0
+
+    def _portions(self, slot_lsn: int, end_lsn: int, left_out: LeftOut) -> Iterator[Portion]:
+        """Yield what Kafka lacks of the changes that commit in [slot_lsn, end_lsn)."""
+        if end_lsn <= slot_lsn:
+            return
+        encoders = encoders_for(self._kafka)(
+            self._bridge, money_digits=self._primary.money_digits()
+        )
+        relations = Relations(
+            *(self._topics.prefix, self._primary, self._topics.shapes(), self._shaping, encoders),
+            Formats(self._kafka, self._shaping.naming, encoders, None, lambda: None),
+        )
+        envelope = OverlapEnvelope(
+            *(self._topics.prefix, self._primary.server.database, self._primary.server.timeline),
+            relations.describe,
+            tombstones=self._bridge.tombstones,
+            transaction_metadata=self._bridge.transaction_metadata,
+            encoders=encoders,
+        )
+        assembler = OverlapAssembler(
+            *(envelope, Position(0, slot_lsn, 0), self._bridge.transaction_bytes_max, left_out)
+        )
+        decoder, now_us = Decoder(), time.time_ns() // 1000
+        for lsn, payload in self._reading.messages(slot_lsn, end_lsn):
+            portion = assembler.take(decoder, payload, lsn, now_us)
+            if portion is not None:
+                yield portion
+
+    def _fence(self, producer: TransactionalProducer) -> None:
+        """End what Debezium's transactional producer has open, and other bridges."""
+        if self._connector.transactional_id:
+            options = {
+                **client_options(self._kafka),
+                "transactional.id": self._connector.transactional_id,
+            }
+            try:
+                make_client(Producer, options).init_transactions(_FENCE_S)
+            except KafkaException as error:
+                raise kafka_error(error, "fence Debezium", options["transactional.id"]) from error
+        producer.begin_session()
+        reach("adopt fenced")
+        settle_all(
+            self._topics, producer, self._primary, self._source.slot, lambda: None, self._check
+        )
+        record = self._topics.last_progress(self._source.slot)
+        if record is not None:
+            raise self._refused("the slot is adopted already", "start the bridge")
+        producer.follow(None)
+
+    def _make_failover(self, plan: Plan) -> None:
+        if plan.failover:
+            return
+        connection = ReplicationConnection(
+            *(self._primary.conninfo, self._source.slot),
+            wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
+            sql_deadline_ms=self._bridge.sql_deadline_ms,
+        )
+        with contextlib.closing(connection):
+            connection.make_failover_slot()
+        logger.info("made the slot a failover slot", slot=self._source.slot)
+
+    def _record(self, position: Position, last: Portion | None) -> ProgressRecord:
+        heartbeat = Heartbeat(
+            self._source.slot,
+            interval_ms=self._bridge.heartbeat_interval_ms,
+            patience_ms=self._bridge.connect_deadline_ms,
+        )
+        records = Records(self._source.slot, heartbeat)
+        records.seen = self._check.witnesses()
+        stamp = last.stamp if last is not None else None
+        known = (
+            {"xid": stamp.xid, "commit_time_us": stamp.commit_time_us}
+            if stamp is not None and stamp.xid
+            else {}
+        )
+        return records.at(position, {}).model_copy(update=known)
+
+    def _changed(self) -> OperatorNeeded:
+        return self._refused("the slot has decoded something else than before", "run this again")
+
+    def _refused(self, message: str, hint: str) -> OperatorNeeded:
+        return OperatorNeeded(
+            message,
+            operation=OPERATION,
+            subject=f"slot {self._source.slot}",
+            hint=hint,
+            exit_code=ExitCode.WITNESSES_DISAGREE,
+        )

@@ -1,0 +1,141 @@
+"""Reads and writes the offset of a connector where Kafka Connect keeps it: a topic or a file."""
+
+import os
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from confluent_kafka import KafkaException, Producer
+
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError
+from schemas.settings import KafkaSettings
+from services.bridge.adoption.connector import Connector
+from services.bridge.adoption.offsets import (
+    Offset,
+    is_key,
+    offset_key,
+    offset_of,
+    read_map,
+    write_map,
+)
+from services.bridge.adoption.told import OPERATION
+from services.kafka.client import client_options, kafka_error, make_client
+from services.kafka.records import READ_DEADLINE_S, TopicReader
+
+_FLUSH_S: Final = 30.0
+
+
+class Found(NamedTuple):
+    """An offset as it was found: its key as Connect has written it, and what it tells."""
+
+    key: bytes
+    offset: Offset | None
+
+
+class ConnectOffsets:
+    """Where one connector's offset is."""
+
+    def __init__(self, kafka: KafkaSettings, connector: Connector) -> None:
+        self._kafka = kafka
+        self._connector = connector
+        self._file = Path(connector.offsets_file) if connector.offsets_file else None
+        if bool(connector.offsets_topic) == (self._file is not None):
+            raise SettingsError(
+                "it is not said where Kafka Connect keeps the connector's offset",
+                operation=OPERATION,
+                subject=f"connector {connector.name}",
+                hint="give the worker's properties by --worker (offset.storage.topic or "
+                "offset.storage.file.filename)",
+            )
+
+    @property
+    def where(self) -> str:
+        """The topic or the file."""
+        return self._connector.offsets_topic or str(self._file)
+
+    def read(self) -> Found:
+        """Return the last offset. Raise SlotbridgeError where it can't be read."""
+        found = self._in_file() if self._file is not None else self._in_topic()
+        connector = self._connector
+        key, value = found or (offset_key(connector.name, connector.prefix), None)
+        if value is None:
+            return Found(key, None)
+        try:
+            return Found(key, offset_of(value))
+        except (ValueError, TypeError) as error:
+            raise self._unreadable(error) from error
+
+    def write(self, key: bytes, value: bytes) -> None:
+        """Replace the offset. No worker may run with it. Raise SlotbridgeError."""
+        if self._file is None:
+            self._produce(key, value)
+            return
+        offsets = {one: had for one, had in self._map().items() if not self._is_ours(one)}
+        temporary = self._file.with_suffix(".slotbridge")
+        try:
+            with temporary.open("wb") as file:
+                file.write(write_map({**offsets, key: value}))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._file)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _is_ours(self, key: bytes | str | None) -> bool:
+        return is_key(key, self._connector.name, self._connector.prefix)
+
+    def _map(self) -> dict[bytes, bytes | None]:
+        assert self._file is not None
+        try:
+            data = self._file.read_bytes() if self._file.exists() else b""
+            return read_map(data) if data else {}
+        except (OSError, ValueError) as error:
+            raise self._unreadable(error) from error
+
+    def _in_file(self) -> tuple[bytes, bytes | None] | None:
+        return next(((one, had) for one, had in self._map().items() if self._is_ours(one)), None)
+
+    def _in_topic(self) -> tuple[bytes, bytes | None] | None:
+        topic, found = self._connector.offsets_topic, None
+        with TopicReader(self._kafka, topic) as reader:
+            partitions = reader.partitions()
+        for partition in partitions:
+            with TopicReader(self._kafka, topic, partition) as reader:
+                low, end = reader.bounds()
+                deadline = time.monotonic() + READ_DEADLINE_S
+                for _, key, value in reader.between(low, end, deadline):
+                    if self._is_ours(key):
+                        found = (key.encode() if isinstance(key, str) else key or b"", value)
+        return found
+
+    def _produce(self, key: bytes, value: bytes) -> None:
+        topic = self._connector.offsets_topic
+        failures: list[str] = []
+        options = {**client_options(self._kafka), "acks": "all", "partitioner": "murmur2_random"}
+        try:
+            producer = make_client(Producer, options)
+            producer.produce(
+                topic,
+                value,
+                key,
+                on_delivery=lambda error, _: failures.append(error.str()) if error else None,
+            )
+            left = producer.flush(_FLUSH_S)
+        except KafkaException as error:
+            raise kafka_error(error, OPERATION, f"topic {topic}") from error
+        if left or failures:
+            raise Retryable(
+                f"Kafka did not take the offset: {'; '.join(failures) or 'no answer'}",
+                operation=OPERATION,
+                subject=f"topic {topic}",
+                hint="run this again",
+                exit_code=ExitCode.KAFKA_UNREACHABLE,
+            )
+
+    def _unreadable(self, error: Exception) -> OperatorNeeded:
+        return OperatorNeeded(
+            f"the offset of connector {self._connector.name} can't be read: {error}",
+            operation=OPERATION,
+            subject=self.where,
+            hint="check --worker, and who may read it",
+        )

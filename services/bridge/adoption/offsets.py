@@ -1,0 +1,125 @@
+"""The offset that Kafka Connect has of a connector: what it tells, and how a file holds it. Pure.
+
+A distributed worker keeps it in a compacted topic, a standalone one in a file: a Java map of byte
+arrays, as Java serializes it. Key: `["connector",{"server":"prefix"}]`; value: a JSON object.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+_MAP: Final = (
+    b"\xac\xed\x00\x05sr\x00\x11java.util.HashMap\x05\x07\xda\xc1\xc3\x16`\xd1\x03\x00\x02"
+    b"F\x00\nloadFactorI\x00\tthresholdxp"
+)
+_ARRAY: Final = b"ur\x00\x02[B\xac\xf3\x17\xf8\x06\x08T\xe0\x02\x00\x00xp"
+_ARRAY_AGAIN: Final = b"uq\x00~\x00\x02"
+_NULL: Final = b"p"
+_END: Final = b"x"
+_LOAD_FACTOR: Final = 0.75
+_CAPACITY_MIN: Final = 16
+
+
+class Offset(NamedTuple):
+    """What Debezium says it has published; positions in the WAL, 0: none.
+
+    `commit_lsn`: the end of the last transaction that is there whole. `lsn`: the last change.
+    """
+
+    commit_lsn: int
+    lsn: int
+    unfinished: str
+    """Which snapshot is not finished, "" for none."""
+
+
+def offset_of(value: bytes) -> Offset:
+    """Read an offset. Raise ValueError for anything else."""
+    told = json.loads(value)
+    if not isinstance(told, dict):
+        raise ValueError("it is not a JSON object")  # noqa: TRY004
+    processed = int(told.get("lsn_proc") or told.get("lsn") or 0)
+    return Offset(
+        int(told.get("lsn_commit") or 0), max(processed, int(told.get("lsn") or 0)), _snapshot(told)
+    )
+
+
+def _snapshot(told: Mapping[str, Any]) -> str:
+    finished = told.get("last_snapshot_record") or told.get("snapshot_completed")
+    if told.get("snapshot") not in (None, False, "false") and not finished:
+        return "the initial snapshot"
+    if told.get("incremental_snapshot_collections"):
+        return "an incremental snapshot"
+    return ""
+
+
+def released_offset(lsn: int, time_us: int) -> bytes:
+    """Return the offset with which Debezium begins at `lsn` and searches for nothing.
+
+    Without `lsn_proc` and `lsn_commit` it takes the first message that the server sends. Source:
+    PostgresStreamingChangeEventSource.execute.
+    """
+    return json.dumps({"ts_usec": time_us, "lsn": lsn}, separators=(",", ":")).encode()
+
+
+def offset_key(connector: str, prefix: str) -> bytes:
+    """Return the key of a connector's offset, as Connect writes it."""
+    return json.dumps([connector, {"server": prefix}], separators=(",", ":")).encode()
+
+
+def is_key(found: bytes | str | None, connector: str, prefix: str) -> bool:
+    """Tell whether `found` is the key of this connector's offset."""
+    try:
+        return bool(json.loads(found or b"null") == [connector, {"server": prefix}])
+    except ValueError:
+        return False
+
+
+def read_map(data: bytes) -> dict[bytes, bytes | None]:
+    """Return what a standalone worker's offset file has. Raise ValueError for another file."""
+    if not data.startswith(_MAP):
+        raise ValueError("it is not a standalone worker's offset file")
+    at = len(_MAP) + 8
+    if data[at : at + 2] != b"w\x08":
+        raise ValueError("it is cut off")
+    (count,) = struct.unpack_from(">i", data, at + 6)
+    at += 10
+    found: dict[bytes, bytes | None] = {}
+    for _ in range(count):
+        key, at = _bytes(data, at)
+        value, at = _bytes(data, at)
+        found[key or b""] = value
+    if data[at:] != _END:
+        raise ValueError("it has more than a map")
+    return found
+
+
+def _bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
+    if data[at : at + 1] == _NULL:
+        return None, at + 1
+    for start in (_ARRAY, _ARRAY_AGAIN):
+        if data.startswith(start, at):
+            at += len(start)
+            (length,) = struct.unpack_from(">i", data, at)
+            found = data[at + 4 : at + 4 + length]
+            if len(found) == length:
+                return found, at + 4 + length
+    raise ValueError("it is cut off, or not a map of byte arrays")
+
+
+def write_map(offsets: Mapping[bytes, bytes | None]) -> bytes:
+    """Return the offset file with `offsets`."""
+    capacity = _CAPACITY_MIN
+    while capacity * _LOAD_FACTOR < len(offsets):
+        capacity *= 2
+    out = [_MAP, struct.pack(">fi", _LOAD_FACTOR, int(capacity * _LOAD_FACTOR))]
+    out.append(b"w\x08" + struct.pack(">ii", capacity, len(offsets)))
+    start = _ARRAY
+    for pair in offsets.items():
+        for one in pair:
+            if one is None:
+                out.append(_NULL)
+            else:
+                out.append(start + struct.pack(">i", len(one)) + one)
+                start = _ARRAY_AGAIN
+    return b"".join([*out, _END])

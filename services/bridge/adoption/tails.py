@@ -1,0 +1,90 @@
+"""The last records of the topics, read from the time on when the first change beyond was made."""
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from schemas.errors import OperatorNeeded, Retryable
+from services.bridge.adoption.told import OPERATION, Record, Tails, said
+from services.bridge.sink.offsets import Partition, answers, ask_ends, in_parts
+from services.bridge.sink.topics import Topics
+
+_READ_S: Final = 600.0
+
+
+def table_partitions(topics: Topics, own: Iterable[str]) -> list[Partition]:
+    """Return the partitions that Debezium may have written events to; `own`: the bridge's."""
+    others = {*own}
+    return [place for place in topics.written() if place[0] not in others]
+
+
+def ends_of(topics: Topics, places: list[Partition]) -> dict[Partition, int]:
+    """Return where partitions end, open transactions included."""
+    found: dict[Partition, int] = {}
+    for some in in_parts(places):
+        asked = ask_ends(topics.admin, some, committed=False)
+        found |= {place: end.offset for place, end in answers(asked).items()}
+    return found
+
+
+def read_tails(
+    topics: Topics, ends: dict[Partition, int], since_ms: int, prefix: str, margin_ms: int
+) -> Tails:
+    """Read each partition up to its end from `ends`, from records of `since_ms` on.
+
+    Raise Retryable while another producer has a transaction open, OperatorNeeded for records that
+    are not Debezium's, or where Kafka has removed some of them.
+    """
+    tails = Tails(prefix, margin_ms)
+    for (topic, partition), end in ends.items():
+        with topics.reader(topic, partition) as reader:
+            start = reader.first_since(since_ms)
+            low = reader.bounds()[0]
+            if low and start <= low < end:
+                raise OperatorNeeded(
+                    f"Kafka has removed records before offset {low}: it is not known what the "
+                    "topic had of the changes that the slot decodes again",
+                    operation=OPERATION,
+                    subject=f"{topic}[{partition}]",
+                    hint="let Debezium run until its slot is near the end of the WAL, stop it, "
+                    "and run this again; or lengthen retention.ms",
+                )
+            for message in reader.messages(start, end, time.monotonic() + _READ_S):
+                key = message.key()
+                tails.take(
+                    Record(
+                        *(topic, partition, message.offset() or 0, message.timestamp()[1]),
+                        key.encode() if isinstance(key, str) else key,
+                        message.value(),
+                    )
+                )
+    return tails
+
+
+def require_unchanged(topics: Topics, ends: dict[Partition, int]) -> None:
+    """Raise Retryable where somebody has written to a partition since it was read."""
+    for place, now in ends_of(topics, [*ends]).items():
+        if now != ends[place]:
+            raise Retryable(
+                f"{now - ends[place]} records were written since the topic was read: Debezium, or "
+                "another program, is alive",
+                operation=OPERATION,
+                subject=f"{place[0]}[{place[1]}]",
+                hint="stop it, and delete its connector; then run this again",
+            )
+
+
+def late_records(topics: Topics, ends: dict[Partition, int], prefix: str) -> list[str]:
+    """Return where events of Debezium are behind `ends`: they came after the topics were read."""
+    found = []
+    for place, now in ends_of(topics, [*ends]).items():
+        with topics.reader(*place) as reader:
+            until = min(now, reader.stable_end())
+            for message in reader.messages(ends[place], until, time.monotonic() + _READ_S):
+                try:
+                    event = said(message.value() or b"", prefix) if message.value() else None
+                except ValueError:
+                    continue
+                if event is not None and not event.ours:
+                    found.append(f"{place[0]}[{place[1]}]@{message.offset()}")
+    return found

@@ -1,0 +1,225 @@
+"""What the last records of Debezium's topics tell: how far each key is. Pure.
+
+Debezium repeats events after a crash, so that a topic may show 8, 9, 10, 8, 9: a consumer that
+folds it has 9. What counts is therefore the last record of each key, not the highest: the events of
+a key go on right behind it. A record without a key (a truncate, a table without a primary key, a
+logical message) is remembered as such, and how often it is there.
+
+A record names its transaction (source.txId) and its change (source.lsn); both are what pgoutput
+sends, and the bridge's as well. It does not tell where its transaction commits: that tells the
+slot, which decodes it again (`beyond`).
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from schemas.errors import ExitCode, OperatorNeeded
+from schemas.lsn import format_lsn
+
+OPERATION: Final = "adopt"
+_NOT_AN_EVENT: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+
+
+class Record(NamedTuple):
+    """A record of a topic; `time_ms`: Kafka's timestamp."""
+
+    topic: str
+    partition: int
+    offset: int
+    time_ms: int
+    key: bytes | None
+    value: bytes | None
+
+    @property
+    def where(self) -> str:
+        """`topic[partition]@offset`."""
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+class Said(NamedTuple):
+    """What an event of Debezium says. `ours`: it is one of the bridge."""
+
+    xid: int
+    lsn: int
+    op: str
+    commit_ms: int
+    images: str
+    ours: bool = False
+
+
+class Last(NamedTuple):
+    """The last event of a key; `removed`: its tombstone is there as well."""
+
+    xid: int
+    lsn: int
+    op: str
+    where: str
+    removed: bool = False
+
+
+class Keyless(NamedTuple):
+    """An event without a key; `images` is a digest of `before` and `after`."""
+
+    topic: str
+    xid: int
+    lsn: int
+    op: str
+    images: str
+
+
+class Transaction(NamedTuple):
+    """A transaction that the slot decodes."""
+
+    xid: int
+    commit_lsn: int
+    end_lsn: int
+    commit_time_us: int
+
+
+def said(value: bytes, prefix: str) -> Said | None:
+    """Return what an event says, None for a row that a snapshot has read.
+
+    Raise ValueError for a record that is not an event of the connector with this prefix.
+    """
+    try:
+        event = json.loads(value)
+        if event.keys() == {"payload", "schema"}:
+            event = event["payload"]
+        source, op = event["source"], event["op"]
+        if source["connector"] != "postgresql" or source["name"] != prefix:
+            raise ValueError("another connector's")
+        if op == "r" or source.get("snapshot") not in (None, "false", False):
+            return None
+        images = digest(event.get("before"), event.get("after")) if op != "m" else ""
+        return Said(
+            int(source.get("txId") or 0),
+            int(source["lsn"]),
+            str(op),
+            int(source["ts_ms"]),
+            images,
+            "commit_lsn" in source,
+        )
+    except _NOT_AN_EVENT as error:
+        raise ValueError(f"it is not an event of {prefix}") from error
+
+
+def digest(before: Any, after: Any) -> str:
+    """Return the same for the same two images, in whichever order their columns are."""
+    text = json.dumps([before, after], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass
+class Tails:
+    """Takes the records of each partition in order, from a point before all that may be beyond.
+
+    `prefix`: the connector's. `margin_ms`: how far the clocks of database and broker may differ.
+    """
+
+    prefix: str
+    margin_ms: int
+    last: dict[tuple[str, bytes], Last] = field(default_factory=dict)
+    keyless: Counter[Keyless] = field(default_factory=Counter)
+    messages: dict[tuple[str, int], str] = field(default_factory=dict)
+    """(topic, LSN) of logical messages -> where one is."""
+    records: Counter[str] = field(default_factory=Counter)
+
+    def take(self, record: Record) -> None:
+        """Take the next record of a partition. Raise OperatorNeeded where it is not an event."""
+        self.records[record.topic] += 1
+        place = (record.topic, record.key or b"")
+        if record.value is None:
+            last = self.last.get(place)
+            if last is not None and last.op == "d":
+                self.last[place] = last._replace(removed=True)
+            return
+        try:
+            event = said(record.value, self.prefix)
+        except ValueError as error:
+            raise OperatorNeeded(
+                f"the record is not an event of Debezium: {error}",
+                operation=OPERATION,
+                subject=record.where,
+                hint="another program writes to this topic, or the connector's configuration is "
+                "another one",
+                exit_code=ExitCode.RECORD_REFUSED,
+            ) from error
+        if event is None:
+            return
+        if event.ours:
+            self.last.pop(place, None)
+            return
+        if record.time_ms and record.time_ms + self.margin_ms < event.commit_ms:
+            raise OperatorNeeded(
+                "Kafka's time of the record is before its transaction was committed, by "
+                f"{(event.commit_ms - record.time_ms) // 1000} s",
+                operation=OPERATION,
+                subject=record.where,
+                hint="the clocks differ: give a larger --clock-margin-s",
+            )
+        if event.op == "m":
+            self.messages[record.topic, event.lsn] = record.where
+        elif record.key is None:
+            one = Keyless(record.topic, event.xid, event.lsn, event.op, event.images)
+            self.keyless[one] += 1
+        else:
+            self.last[place] = Last(event.xid, event.lsn, event.op, record.where)
+
+    def beyond(
+        self, slot_lsn: int, transactions: Mapping[int, Transaction], messages: Mapping[int, int]
+    ) -> "Beyond":
+        """Return what the slot decodes again from `slot_lsn` on, which Kafka has.
+
+        `transactions`: those that it decodes, by xid; `messages`: LSN of logical messages -> where
+        their transaction ends. Raise OperatorNeeded for an event that the server does not have.
+        """
+        kept = {place: one for place, one in self.last.items() if one.xid in transactions}
+        keyless = {one: count for one, count in self.keyless.items() if one.xid in transactions}
+        of_messages = {at: where for at, where in self.messages.items() if at[1] in messages}
+        lost = [
+            *((one.lsn, one.where) for one in self.last.values() if one.xid not in transactions),
+            *((one.lsn, one.topic) for one in self.keyless if one.xid not in transactions),
+            *((at[1], where) for at, where in self.messages.items() if at[1] not in messages),
+        ]
+        for lsn, where in sorted(lost, reverse=True)[:1]:
+            if lsn > slot_lsn:
+                raise OperatorNeeded(
+                    f"{where} is of a change that the slot does not decode: another database, or a "
+                    "failover has lost it",
+                    operation=OPERATION,
+                    lsn=lsn,
+                    hint="check source.conninfo and source.publication; else begin with a new slot "
+                    "and prefix, and a snapshot",
+                    exit_code=ExitCode.TIMELINE,
+                )
+        ends = [transactions[one.xid].end_lsn for one in kept.values()]
+        ends += [transactions[one.xid].end_lsn for one in keyless]
+        ends += [messages[lsn] for _, lsn in of_messages]
+        return Beyond(kept, keyless, of_messages, max(ends, default=slot_lsn))
+
+
+class Beyond(NamedTuple):
+    """What Kafka has of the changes that the slot decodes again; `end_lsn`: after the last one."""
+
+    last: dict[tuple[str, bytes], Last]
+    keyless: dict[Keyless, int]
+    messages: dict[tuple[str, int], str]
+    end_lsn: int
+
+
+def unmatched(places: Mapping[str, int]) -> OperatorNeeded:
+    """Return the error of events in Kafka that the slot decodes as something else."""
+    where, lsn = next(iter(places.items()))
+    return OperatorNeeded(
+        f"{len(places)} records of Debezium are not what the slot decodes at their LSN, such as "
+        f"{where} at {format_lsn(lsn)}",
+        operation=OPERATION,
+        subject=where,
+        lsn=lsn,
+        hint="the settings differ from the connector's (keys, publication, value modes), or the "
+        "table was altered: translate the connector anew with --write, and compare",
+    )

@@ -1,0 +1,106 @@
+"""`python -m tests.bridge.adoption --rounds 50 [--seed 1]`: adoptions of a killed Debezium.
+
+A round is one connector with a database and a load of its own; several share a Kafka Connect, which
+is killed at random, and started and killed again. Prints a line for each round and the sums. Exit
+code 1 where a round failed, or lost or repeated an event from the adoption on.
+"""
+
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.testbed.bed import Bed
+from tests.bridge.adoption.ground import Taken, connectors, kill_at_random
+from tests.bridge.adoption.load import Compared
+from tests.providers.memory import roomy_memory
+
+AT_ONCE = 5
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1)] = 50,
+    seed: Annotated[int, typer.Option(help="Of the first Kafka Connect.")] = 1,
+) -> None:
+    """Run them on servers of their own."""
+    folder = Path(tempfile.mkdtemp(prefix="slotbridge-adoption-", dir=roomy_memory()))
+    folder.chmod(0o755)
+    sums, done, failed, left_out = Compared(), 0, 0, 0
+    with Bed(folder / "bed", lazy=True) as bed:
+        bed.start("kafka", "pair")
+        while done < rounds:
+            count = min(AT_ONCE, rounds - done)
+            for found, skipped in _rounds(bed, folder, seed, count):
+                done += 1
+                if found is None:
+                    failed += 1
+                else:
+                    sums += found
+                    left_out += skipped
+            seed += 1
+            sys.stdout.write(f"{done} rounds, {failed} failed: {_line(sums)}\n")
+            sys.stdout.flush()
+    shutil.rmtree(folder)
+    sys.stdout.write(
+        f"{done} rounds, {failed} failed: {_line(sums)}; {left_out} records were left out\n"
+    )
+    raise SystemExit(int(bool(failed or sums.lost or sums.twice or sums.wrong)))
+
+
+def _line(one: Compared) -> str:
+    return (
+        f"lost {one.lost}, twice {one.twice}, wrong {one.wrong}; "
+        f"{one.theirs} events of Debezium, {one.ours} of the bridge"
+    )
+
+
+def _rounds(bed: Bed, folder: Path, seed: int, count: int) -> list[tuple[Compared | None, int]]:
+    rng = random.Random(seed)
+    found: list[tuple[Compared | None, int]] = []
+    place = folder / f"connect{seed}"
+    with connectors(bed.primary, bed.kafka, place, bed.processes, rng, count) as (debezium, taken):
+        try:
+            kills = kill_at_random(debezium, taken, rng, seed)
+        except Exception:
+            sys.stdout.write(f"seed {seed}: {traceback.format_exc()}\n")
+            return [(None, 0)] * count
+        for number, one in enumerate(taken):
+            began = time.monotonic()
+            try:
+                outcome, told = _round(one)
+            except Exception:
+                sys.stdout.write(f"{seed}/{number}: {traceback.format_exc()}\n")
+                found.append((None, 0))
+                continue
+            skipped = sum(told["left_out"].values())
+            found.append((outcome, skipped))
+            sys.stdout.write(
+                f"{seed}/{number}: {kills} kills; {told['transactions']} transactions again, "
+                f"{skipped} records left out, {sum(told['published'].values())} published; "
+                f"{_line(outcome)} ({time.monotonic() - began:.0f} s)\n"
+            )
+            for fault in outcome.faults[:5]:
+                sys.stdout.write(f"    {fault}\n")
+            sys.stdout.flush()
+    return found
+
+
+def _round(one: Taken) -> tuple[Compared, dict[str, dict[str, int]]]:
+    assert one.load is not None
+    one.translate()
+    done = one.adopt()
+    assert done.returncode == 0, done.stderr + done.stdout
+    one.new_bridge().streaming()
+    one.load.more(50)
+    return one.compared(), json.loads(done.stdout)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,230 @@
+"""Debezium connectors under load in one Kafka Connect; killed, adopted, and compared."""
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import yaml
+from psycopg.conninfo import conninfo_to_dict
+
+from services.testbed.debezium import Connector, Debezium
+from services.testbed.java import SHORT_LIVED
+from services.testbed.processes import Processes
+from tests.bridge.adoption.load import SETUP, Compared, Load, compare
+from tests.bridge.running import Bridge
+from tests.providers.databases import connect, create
+from tests.providers.interface import Broker, Server
+from tests.providers.waiting import eventually
+
+PROGRAM = str(Path(sys.executable).parent / "slotbridge")
+PARTITIONS = 3
+
+
+@dataclass
+class Taken:
+    """One connector, its database and its load."""
+
+    server: Server
+    broker: Broker
+    folder: Path
+    connector: Connector
+    load: Load | None = None
+    bridge: Bridge | None = None
+
+    @property
+    def prefix(self) -> str:
+        """Of its topics."""
+        return self.connector.topic_prefix
+
+    @property
+    def conninfo(self) -> str:
+        """Of its database."""
+        return self.connector.conninfo
+
+    @property
+    def config(self) -> Path:
+        """The bridge's settings, translated from the connector's."""
+        return self.folder / f"{self.prefix}.yaml"
+
+    def connector_file(self) -> Path:
+        """What Connect's REST interface would answer."""
+        file = self.folder / f"{self.prefix}.json"
+        config = {key: str(value) for key, value in self.connector.properties().items()}
+        file.write_text(json.dumps({"name": self.connector.name, "config": config}))
+        return file
+
+    def arguments(self) -> list[str]:
+        """The options that name the connector and its worker."""
+        worker = self.folder / "connect" / "worker.properties"
+        return ["--from-debezium", str(self.connector_file()), "--worker", str(worker)]
+
+    def translate(self) -> None:
+        """Make the settings, as an operator does; heartbeats as in all tests."""
+        done = run("adopt", *self.arguments(), "--write", str(self.config))
+        assert done.returncode == 0, done.stderr
+        document = yaml.safe_load(self.config.read_text())
+        document["bridge"] |= {"heartbeat_interval_ms": 200, "commit_interval_ms": 20}
+        document["bridge"]["spool_folder"] = str(self.folder)
+        self.config.write_text(yaml.safe_dump(document))
+
+    def adopt(self, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run `slotbridge adopt` to its end; yes to all."""
+        given = ["--config", str(self.config), "--yes", "--json", *options]
+        return run("adopt", *self.arguments(), *given, **environment)
+
+    def release(self, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run `slotbridge release` to its end."""
+        named = ["--to-debezium", *self.arguments()[1:]]
+        given = ["--config", str(self.config), "--yes", *options]
+        return run("release", *named, *given, **environment)
+
+    def new_bridge(self) -> Bridge:
+        """A bridge with the translated settings, running."""
+        source = self.connector
+        bridge = Bridge(
+            *(self.folder, self.conninfo, self.broker, self.prefix),
+            slot=source.slot,
+            publication=source.publication,
+            loaded=False,
+        )
+        bridge.config.write_text(self.config.read_text())
+        self.bridge = bridge.start()
+        return bridge
+
+    def compared(self) -> Compared:
+        """Stop the load, wait until the bridge has all of it, and compare."""
+        assert self.load is not None and self.bridge is not None
+        self.load.stop()
+        self.bridge.caught_up()
+        assert self.bridge.stop() == 0, self.bridge.output
+        return compare(self.conninfo, self.broker.bootstrap_servers, self.prefix)
+
+    def end(self) -> None:
+        """End what runs; the database and its slot go."""
+        if self.load is not None:
+            self.load.stop()
+        if self.bridge is not None:
+            self.bridge.end()
+        name = str(conninfo_to_dict(self.conninfo)["dbname"])
+        with connect(self.server) as connection:
+            for statement in (
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                " WHERE database = %s AND NOT active",
+            ):
+                eventually(
+                    lambda statement=statement: _tried(connection, statement, name),
+                    what="the slot is dropped",
+                )
+            with contextlib.suppress(psycopg.Error):
+                connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+
+
+def _tried(connection: psycopg.Connection[Any], statement: str, name: str) -> bool:
+    with contextlib.suppress(psycopg.Error):
+        connection.execute(statement.encode(), [name])
+        return True
+    return False
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the program `slotbridge`."""
+    return subprocess.run(
+        [PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+        timeout=900,
+    )
+
+
+@contextlib.contextmanager
+def connectors(
+    server: Server,
+    broker: Broker,
+    folder: Path,
+    processes: Processes,
+    rng: random.Random,
+    count: int,
+    **options: str | int,
+) -> Iterator[tuple[Debezium, list[Taken]]]:
+    """`count` connectors in one worker that is not started yet, each with a database."""
+    made: list[Taken] = []
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+    for number in range(count):
+        name = f"a{os.urandom(4).hex()}"
+        create(server, name)
+        conninfo = server.conninfo(name)
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute(SETUP.encode())
+            connection.execute(
+                "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [f"s_{name}"]
+            )
+        given = {
+            "topic.creation.default.partitions": PARTITIONS,
+            "max.batch.size": rng.choice((50, 500, 2048)),
+            "poll.interval.ms": rng.choice((10, 100, 500)),
+            **options,
+        }
+        one = Connector(f"c{number}-{name}", conninfo, f"s_{name}", "pub", name, given)
+        made.append(Taken(server, broker, folder, one))
+    debezium = Debezium(
+        folder / "connect",
+        [one.connector for one in made],
+        bootstrap_servers=broker.bootstrap_servers,
+        processes=processes,
+        name=f"connect-{folder.name}",
+        jvm_options=SHORT_LIVED,
+        settings={"offset.flush.interval.ms": rng.choice((300, 2000, 10_000))},
+    )
+    try:
+        yield debezium, made
+    finally:
+        debezium.kill()
+        for one in made:
+            one.end()
+
+
+def kill_at_random(debezium: Debezium, taken: list[Taken], rng: random.Random, seed: int) -> int:
+    """Start it under load and kill it, once or several times; return how often."""
+    for number, one in enumerate(taken):
+        one.load = Load(one.conninfo, seed * 100 + number)
+    kills = rng.choice((1, 1, 2, 3))
+    for number in range(kills):
+        debezium.start(timeout_s=300)
+        if number == 0:
+            for one in taken:
+                eventually(lambda one=one: _has_events(one), what="Debezium's events", timeout_s=60)
+        time.sleep(rng.uniform(0.1, 6.0))
+        debezium.kill()
+        time.sleep(rng.choice((0.0, 0.5)))
+    for one in taken:
+        eventually(lambda one=one: not _active(one), what="the slot is free", timeout_s=60)
+    return kills
+
+
+def _has_events(one: Taken) -> bool:
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": one.broker.bootstrap_servers})
+    return f"{one.prefix}.public.counters" in admin.list_topics(timeout=10).topics
+
+
+def _active(one: Taken) -> bool:
+    with psycopg.connect(one.conninfo, autocommit=True) as connection:
+        row = connection.execute(
+            "SELECT active FROM pg_replication_slots WHERE slot_name = %s", [one.connector.slot]
+        ).fetchone()
+    assert row is not None
+    return bool(row[0])

@@ -1,0 +1,250 @@
+"""A load whose every change is written down in the database, and what Kafka has of it, by key."""
+
+import json
+import random
+import threading
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import psycopg
+
+from services.demo.copies import committed
+from tests.providers.waiting import eventually
+
+SETUP = """
+    CREATE SEQUENCE versions;
+    CREATE TABLE truth (
+        n bigserial, tbl text, key text, op text, txid bigint, version bigint
+    );
+    CREATE TABLE counters (id int PRIMARY KEY, version bigint, note text);
+    CREATE TABLE moved (id text PRIMARY KEY, version bigint);
+    CREATE TABLE batch (id bigint PRIMARY KEY, version bigint);
+    CREATE TABLE log (version bigint, note text);
+    CREATE FUNCTION told() RETURNS trigger LANGUAGE plpgsql AS $$
+    DECLARE
+        x bigint := txid_current() % 4294967296;
+        was text := CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) ->> 'id' END;
+        now text := CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) ->> 'id' END;
+    BEGIN
+        IF TG_OP = 'DELETE' OR was <> now THEN
+            INSERT INTO truth (tbl, key, op, txid) VALUES (TG_TABLE_NAME, was, 'd', x);
+        END IF;
+        IF TG_OP <> 'DELETE' THEN
+            INSERT INTO truth (tbl, key, op, txid, version) VALUES (
+                TG_TABLE_NAME, now, CASE WHEN was = now THEN 'u' ELSE 'c' END, x, NEW.version);
+        END IF;
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER told AFTER INSERT OR UPDATE OR DELETE ON counters
+        FOR EACH ROW EXECUTE FUNCTION told();
+    CREATE TRIGGER told AFTER INSERT OR UPDATE OR DELETE ON moved
+        FOR EACH ROW EXECUTE FUNCTION told();
+    CREATE TRIGGER told AFTER INSERT OR UPDATE OR DELETE ON batch
+        FOR EACH ROW EXECUTE FUNCTION told();
+    CREATE TABLE last (id int PRIMARY KEY, version bigint);
+    CREATE PUBLICATION pub FOR TABLE counters, moved, batch, log, last;
+"""
+TABLES = ("counters", "moved", "batch", "log")
+KEYED = ("counters", "moved", "batch")
+_KEYS = 40
+_VERSION = "nextval('versions')"
+
+
+class Load:
+    """Clients that change rows until `stop`; seldom in large transactions, some rolled back."""
+
+    def __init__(self, conninfo: str, seed: int, clients: int = 2) -> None:
+        self.committed = 0
+        self._conninfo = conninfo
+        self._enough = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=[random.Random(f"{seed}/{client}")])
+            for client in range(clients)
+        ]
+        for thread in self._threads:
+            thread.daemon = True
+            thread.start()
+
+    def more(self, count: int) -> None:
+        """Wait until `count` more transactions are committed."""
+        wanted = self.committed + count
+        eventually(
+            lambda: self.committed >= wanted, what=f"{count} more transactions", timeout_s=120
+        )
+
+    def stop(self) -> None:
+        """No more of it."""
+        self._enough.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _run(self, rng: random.Random) -> None:
+        with psycopg.connect(self._conninfo, autocommit=True) as connection:
+            while not self._enough.wait(0.015):
+                try:
+                    with connection.transaction():
+                        for _ in range(rng.choice((1, 1, 2, 5))):
+                            _change(connection, rng)
+                        if rng.random() < 0.03:
+                            _large(connection, rng)
+                        if rng.random() < 0.05:
+                            raise psycopg.Rollback
+                    self.committed += 1
+                except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
+                    continue
+
+
+def _change(connection: psycopg.Connection[Any], rng: random.Random) -> None:
+    key, what = rng.randrange(_KEYS), rng.random()
+    if what < 0.5:
+        connection.execute(
+            f"INSERT INTO counters VALUES (%s, {_VERSION}, 'n') ON CONFLICT (id) DO UPDATE"
+            f" SET version = {_VERSION}".encode(),
+            [key],
+        )
+    elif what < 0.65:
+        connection.execute("DELETE FROM counters WHERE id = %s", [key])
+    elif what < 0.8:
+        connection.execute(
+            f"INSERT INTO log VALUES ({_VERSION}, %s)".encode(), ["x" * rng.randrange(80)]
+        )
+    elif what < 0.9:
+        connection.execute(
+            f"INSERT INTO moved VALUES (%s, {_VERSION}) ON CONFLICT (id) DO NOTHING".encode(),
+            [f"k{key}"],
+        )
+    else:
+        connection.execute(
+            f"UPDATE moved SET id = %s, version = {_VERSION} WHERE id = %s".encode(),
+            [f"k{rng.randrange(_KEYS)}", f"k{key}"],
+        )
+
+
+def _large(connection: psycopg.Connection[Any], rng: random.Random) -> None:
+    """Many rows with one LSN (COPY), or many changes."""
+    if rng.random() < 0.5:
+        count = rng.choice((20, 200, 1000))
+        row = connection.execute(
+            f"SELECT array_agg({_VERSION}) FROM generate_series(1, %s)".encode(), [count]
+        ).fetchone()
+        assert row is not None
+        with connection.cursor().copy("COPY batch FROM STDIN") as copy:
+            for number in row[0]:
+                copy.write_row((number, number))
+    else:
+        connection.execute(f"UPDATE counters SET version = {_VERSION}".encode())
+        connection.execute(
+            f"UPDATE batch SET version = {_VERSION}"
+            " WHERE id IN (SELECT id FROM batch ORDER BY id DESC LIMIT 100)".encode()
+        )
+
+
+class Change(NamedTuple):
+    """A change of a key; no version of a delete, whose old row the server does not send."""
+
+    op: str
+    txid: int
+    version: int | None
+
+
+@dataclass
+class Compared:
+    """What is wrong, over all keys, from each key's last record of Debezium on."""
+
+    lost: int = 0
+    twice: int = 0
+    wrong: int = 0
+    """Out of order, or never written."""
+    theirs: int = 0
+    ours: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def __add__(self, other: "Compared") -> "Compared":
+        return Compared(
+            *(self.lost + other.lost, self.twice + other.twice, self.wrong + other.wrong),
+            *(self.theirs + other.theirs, self.ours + other.ours, self.faults + other.faults),
+        )
+
+
+def compare(conninfo: str, bootstrap_servers: str, prefix: str) -> Compared:
+    """Compare the topics with what the database says that it has done."""
+    truth: dict[tuple[str, str], list[Change]] = defaultdict(list)
+    with psycopg.connect(conninfo) as connection:
+        for table, key, *change in connection.execute(
+            "SELECT tbl, key, op, txid, version FROM truth ORDER BY n"
+        ):
+            truth[table, key].append(Change(*change))
+        logged = {version for (version,) in connection.execute("SELECT version FROM log")}
+    found = Compared()
+    for table in KEYED:
+        events = _by_key(bootstrap_servers, f"{prefix}.public.{table}")
+        for key in events.keys() | {key for of, key in truth if of == table}:
+            _compare_key(found, f"{table} {key}", truth[table, key], events.get(key, []))
+    _compare_log(found, bootstrap_servers, f"{prefix}.public.log", logged)
+    return found
+
+
+def _by_key(bootstrap_servers: str, topic: str) -> dict[str, list[tuple[Change, bool]]]:
+    """Key -> its events in order, and whether each is the bridge's; tombstones are checked."""
+    found: dict[str, list[tuple[Change, bool]]] = defaultdict(list)
+    untold: set[str] = set()
+    for _partition, key, value in committed(bootstrap_servers, topic):
+        assert key is not None
+        name = str(json.loads(key)["id"])
+        if value is None:
+            untold.discard(name)
+            continue
+        event = json.loads(value)
+        if event["source"].get("commit_lsn") is not None:
+            assert name not in untold or event["op"] == "d", f"{topic} {name}: no tombstone"
+        (untold.add if event["op"] == "d" else untold.discard)(name)
+        version = (event["after"] or {}).get("version")
+        change = Change(event["op"], event["source"]["txId"], version)
+        found[name].append((change, "commit_lsn" in event["source"]))
+    assert not untold, f"{topic}: no tombstone of {sorted(untold)[:5]}"
+    return found
+
+
+def _compare_key(
+    found: Compared, name: str, truth: list[Change], events: list[tuple[Change, bool]]
+) -> None:
+    theirs = [change for change, is_ours in events if not is_ours]
+    ours = [change for change, is_ours in events if is_ours]
+    assert [is_ours for _, is_ours in events] == sorted(is_ours for _, is_ours in events), name
+    found.theirs += len(theirs)
+    found.ours += len(ours)
+    start = 0
+    if theirs:
+        assert theirs[-1] in truth, (name, theirs[-1])
+        start = len(truth) - truth[::-1].index(theirs[-1])
+    expected = truth[start:]
+    if ours == expected:
+        return
+    missing, extra = Counter(expected) - Counter(ours), Counter(ours) - Counter(expected)
+    repeated = sum(count for change, count in extra.items() if change in truth)
+    found.lost += missing.total()
+    found.twice += repeated
+    found.wrong += extra.total() - repeated + (not missing and not extra)
+    found.faults.append(f"{name}: behind {theirs[-1:]}: {ours[:4]} instead of {expected[:4]}")
+
+
+def _compare_log(found: Compared, bootstrap_servers: str, topic: str, logged: set[int]) -> None:
+    """A table without a key: each row once, over both."""
+    theirs, ours = set(), Counter[int]()
+    for _partition, _key, value in committed(bootstrap_servers, topic):
+        event = json.loads(value or b"null")
+        version = event["after"]["version"]
+        if "commit_lsn" in event["source"]:
+            ours[version] += 1
+        else:
+            found.theirs += 1
+            theirs.add(version)
+    found.ours += ours.total()
+    lost = logged - theirs - ours.keys()
+    twice = sum(count - 1 + (version in theirs) for version, count in ours.items())
+    found.lost += len(lost)
+    found.twice += twice
+    found.wrong += len((theirs | ours.keys()) - logged)
+    if lost or twice:
+        found.faults.append(f"{topic}: {len(lost)} lost, {twice} twice")
