@@ -117,15 +117,20 @@ def adopt(
                 late = adoption.run(plan)
         if json:
             typer.echo(json_module.dumps({"dry_run": dry_run, **_document(plan), "late": late}))
-        if late:
-            typer.echo(
-                f"adopted, but Debezium wrote {len(late)} records meanwhile, which are there twice:"
-                f" {', '.join(late[:5])}. Hint: its process is alive: end it",
-                err=True,
-            )
-            raise SystemExit(int(ExitCode.CHECK_FAILED))
+        _require_none_late(late)
         if not (dry_run or json):
             typer.echo("adopted: delete the connector, then start the bridge")
+
+
+def _require_none_late(late: list[str]) -> None:
+    """End with exit code 1 where Debezium has written records since the topics were read."""
+    if late:
+        typer.echo(
+            f"adopted, but Debezium wrote {len(late)} records meanwhile, which are there twice: "
+            f"{', '.join(late[:5])}. Hint: its process is alive: end it",
+            err=True,
+        )
+        raise SystemExit(int(ExitCode.CHECK_FAILED))
 
 
 def release(

@@ -151,7 +151,7 @@ def last_progress(
     having: bytes = b"",
     records_max: int = 2**63,
 ) -> ProgressRecord | None:
-    """Return the last committed progress record of `slot`, None if there is none.
+    """Return the last committed progress record of `slot`, None if there is none, or a tombstone.
 
     The topic is read backwards from its end, each time twice as many records: others may have
     written there since. `until`: begin at this offset, which is not beyond the last stable one.
@@ -171,12 +171,16 @@ def last_progress(
         while start > low:
             stop, start = start, max(low, start - step)
             step *= 2
-            last = None
+            last, removed = None, False
             for offset, key, value in reader.between(start, stop, deadline):
-                if key == slot.encode() and value is not None and having in value:
+                if key == slot.encode() and value is None:
+                    last, removed = None, True
+                elif key == slot.encode() and value is not None and having in value:
                     last = (offset, value)
             if last is not None:
                 return parse_record(ProgressRecord, topic, *last)
+            if removed:
+                break
     return None
 
 

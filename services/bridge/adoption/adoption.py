@@ -134,8 +134,9 @@ class Adoption:
         since_ms = min(first_us, now_us) // 1000 - self._margin_ms
         prefix = self._connector.prefix
         tails = read_tails(self._topics, ends, since_ms, prefix, self._margin_ms)
-        beyond = tails.beyond(slot_lsn, transactions, messages)
-        left_out = LeftOut(beyond, transactions, self._complete_lsn())
+        complete_lsn = self._complete_lsn()
+        beyond = tails.beyond(slot_lsn, transactions, messages, complete_lsn)
+        left_out = LeftOut(beyond, transactions, complete_lsn)
         for _ in self._portions(slot_lsn, beyond.end_lsn, left_out):
             pass
         left_out.finish()

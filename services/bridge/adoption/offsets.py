@@ -76,22 +76,26 @@ def is_key(found: bytes | str | None, connector: str, prefix: str) -> bool:
 
 
 def read_map(data: bytes) -> dict[bytes, bytes | None]:
-    """Return what a standalone worker's offset file has. Raise ValueError for another file."""
-    if not data.startswith(_MAP):
+    """Return what a standalone worker's offset file has. Raise ValueError for another file.
+
+    A worker that is killed while it writes the file leaves a part of it, which it takes for nothing
+    when it starts again (FileOffsetBackingStore.load): so it is here.
+    """
+    if not data.startswith(_MAP[: len(data)]):
         raise ValueError("it is not a standalone worker's offset file")
-    at = len(_MAP) + 8
-    if data[at : at + 2] != b"w\x08":
-        raise ValueError("it is cut off")
-    (count,) = struct.unpack_from(">i", data, at + 6)
-    at += 10
-    found: dict[bytes, bytes | None] = {}
-    for _ in range(count):
-        key, at = _bytes(data, at)
-        value, at = _bytes(data, at)
-        found[key or b""] = value
-    if data[at:] != _END:
+    try:
+        (count,) = struct.unpack_from(">i", data, len(_MAP) + 14)
+        at = len(_MAP) + 18
+        found: dict[bytes, bytes | None] = {}
+        for _ in range(count):
+            key, at = _bytes(data, at)
+            value, at = _bytes(data, at)
+            found[key or b""] = value
+    except struct.error:
+        return {}
+    if data[at:] not in (_END, b""):
         raise ValueError("it has more than a map")
-    return found
+    return found if data[at:] else {}
 
 
 def _bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
@@ -101,10 +105,11 @@ def _bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
         if data.startswith(start, at):
             at += len(start)
             (length,) = struct.unpack_from(">i", data, at)
-            found = data[at + 4 : at + 4 + length]
-            if len(found) == length:
-                return found, at + 4 + length
-    raise ValueError("it is cut off, or not a map of byte arrays")
+            (found,) = struct.unpack_from(f"{length}s", data, at + 4)
+            return found, at + 4 + length
+    if any(start.startswith(data[at:]) for start in (_ARRAY, _ARRAY_AGAIN)):
+        raise struct.error("cut off")
+    raise ValueError("it is not a map of byte arrays")
 
 
 def write_map(offsets: Mapping[bytes, bytes | None]) -> bytes:

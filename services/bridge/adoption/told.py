@@ -36,7 +36,7 @@ class Record(NamedTuple):
 
     @property
     def where(self) -> str:
-        """`topic[partition]@offset`."""
+        """Return `topic[partition]@offset`."""
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
@@ -170,12 +170,17 @@ class Tails:
             self.last[place] = Last(event.xid, event.lsn, event.op, record.where)
 
     def beyond(
-        self, slot_lsn: int, transactions: Mapping[int, Transaction], messages: Mapping[int, int]
+        self,
+        slot_lsn: int,
+        transactions: Mapping[int, Transaction],
+        messages: Mapping[int, int],
+        complete_lsn: int = 0,
     ) -> "Beyond":
         """Return what the slot decodes again from `slot_lsn` on, which Kafka has.
 
         `transactions`: those that it decodes, by xid; `messages`: LSN of logical messages -> where
-        their transaction ends. Raise OperatorNeeded for an event that the server does not have.
+        their transaction ends; `complete_lsn`: transactions that end here or before are whole in
+        Kafka, Debezium says. Raise OperatorNeeded for an event that the server does not have.
         """
         kept = {place: one for place, one in self.last.items() if one.xid in transactions}
         keyless = {one: count for one, count in self.keyless.items() if one.xid in transactions}
@@ -199,6 +204,7 @@ class Tails:
         ends = [transactions[one.xid].end_lsn for one in kept.values()]
         ends += [transactions[one.xid].end_lsn for one in keyless]
         ends += [messages[lsn] for _, lsn in of_messages]
+        ends += [one.end_lsn for one in transactions.values() if one.end_lsn <= complete_lsn]
         return Beyond(kept, keyless, of_messages, max(ends, default=slot_lsn))
 
 

@@ -44,7 +44,8 @@ def read_visible(topics: Topics, slot: str) -> Visible:
         low, end = reader.bounds()
         start = stable = min(reader.stable_end(), end)
         step = _TAIL_RECORDS
-        while record is None and start > low:
+        removed = False
+        while record is None and start > low and not removed:
             stop, start = start, max(low, start - step)
             step *= 2
             chunk: dict[str, bool] = {}
@@ -53,8 +54,13 @@ def read_visible(topics: Topics, slot: str) -> Visible:
                     continue
                 if name != key:
                     chunk[_text(name)] = value is not None
-                elif value is not None:
-                    record = parse_record(ProgressRecord, topic, offset, value)
+                else:
+                    removed = value is None
+                    record = (
+                        None
+                        if value is None
+                        else parse_record(ProgressRecord, topic, offset, value)
+                    )
             seen = chunk | seen
     hidden = []
     with topics.reader(topic, committed=False) as reader:

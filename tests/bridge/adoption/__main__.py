@@ -94,6 +94,7 @@ def _rounds(bed: Bed, folder: Path, seed: int, count: int) -> list[tuple[Compare
 
 def _round(one: Taken) -> tuple[Compared, dict[str, dict[str, int]]]:
     assert one.load is not None
+    one.load.goes_on.set()
     one.translate()
     done = one.adopt()
     assert done.returncode == 0, done.stderr + done.stdout

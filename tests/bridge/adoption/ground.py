@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +122,7 @@ class Taken:
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
                 " WHERE database = %s AND NOT active",
             ):
-                eventually(
-                    lambda statement=statement: _tried(connection, statement, name),
-                    what="the slot is dropped",
-                )
+                eventually(partial(_tried, connection, statement, name), what="the slot is dropped")
             with contextlib.suppress(psycopg.Error):
                 connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
 
@@ -192,25 +190,30 @@ def connectors(
         yield debezium, made
     finally:
         debezium.kill()
-        for one in made:
-            one.end()
+        for taken in made:
+            taken.end()
 
 
 def kill_at_random(debezium: Debezium, taken: list[Taken], rng: random.Random, seed: int) -> int:
     """Start it under load and kill it, once or several times; return how often."""
-    for number, one in enumerate(taken):
-        one.load = Load(one.conninfo, seed * 100 + number)
+    loads = [Load(one.conninfo, seed * 100 + number) for number, one in enumerate(taken)]
+    for one, load in zip(taken, loads, strict=True):
+        one.load = load
     kills = rng.choice((1, 1, 2, 3))
     for number in range(kills):
         debezium.start(timeout_s=300)
+        for load in loads:
+            load.goes_on.set()
         if number == 0:
             for one in taken:
-                eventually(lambda one=one: _has_events(one), what="Debezium's events", timeout_s=60)
-        time.sleep(rng.uniform(0.1, 6.0))
+                eventually(partial(_has_events, one), what="Debezium's events", timeout_s=60)
+        time.sleep(rng.uniform(0.1, 8.0))
         debezium.kill()
         time.sleep(rng.choice((0.0, 0.5)))
+        for load in loads:
+            load.goes_on.clear()
     for one in taken:
-        eventually(lambda one=one: not _active(one), what="the slot is free", timeout_s=60)
+        eventually(partial(_free, one), what="the slot is free", timeout_s=60)
     return kills
 
 
@@ -221,10 +224,10 @@ def _has_events(one: Taken) -> bool:
     return f"{one.prefix}.public.counters" in admin.list_topics(timeout=10).topics
 
 
-def _active(one: Taken) -> bool:
+def _free(one: Taken) -> bool:
     with psycopg.connect(one.conninfo, autocommit=True) as connection:
         row = connection.execute(
             "SELECT active FROM pg_replication_slots WHERE slot_name = %s", [one.connector.slot]
         ).fetchone()
     assert row is not None
-    return bool(row[0])
+    return not row[0]

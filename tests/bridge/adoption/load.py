@@ -58,6 +58,8 @@ class Load:
         self.committed = 0
         self._conninfo = conninfo
         self._enough = threading.Event()
+        self.goes_on = threading.Event()
+        """Set while the clients work."""
         self._threads = [
             threading.Thread(target=self._run, args=[random.Random(f"{seed}/{client}")])
             for client in range(clients)
@@ -76,17 +78,19 @@ class Load:
     def stop(self) -> None:
         """No more of it."""
         self._enough.set()
+        self.goes_on.set()
         for thread in self._threads:
             thread.join(60)
 
     def _run(self, rng: random.Random) -> None:
         with psycopg.connect(self._conninfo, autocommit=True) as connection:
             while not self._enough.wait(0.015):
+                self.goes_on.wait()
                 try:
                     with connection.transaction():
                         for _ in range(rng.choice((1, 1, 2, 5))):
                             _change(connection, rng)
-                        if rng.random() < 0.03:
+                        if rng.random() < 0.02:
                             _large(connection, rng)
                         if rng.random() < 0.05:
                             raise psycopg.Rollback
@@ -124,7 +128,7 @@ def _change(connection: psycopg.Connection[Any], rng: random.Random) -> None:
 def _large(connection: psycopg.Connection[Any], rng: random.Random) -> None:
     """Many rows with one LSN (COPY), or many changes."""
     if rng.random() < 0.5:
-        count = rng.choice((20, 200, 1000))
+        count = rng.choice((20, 100, 800))
         row = connection.execute(
             f"SELECT array_agg({_VERSION}) FROM generate_series(1, %s)".encode(), [count]
         ).fetchone()
@@ -168,7 +172,10 @@ class Compared:
 
 
 def compare(conninfo: str, bootstrap_servers: str, prefix: str) -> Compared:
-    """Compare the topics with what the database says that it has done."""
+    """Compare the topics with what the database says that it has done.
+
+    What Debezium has written behind the bridge, after a release, counts as the bridge's.
+    """
     truth: dict[tuple[str, str], list[Change]] = defaultdict(list)
     with psycopg.connect(conninfo) as connection:
         for table, key, *change in connection.execute(
@@ -201,7 +208,8 @@ def _by_key(bootstrap_servers: str, topic: str) -> dict[str, list[tuple[Change, 
         (untold.add if event["op"] == "d" else untold.discard)(name)
         version = (event["after"] or {}).get("version")
         change = Change(event["op"], event["source"]["txId"], version)
-        found[name].append((change, "commit_lsn" in event["source"]))
+        is_ours = "commit_lsn" in event["source"] or any(ours for _, ours in found[name])
+        found[name].append((change, is_ours))
     assert not untold, f"{topic}: no tombstone of {sorted(untold)[:5]}"
     return found
 
@@ -211,7 +219,6 @@ def _compare_key(
 ) -> None:
     theirs = [change for change, is_ours in events if not is_ours]
     ours = [change for change, is_ours in events if is_ours]
-    assert [is_ours for _, is_ours in events] == sorted(is_ours for _, is_ours in events), name
     found.theirs += len(theirs)
     found.ours += len(ours)
     start = 0

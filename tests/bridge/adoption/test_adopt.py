@@ -1,0 +1,154 @@
+"""`slotbridge adopt` and `release` with a real Debezium, killed under load."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from schemas.errors import ExitCode
+from services.bridge.adoption.offsets import offset_key, read_map, write_map
+from services.bridge.failpoints import OF_A_RELEASE, OF_AN_ADOPTION, VARIABLE
+from services.testbed.debezium import Debezium
+from services.testbed.java import SHORT_LIVED
+from services.testbed.processes import Processes
+from services.testbed.users import server_user
+from tests.bridge.adoption.ground import Taken, connectors, kill_at_random, run
+from tests.providers.interface import Broker, Provider
+from tests.providers.waiting import eventually
+
+KILLED = -9
+
+
+@pytest.fixture(scope="module")
+def killed(
+    pair: Provider, kafka: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Taken]]:
+    """Two connectors of a Kafka Connect that was killed; their loads go on."""
+    folder = tmp_path_factory.mktemp("adoption")
+    folder.chmod(0o755)
+    rng = random.Random(7)
+    with (
+        Processes(folder, server_user()) as processes,
+        connectors(pair.primary, kafka, folder / "c", processes, rng, 2) as (debezium, taken),
+    ):
+        kill_at_random(debezium, taken, rng, 7)
+        for one in taken:
+            one.translate()
+        yield taken
+
+
+@pytest.mark.timeout(1200)
+def test_killed_at_each_step_and_given_back(killed: list[Taken], tmp_path: Path) -> None:
+    one, _ = killed
+    assert one.load is not None
+    one.load.goes_on.set()
+    for step in OF_AN_ADOPTION:
+        done = one.adopt(**{VARIABLE: f"{step}:1"})
+        assert done.returncode == KILLED, (step, done.returncode, done.stderr)
+    again = one.adopt()
+    assert again.returncode == ExitCode.WITNESSES_DISAGREE, again.stderr
+    assert "it is adopted already" in again.stderr
+    bridge = one.new_bridge().streaming()
+    one.load.more(30)
+    assert bridge.stop() == 0, bridge.output
+    assert _failover(one)
+    for step in OF_A_RELEASE:
+        done = one.release(**{VARIABLE: f"{step}:1"})
+        assert done.returncode == KILLED, (step, done.returncode, done.stderr)
+    assert one.release().returncode == 0
+    tmp_path.chmod(0o755)
+    with Processes(tmp_path, server_user()) as processes:
+        debezium = Debezium(
+            one.folder / "connect",
+            [one.connector],
+            bootstrap_servers=one.broker.bootstrap_servers,
+            processes=processes,
+            jvm_options=SHORT_LIVED,
+        )
+        debezium.start(timeout_s=300)
+        one.load.more(30)
+        debezium.kill()
+    again = one.adopt()
+    assert again.returncode == 0, again.stderr
+    one.new_bridge().streaming()
+    one.load.more(30)
+    found = one.compared()
+    assert (found.lost, found.twice, found.wrong) == (0, 0, 0), found.faults
+    assert found.ours > 0 and found.theirs > 0
+
+
+def test_refusals(killed: list[Taken]) -> None:
+    _, one = killed
+    assert one.load is not None
+    one.load.stop()
+    plan = json.loads(one.adopt("--dry-run").stdout)
+    assert plan["dry_run"] and not plan["failover"]
+
+    taken = psycopg.connect(one.conninfo, autocommit=True)
+    row = taken.execute("SELECT confirmed_flush_lsn::text FROM pg_replication_slots").fetchone()
+    assert row is not None
+
+    _refused(one, ExitCode.SETTINGS, "transforms=x has no counterpart", transforms="x")
+    _refused(one, ExitCode.SETTINGS, "bridge.tombstones", **{"tombstones.on.delete": "false"})
+    offsets = one.folder / "connect" / "offsets"
+    was = offsets.read_bytes() if offsets.exists() else b""
+    key = offset_key(one.connector.name, one.prefix)
+    snapshot = b'{"lsn":1,"snapshot":"INITIAL","last_snapshot_record":false}'
+    offsets.write_bytes(write_map({**read_map(was), key: snapshot}))
+    _refused(one, ExitCode.WITNESSES_DISAGREE, "the initial snapshot of Debezium is not finished")
+    offsets.write_bytes(write_map({**read_map(was), key: b'{"lsn":1,"lsn_commit":1}'}))
+    _refused(one, ExitCode.WITNESSES_DISAGREE, "the slot is confirmed up to")
+    offsets.write_bytes(write_map({**read_map(was), key: b'{"lsn":1'}))
+    _refused(one, ExitCode.WITNESSES_DISAGREE, "can't be read")
+    offsets.write_bytes(b"text")
+    _refused(one, ExitCode.WITNESSES_DISAGREE, "not a standalone worker's offset file")
+    offsets.unlink()
+    _refused(one, ExitCode.WITNESSES_DISAGREE, "no offset", **{"snapshot.mode": "initial"})
+
+    # as if Debezium had said that it has all, and lost the last transactions
+    taken.execute("INSERT INTO last VALUES (1, 1)")
+    now = taken.execute("SELECT (pg_current_wal_lsn() - '0/0')::bigint").fetchone()
+    assert now is not None
+    all_of_it = b'{"lsn":%d,"lsn_commit":%d}' % (now[0], now[0])
+    offsets.write_bytes(write_map({**read_map(was), key: all_of_it}))
+    topic = f"{one.prefix}.public.last"
+    if _has_gone_on(one):
+        _refused(one, ExitCode.WITNESSES_DISAGREE, topic)
+    taken.close()
+    offsets.write_bytes(was or write_map({}))
+
+
+def _refused(one: Taken, code: int, reason: str, **config: str) -> None:
+    """Require that it is refused with the connector's configuration changed so."""
+    file = one.connector_file()
+    document = json.loads(file.read_text())
+    document["config"] |= config
+    changed = file.with_suffix(".changed.json")
+    changed.write_text(json.dumps(document))
+    worker = ["--worker", str(one.folder / "connect" / "worker.properties")]
+    done = run(
+        *("adopt", "--from-debezium", str(changed), *worker, "--config", str(one.config), "--yes")
+    )
+    assert done.returncode == code, done.stderr
+    assert reason in done.stderr, done.stderr
+
+
+def _has_gone_on(one: Taken) -> bool:
+    return bool(json.loads(one.adopt("--dry-run", "--publish-lacking").stdout)["lacking"])
+
+
+def _failover(one: Taken) -> bool:
+    with psycopg.connect(one.conninfo, autocommit=True) as connection:
+
+        def turned_on() -> bool:
+            row = connection.execute(
+                "SELECT failover FROM pg_replication_slots WHERE slot_name = %s",
+                [one.connector.slot],
+            ).fetchone()
+            return row is not None and bool(row[0])
+
+        eventually(turned_on, what="the slot is a failover slot")
+    return True

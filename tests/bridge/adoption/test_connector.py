@@ -1,0 +1,169 @@
+"""A connector's configuration as settings; the offset as Kafka Connect keeps it."""
+
+from typing import Any
+
+import pytest
+
+from schemas.settings import Settings
+from services.bridge.adoption.connector import connector_of, differences, translate
+from services.bridge.adoption.offsets import (
+    is_key,
+    offset_key,
+    offset_of,
+    read_map,
+    released_offset,
+    write_map,
+)
+
+CONFIG = {
+    "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+    "plugin.name": "pgoutput",
+    "database.hostname": "pg-a",
+    "database.port": "5433",
+    "database.user": "debezium",
+    "database.password": "secret",
+    "database.dbname": "bank",
+    "topic.prefix": "bank",
+    "slot.name": "dbz",
+    "publication.name": "dbz_pub",
+}
+WORKER = {
+    "bootstrap.servers": "kafka-1:9092",
+    "key.converter": "org.apache.kafka.connect.json.JsonConverter",
+    "key.converter.schemas.enable": "false",
+    "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+    "value.converter.schemas.enable": "false",
+    "group.id": "connect-1",
+    "offset.storage.topic": "offsets",
+    "offset.flush.interval.ms": "1000",
+}
+
+
+def translated(**more: Any) -> Any:
+    config = {key.replace("__", "."): value for key, value in more.items()}
+    connector = connector_of({"name": "bank", "config": {**CONFIG, **config}}, WORKER)
+    return translate(connector, WORKER)
+
+
+def test_defaults_are_debeziums() -> None:
+    found = translated()
+    assert found.refusals == ()
+    settings = Settings.model_validate(found.settings)
+    assert settings.source is not None and settings.kafka is not None
+    assert settings.source.slot == "dbz" and settings.source.publication == "dbz_pub"
+    assert "secret" not in str(found.settings)
+    assert (settings.kafka.topic_prefix, settings.kafka.value_format) == ("bank", "json")
+    assert settings.bridge.decimal_handling == "precise"
+    assert settings.bridge.time_precision == "adaptive"
+    assert settings.bridge.tombstones and not settings.bridge.transaction_metadata
+    assert settings.shaping.skip == {"*.*": ("t",)}
+    assert [*differences(found.settings, settings.model_dump())] == []
+
+
+def test_what_can_be_translated_is() -> None:
+    config = {
+        "table.include.list": r"public\.accounts,public.pgbench_.*",
+        "column.exclude.list": r"public\.accounts\.pin",
+        "skipped.operations": "none",
+        "tombstones.on.delete": False,
+        "provide.transaction.metadata": "true",
+        "decimal.handling.mode": "string",
+        "value.converter.schemas.enable": "true",
+        "topic.creation.default.partitions": "6",
+        "database.sslmode": "require",
+    }
+    connector = connector_of({"name": "x", **CONFIG, **config}, WORKER)
+    found = translate(connector, WORKER)
+    assert found.refusals == ()
+    assert found.settings["shaping"] == {
+        "include": ["public.accounts", "public.pgbench_*"],
+        "columns": {"public.accounts": {"exclude": ["pin"]}},
+    }
+    assert found.settings["kafka"]["value_format"] == "json_schema_envelope"
+    assert found.settings["kafka"]["partitions"] == 6
+    assert found.settings["bridge"]["tombstones"] is False
+    assert found.settings["bridge"]["transaction_metadata"] is True
+    assert "sslmode=require" in found.settings["source"]["conninfo"]
+    Settings.model_validate(found.settings)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("plugin.name", "decoderbufs"),
+        ("transforms", "unwrap"),
+        ("message.key.columns", "public.t:a"),
+        ("time.precision.mode", "connect"),
+        ("column.mask.with.12.chars", "public.t.a"),
+        ("table.include.list", r"public\.(a|b)"),
+        ("table.include.list", "accounts"),
+        ("value.converter", "io.confluent.connect.avro.AvroConverter"),
+        ("topic.delimiter", "_"),
+        ("event.processing.failure.handling.mode", "skip"),
+        ("lsn.flush.mode", "manual"),
+        ("some.new.key", "x"),
+        ("connector.class", "io.debezium.connector.mysql.MySqlConnector"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name(key: str, value: str) -> None:
+    (refusal,) = translated(**{key: value}).refusals
+    assert key in refusal
+    connector = connector_of({"name": "b", "config": {**CONFIG, key: value}}, WORKER)
+    ignored = translate(connector, WORKER, ignored=[key]).refusals
+    assert ignored == () or key in ("plugin.name", "value.converter")
+
+
+def test_other_settings_are_told() -> None:
+    found = translated()
+    given = Settings.model_validate(found.settings).model_dump()
+    given["bridge"]["decimal_handling"] = "string"
+    given["shaping"]["keys"] = {"public.t": ("a",)}
+    told = [*differences(found.settings, given)]
+    assert len(told) == 2
+    assert "bridge.decimal_handling" in told[0] and "shaping.keys" in told[1]
+
+
+def test_a_connector_without_a_name_is_refused() -> None:
+    for document in ({}, {"config": [1]}, {"name": "x", "config": {"a": {}}}):
+        with pytest.raises(ValueError, match=r"name|neither"):
+            connector_of(document)
+
+
+def test_the_transactional_id_is_connects() -> None:
+    worker = {**WORKER, "exactly.once.source.support": "enabled"}
+    assert connector_of({"name": "b", "config": CONFIG}, worker).transactional_id == "connect-1-b-0"
+    assert connector_of({"name": "b", "config": CONFIG}, WORKER).transactional_id == ""
+
+
+def test_offsets() -> None:
+    whole = (
+        b'{"lsn_proc":560,"messageType":"UPDATE","lsn_commit":500,"lsn":560,"txId":14,"ts_usec":1}'
+    )
+    assert offset_of(whole) == (500, 560, "")
+    assert offset_of(b'{"lsn":7,"snapshot":"INITIAL","last_snapshot_record":false}').unfinished
+    assert not offset_of(b'{"lsn":7,"snapshot":"INITIAL","last_snapshot_record":true}').unfinished
+    assert offset_of(b'{"lsn":7,"incremental_snapshot_collections":"[x]"}').unfinished
+    assert offset_of(released_offset(1234, 5)) == (0, 1234, "")
+    for value in (b"[]", b"x", b'"text"'):
+        with pytest.raises(ValueError, match=r".*"):
+            offset_of(value)
+    key = offset_key("c", "bank")
+    assert key == b'["c",{"server":"bank"}]' and is_key(key, "c", "bank")
+    assert not is_key(key, "d", "bank") and not is_key(b"x", "c", "bank")
+
+
+def test_the_offset_file_is_javas() -> None:
+    """As a real worker has written it; a part of it is taken for nothing, as the worker does."""
+    written = bytes.fromhex(
+        "aced0005737200116a6176612e7574696c2e486173684d61700507dac1c31660d103000246000a6c6f6164466163"
+        "746f724900097468726573686f6c6478703f4000000000000c770800000010000000017572"
+        "00025b42acf317f8060854e002000078700000000161757100"
+    ) + bytes.fromhex("7e00020000000162" + "78")
+    assert read_map(written) == {b"a": b"b"}
+    assert write_map({b"a": b"b"}) == written
+    several = {b"a": b"1" * 3000, b"b": None, b"c": b"", b"d": b"\xac\xed"}
+    assert read_map(write_map(several)) == several
+    assert {*map(len, (read_map(written[:end]) for end in range(len(written))))} == {0}
+    for other in (b"{}", written + b"x", written.replace(b"ur\x00\x02[B", b"ur\x00\x02[C")):
+        with pytest.raises(ValueError, match=r"it (is not|has more)"):
+            read_map(other)

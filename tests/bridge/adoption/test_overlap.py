@@ -1,0 +1,199 @@
+"""What is left out, for any order in which Debezium has written, crashed and begun again."""
+
+import json
+from collections import Counter
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import OperatorNeeded
+from services.bridge.adoption.overlap import LeftOut
+from services.bridge.adoption.told import Record, Tails, Transaction
+from services.bridge.events.event import Event
+
+TOPIC, PREFIX = "p.public.t", "p"
+KEYS = 3
+
+
+class Change(NamedTuple):
+    """Of one key; `lsn` is its own, `xid` its transaction's."""
+
+    key: int
+    op: str
+    xid: int
+    lsn: int
+
+    @property
+    def key_bytes(self) -> bytes:
+        return b'{"id":%d}' % self.key
+
+
+class Told(NamedTuple):
+    """A record: an event, or the tombstone behind a delete."""
+
+    change: Change
+    tombstone: bool = False
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[Transaction], list[Change]]:
+    """Transactions in commit order, with their changes; several of one LSN, as COPY makes them."""
+    transactions, changes = [], []
+    lsn = 100
+    for xid in range(1, draw(st.integers(1, 8)) + 1):
+        for _ in range(draw(st.integers(1, 3))):
+            lsn += 10
+            keys = sorted(draw(st.sets(st.integers(0, KEYS - 1), min_size=1)))
+            changes += [Change(key, draw(st.sampled_from("cud")), xid, lsn) for key in keys]
+        lsn += 10
+        transactions.append(Transaction(xid, lsn, lsn + 8, lsn))
+        lsn += 8
+    return transactions, changes
+
+
+@st.composite
+def logs(draw: st.DrawFn, changes: list[Change]) -> tuple[list[list[Told]], int]:
+    """A log for each of two partitions, and up to which transaction the slot is confirmed.
+
+    A run begins behind the confirmed transaction, and is cut anywhere in each partition.
+    """
+    partitions: list[list[Told]] = [[], []]
+    confirmed = 0
+    last = max(change.xid for change in changes)
+    for _ in range(draw(st.integers(1, 3))):
+        whole = last
+        for number, log in enumerate(partitions):
+            told: list[Told] = []
+            for change in changes:
+                if change.xid > confirmed and change.key % 2 == number:
+                    told.append(Told(change))
+                    if change.op == "d":
+                        told.append(Told(change, True))
+            cut = draw(st.integers(0, len(told)))
+            log += told[:cut]
+            if cut < len(told):
+                whole = min(whole, told[cut].change.xid - 1)
+        confirmed = draw(st.integers(confirmed, max(confirmed, whole)))
+    return partitions, confirmed
+
+
+@given(st.data())
+def test_each_key_goes_on_behind_its_last_record(data: st.DataObject) -> None:
+    transactions, changes = data.draw(histories())
+    partitions, confirmed = data.draw(logs(changes))
+    tails = Tails(PREFIX, 0)
+    for number, log in enumerate(partitions):
+        for offset, told in enumerate(log):
+            tails.take(record_of(told, number, offset))
+    slot_lsn = next((one.end_lsn for one in transactions if one.xid == confirmed), 0)
+    again = {one.xid: one for one in transactions if one.xid > confirmed}
+    beyond = tails.beyond(slot_lsn, again, {})
+    left_out = LeftOut(beyond, again, 0)
+    everything = [
+        told
+        for change in changes
+        for told in [Told(change), *([Told(change, True)] if change.op == "d" else [])]
+    ]
+    ours = [
+        told
+        for told in everything
+        if (one := again.get(told.change.xid))
+        and (
+            one.commit_lsn >= beyond.end_lsn
+            or left_out.takes(event_of(told), told.change.xid, told.change.lsn)
+        )
+    ]
+    left_out.finish()
+    for key in range(KEYS):
+        of_key = [told for told in everything if told.change.key == key]
+        theirs = [told for told in partitions[key % 2] if told.change.key == key]
+        start = of_key.index(theirs[-1]) + 1 if theirs else 0
+        before = [told for told in of_key if told.change.xid <= confirmed]
+        assert [told for told in ours if told.change.key == key] == of_key[
+            max(start, 0 if theirs else len(before)) :
+        ]
+
+
+def record_of(told: Told, partition: int, offset: int) -> Record:
+    change = told.change
+    value = None if told.tombstone else value_of(change.xid, change.lsn, change.op)
+    return Record(TOPIC, partition, offset, 0, change.key_bytes, value)
+
+
+def value_of(xid: int, lsn: int, op: str, **more: Any) -> bytes:
+    source = {"connector": "postgresql", "name": PREFIX, "ts_ms": 0, "txId": xid, "lsn": lsn}
+    return json.dumps({"op": op, "before": None, "after": None, "source": source, **more}).encode()
+
+
+def event_of(told: Told) -> Event:
+    change = told.change
+    value = None if told.tombstone else b"{}"
+    return Event(TOPIC, change.key_bytes, value, None, False, "public.t", 0, change.lsn)
+
+
+def row(xid: int, lsn: int, after: Any) -> tuple[Record, Event]:
+    """A row of a table without a key, as both tell it."""
+    theirs = Record(TOPIC, 0, lsn, 0, None, value_of(xid, lsn, "c", after=after))
+    ours = json.dumps({"op": "c", "before": None, "after": after}).encode()
+    return theirs, Event(TOPIC, None, ours, None, False, "public.t", 0, lsn)
+
+
+def test_rows_without_a_key_are_counted() -> None:
+    """Three rows of one LSN, two of them equal: one of these and the other one are there."""
+    rows = [row(5, 100, {"a": 1}), row(5, 100, {"a": 1}), row(5, 100, {"a": 2})]
+    again = {5: Transaction(5, 200, 208, 0)}
+    tails = Tails(PREFIX, 0)
+    for theirs, _ in (rows[0], rows[2]):
+        tails.take(theirs)
+    left_out = LeftOut(tails.beyond(50, again, {}), again, 0)
+    assert [left_out.takes(ours, 5, 100) for _, ours in rows] == [False, True, False]
+    left_out.finish()
+
+
+def test_a_record_that_is_decoded_as_something_else_is_refused() -> None:
+    theirs, _ = row(5, 100, {"a": "1.50"})
+    _, ours = row(5, 100, {"a": "BigA"})
+    again = {5: Transaction(5, 200, 208, 0)}
+    tails = Tails(PREFIX, 0)
+    tails.take(theirs)
+    left_out = LeftOut(tails.beyond(50, again, {}), again, 0)
+    assert left_out.takes(ours, 5, 100)
+    with pytest.raises(OperatorNeeded, match="not what the slot decodes"):
+        left_out.finish()
+
+
+def test_an_event_that_the_server_lacks_is_refused() -> None:
+    tails = Tails(PREFIX, 0)
+    tails.take(record_of(Told(Change(1, "u", 77, 500)), 0, 0))
+    with pytest.raises(OperatorNeeded, match="does not decode"):
+        tails.beyond(400, {5: Transaction(5, 450, 458, 0)}, {})
+
+
+def test_what_the_offset_claims_and_kafka_lacks_is_counted() -> None:
+    again = {5: Transaction(5, 200, 208, 0), 6: Transaction(6, 300, 308, 0)}
+    tails = Tails(PREFIX, 0)
+    tails.take(record_of(Told(Change(1, "u", 6, 250)), 0, 0))
+    left_out = LeftOut(tails.beyond(50, again, {}), again, 208)
+    assert left_out.takes(event_of(Told(Change(2, "u", 5, 120))), 5, 120)
+    assert not left_out.takes(event_of(Told(Change(1, "u", 6, 250))), 6, 250)
+    assert left_out.lacking == Counter({TOPIC: 1})
+
+
+def test_other_records_are_refused_and_rows_of_snapshots_are_not() -> None:
+    tails = Tails(PREFIX, 0)
+    snapshot = value_of(0, 1, "r")
+    tails.take(Record(TOPIC, 0, 0, 0, b"k", snapshot))
+    assert not tails.last
+    for value in (b"x", b"{}", b"[]", value_of(1, 1, "c").replace(b'"p"', b'"q"')):
+        with pytest.raises(OperatorNeeded, match="not an event of Debezium"):
+            tails.take(Record(TOPIC, 0, 1, 0, b"k", value))
+
+
+def test_a_clock_that_is_behind_is_refused() -> None:
+    source = {"connector": "postgresql", "name": PREFIX, "ts_ms": 90_000, "txId": 1, "lsn": 1}
+    value = json.dumps({"op": "c", "source": source}).encode()
+    Tails(PREFIX, 60_000).take(Record(TOPIC, 0, 0, 40_000, b"k", value))
+    with pytest.raises(OperatorNeeded, match="50 s"):
+        Tails(PREFIX, 30_000).take(Record(TOPIC, 0, 0, 40_000, b"k", value))
