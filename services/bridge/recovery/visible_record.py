@@ -45,22 +45,24 @@ def read_visible(topics: Topics, slot: str) -> Visible:
         start = stable = min(reader.stable_end(), end)
         step = _TAIL_RECORDS
         removed = False
-        while record is None and start > low and not removed:
+        while record is None and start > low:
             stop, start = start, max(low, start - step)
             step *= 2
             chunk: dict[str, bool] = {}
+            last: tuple[int, bytes | None] | None = None
             for offset, name, value in reader.between(start, stop, deadline):
                 if is_note(name):
                     continue
                 if name != key:
                     chunk[_text(name)] = value is not None
                 else:
-                    removed = value is None
-                    record = (
-                        None
-                        if value is None
-                        else parse_record(ProgressRecord, topic, offset, value)
-                    )
+                    last = (offset, value)
+            if last is not None and not removed:
+                offset, value = last
+                removed = value is None
+                record = (
+                    None if value is None else parse_record(ProgressRecord, topic, offset, value)
+                )
             seen = chunk | seen
     hidden = []
     with topics.reader(topic, committed=False) as reader:
