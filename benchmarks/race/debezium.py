@@ -5,19 +5,12 @@ interface; offsets, configuration and status are topics of the worker's own. Bat
 helps Debezium most here; its producer compresses as Slotbridge's does.
 """
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from benchmarks.race.contenders import PUBLICATION, SlotCopy
-from services.testbed.debezium import Connector, Debezium
-from services.testbed.jars import class_path
-from services.testbed.java import find_java_home
-from services.testbed.ports import LOOPBACK, free_port
-from services.testbed.procfs import wait_until
+from services.testbed.debezium import Connector, Debezium, DistributedDebezium
 
 BATCH: Final[Mapping[str, str | int]] = {
     "max.batch.size": 8192,
@@ -31,7 +24,6 @@ PRODUCER: Final[Mapping[str, str | int]] = {
     "producer.buffer.memory": 67_108_864,
 }
 HEAP: Final = "1g"
-_REST_TIMEOUT_S: Final = 90.0
 
 
 class DebeziumContender:
@@ -85,66 +77,6 @@ class DebeziumContender:
         )
 
 
-class _Distributed(Debezium):
-    """A worker group of one, with exactly.once.source.support."""
-
-    def launch(self) -> None:
-        """Start the worker, wait for its REST interface, hand over the connectors."""
-        home = self._java_home or find_java_home()
-        self.folder.mkdir(exist_ok=True)
-        port = free_port()
-        group = self.folder.name
-        properties = self._worker_properties() | {
-            "listeners": f"http://{LOOPBACK}:{port}",
-            "group.id": group,
-            "exactly.once.source.support": "enabled",
-        }
-        del properties["offset.storage.file.filename"]  # it would be taken for a topic's setting
-        for kind in ("offset", "config", "status"):
-            properties[f"{kind}.storage.topic"] = f"{group}-connect-{kind}"
-            properties[f"{kind}.storage.replication.factor"] = 1
-        worker = self._write("worker", properties)
-        main = "org.apache.kafka.connect.cli.ConnectDistributed"
-        self._worker = self._processes.spawn(
-            self.name,
-            [
-                home / "bin" / "java",
-                *self._jvm_options,
-                "-cp",
-                class_path("debezium"),
-                main,
-                worker,
-            ],
-            cwd=self.folder,
-        )
-        for connector in self.connectors:
-            self._hand_over(f"http://{LOOPBACK}:{port}/connectors", connector)
-
-    def _hand_over(self, url: str, connector: Connector) -> None:
-        config = {key: str(value) for key, value in connector.properties().items()}
-        body = json.dumps({"name": connector.name, "config": config}).encode()
-        request = urllib.request.Request(
-            url, data=body, headers={"Content-Type": "application/json"}, method="POST"
-        )
-
-        def handed_over() -> bool:
-            if not self.running:
-                log = self.log.read_text(encoding="utf-8", errors="replace")
-                raise RuntimeError(f"Connect ended:\n{log[-3000:]}")
-            try:
-                with urllib.request.urlopen(request, timeout=10) as answer:
-                    return bool(answer.status == 201)
-            except urllib.error.HTTPError as error:
-                if error.code in (404, 409, 500, 503):  # the worker still joins its group
-                    return False
-                raise RuntimeError(error.read().decode(errors="replace")) from error
-            except OSError:
-                return False
-
-        if not wait_until(handed_over, timeout_s=_REST_TIMEOUT_S):
-            raise RuntimeError(f"Connect took no connector: {self._reason()}")
-
-
 class ExactlyOnceDebezium(DebeziumContender):
     """A Kafka transaction for each batch; offsets in it."""
 
@@ -160,7 +92,7 @@ class ExactlyOnceDebezium(DebeziumContender):
             slot_copy.prefix,
             options=options,
         )
-        return _Distributed(
+        return DistributedDebezium(
             Path(slot_copy.bed.folder / slot_copy.slot),
             [connector],
             bootstrap_servers=slot_copy.bed.kafka.bootstrap_servers,

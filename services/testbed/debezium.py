@@ -7,7 +7,10 @@ The slot and the publication exist already (pg_copy_logical_replication_slot giv
 WAL that another client of the source reads); a snapshot is not taken.
 """
 
+import json
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +27,7 @@ from services.testbed.processes import Processes
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 30.0
+_REST_TIMEOUT_S = 300.0
 _JVM_OPTIONS = (
     *("-Xms128m", "-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true"),
     "-Duser.timezone=UTC",  # else arrays of times are shifted
@@ -203,6 +207,70 @@ class Debezium:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         telling = [line for line in lines if "Exception" in line or "ERROR" in line]
         return (telling or lines or ["it has said nothing"])[-1][:300]
+
+
+class DistributedDebezium(Debezium):
+    """A worker group of one, exactly-once (exactly.once.source.support).
+
+    Offsets, configuration and status are topics of the worker's own.
+    """
+
+    def launch(self) -> None:
+        """Start the worker, wait for its REST interface, hand over the connectors."""
+        home = self._java_home or find_java_home()
+        self.folder.mkdir(exist_ok=True)
+        port = free_port()
+        group = self.folder.name
+        properties = self._worker_properties() | {
+            "listeners": f"http://{LOOPBACK}:{port}",
+            "group.id": group,
+            "exactly.once.source.support": "enabled",
+        }
+        del properties["offset.storage.file.filename"]  # it would be taken for a topic's setting
+        for kind in ("offset", "config", "status"):
+            properties[f"{kind}.storage.topic"] = f"{group}-connect-{kind}"
+            properties[f"{kind}.storage.replication.factor"] = 1
+        worker = self._write("worker", properties)
+        main = "org.apache.kafka.connect.cli.ConnectDistributed"
+        self._worker = self._processes.spawn(
+            self.name,
+            [
+                home / "bin" / "java",
+                *self._jvm_options,
+                *("-cp", class_path("debezium"), main),
+                worker,
+            ],
+            cwd=self.folder,
+        )
+        for connector in self.connectors:
+            self._hand_over(f"http://{LOOPBACK}:{port}/connectors", connector)
+
+    def _hand_over(self, url: str, connector: Connector) -> None:
+        """Make the connector, or find it as it is; a worker that was killed has it still."""
+        config = {key: str(value) for key, value in connector.properties().items()}
+        request = urllib.request.Request(  # noqa: S310 - http, of this machine
+            f"{url}/{connector.name}/config",
+            data=json.dumps(config).encode(),
+            headers={"Content-Type": "application/json"},
+            method="PUT",
+        )
+
+        def handed_over() -> bool:
+            if not self.running:
+                log = self.log.read_text(encoding="utf-8", errors="replace")
+                raise RuntimeError(f"Connect ended:\n{log[-3000:]}")
+            try:
+                with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+                    return bool(answer.status in (200, 201))
+            except urllib.error.HTTPError as error:
+                if error.code in (404, 409, 500, 503):  # the worker still joins its group
+                    return False
+                raise RuntimeError(error.read().decode(errors="replace")) from error
+            except OSError:
+                return False
+
+        if not procfs.wait_until(handed_over, timeout_s=_REST_TIMEOUT_S):
+            raise RuntimeError(f"Connect took no connector: {self._reason()}")
 
 
 def _in_use(connector: Connector) -> bool:

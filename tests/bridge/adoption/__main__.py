@@ -1,4 +1,4 @@
-"""`python -m tests.bridge.adoption --rounds 50 [--seed 1]`: adoptions of a killed Debezium.
+"""`python -m tests.bridge.adoption --rounds 50 [--seed 1] [--exactly-once]`: a killed Debezium.
 
 A round is one connector with a database and a load of its own; several share a Kafka Connect, which
 is killed at random, and started and killed again. Prints a line for each round and the sums. Exit
@@ -28,6 +28,9 @@ AT_ONCE = 5
 def main(
     rounds: Annotated[int, typer.Option(min=1)] = 50,
     seed: Annotated[int, typer.Option(help="Of the first Kafka Connect.")] = 1,
+    exactly_once: Annotated[
+        bool, typer.Option("--exactly-once", help="Kafka Connect in its exactly-once mode.")
+    ] = False,
 ) -> None:
     """Run them on servers of their own."""
     folder = Path(tempfile.mkdtemp(prefix="slotbridge-adoption-", dir=roomy_memory()))
@@ -37,7 +40,7 @@ def main(
         bed.start("kafka", "pair")
         while done < rounds:
             count = min(AT_ONCE, rounds - done)
-            for found, skipped in _rounds(bed, folder, seed, count):
+            for found, skipped in _rounds(bed, folder, seed, count, exactly_once):
                 done += 1
                 if found is None:
                     failed += 1
@@ -61,11 +64,15 @@ def _line(one: Compared) -> str:
     )
 
 
-def _rounds(bed: Bed, folder: Path, seed: int, count: int) -> list[tuple[Compared | None, int]]:
+def _rounds(
+    bed: Bed, folder: Path, seed: int, count: int, exactly_once: bool
+) -> list[tuple[Compared | None, int]]:
     rng = random.Random(seed)
     found: list[tuple[Compared | None, int]] = []
     place = folder / f"connect{seed}"
-    with connectors(bed.primary, bed.kafka, place, bed.processes, rng, count) as (debezium, taken):
+    with connectors(
+        *(bed.primary, bed.kafka, place, bed.processes, rng, count), exactly_once=exactly_once
+    ) as (debezium, taken):
         try:
             kills = kill_at_random(debezium, taken, rng, seed)
         except Exception:

@@ -17,7 +17,7 @@ import psycopg
 import yaml
 from psycopg.conninfo import conninfo_to_dict
 
-from services.testbed.debezium import Connector, Debezium
+from services.testbed.debezium import Connector, Debezium, DistributedDebezium
 from services.testbed.java import SHORT_LIVED
 from services.testbed.processes import Processes
 from tests.bridge.adoption.load import SETUP, Compared, Load, compare
@@ -39,6 +39,8 @@ class Taken:
     folder: Path
     connector: Connector
     load: Load | None = None
+    worker: Path = Path()
+    """The folder of its Kafka Connect."""
     bridge: Bridge | None = None
 
     @property
@@ -65,8 +67,8 @@ class Taken:
 
     def arguments(self) -> list[str]:
         """The options that name the connector and its worker."""
-        worker = self.folder / "connect" / "worker.properties"
-        return ["--from-debezium", str(self.connector_file()), "--worker", str(worker)]
+        worker = str(self.worker / "worker.properties")
+        return ["--from-debezium", str(self.connector_file()), "--worker", worker]
 
     def translate(self) -> None:
         """Make the settings, as an operator does; heartbeats as in all tests."""
@@ -154,9 +156,13 @@ def connectors(
     processes: Processes,
     rng: random.Random,
     count: int,
-    **options: str | int,
+    *,
+    exactly_once: bool = False,
 ) -> Iterator[tuple[Debezium, list[Taken]]]:
-    """`count` connectors in one worker that is not started yet, each with a database."""
+    """`count` connectors in one worker that is not started yet, each with a database.
+
+    `exactly_once`: a distributed worker, whose producers are transactional.
+    """
     made: list[Taken] = []
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
@@ -173,12 +179,13 @@ def connectors(
             "topic.creation.default.partitions": PARTITIONS,
             "max.batch.size": rng.choice((50, 500, 2048)),
             "poll.interval.ms": rng.choice((10, 100, 500)),
-            **options,
+            **({"exactly.once.support": "required"} if exactly_once else {}),
         }
         one = Connector(f"c{number}-{name}", conninfo, f"s_{name}", "pub", name, given)
         made.append(Taken(server, broker, folder, one))
-    debezium = Debezium(
-        folder / "connect",
+    kind = DistributedDebezium if exactly_once else Debezium
+    debezium = kind(
+        folder / f"connect-{os.urandom(4).hex()}",
         [one.connector for one in made],
         bootstrap_servers=broker.bootstrap_servers,
         processes=processes,
@@ -186,6 +193,8 @@ def connectors(
         jvm_options=SHORT_LIVED,
         settings={"offset.flush.interval.ms": rng.choice((300, 2000, 10_000))},
     )
+    for taken in made:
+        taken.worker = debezium.folder
     try:
         yield debezium, made
     finally:

@@ -62,7 +62,7 @@ def test_killed_at_each_step_and_given_back(killed: list[Taken], tmp_path: Path)
     tmp_path.chmod(0o755)
     with Processes(tmp_path, server_user()) as processes:
         debezium = Debezium(
-            one.folder / "connect",
+            one.worker,
             [one.connector],
             bootstrap_servers=one.broker.bootstrap_servers,
             processes=processes,
@@ -93,7 +93,7 @@ def test_refusals(killed: list[Taken]) -> None:
 
     _refused(one, ExitCode.SETTINGS, "transforms=x has no counterpart", transforms="x")
     _refused(one, ExitCode.SETTINGS, "bridge.tombstones", **{"tombstones.on.delete": "false"})
-    offsets = one.folder / "connect" / "offsets"
+    offsets = one.worker / "offsets"
     was = offsets.read_bytes() if offsets.exists() else b""
     key = offset_key(one.connector.name, one.prefix)
     snapshot = b'{"lsn":1,"snapshot":"INITIAL","last_snapshot_record":false}'
@@ -128,7 +128,7 @@ def _refused(one: Taken, code: int, reason: str, **config: str) -> None:
     document["config"] |= config
     changed = file.with_suffix(".changed.json")
     changed.write_text(json.dumps(document))
-    worker = ["--worker", str(one.folder / "connect" / "worker.properties")]
+    worker = ["--worker", str(one.worker / "worker.properties")]
     done = run(
         *("adopt", "--from-debezium", str(changed), *worker, "--config", str(one.config), "--yes")
     )
