@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from schemas.errors import OperatorNeeded, Retryable
+from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from services.bridge.adoption.told import OPERATION, Record, Tails, said
 from services.bridge.sink.offsets import Partition, answers, ask_ends, in_parts
 from services.bridge.sink.topics import Topics
@@ -71,6 +71,7 @@ def require_unchanged(topics: Topics, ends: dict[Partition, int]) -> None:
                 operation=OPERATION,
                 subject=f"{place[0]}[{place[1]}]",
                 hint="stop it, and delete its connector; then run this again",
+                exit_code=ExitCode.SLOT_IN_USE,
             )
 
 

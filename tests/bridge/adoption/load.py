@@ -196,9 +196,11 @@ def _by_key(bootstrap_servers: str, topic: str) -> dict[str, list[tuple[Change, 
     """Key -> its events in order, and whether each is the bridge's; tombstones are checked."""
     found: dict[str, list[tuple[Change, bool]]] = defaultdict(list)
     untold: set[str] = set()
-    for _partition, key, value in committed(bootstrap_servers, topic):
+    places: dict[str, int] = {}
+    for partition, key, value in committed(bootstrap_servers, topic):
         assert key is not None
         name = str(json.loads(key)["id"])
+        assert places.setdefault(name, partition) == partition, f"{topic} {name}: in two partitions"
         if value is None:
             untold.discard(name)
             continue
