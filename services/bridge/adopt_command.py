@@ -97,12 +97,16 @@ def adopt(
             )
         settings = load_settings(config)
         _require_alike(translation, settings)
-        with _prepared(settings) as (primary, topics, check):
+        with contextlib.ExitStack() as stack:
+            primary, topics, check = stack.enter_context(_prepared(settings))
             failpoints.arm()
             offset = ConnectOffsets(require(settings.kafka, "kafka"), connector).read().offset
             adoption = Adoption(
                 *(settings, primary, topics, check, connector, offset, clock_margin_s * 1000)
             )
+            stack.callback(adoption.close)
+            if not dry_run:
+                adoption.fence()
             plan = adoption.plan()
             late: list[str] = []
             if not json:

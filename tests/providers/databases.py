@@ -11,7 +11,7 @@ from tests.providers.waiting import eventually
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-_REMOVED: Final = "a test's, over"
+REMOVED: Final = "a test's, over"
 """The comment on a database whose test has ended."""
 
 
@@ -62,14 +62,14 @@ def remove(server: Server, dbname: str, *, keep_origins: set[str]) -> None:
         for name in origins(server) - keep_origins:
             connection.execute("SELECT pg_replication_origin_drop(%s)", [name])
         comment = sql.SQL("COMMENT ON DATABASE {} IS {}")
-        connection.execute(comment.format(sql.Identifier(dbname), _REMOVED))
+        connection.execute(comment.format(sql.Identifier(dbname), REMOVED))
 
 
 def drop_removed(server: Server, standby: Server | None = None) -> None:
     """Drop the removed databases that have no slot left on the standby: each takes 8 MB twice."""
     query = "SELECT datname FROM pg_database WHERE shobj_description(oid, 'pg_database') = %s"
     with connect(server) as connection:
-        removed = {name for (name,) in connection.execute(query, [_REMOVED])}
+        removed = {name for (name,) in connection.execute(query, [REMOVED])}
         for name in removed - (_with_slots(standby) if standby else set()):
             drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
             with contextlib.suppress(psycopg.errors.ObjectInUse):

@@ -1,10 +1,11 @@
 """Goes on in Debezium's topics: what the slot decodes again, without what Kafka has.
 
+    fence    end what Debezium's transactional producer, or a killed run, has open in Kafka
     plan     take the slot; which transactions does it decode from where it is confirmed?
              read the topics' tails; encode the changes up to the last one that Kafka has, to see
              that all of its records are met
-    run      fence; are the topics as they were read? make the slot a failover slot; encode again,
-             into one Kafka transaction with the first progress record; move the origin
+    run      are the topics as they were read? make the slot a failover slot; encode again, into
+             one Kafka transaction with the first progress record; move the origin
 
 Killed before that transaction is committed, nothing has changed but that the slot may be a failover
 slot: it is run again. Killed after it, the bridge goes on.
@@ -30,6 +31,7 @@ from services.bridge.adoption.offsets import Offset
 from services.bridge.adoption.overlap import LeftOut, OverlapAssembler, OverlapEnvelope
 from services.bridge.adoption.slot_reading import SlotReading
 from services.bridge.adoption.tails import (
+    await_stable,
     ends_of,
     late_records,
     read_tails,
@@ -119,17 +121,26 @@ class Adoption:
         self._margin_ms = margin_ms
         self._shaping = Shaping(settings.shaping, self._kafka.topic_prefix)
         self._reading = SlotReading(primary, self._source, self._bridge)
+        self._producer = TransactionalProducer(
+            *(self._kafka, self._bridge, topics, self._source.slot, Refused()),
+            on_disturbance=partial(require_told, topics, self._source.slot, lambda: None),
+        )
+
+    def close(self) -> None:
+        """End the producer."""
+        self._producer.abandon()
 
     def plan(self) -> Plan:
         """See what is there. Nothing is changed. Raise SlotbridgeError for what is refused."""
         slot_lsn, found = self._slot()
         self._require_beginning()
-        reach("adopt looked")
+        self._require_own_transactions()
         until = self._primary.wal_lsn()
         transactions, messages = self._reading.transactions(slot_lsn, until)
         now_us = time.time_ns() // 1000
         first_us = min((one.commit_time_us for one in transactions.values()), default=now_us)
         places = table_partitions(self._topics, self._own_topics())
+        await_stable(self._topics, places)
         ends = ends_of(self._topics, places)
         since_ms = min(first_us, now_us) // 1000 - self._margin_ms
         prefix = self._connector.prefix
@@ -151,30 +162,23 @@ class Adoption:
 
         Such records are there twice; where it is gone, there are none.
         """
-        producer = TransactionalProducer(
-            *(self._kafka, self._bridge, self._topics, self._source.slot, Refused()),
-            on_disturbance=partial(require_told, self._topics, self._source.slot, lambda: None),
-        )
-        try:
-            self._fence(producer)
-            require_unchanged(self._topics, plan.ends)
-            self._make_failover(plan)
-            reach("adopt failover")
-            left_out = LeftOut(plan.beyond, plan.transactions, self._complete_lsn())
-            last: Portion | None = None
-            for portion in self._portions(plan.slot_lsn, plan.end_lsn, left_out):
-                if portion.events:
-                    producer.send(portion.events, Origins(portion))
-                last = portion if portion.stamp is not None else last
-            left_out.finish()
-            if left_out.published != plan.published:
-                raise self._changed()
-            reach("adopt sent")
-            position = last.position if last is not None else Position(0, plan.end_lsn, 0)
-            producer.commit(self._record(position, last))
-            reach("adopt committed")
-        finally:
-            producer.abandon()
+        producer = self._producer
+        require_unchanged(self._topics, plan.ends)
+        self._make_failover(plan)
+        reach("adopt failover")
+        left_out = LeftOut(plan.beyond, plan.transactions, self._complete_lsn())
+        last: Portion | None = None
+        for portion in self._portions(plan.slot_lsn, plan.end_lsn, left_out):
+            if portion.events:
+                producer.send(portion.events, Origins(portion))
+            last = portion if portion.stamp is not None else last
+        left_out.finish()
+        if left_out.published != plan.published:
+            raise self._changed()
+        reach("adopt sent")
+        position = last.position if last is not None else Position(0, plan.end_lsn, 0)
+        producer.commit(self._record(position, last))
+        reach("adopt committed")
         self._primary.move_origin(position.end_lsn)
         logger.info(
             "adopted: start the bridge", slot=self._source.slot, lsn=format_lsn(position.end_lsn)
@@ -231,6 +235,9 @@ class Adoption:
                 f"the prefix belongs to slot {', '.join(visible.others)}",
                 "one prefix is one slot's",
             )
+
+    def _require_own_transactions(self) -> None:
+        """Raise OperatorNeeded where Debezium has written to the topic of transactions."""
         topic = transaction_topic(self._topics.prefix)
         with self._topics.reader(topic) as reader:
             records = reader.last(_TAIL_RECORDS, time.monotonic() + _FENCE_S)
@@ -275,8 +282,15 @@ class Adoption:
             if portion is not None:
                 yield portion
 
-    def _fence(self, producer: TransactionalProducer) -> None:
-        """End what Debezium's transactional producer has open, and other bridges."""
+    def fence(self) -> None:
+        """End what Debezium's transactional producer has open, and what a killed run has.
+
+        Raise SlotbridgeError for a slot or prefix that can't be taken over.
+        """
+        self._slot()
+        self._require_beginning()
+        reach("adopt looked")
+        producer = self._producer
         if self._connector.transactional_id:
             options = {
                 **client_options(self._kafka),

@@ -8,8 +8,10 @@ from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from services.bridge.adoption.told import OPERATION, Record, Tails, said
 from services.bridge.sink.offsets import Partition, answers, ask_ends, in_parts
 from services.bridge.sink.topics import Topics
+from services.kafka.records import READ_DEADLINE_S
 
 _READ_S: Final = 600.0
+_LOOK_S: Final = 0.2
 
 
 def table_partitions(topics: Topics, own: Iterable[str]) -> list[Partition]:
@@ -25,6 +27,21 @@ def ends_of(topics: Topics, places: list[Partition]) -> dict[Partition, int]:
         asked = ask_ends(topics.admin, some, committed=False)
         found |= {place: end.offset for place, end in answers(asked).items()}
     return found
+
+
+def await_stable(topics: Topics, places: list[Partition]) -> None:
+    """Wait until no transaction is open in `places`. Raise Retryable at the deadline."""
+    until = time.monotonic() + READ_DEADLINE_S
+    while open_there := [where for some in in_parts(places) for where in topics.unstable_of(some)]:
+        if time.monotonic() > until:
+            raise Retryable(
+                "another producer has an open transaction: Debezium's, or that of a killed run",
+                operation=OPERATION,
+                subject=f"{open_there[0][0]}[{open_there[0][1]}]",
+                hint="run this without --dry-run, which ends it; or wait for its time-out",
+                exit_code=ExitCode.KAFKA_UNREACHABLE,
+            )
+        time.sleep(_LOOK_S)
 
 
 def read_tails(

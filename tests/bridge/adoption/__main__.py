@@ -36,7 +36,7 @@ def main(
     folder = Path(tempfile.mkdtemp(prefix="slotbridge-adoption-", dir=roomy_memory()))
     folder.chmod(0o755)
     sums, done, failed, left_out = Compared(), 0, 0, 0
-    with Bed(folder / "bed", lazy=True) as bed:
+    with Bed(folder / "bed", lazy=True, synchronous=False) as bed:
         bed.start("kafka", "pair")
         while done < rounds:
             count = min(AT_ONCE, rounds - done)

@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 import yaml
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from services.testbed.debezium import Connector, Debezium, DistributedDebezium
@@ -22,7 +23,7 @@ from services.testbed.java import SHORT_LIVED
 from services.testbed.processes import Processes
 from tests.bridge.adoption.load import SETUP, Compared, Load, compare
 from tests.bridge.running import Bridge
-from tests.providers.databases import connect, create
+from tests.providers.databases import REMOVED, connect, create, origins
 from tests.providers.interface import Broker, Server
 from tests.providers.waiting import eventually
 
@@ -119,21 +120,22 @@ class Taken:
             self.bridge.end()
         name = str(conninfo_to_dict(self.conninfo)["dbname"])
         with connect(self.server) as connection:
-            for statement in (
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
-                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-                " WHERE database = %s AND NOT active",
-            ):
-                eventually(partial(_tried, connection, statement, name), what="the slot is dropped")
-            with contextlib.suppress(psycopg.Error):
-                connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+            eventually(partial(_dropped, connection, name), what="the slot is dropped")
+            for origin in {f"slotbridge_{self.connector.slot}"} & origins(self.server):
+                connection.execute("SELECT pg_replication_origin_drop(%s)", [origin])
+            comment = sql.SQL("COMMENT ON DATABASE {} IS {}")
+            connection.execute(comment.format(sql.Identifier(name), REMOVED))
 
 
-def _tried(connection: psycopg.Connection[Any], statement: str, name: str) -> bool:
-    with contextlib.suppress(psycopg.Error):
-        connection.execute(statement.encode(), [name])
-        return True
-    return False
+def _dropped(connection: psycopg.Connection[Any], dbname: str) -> bool:
+    """Drop the database's slots; False where one is still in use."""
+    of_it = "FROM pg_replication_slots WHERE database = %s"
+    connection.execute(f"SELECT pg_terminate_backend(active_pid) {of_it}".encode(), [dbname])
+    try:
+        connection.execute(f"SELECT pg_drop_replication_slot(slot_name) {of_it}".encode(), [dbname])
+    except psycopg.errors.ObjectInUse:
+        return False
+    return True
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
