@@ -328,8 +328,7 @@ class Adoption:
             interval_ms=self._bridge.heartbeat_interval_ms,
             patience_ms=self._bridge.connect_deadline_ms,
         )
-        records = Records(self._source.slot, heartbeat)
-        records.seen = self._check.witnesses()
+        records = Records(self._source.slot, heartbeat, self._check.witnesses())
         stamp = last.stamp if last is not None else None
         known = (
             {"xid": stamp.xid, "commit_time_us": stamp.commit_time_us}

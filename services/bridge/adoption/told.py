@@ -184,7 +184,11 @@ class Tails:
         """
         kept = {place: one for place, one in self.last.items() if one.xid in transactions}
         keyless = {one: count for one, count in self.keyless.items() if one.xid in transactions}
-        of_messages = {at: where for at, where in self.messages.items() if at[1] in messages}
+        of_messages = {
+            at: where
+            for at, where in self.messages.items()
+            if at[1] in messages and at[1] > slot_lsn
+        }
         lost = [
             *((one.lsn, one.where) for one in self.last.values() if one.xid not in transactions),
             *((one.lsn, one.topic) for one in self.keyless if one.xid not in transactions),
