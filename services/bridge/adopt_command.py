@@ -89,21 +89,14 @@ def adopt(
         if write is not None:
             _write(write, translation, json=json)
             return
-        if config is None:
-            raise SettingsError(
-                "neither --write nor --config is given",
-                operation=OPERATION,
-                hint="first --write slotbridge.yaml, then --config slotbridge.yaml",
-            )
-        settings = load_settings(config)
+        settings = _settings(config)
         _require_alike(translation, settings)
         with contextlib.ExitStack() as stack:
             primary, topics, check = stack.enter_context(_prepared(settings))
             failpoints.arm()
             offset = ConnectOffsets(require(settings.kafka, "kafka"), connector).read().offset
-            adoption = Adoption(
-                *(settings, primary, topics, check, connector, offset, clock_margin_s * 1000)
-            )
+            margin_ms = clock_margin_s * 1000
+            adoption = Adoption(settings, primary, topics, check, connector, offset, margin_ms)
             stack.callback(adoption.close)
             if not dry_run:
                 adoption.fence()
@@ -124,6 +117,17 @@ def adopt(
         _require_none_late(late)
         if not (dry_run or json):
             typer.echo("adopted: delete the connector, then start the bridge")
+
+
+def _settings(config: Path | None) -> Settings:
+    """Load the settings. Raise SettingsError where no file is named."""
+    if config is None:
+        raise SettingsError(
+            "neither --write nor --config is given",
+            operation=OPERATION,
+            hint="first --write slotbridge.yaml, then --config slotbridge.yaml",
+        )
+    return load_settings(config)
 
 
 def _require_none_late(late: list[str]) -> None:

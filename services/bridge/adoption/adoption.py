@@ -127,7 +127,7 @@ class Adoption:
         )
 
     def close(self) -> None:
-        """End the producer."""
+        """Abort what is open in Kafka, and end the producer."""
         self._producer.abandon()
 
     def plan(self) -> Plan:

@@ -36,7 +36,7 @@ class Record(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Return `topic[partition]@offset`."""
+        """The record as messages name it: topic[partition]@offset."""
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
