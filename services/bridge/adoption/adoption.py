@@ -162,6 +162,7 @@ class Adoption:
 
         Such records are there twice; where it is gone, there are none.
         """
+        reach("adopt planned")
         producer = self._producer
         require_unchanged(self._topics, plan.ends)
         self._make_failover(plan)

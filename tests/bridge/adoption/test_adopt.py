@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import yaml
 from confluent_kafka import Producer
 
 from schemas.errors import ExitCode
@@ -84,6 +85,9 @@ def test_killed_at_each_step_and_given_back(killed: list[Taken], tmp_path: Path)
     found = one.compared()
     assert (found.lost, found.twice, found.wrong) == (0, 0, 0), found.faults
     assert found.ours > 0 and found.theirs > 0
+    settings = yaml.safe_load(one.config.read_text())
+    del settings["shaping"]["skip"]  # tables whose truncates are not published can't be compared
+    one.config.write_text(yaml.safe_dump(settings))
     recovered = run(
         *("recover", "--config", str(one.config), "--yes", "--json", "--force"),
         *("--without", "public.log"),
@@ -95,6 +99,7 @@ def test_killed_at_each_step_and_given_back(killed: list[Taken], tmp_path: Path)
     )
 
 
+@pytest.mark.timeout(1200)
 def test_refusals(killed: list[Taken]) -> None:
     _, one, _ = killed
     assert one.load is not None
@@ -183,7 +188,7 @@ def test_debezium_that_is_alive_is_told(killed: list[Taken]) -> None:
     *_, one = killed
     assert one.load is not None
     one.load.goes_on.clear()
-    adopting = _stopped_at(one, "adopt fenced")
+    adopting = _stopped_at(one, "adopt planned")
     _send_late(one)
     adopting.send_signal(signal.SIGCONT)
     said, _ = adopting.communicate(timeout=300)
