@@ -346,7 +346,10 @@ def differences(translated: Mapping[str, Any], settings: Mapping[str, Any]) -> I
             given = settings.get(section, {}).get(key)
             if (section, key) not in free and _plain(given) != _plain(value):
                 yield f"{section}.{key} is {given!r}, the connector's is {value!r}"
-    for key in ("include", "exclude", "columns", "masks", "keys", "skip", "routes", "outbox"):
+    for key in (
+        *("include", "exclude", "columns", "masks", "keys"),
+        *("skip", "routes", "outbox", "flat"),
+    ):
         given = settings.get("shaping", {}).get(key)
         if given and key not in translated.get("shaping", {}):
             yield f"shaping.{key} is {given!r}, the connector has none"
