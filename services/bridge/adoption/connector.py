@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from schemas.shaping import ShapingSettings
+
 CONNECTOR_CLASS: Final = "io.debezium.connector.postgresql.PostgresConnector"
 JSON_CONVERTER: Final = "org.apache.kafka.connect.json.JsonConverter"
 _DEFAULT_NAMING: Final = "io.debezium.schema.SchemaTopicNamingStrategy"
@@ -346,12 +348,9 @@ def differences(translated: Mapping[str, Any], settings: Mapping[str, Any]) -> I
             given = settings.get(section, {}).get(key)
             if (section, key) not in free and _plain(given) != _plain(value):
                 yield f"{section}.{key} is {given!r}, the connector's is {value!r}"
-    for key in (
-        *("include", "exclude", "columns", "masks", "keys"),
-        *("skip", "routes", "outbox", "flat"),
-    ):
-        given = settings.get("shaping", {}).get(key)
-        if given and key not in translated.get("shaping", {}):
+    default = ShapingSettings().model_dump()
+    for key, given in settings.get("shaping", {}).items():
+        if given != default[key] and key not in translated.get("shaping", {}):
             yield f"shaping.{key} is {given!r}, the connector has none"
 
 
