@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, mo
 
 Operation = Literal["c", "u", "d", "t"]
 DEFAULT_TEMPLATE = "{prefix}.{schema}.{table}"
-PLACE = ("op", "commit_lsn", "seq", "timeline")
+POSITION = ("op", "commit_lsn", "seq", "timeline")
 """Fields that every record needs: what it is, and where it stands in the order of all events."""
 _OF_SOURCE = (
     *("commit_lsn", "seq", "timeline", "lsn", "txId", "table", "schema", "db", "name"),

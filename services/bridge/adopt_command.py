@@ -308,9 +308,9 @@ def _document(plan: Plan) -> dict[str, Any]:
 
 
 def _lacking(plan: Plan) -> OperatorNeeded:
-    places = ", ".join(f"{count} of {topic}" for topic, count in sorted(plan.lacking.items()))
+    counts = ", ".join(f"{count} of {topic}" for topic, count in sorted(plan.lacking.items()))
     return OperatorNeeded(
-        f"Kafka lacks events that Debezium's offset says it has: {places}",
+        f"Kafka lacks events that Debezium's offset says it has: {counts}",
         operation=OPERATION,
         hint="the settings publish more than the connector did (a filter, a transformation), or "
         "Debezium has lost them: compare; --publish-lacking publishes them now",

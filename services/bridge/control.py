@@ -44,7 +44,7 @@ logger = structlog.get_logger(__name__)
 SECTION = "bridge"
 WAIT_MAX_S = 300.0
 _LOOK_S = 0.005
-_PLACES = ("host", "hostaddr", "port")
+_HOST_KEYS = ("host", "hostaddr", "port")
 _BODY_BYTES_MAX = 8192
 _HOSTS_MAX = 32
 
@@ -113,16 +113,16 @@ def source_at(source: SourceSettings, body: bytes | None) -> SourceSettings:
     if not isinstance(given, str) or set(document) != {"conninfo"}:
         raise _bad("the body is not a JSON document with the one key conninfo")
     try:
-        places = {key: value for key, value in conninfo_to_dict(given).items() if value}
+        hosts = {key: value for key, value in conninfo_to_dict(given).items() if value}
     except psycopg.ProgrammingError:
         raise _bad("conninfo is not a connection string") from None
-    strangers = sorted(set(places) - set(_PLACES))
+    strangers = sorted(set(hosts) - set(_HOST_KEYS))
     if strangers:
         raise _bad(f"{strangers[0]} can't be changed here")
-    if not places.get("host") and not places.get("hostaddr"):
+    if not hosts.get("host") and not hosts.get("hostaddr"):
         raise _bad("conninfo does not name a host")
     kept = conninfo_to_dict(source.conninfo.get_secret_value())
-    merged = {key: value for key, value in kept.items() if key not in _PLACES} | places
+    merged = {key: value for key, value in kept.items() if key not in _HOST_KEYS} | hosts
     moved = source.model_copy(update={"conninfo": SecretStr(make_conninfo("", **merged))})
     if len(single_hosts(moved)) > _HOSTS_MAX:
         raise _bad(f"it names more than {_HOSTS_MAX} hosts")

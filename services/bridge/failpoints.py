@@ -27,10 +27,10 @@ FAILPOINTS: Final = (
     "started",  # START_REPLICATION has been answered
     "resumed inside",  # a transaction of which Kafka has a part
     "topic made",  # a new topic is there, nothing in it
-    "sent",  # a portion is in the open Kafka transaction
-    "part sent",  # the portion is a part of a large transaction
+    "sent",  # a batch is in the open Kafka transaction
+    "part sent",  # the batch is a part of a large transaction
     "between parts",  # Kafka has committed it, the next one was not made
-    "skipped",  # the portion lacks events that Kafka has already
+    "skipped",  # the batch lacks events that Kafka has already
     "staged",  # records of a prepared transaction are in the open Kafka transaction
     "decided",  # its events and the removal of its staging are
     "before kafka commit",

@@ -220,7 +220,7 @@ class _Opening:
             spool,
             Assembler(encoding.envelope, start, self._bridge.transaction_bytes_max, record.counts),
             emit=group_commit.take if snapshot is None else snapshot.emit,
-            breathe=liveness.tick,
+            while_waiting=liveness.tick,
             prepared_topic=prepared_topic(self._prefix),
             slot=self._slot,
             staged=self._load_staged(topics, spool),
@@ -273,7 +273,7 @@ class _Opening:
             describe=encoding.relations.describe,
             encoders=encoding.encoders,
             take=group_commit.take,
-            breathe=liveness.commit_and_tick,
+            while_waiting=liveness.commit_and_tick,
         )
         self._resources.callback(snapshot.close)
         return snapshot

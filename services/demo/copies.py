@@ -64,25 +64,27 @@ def _changes(bootstrap_servers: str, topic: str) -> Iterator[Change]:
 
 
 def decided_ends(
-    consumer: Consumer, bootstrap_servers: str, places: Sequence[TopicPartition]
+    consumer: Consumer, bootstrap_servers: str, partitions: Sequence[TopicPartition]
 ) -> dict[tuple[str, int], int]:
-    """Return the offset up to which a read_committed `consumer` may read each of `places`.
+    """Return the offset up to which a read_committed `consumer` may read each of `partitions`.
 
     Kafka acknowledges a commit before it writes the markers that make it visible. What was written
     before this call is waited for, but not for long: it may belong to a transaction that hangs.
     """
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = admin.list_offsets(dict.fromkeys(places, latest)) if places else {}
+    asked = admin.list_offsets(dict.fromkeys(partitions, latest)) if partitions else {}
     deadline = time.monotonic() + _MARKERS_S
     found = {}
-    for place, written in asked.items():
+    for partition, written in asked.items():
         end = written.result(_READ_TIMEOUT_S).offset
-        while (stable := consumer.get_watermark_offsets(place, timeout=_READ_TIMEOUT_S)[1]) < end:
+        while (
+            stable := consumer.get_watermark_offsets(partition, timeout=_READ_TIMEOUT_S)[1]
+        ) < end:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.01)
-        found[place.topic, place.partition] = stable
+        found[partition.topic, partition.partition] = stable
     return found
 
 
@@ -107,11 +109,11 @@ def committed(
         metadata = consumer.list_topics(topic, timeout=_READ_TIMEOUT_S).topics[topic]
         if metadata.error is not None:
             raise KafkaException(metadata.error)
-        places = [TopicPartition(topic, partition, 0) for partition in metadata.partitions]
-        found = decided_ends(consumer, bootstrap_servers, places)
+        partitions = [TopicPartition(topic, partition, 0) for partition in metadata.partitions]
+        found = decided_ends(consumer, bootstrap_servers, partitions)
         ends = {partition: end for (_, partition), end in found.items()}
         left = {partition for partition, end in ends.items() if end > 0}
-        consumer.assign(places)
+        consumer.assign(partitions)
         while left:
             for message in consumer.consume(1000, timeout=0.1):
                 failure, partition = message.error(), message.partition() or 0

@@ -23,9 +23,9 @@ def of_rows(layout: Layout, rows: DataFrame) -> DataFrame:
     """Convert row events to a changelog's columns; a delete has what is known of the old row."""
     columns = layout.shape.columns
     unknown = ", ".join(
-        f"CASE WHEN NOT a{field.place} THEN {literal(field.name)} END"
+        f"CASE WHEN NOT a{field.source_index} THEN {literal(field.name)} END"
         for field in layout.fields
-        if columns[field.place].may_be_unavailable
+        if columns[field.source_index].may_be_unavailable
     )
     return rows.selectExpr(
         *layout.values,

@@ -32,10 +32,10 @@ def _rows(layout: Layout, changes: DataFrame) -> DataFrame:
     """Convert changes to the table's columns; raise for an unchanged value that is nowhere."""
     values = []
     for field in layout.fields:
-        value, column = f"c{field.place}", layout.shape.columns[field.place]
+        value, column = f"c{field.source_index}", layout.shape.columns[field.source_index]
         if column.may_be_unavailable:
             lacks = missing(layout, column.name, "commit_lsn")
-            value = f"CASE WHEN a{field.place} THEN {value} ELSE {lacks} END"
+            value = f"CASE WHEN a{field.source_index} THEN {value} ELSE {lacks} END"
         values.append(f"{value} AS {quoted(field.name)}")
     return changes.selectExpr(*values, "commit_lsn AS _commit_lsn", "seq AS _seq")
 
@@ -48,15 +48,17 @@ def missing(layout: Layout, column: str, commit_lsn: str) -> str:
 
 def _merge_sql(identifier: str, layout: Layout, view: str, *, unavailable: bool) -> str:
     columns = [quoted(name) for name in layout.names]
-    values = [*(f"s.c{field.place}" for field in layout.fields), "s.commit_lsn", "s.seq"]
+    values = [*(f"s.c{field.source_index}" for field in layout.fields), "s.commit_lsn", "s.seq"]
     kept = values.copy()
     for n, field in enumerate(layout.fields):
-        column = layout.shape.columns[field.place]
+        column = layout.shape.columns[field.source_index]
         if unavailable and column.may_be_unavailable:
-            has, value = f"s.a{field.place}", f"s.c{field.place}"
+            has, value = f"s.a{field.source_index}", f"s.c{field.source_index}"
             kept[n] = f"if({has}, {value}, t.{quoted(field.name)})"
             values[n] = f"if({has}, {value}, {missing(layout, column.name, 's.commit_lsn')})"
-    match = " AND ".join(f"t.{quoted(field.name)} = s.c{field.place}" for field in layout.key)
+    match = " AND ".join(
+        f"t.{quoted(field.name)} = s.c{field.source_index}" for field in layout.key
+    )
     later = "(s.commit_lsn > t._commit_lsn OR s.commit_lsn = t._commit_lsn AND s.seq > t._seq)"
     sets = ", ".join(f"t.{c} = {v}" for c, v in zip(columns, kept, strict=True))
     return (

@@ -35,7 +35,7 @@ def delete_and_insert(identifier: str, layout: Layout, changes: DataFrame, *, ev
 
 def _delete_sql(identifier: str, layout: Layout, view: str, *, send: bool) -> str:
     keys = ", ".join(f"t.{quoted(field.name)}" for field in layout.key)
-    changed = ", ".join(f"s.c{field.place}" for field in layout.key)
+    changed = ", ".join(f"s.c{field.source_index}" for field in layout.key)
     hint = "/*+ BROADCAST(s) */ " if send else ""
     return (
         f"DELETE FROM {identifier} t"  # noqa: S608 - names are quoted

@@ -47,8 +47,11 @@ def needed(
     names = set(existing)
     renames, drops, adds, widened = [], [], [], []
     source = {} if replaced else renamed(old.shape, new.shape)
-    of_old = {source.get(old.shape.names[f.place], old.shape.names[f.place]): f for f in old.fields}
-    of_new = {new.shape.names[f.place]: f for f in new.fields}
+    of_old = {
+        source.get(old.shape.names[f.source_index], old.shape.names[f.source_index]): f
+        for f in old.fields
+    }
+    of_new = {new.shape.names[f.source_index]: f for f in new.fields}
 
     def set_aside(name: str) -> None:
         number = next(n for n in range(1, 10_000) if f"{name}__old{n}" not in names)

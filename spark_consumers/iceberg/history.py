@@ -68,22 +68,22 @@ def replace(
 
 def _window(layout: Layout, *more: str) -> str:
     """Return the SQL window of one key's events in their order."""
-    keys = ", ".join((*(f"c{field.place}" for field in layout.key), *more))
+    keys = ", ".join((*(f"c{field.source_index}" for field in layout.key), *more))
     return f"PARTITION BY {keys} ORDER BY commit_lsn, seq"
 
 
 def _open_rows(identifier: str, layout: Layout, rows: DataFrame) -> DataFrame:
-    """Return the versions that hold, in the columns k0, k1 … (key) and t<place>."""
+    """Return the versions that hold, in the columns k0, k1 … (key) and t<source_index>."""
     table = rows.sparkSession.table(identifier).where("_valid_to IS NULL")
     return table.selectExpr(
         *(f"{quoted(f.name)} AS k{n}" for n, f in enumerate(layout.key)),
-        *(f"{quoted(f.name)} AS t{f.place}" for f in layout.fields),
+        *(f"{quoted(f.name)} AS t{f.source_index}" for f in layout.fields),
         "true AS held",
     )
 
 
 def _same_key(layout: Layout) -> str:
-    return " AND ".join(f"c{f.place} = k{n}" for n, f in enumerate(layout.key))
+    return " AND ".join(f"c{f.source_index} = k{n}" for n, f in enumerate(layout.key))
 
 
 def _without_restated(
@@ -93,11 +93,13 @@ def _without_restated(
 
     That version is of the event before, or the one in the table, and no truncate has ended it.
     """
-    told = ", ".join(f"c{field.place}" for field in layout.fields)
+    told = ", ".join(f"c{field.source_index}" for field in layout.fields)
     before = f"lag(struct(op, commit_lsn, seq, {told})) OVER ({_window(layout)}) AS before"
     joined = rows.selectExpr("*", before).join(table, F.expr(_same_key(layout)), "left")
     same_event, same_row = (
-        " AND ".join(f"c{field.place} <=> {other}{field.place}" for field in layout.fields)
+        " AND ".join(
+            f"c{field.source_index} <=> {other}{field.source_index}" for field in layout.fields
+        )
         for other in ("before.c", "t")
     )
     cuts = ", ".join(f"struct({lsn}L AS lsn, {seq}L AS seq)" for lsn, seq, _ in truncates)
@@ -114,22 +116,23 @@ def _without_restated(
 
 def _filled(layout: Layout, rows: DataFrame, table: DataFrame) -> DataFrame:
     """Fill unchanged values from the key's earlier event, else the version that held before."""
-    lending = [f for f in layout.fields if layout.shape.columns[f.place].may_be_unavailable]
+    lending = [f for f in layout.fields if layout.shape.columns[f.source_index].may_be_unavailable]
     past = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
     life = f"sum(CASE WHEN op = 'u' THEN 0 ELSE 1 END) OVER ({_window(layout)} {past}) AS life"
     lent = (
-        f"last(CASE WHEN a{f.place} THEN struct(c{f.place} AS v) END, true)"
-        f" OVER ({_window(layout, 'life')} {past}) AS l{f.place}"
+        f"last(CASE WHEN a{f.source_index} THEN struct(c{f.source_index} AS v) END, true)"
+        f" OVER ({_window(layout, 'life')} {past}) AS l{f.source_index}"
         for f in lending
     )
     began = rows.selectExpr("*", life).selectExpr("*", *lent)
     joined = began.join(table, F.expr(_same_key(layout)), "left")
     columns = {name: name for name in rows.columns}
     for f in lending:
-        lacks = missing(layout, layout.shape.columns[f.place].name, "commit_lsn")
-        columns[f"c{f.place}"] = (
-            f"CASE WHEN l{f.place} IS NOT NULL THEN l{f.place}.v WHEN life = 0 AND held THEN"
-            f" t{f.place} WHEN op <> 'd' THEN {lacks} END AS c{f.place}"
+        lacks = missing(layout, layout.shape.columns[f.source_index].name, "commit_lsn")
+        columns[f"c{f.source_index}"] = (
+            f"CASE WHEN l{f.source_index} IS NOT NULL THEN l{f.source_index}.v"
+            f" WHEN life = 0 AND held THEN t{f.source_index}"
+            f" WHEN op <> 'd' THEN {lacks} END AS c{f.source_index}"
         )
     return joined.selectExpr(*columns.values())
 
@@ -151,7 +154,7 @@ def _versions(layout: Layout, rows: DataFrame, truncates: Sequence[Truncate]) ->
         cuts = f"array({', '.join(each)})"
         after = f"array_min(filter({cuts}, cut -> cut > place))"
         ended, first = f"least(next, {after})", f"least(place, array_min({cuts}))"
-    values = [f"c{field.place}" for field in layout.fields]
+    values = [f"c{field.source_index}" for field in layout.fields]
     kept = [*values, "commit_lsn", "seq", "ts_us", "op"]
     begun = placed.where("op <> 'd'").selectExpr(*kept, f"{ended} AS ended", "true AS b")
     closed = placed.where("number = 1").selectExpr(*kept, f"{first} AS ended", "false AS b")
@@ -159,9 +162,11 @@ def _versions(layout: Layout, rows: DataFrame, truncates: Sequence[Truncate]) ->
 
 
 def _merge_sql(identifier: str, layout: Layout, view: str, truncates: Sequence[Truncate]) -> str:
-    match = " AND ".join(f"t.{quoted(field.name)} = s.c{field.place}" for field in layout.key)
+    match = " AND ".join(
+        f"t.{quoted(field.name)} = s.c{field.source_index}" for field in layout.key
+    )
     columns = ", ".join(quoted(name) for name in layout.names)
-    values = ", ".join(f"s.c{field.place}" for field in layout.fields)
+    values = ", ".join(f"s.c{field.source_index}" for field in layout.fields)
     sql = (
         f"MERGE INTO {identifier} t USING {view} s"  # noqa: S608 - names are quoted
         f" ON {match} AND NOT s.b AND t._valid_to IS NULL"

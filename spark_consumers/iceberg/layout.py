@@ -59,7 +59,7 @@ _FORMAT: Final = {
 class Field(NamedTuple):
     """A column of the Iceberg table: where it is in the shape, its name, its Spark type."""
 
-    place: int
+    source_index: int
     name: str
     type: T.DataType
 
@@ -87,8 +87,8 @@ class Layout:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """SQL that gives changes' values (`c<place>`) the names of the fields."""
-        return tuple(f"c{field.place} AS {quoted(field.name)}" for field in self.fields)
+        """SQL that gives changes' values (`c<source_index>`) the names of the fields."""
+        return tuple(f"c{field.source_index} AS {quoted(field.name)}" for field in self.fields)
 
     @property
     def kind(self) -> Kind:
@@ -108,7 +108,7 @@ class Layout:
     @cached_property
     def key(self) -> tuple[Field, ...]:
         """The fields that identify a row."""
-        return tuple(field for field in self.fields if self.shape.columns[field.place].key)
+        return tuple(field for field in self.fields if self.shape.columns[field.source_index].key)
 
     def _selects(self, column: str) -> bool:
         include, exclude = self.rule.include, self.rule.exclude
@@ -166,7 +166,7 @@ def _problem(layout: Layout) -> str:
 
 
 def _places(layout: Layout) -> tuple[int, ...]:
-    return tuple(field.place for field in layout.fields)
+    return tuple(field.source_index for field in layout.fields)
 
 
 def create_sql(identifier: str, layout: Layout, properties: dict[str, str]) -> str:

@@ -84,4 +84,4 @@ def wrong_columns(layout: Layout, columns: Sequence[str]) -> str:
 
 
 def _names(shape: Shape, rule: TableRule) -> dict[str, str]:
-    return {shape.names[field.place]: field.name for field in Layout(shape, rule).fields}
+    return {shape.names[field.source_index]: field.name for field in Layout(shape, rule).fields}

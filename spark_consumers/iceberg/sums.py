@@ -81,7 +81,7 @@ def add(
     if snapshot is not None and not layout.shape.keyless:
         before = spark.read.option("snapshot-id", snapshot).table(source)
         keys = changes.selectExpr(
-            *(f"c{f.place} AS _slotbridge_key{n}" for n, f in enumerate(layout.key))
+            *(f"c{f.source_index} AS _slotbridge_key{n}" for n, f in enumerate(layout.key))
         )
         match = " AND ".join(
             f"{quoted(f.name)} = _slotbridge_key{n}" for n, f in enumerate(layout.key)

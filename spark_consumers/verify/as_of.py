@@ -100,7 +100,7 @@ class _Witness:
             .select(*(F.col(quoted(f.name)).alias(f"c{n}") for n, f in enumerate(layout.fields)))
         )
         left = self._told(epoch, state, shapes).select(
-            *(F.col(f"c{f.place}").alias(f"c{n}") for n, f in enumerate(layout.fields))
+            *(F.col(f"c{f.source_index}").alias(f"c{n}") for n, f in enumerate(layout.fields))
         )
         names = [field.name for field in layout.fields]
         key = [] if shapes[-1].keyless else [layout.fields.index(field) for field in layout.key]

@@ -135,9 +135,9 @@ def _side(settings: TablesSettings, state: State | None) -> _Side:
     columns = state.shape.names
     return _Side(
         state.identifier,
-        {columns[f.place]: f.name for f in layout.fields},
-        {columns[f.place]: f.type for f in layout.fields},
-        frozenset(columns) - {columns[f.place] for f in layout.fields},
+        {columns[f.source_index]: f.name for f in layout.fields},
+        {columns[f.source_index]: f.type for f in layout.fields},
+        frozenset(columns) - {columns[f.source_index] for f in layout.fields},
         state.shape.key,
         "_valid_to IS NULL" if layout.kind == "history" else "true",
     )

@@ -40,7 +40,7 @@ from services.bridge.pgoutput.messages import (
 from services.bridge.progress.ledger import Position
 from services.bridge.sink.dead_letters import Origins
 from services.bridge.source.replication_connection import _gather as plain_gather
-from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.assembler import Assembler, EventBatch
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool
 from tests.bridge.conftest import CAN_COMPILE
@@ -126,17 +126,17 @@ def sources(draw: st.DrawFn) -> Source:
 FLAT = ShapingSettings(flat=FlatSettings(tables=("*.account",), fields=FIELDS))
 
 
-def portions(
+def batches(
     folder: Path,
     source: Source,
     cuts: list[int],
     start: Position,
     bytes_max: int,
     shaping: ShapingSettings,
-) -> list[Portion]:
+) -> list[EventBatch]:
     """What comes out when the messages come in batches that end at `cuts`."""
     shaped = Shaping(shaping, "bank")
-    made: list[Portion] = []
+    made: list[EventBatch] = []
     spool = Spool(folder / "x.spool", memory_bytes_max=10**6, bytes_max=10**9)
     envelope = Envelope(
         *("bank", "db", 3, lambda relation, *_: Described(shaped.plan(relation))),
@@ -148,7 +148,7 @@ def portions(
         spool,
         Assembler(envelope, start, bytes_max, {} if start.seq else None),
         emit=made.append,
-        breathe=lambda: None,
+        while_waiting=lambda: None,
         prepared_topic="prepared",
         slot="s",
     )
@@ -162,12 +162,12 @@ def portions(
     return made
 
 
-def records(made: list[Portion]) -> list[tuple[Event, int, int, int | None]]:
-    """Every event with its transaction, however they were put into portions."""
+def records(made: list[EventBatch]) -> list[tuple[Event, int, int, int | None]]:
+    """Every event with its transaction, however they were put into batches."""
     found = []
-    for portion in made:
-        origins = Origins(portion)
-        found += [(event, *origins.of(index)) for index, event in enumerate(portion.events)]
+    for batch in made:
+        origins = Origins(batch)
+        found += [(event, *origins.of(index)) for index, event in enumerate(batch.events)]
     return found
 
 
@@ -193,17 +193,17 @@ def test_however_it_is_cut_the_events_are_the_same(
     before = source.commits[begun % len(source.commits) - 1].end_lsn if begun else 500
     start = Position(commit.commit_lsn, before, seq) if seq else commit._replace(seq=0)
     start = start if begun else Position(0, 100, 0)
-    made = portions(folder, source, cuts, start, bytes_max, shaping)
+    made = batches(folder, source, cuts, start, bytes_max, shaping)
     with without_compiled():
-        plainly_made = portions(folder, source, [], start, bytes_max, shaping)
+        plainly_made = batches(folder, source, [], start, bytes_max, shaping)
     assert records(made) == records(plainly_made)
-    for portion in made:
-        for event in portion.events:
+    for batch in made:
+        for event in batch.events:
             if event.headers is None:
                 assert hash(event) == hash(Event(*event)), "a tuple keeps its hash from 3.14 on"
     if plainly_made:
         assert made[-1].position == plainly_made[-1].position
-    assert sum(portion.dropped for portion in made) == sum(p.dropped for p in plainly_made)
+    assert sum(batch.dropped for batch in made) == sum(p.dropped for p in plainly_made)
 
 
 KINDS = {

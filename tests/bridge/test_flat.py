@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from schemas.errors import BadInput, SettingsError
 from schemas.kafka import Format
-from schemas.shaping import FIELDS, PLACE, ShapingSettings, field_name
+from schemas.shaping import FIELDS, POSITION, ShapingSettings, field_name
 from services.bridge.events.envelope import Described
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import Relation, RelationColumn, Row
-from services.bridge.recovery.places import Place, Record, place_of_record
+from services.bridge.recovery.event_positions import EventPosition, Record, position_of_record
 from services.bridge.sink import row_tally
 from services.bridge.snapshot.row_events import RowEvents
 from tests.bridge.test_writers import FORMATS, JSON, LSN, NOW_US, ROW, TABLE, events, tables
@@ -52,7 +52,7 @@ def field(envelope: dict[str, Any], name: str) -> Any:
 def expected(envelope: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
     """What the documentation says of the flat form of an event."""
     row = envelope["before"] if envelope["after"] is None else envelope["after"]
-    told = {field_name(n): field(envelope, n) for n in (*PLACE, *flat["fields"])}
+    told = {field_name(n): field(envelope, n) for n in (*POSITION, *flat["fields"])}
     if flat["deletes"] == "rewrite":
         told["__deleted"] = "true" if envelope["op"] == "d" else "false"
     return told | (row or {})
@@ -74,13 +74,13 @@ def test_a_flat_row_is_the_events_row_and_the_chosen_fields(
             assert one.key == other.key
             assert one[4:] == other[4:]
             source = envelope["source"]
-            place = Place(source["commit_lsn"], source["seq"], source["timeline"])
+            position = EventPosition(source["commit_lsn"], source["seq"], source["timeline"])
             record = Record(one.topic, 0, one.key, one.value, one.headers)
-            assert place_of_record(record, "bank", outbox=False) == place
+            assert position_of_record(record, "bank", outbox=False) == position
             if envelope["op"] == "d" and flat["deletes"] == "tombstone":
                 assert one.value is None
-                place_told = [("__op", "d"), ("__commit_lsn", str(place.commit_lsn))]
-                place_told += [("__seq", str(place.seq)), ("__timeline", "3")]
+                place_told = [("__op", "d"), ("__commit_lsn", str(position.commit_lsn))]
+                place_told += [("__seq", str(position.seq)), ("__timeline", "3")]
                 assert one.headers == [*(other.headers or []), *place_told]
             else:
                 assert json.loads(one.value or b"") == expected(envelope, flat)
@@ -124,8 +124,8 @@ def test_the_short_way_makes_the_same_rows_which_tell_place_and_operation_in_eve
     for one, other in zip(rows_of(ways[0]), whole, strict=True):
         source = json.loads(other.value or b"")["source"]
         record = Record(one.topic, 0, one.key, one.value, one.headers)
-        place = place_of_record(record, "bank", outbox=False)
-        assert place == Place(source["commit_lsn"], source["seq"], 3)
+        position = position_of_record(record, "bank", outbox=False)
+        assert position == EventPosition(source["commit_lsn"], source["seq"], 3)
     for count in (row_tally.plain_count, row_tally.count):
         counts: list[dict[str, int]] = []
         for found in (ways[0], whole):

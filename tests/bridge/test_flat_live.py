@@ -22,7 +22,7 @@ CHANGES = (
     "DELETE FROM t WHERE id = 3",
     "TRUNCATE t",
 )
-PLACE = ("__commit_lsn", "__seq", "__timeline")
+POSITION = ("__commit_lsn", "__seq", "__timeline")
 
 
 @pytest.mark.parametrize("deletes", ["rewrite", "tombstone"])
@@ -56,7 +56,7 @@ def test_rows_come_flat_once_each_and_readers_of_envelopes_refuse_them(
         assert (key, row) in told
     assert ({"__op": "t"}) in [row for _, row in told]
     rows = [row for _, row in found if row is not None and row["__op"] != "t"]
-    assert max(Counter(tuple(row[name] for name in PLACE) for row in rows).values()) == 1
+    assert max(Counter(tuple(row[name] for name in POSITION) for row in rows).values()) == 1
     assert sum(row.get("note") == "many" for row in rows) == 3000
     if deletes == "tombstone":
         assert all(row["__op"] != "d" for row in rows)
@@ -73,7 +73,7 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
     """The row without what every row has."""
     assert row["__table"] == "t"
     assert row.get("__deleted", "false") == ("true" if row["__op"] == "d" else "false")
-    others = (*PLACE, "__table", "__deleted")
+    others = (*POSITION, "__table", "__deleted")
     return {name: value for name, value in row.items() if name not in others}
 
 

@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 
 from schemas.events import DivergenceRecord, PreparedRecord, ProgressRecord
 from services.bridge.progress.consistency import Selection, Witnesses, is_lost
-from services.bridge.recovery.hanging_transactions import Ending, covered, how_to_end, was_committed
-from services.bridge.recovery.places import (
+from services.bridge.recovery.event_positions import (
     LAST_SEQ,
-    Place,
+    EventPosition,
     Record,
     has,
-    place_in_headers,
-    place_of,
-    place_of_record,
+    position_in_headers,
+    position_of,
+    position_of_record,
     remaining,
 )
+from services.bridge.recovery.hanging_transactions import Ending, covered, how_to_end, was_committed
 from services.bridge.transactions.staging import tombstones
 from services.postgres.server import Server
 
@@ -43,18 +43,18 @@ PART = record(200, 110, seq=5)
 
 
 def test_a_record_covers_whole_transactions_and_the_first_part_of_one() -> None:
-    assert has(WHOLE, Place(100, 3))
-    assert not has(WHOLE, Place(110, 0))
-    assert has(PART, Place(200, 4))
-    assert not has(PART, Place(200, 5))
-    assert not has(PART, Place(150, 0))
-    assert not has(None, Place(1, 0))
+    assert has(WHOLE, EventPosition(100, 3))
+    assert not has(WHOLE, EventPosition(110, 0))
+    assert has(PART, EventPosition(200, 4))
+    assert not has(PART, EventPosition(200, 5))
+    assert not has(PART, EventPosition(150, 0))
+    assert not has(None, EventPosition(1, 0))
 
 
 def test_without_a_witness_it_is_aborted() -> None:
     after = record(120, 130)
     assert not was_committed(
-        *(WHOLE, after), confirmed_lsn=110, origin_lsn=110, shown=[Place(100, 0)]
+        *(WHOLE, after), confirmed_lsn=110, origin_lsn=110, shown=[EventPosition(100, 0)]
     )
     assert not was_committed(None)
     assert not was_committed(record(100, 110, ahead_lsn=500), record(600, 610), confirmed_lsn=500)
@@ -68,8 +68,8 @@ def test_each_witness_alone_is_enough() -> None:
     assert was_committed(waiting, after, confirmed_lsn=130), "told of its end, and all in it"
     assert was_committed(waiting, after, confirmed_lsn=120, origin_lsn=111)
     assert not was_committed(waiting, after, confirmed_lsn=129), "what was announced, no more"
-    assert was_committed(WHOLE, after, shown=[Place(120, 0)])
-    assert was_committed(PART, record(200, 110, seq=9), shown=[Place(200, 5)])
+    assert was_committed(WHOLE, after, shown=[EventPosition(120, 0)])
+    assert was_committed(PART, record(200, 110, seq=9), shown=[EventPosition(200, 5)])
     part, next_part = record(200, 110, seq=9), record(200, 110, seq=14, producer=1)
     assert was_committed(PART, part, confirmed_lsn=110, behind=[part, next_part])
     assert not was_committed(PART, part, confirmed_lsn=110, behind=[part])
@@ -80,27 +80,27 @@ def test_a_slot_that_a_repair_has_made_anew_proves_nothing() -> None:
     noted, repaired = WHOLE.model_copy(update={"repairing": True}), record(499, 500)
     assert was_committed(WHOLE, repaired, confirmed_lsn=500)
     assert not was_committed(noted, repaired, confirmed_lsn=500, origin_lsn=110)
-    assert was_committed(noted, repaired, confirmed_lsn=500, shown=[Place(499, 7)])
+    assert was_committed(noted, repaired, confirmed_lsn=500, shown=[EventPosition(499, 7)])
     assert was_committed(noted, repaired, confirmed_lsn=500, origin_lsn=500)
 
 
 @given(st.binary() | st.binary().map(lambda data: b"\0" + data) | st.none())
 def test_what_is_no_event_has_no_place(value: bytes | None) -> None:
-    assert place_of(value, "p") is None or isinstance(place_of(value, "p"), Place)
+    assert position_of(value, "p") is None or isinstance(position_of(value, "p"), EventPosition)
 
 
 def test_events_and_ends_of_transactions_have_a_place() -> None:
     event = json.dumps({"source": {"name": "p", "commit_lsn": 7, "seq": 2}}).encode()
-    assert place_of(event, "p") == Place(7, 2)
-    assert place_of(event, "another") is None
-    assert place_of(b'{"payload":%s,"schema":{}}' % event, "p") == Place(7, 2)
-    assert place_of(b'{"status": "END", "commit_lsn": 9}', "p") == Place(9, LAST_SEQ)
-    assert place_of(b'{"status": "BEGIN", "commit_lsn": 9}', "p") == Place(9, 0)
-    assert place_of(b'{"slot": "s", "gid": "g", "prepare_lsn": 8}', "p") == Place(8, 0)
+    assert position_of(event, "p") == EventPosition(7, 2)
+    assert position_of(event, "another") is None
+    assert position_of(b'{"payload":%s,"schema":{}}' % event, "p") == EventPosition(7, 2)
+    assert position_of(b'{"status": "END", "commit_lsn": 9}', "p") == EventPosition(9, LAST_SEQ)
+    assert position_of(b'{"status": "BEGIN", "commit_lsn": 9}', "p") == EventPosition(9, 0)
+    assert position_of(b'{"slot": "s", "gid": "g", "prepare_lsn": 8}', "p") == EventPosition(8, 0)
 
 
 def test_a_part_of_a_transaction_does_not_cover_its_end() -> None:
-    end = place_of(b'{"status": "END", "commit_lsn": 200}', "p")
+    end = position_of(b'{"status": "END", "commit_lsn": 200}', "p")
     assert end is not None and not has(PART, end) and has(record(200, 210), end)
 
 
@@ -117,15 +117,17 @@ def test_the_removal_of_a_staging_is_covered_from_the_end_of_the_decision_on() -
         changes=1,
     )
     for topic, key, value, headers, *_ in tombstones("p.prepared", staged, 110):
-        found = place_of_record(Record(topic, 0, key, value, headers), "p", outbox=False)
+        found = position_of_record(Record(topic, 0, key, value, headers), "p", outbox=False)
         assert found is not None and has(WHOLE, found) and not has(record(90, 109), found)
 
 
 def test_a_message_of_an_outbox_has_its_place_in_its_headers() -> None:
-    assert place_in_headers([("id", b"1"), ("commit_lsn", b"70"), ("seq", b"3")]) == Place(70, 3)
-    assert place_in_headers([("commit_lsn", b"x"), ("seq", b"3")]) is None
-    assert place_in_headers([("seq", b"3")]) is None
-    assert place_in_headers(None) is None
+    assert position_in_headers(
+        [("id", b"1"), ("commit_lsn", b"70"), ("seq", b"3")]
+    ) == EventPosition(70, 3)
+    assert position_in_headers([("commit_lsn", b"x"), ("seq", b"3")]) is None
+    assert position_in_headers([("seq", b"3")]) is None
+    assert position_in_headers(None) is None
 
 
 PROGRESS, TABLE, ENDS = ("p.progress", 0), ("p.public.t", 1), ("p.transaction", 0)
@@ -134,7 +136,7 @@ HIDDEN = record(120, 130, producer=1)
 
 def test_what_the_visible_record_covers_was_committed_by_its_producer_or_the_one_before() -> None:
     last = record(100, 110, producer=1)
-    ours = {TABLE: Place(100, 2), ENDS: None}
+    ours = {TABLE: EventPosition(100, 2), ENDS: None}
     stuck = {TABLE: 7, ENDS: 8, ("p.other", 0): 9}
     first = how_to_end(ours, stuck, last, None, set(), commit=None)
     assert first == Ending({TABLE: 7, ENDS: 8}, (1,), commit=True)
@@ -144,7 +146,7 @@ def test_what_the_visible_record_covers_was_committed_by_its_producer_or_the_one
 
 def test_a_marker_that_is_late_lets_nothing_of_a_later_transaction_be_committed() -> None:
     """The other producer's: its marker would also reach what it has written since."""
-    ours = {TABLE: Place(100, 2), ENDS: Place(120, 0)}
+    ours = {TABLE: EventPosition(100, 2), ENDS: EventPosition(120, 0)}
     stuck = {TABLE: 7, ENDS: 8}
     for record in (HIDDEN, None):
         for tried in (set(), {TABLE}, {TABLE, ENDS}):
@@ -154,14 +156,14 @@ def test_a_marker_that_is_late_lets_nothing_of_a_later_transaction_be_committed(
 
 def test_of_two_that_hang_the_covered_one_comes_first() -> None:
     """Whatever is decided about the next one must not touch it."""
-    ours = {PROGRESS: None, TABLE: Place(100, 2), ENDS: Place(120, 0)}
+    ours = {PROGRESS: None, TABLE: EventPosition(100, 2), ENDS: EventPosition(120, 0)}
     stuck = {PROGRESS: 3, TABLE: 7, ENDS: 8}
     first = how_to_end(ours, stuck, WHOLE, HIDDEN, set(), commit=None)
     assert first == Ending({TABLE: 7}, (0,), commit=True)
 
 
 def test_a_hidden_record_tells_whose_it_is() -> None:
-    ours = {PROGRESS: None, TABLE: Place(120, 2)}
+    ours = {PROGRESS: None, TABLE: EventPosition(120, 2)}
     stuck = {PROGRESS: 3, TABLE: 7, ("p.other", 0): 9}
     committed = how_to_end(ours, stuck, WHOLE, HIDDEN, set(), commit=True)
     assert committed == Ending({PROGRESS: 3, TABLE: 7}, (1,), commit=True)
@@ -172,11 +174,11 @@ def test_a_hidden_record_tells_whose_it_is() -> None:
 def test_what_is_beyond_the_committed_record_is_not_committed_with_it() -> None:
     """An abort of the same producer's earlier transaction may have been told to fewer, too."""
     beyond = ("p.public.t", 2)
-    hidden = {PROGRESS: None, TABLE: Place(120, 2), beyond: Place(130, 0)}
+    hidden = {PROGRESS: None, TABLE: EventPosition(120, 2), beyond: EventPosition(130, 0)}
     stuck = {PROGRESS: 3, TABLE: 7, beyond: 9}
     committed = how_to_end(hidden, stuck, WHOLE, HIDDEN, set(), commit=True)
     assert committed == Ending({PROGRESS: 3, TABLE: 7}, (1,), commit=True)
-    visible = {ENDS: None, TABLE: Place(100, 2), beyond: Place(130, 0)}
+    visible = {ENDS: None, TABLE: EventPosition(100, 2), beyond: EventPosition(130, 0)}
     stuck = {ENDS: 3, TABLE: 7, beyond: 9}
     committed = how_to_end(visible, stuck, WHOLE, None, set(), commit=None)
     assert committed == Ending({ENDS: 3, TABLE: 7}, (0,), commit=True)
@@ -210,14 +212,19 @@ def test_events_of_a_lost_timeline_tell_nothing_of_what_was_decided_since() -> N
     def lost(timeline: int, commit_lsn: int) -> bool:
         return is_lost(timeline, commit_lsn, seen, [accepted])
 
-    def left(*places: Place) -> list[Place | None]:
-        return [place for place in places if remaining(place, lost)]
+    def left(*positions: EventPosition) -> list[EventPosition | None]:
+        return [position for position in positions if remaining(position, lost)]
 
     last = record(100, 105)
-    event, end_of_it = Place(130, 0, 1), Place(130, 0)
+    event, end_of_it = EventPosition(130, 0, 1), EventPosition(130, 0)
     assert was_committed(last, shown=[event]) and was_committed(last, shown=[end_of_it])
     assert left(event, end_of_it) == []
-    for present in (Place(120, 0, 2), Place(100, 0, 1), Place(100, 0), Place(150, 0)):
+    for present in (
+        EventPosition(120, 0, 2),
+        EventPosition(100, 0, 1),
+        EventPosition(100, 0),
+        EventPosition(150, 0),
+    ):
         assert left(present) == [present]
     later = record(140, 145)
     assert covered({TABLE: event}, later)

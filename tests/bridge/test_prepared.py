@@ -35,7 +35,7 @@ from services.bridge.pgoutput.messages import (
 from services.bridge.progress.ledger import Position
 from services.bridge.recovery import staged_transactions
 from services.bridge.recovery.staged_transactions import load_staged
-from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.assembler import Assembler, EventBatch
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool
 from services.bridge.transactions.staging import read_frames, staged_parts
@@ -181,18 +181,18 @@ class Kafka:
     counts: Mapping[str, int] | None = None
     crash_in: int = -1
 
-    def emit(self, portion: Portion) -> None:
+    def emit(self, batch: EventBatch) -> None:
         if self.crash_in == 0:
             self.crash_in = -1
             raise Crash
         self.crash_in -= 1
-        self.events += portion.events
-        for event in portion.staging:
+        self.events += batch.events
+        for event in batch.staging:
             self.topic.add(event)
-        assert portion.position.end_lsn >= self.position.end_lsn
-        self.position = portion.position
-        if portion.counts is not None:
-            self.counts = portion.counts
+        assert batch.position.end_lsn >= self.position.end_lsn
+        self.position = batch.position
+        if batch.counts is not None:
+            self.counts = batch.counts
 
 
 @pytest.fixture(scope="module")
@@ -233,8 +233,8 @@ def test_after_any_crash_as_ordinary_transactions(
     expected: list[Event] = []
     for unit in sent:
         for message in unit.plain:
-            portion = plain.feed(message, 1, NOW_US)
-            expected += portion.events if portion is not None else []
+            batch = plain.feed(message, 1, NOW_US)
+            expected += batch.events if batch is not None else []
     assert list(map(_content, kafka.events)) == list(map(_content, expected))
     undecided = [
         (n, t) for n, t in enumerate(chosen) if t.kind != "ordinary" and t.verdict == "open"
@@ -250,7 +250,7 @@ def _session(
         spool,
         assembler(kafka.position, bytes_max, kafka.counts),
         emit=kafka.emit,
-        breathe=lambda: None,
+        while_waiting=lambda: None,
         prepared_topic="p.prepared",
         slot="s",
         staged=load_staged(kafka.topic, "s", spool),
@@ -277,8 +277,8 @@ def pipeline(folder: Path) -> Iterator[Pipeline]:
     yield Pipeline(
         spool,
         assembler(START, 10**6),
-        emit=lambda portion: None,
-        breathe=lambda: None,
+        emit=lambda batch: None,
+        while_waiting=lambda: None,
         prepared_topic="p.prepared",
         slot="s",
     )

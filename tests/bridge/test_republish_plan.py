@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.events import SETTLED_KEY, HangingRange, PreparedKey, PreparedRecord
-from services.bridge.recovery.places import NO_STAGING_KEY, Record, place_of
+from services.bridge.recovery.event_positions import NO_STAGING_KEY, Record, position_of
 from services.bridge.recovery.republish_plan import Judged, Terms, each_once, further, judge_range
 from services.bridge.transactions.staging import staged_header, tombstones
 from tests.bridge.test_hanging_transactions import record
@@ -153,7 +153,7 @@ def test_what_several_notes_tell_of_is_written_once_in_order() -> None:
 
 @pytest.mark.parametrize("value", [b'{"commit_lsn": 1e999}', b"[" * 100_000])
 def test_a_record_of_anybody_is_no_error(value: bytes) -> None:
-    assert place_of(value, "p") is None
+    assert position_of(value, "p") is None
 
 
 def test_the_order_of_a_partition_is_not_broken() -> None:

@@ -120,18 +120,18 @@ def _transaction(
         described = replace(next(run))  # the server describes a table anew whenever it changes
         messages += [Insert(described, [b"1"] * len(described.columns)) for _ in (0, *run)]
     messages.append(Commit(200, 248, NOW_US))
-    portions = [machine.feed(message, 1, NOW_US) for message in messages]
+    batches = [machine.feed(message, 1, NOW_US) for message in messages]
     return [
         (
-            portion.position,
+            batch.position,
             [
                 SchemaEvent.model_validate_json(event.value)
-                for event in portion.events
+                for event in batch.events
                 if event.topic == "bank.schema" and event.value is not None
             ],
         )
-        for portion in portions
-        if portion is not None
+        for batch in batches
+        if batch is not None
     ]
 
 

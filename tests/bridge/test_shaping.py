@@ -28,7 +28,7 @@ from services.bridge.pgoutput.messages import (
     Update,
 )
 from services.bridge.progress.ledger import Position
-from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.assembler import Assembler, EventBatch
 
 NOW_US = 1_700_000_000_000_000
 SALT = "a salt of the test"
@@ -62,13 +62,13 @@ def assembler(
     return Assembler(envelope, start, bytes_max, counts)
 
 
-def run(machine: Assembler, *changes: AnyMessage) -> list[Portion]:
+def run(machine: Assembler, *changes: AnyMessage) -> list[EventBatch]:
     messages = [Begin(200, NOW_US, 77), *changes, Commit(200, 248, NOW_US)]
     return [p for p in (machine.feed(m, 9, NOW_US) for m in messages) if p is not None]
 
 
 def events(settings: dict[str, Any], *changes: AnyMessage) -> list[Event]:
-    return [event for portion in run(assembler(settings), *changes) for event in portion.events]
+    return [event for batch in run(assembler(settings), *changes) for event in batch.events]
 
 
 def rows_of(found: Iterable[Event]) -> list[dict[str, Any]]:

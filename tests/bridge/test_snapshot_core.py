@@ -14,8 +14,8 @@ from services.bridge.events.shaping.tables import Shaping
 from services.bridge.pgoutput.messages import Relation, RelationColumn
 from services.bridge.snapshot.pace import ChunkSize, Patience
 from services.bridge.snapshot.progress import (
+    ChunkPosition,
     Owner,
-    Place,
     counts,
     plan,
     progress_event,
@@ -233,7 +233,7 @@ def planned(*told: SnapshotProgress, shapes: list[TableShape], **settings: Any) 
 def progress(of: TableShape, **changed: Any) -> SnapshotProgress:
     table = planned(shapes=[of]).tables[of.name]
     table.last, table.rows, table.chunks = ["5"], 7, 2
-    return told_progress(OWNER, table, Place(900, 6, 910), 1).model_copy(update=changed)
+    return told_progress(OWNER, table, ChunkPosition(900, 6, 910), 1).model_copy(update=changed)
 
 
 def test_tables_are_read_on_where_kafka_has_their_rows() -> None:

@@ -13,7 +13,13 @@ from schemas.snapshot import SnapshotProgress, SnapshotRequest, SnapshotSettings
 from services.bridge.command import app
 from services.bridge.events.event import Stamp
 from services.bridge.events.shaping.tables import Shaping
-from services.bridge.snapshot.progress import Place, Plan, TableProgress, plan, told_progress
+from services.bridge.snapshot.progress import (
+    ChunkPosition,
+    Plan,
+    TableProgress,
+    plan,
+    told_progress,
+)
 from services.bridge.snapshot.requests import (
     BadSignal,
     Signal,
@@ -123,7 +129,7 @@ def planned(mode: str, *given: SnapshotRequest, found: int | None = None) -> Pla
     told: list[SnapshotProgress] = []
     if found is not None:
         table = TableProgress(one, ["5"], 7, 2)
-        told.append(told_progress(OWNER, table, Place(found, 6, found), 1))
+        told.append(told_progress(OWNER, table, ChunkPosition(found, 6, found), 1))
     settings = SnapshotSettings.model_validate({"mode": mode, "signal_table": "public.signals"})
     return plan([one], told, settings, Shaping(ShapingSettings(), "p"), OWNER, given)
 

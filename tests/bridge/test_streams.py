@@ -30,7 +30,7 @@ from services.bridge.pgoutput.messages import (
     StreamStop,
 )
 from services.bridge.progress.ledger import Position
-from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.assembler import Assembler, EventBatch
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull
 from services.bridge.transactions.streams import MessageUnclear, Streams
@@ -124,8 +124,8 @@ def test_streamed_is_as_not_streamed(
     machine = assembler()
     streams = Streams(spool, machine, Decoder())
     plain = assembler()
-    streamed: list[Portion] = []
-    expected: list[Portion] = []
+    streamed: list[EventBatch] = []
+    expected: list[EventBatch] = []
     for message, payload in wire(schedule):
         if message is None:
             assert streams.inside
@@ -142,7 +142,7 @@ def test_streamed_is_as_not_streamed(
     spool.close()
 
 
-def _plainly(machine: Assembler, owner: Streamed, commit: StreamCommit) -> list[Portion]:
+def _plainly(machine: Assembler, owner: Streamed, commit: StreamCommit) -> list[EventBatch]:
     kept = [row(number) for subxid, number in owner.changes if subxid not in owner.aborted]
     messages: list[AnyMessage] = [
         Begin(commit.commit_lsn, NOW_US, owner.xid),
@@ -150,7 +150,7 @@ def _plainly(machine: Assembler, owner: Streamed, commit: StreamCommit) -> list[
         Commit(commit.commit_lsn, commit.end_lsn, NOW_US),
     ]
     found = (machine.feed(message, 1, NOW_US) for message in messages)
-    return [portion for portion in found if portion is not None]
+    return [batch for batch in found if batch is not None]
 
 
 @pytest.fixture
@@ -294,19 +294,19 @@ RENAMED_BETWEEN = [
 def test_a_row_has_the_shape_that_the_server_described_last(
     folder: Path, steps: list[tuple[Callable[[Server, int], None], int]]
 ) -> None:
-    found: list[Portion] = []
+    found: list[EventBatch] = []
     with contextlib.closing(Spool(folder, memory_bytes_max=10**6, bytes_max=10**9)) as spool:
         pipeline = Pipeline(
             *(spool, assembler()),
             emit=found.append,
-            breathe=lambda: None,
+            while_waiting=lambda: None,
             prepared_topic="p",
             slot="s",
         )
         server = Server(pipeline)
         for step, xid in steps:
             step(server, xid)
-    values = [json.loads(event.value or b"{}") for portion in found for event in portion.events]
+    values = [json.loads(event.value or b"{}") for batch in found for event in batch.events]
     rows = [value for value in values if value.get("after")]
     plain = [len(row["after"]) for row in rows if row["source"]["txId"] == 9]
     assert plain == server.expected

@@ -46,7 +46,7 @@ def test_only_what_ends_earlier_is_lost(
     then: dict[tuple[str, int], End], now: dict[tuple[str, int], End]
 ) -> None:
     expected = {p for p in then.keys() & now.keys() if now[p].offset < then[p].offset}
-    assert {lost.place for lost in lost_tails(then, now)} == expected
+    assert {lost.partition for lost in lost_tails(then, now)} == expected
     assert lost_tails(then, then) == []
 
 
@@ -121,7 +121,7 @@ class Leaders:
         end = self.ends.pop(0) if len(self.ends) > 1 else self.ends[0]
         told = SimpleNamespace(offset=end.offset, leader_epoch=end.epoch)
         future: Future[Any] = Future()
-        future.set_result({TopicPartition(*place): told for place in places})
+        future.set_result({TopicPartition(*partition): told for partition in places})
         return dict.fromkeys(places, future)
 
 
@@ -130,11 +130,13 @@ def test_an_older_epoch_proves_a_loss_only_if_nobody_tells_a_newer_one(
 ) -> None:
     monkeypatch.setattr(partition_ends, "_STALE_S", 0.3)
     monkeypatch.setattr(partition_ends, "_PAUSE_S", 0.01)
-    place, then, stale = ("t", 0), End(20, 4), End(10, 3)
+    partition, then, stale = ("t", 0), End(20, 4), End(10, 3)
     for told, expected in (((stale, End(21, 5)), End(21, 5)), ((stale,), stale)):
         leaders = cast("Topics", Leaders(*told))
-        found = partition_ends._asked_again(leaders, {place: then}, {place: stale})
-        assert found == {place: expected}
+        found = partition_ends._asked_again(leaders, {partition: then}, {partition: stale})
+        assert found == {partition: expected}
     never = cast("Topics", None)
     for now in (End(10, 4), End(10, 5), End(20, 3)):  # nobody is asked again
-        assert partition_ends._asked_again(never, {place: then}, {place: now}) == {place: now}
+        assert partition_ends._asked_again(never, {partition: then}, {partition: now}) == {
+            partition: now
+        }

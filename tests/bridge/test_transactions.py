@@ -1,4 +1,4 @@
-"""Portions come out whole, in commit order, once, whatever the point of resumption."""
+"""EventBatches come out whole, in commit order, once, whatever the point of resumption."""
 
 import json
 from collections import Counter
@@ -29,7 +29,7 @@ from services.bridge.pgoutput.messages import (
     Update,
 )
 from services.bridge.progress.ledger import Position
-from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.assembler import Assembler, EventBatch
 from tests.bridge.wire import plainly
 
 TABLE = Relation(
@@ -61,19 +61,19 @@ def transaction(commit_lsn: int, *changes: AnyMessage) -> list[AnyMessage]:
     ]
 
 
-def portions(machine: Assembler, messages: Iterable[AnyMessage]) -> list[Portion]:
+def batches(machine: Assembler, messages: Iterable[AnyMessage]) -> list[EventBatch]:
     """What comes out, without the transaction topic."""
     fed = (machine.feed(message, 1, NOW_US) for message in messages)
     return [
-        portion._replace(events=[e for e in portion.events if e.topic != "bank.transaction"])
-        for portion in fed
-        if portion is not None
+        batch._replace(events=[e for e in batch.events if e.topic != "bank.transaction"])
+        for batch in fed
+        if batch is not None
     ]
 
 
-def raw_portions(machine: Assembler, messages: Iterable[AnyMessage]) -> list[Portion]:
+def raw_batches(machine: Assembler, messages: Iterable[AnyMessage]) -> list[EventBatch]:
     fed = (machine.feed(message, 1, NOW_US) for message in messages)
-    return [portion for portion in fed if portion is not None]
+    return [batch for batch in fed if batch is not None]
 
 
 def row(number: int, note: bytes | None = b"x") -> list[Any]:
@@ -86,7 +86,7 @@ def parsed(event: Event) -> EnvelopeContract:
 
 
 def test_every_kind_of_change_keeps_the_contract() -> None:
-    (portion,) = portions(
+    (batch,) = batches(
         assembler(),
         transaction(
             200,
@@ -98,7 +98,7 @@ def test_every_kind_of_change_keeps_the_contract() -> None:
             Truncate((TABLE, KEYLESS), False, False),
         ),
     )
-    assert [e.key for e in portion.events] == [
+    assert [e.key for e in batch.events] == [
         b'{"id":1}',
         b'{"id":1}',
         b'{"id":1}',
@@ -110,7 +110,7 @@ def test_every_kind_of_change_keeps_the_contract() -> None:
         None,
         None,
     ]
-    valued = [parsed(e) for e in portion.events if e.value is not None]
+    valued = [parsed(e) for e in batch.events if e.value is not None]
     assert [e.op for e in valued] == ["c", "u", "d", "c", "d", "c", "t", "t"]
     assert [e.source.seq for e in valued] == list(range(8))
     orders = [
@@ -124,14 +124,14 @@ def test_every_kind_of_change_keeps_the_contract() -> None:
         (200, 3, 77)
     }
     assert valued[3].after == {"id": 2, "note": "y"}
-    assert [e.broadcast for e in portion.events if e.value][-2:] == [True, True]
-    assert portion.events[2].headers == [("__debezium.newkey", b'{"id":2}')]
-    assert portion.events[4].headers == [("__debezium.oldkey", b'{"id":1}')]
-    assert portion.position == Position(200, 248, 0)
+    assert [e.broadcast for e in batch.events if e.value][-2:] == [True, True]
+    assert batch.events[2].headers == [("__debezium.newkey", b'{"id":2}')]
+    assert batch.events[4].headers == [("__debezium.oldkey", b'{"id":1}')]
+    assert batch.position == Position(200, 248, 0)
 
 
 def test_an_unchanged_value_is_the_placeholder_or_comes_from_the_old_row() -> None:
-    (portion,) = portions(
+    (batch,) = batches(
         assembler(),
         transaction(
             200,
@@ -139,7 +139,7 @@ def test_an_unchanged_value_is_the_placeholder_or_comes_from_the_old_row() -> No
             Update(TABLE, "O", row(1, b"big"), [b"1", UNCHANGED]),
         ),
     )
-    after = [parsed(event).after for event in portion.events]
+    after = [parsed(event).after for event in batch.events]
     assert after == [
         {"id": 1, "note": "__debezium_unavailable_value"},
         {"id": 1, "note": "big"},
@@ -148,7 +148,7 @@ def test_an_unchanged_value_is_the_placeholder_or_comes_from_the_old_row() -> No
 
 def test_messages_inside_and_outside_a_transaction() -> None:
     machine = assembler()
-    out = portions(
+    out = batches(
         machine,
         [
             Message(False, 150, "marker", b"\0\1"),
@@ -169,8 +169,8 @@ def test_a_message_that_ends_where_a_commit_begins_hides_nothing() -> None:
         Message(False, 200, "m", b""),
         *transaction(200, Insert(TABLE, row(1))),
     ]
-    first, second = portions(assembler(), stream)
-    (again,) = portions(assembler(first.position), stream)
+    first, second = batches(assembler(), stream)
+    (again,) = batches(assembler(first.position), stream)
     assert identities([second]) == identities([again]) == [(200, 0, "c")]
     assert first.events[0].value is not None
     source = MessageEnvelope.model_validate_json(first.events[0].value).source
@@ -179,7 +179,7 @@ def test_a_message_that_ends_where_a_commit_begins_hides_nothing() -> None:
 
 def test_what_comes_before_a_resumed_transaction_does_not_forget_its_events() -> None:
     large = transaction(900, *(Insert(TABLE, row(n)) for n in range(9)))
-    whole = raw_portions(assembler(bytes_max=1500), large)
+    whole = raw_batches(assembler(bytes_max=1500), large)
     start = whole[0].position
     assert start == Position(900, 100, start.seq)
     assert start.seq > 0
@@ -187,18 +187,18 @@ def test_what_comes_before_a_resumed_transaction_does_not_forget_its_events() ->
     kept = machine.advance(400)
     assert kept is not None
     assert kept.position == Position(900, 400, start.seq)
-    (between,) = portions(machine, transaction(500))
+    (between,) = batches(machine, transaction(500))
     assert between.position == Position(900, 548, start.seq)
-    (message,) = portions(machine, [Message(False, 600, "m", b"")])
+    (message,) = batches(machine, [Message(False, 600, "m", b"")])
     assert message.position == Position(900, 600, start.seq)
-    again = portions(assembler(message.position, 1500), large)
+    again = batches(assembler(message.position, 1500), large)
     assert identities(whole[:1]) + identities(again) == identities(whole)
 
 
 def test_a_keepalive_moves_the_position_only_between_transactions() -> None:
     machine = assembler()
     assert machine.advance(90) is None
-    assert machine.advance(180) == Portion([], Position(0, 180, 0), 0, 0)
+    assert machine.advance(180) == EventBatch([], Position(0, 180, 0), 0, 0)
     machine.feed(Begin(200, NOW_US, 77), 1, NOW_US)
     assert machine.advance(500) is None
 
@@ -216,24 +216,24 @@ def test_a_keepalive_moves_the_position_only_between_transactions() -> None:
 )
 def test_a_message_out_of_place_is_an_error(messages: list[AnyMessage]) -> None:
     with pytest.raises(DecodeError, match="out of place"):
-        portions(assembler(), messages)
+        batches(assembler(), messages)
 
 
-def identities(found: Iterable[Portion]) -> list[tuple[int, int, str]]:
+def identities(found: Iterable[EventBatch]) -> list[tuple[int, int, str]]:
     events = [
         json.loads(event.value)
-        for portion in found
-        for event in portion.events
+        for batch in found
+        for event in batch.events
         if event.value is not None and event.topic != "bank.transaction"
     ]
     return [(e["source"]["commit_lsn"], e["source"]["seq"], e["op"]) for e in events]
 
 
-def boundaries(found: Iterable[Portion]) -> list[TransactionEvent]:
+def boundaries(found: Iterable[EventBatch]) -> list[TransactionEvent]:
     return [
         TransactionEvent.model_validate_json(event.value)
-        for portion in found
-        for event in portion.events
+        for batch in found
+        for event in batch.events
         if event.topic == "bank.transaction" and event.value is not None
     ]
 
@@ -258,15 +258,15 @@ def test_resumed_anywhere_nothing_is_lost_and_nothing_repeated(
     bodies: list[list[AnyMessage]], bytes_max: int, data: st.DataObject
 ) -> None:
     stream = [m for n, body in enumerate(bodies) for m in transaction(200 + 100 * n, *body)]
-    whole = portions(assembler(bytes_max=bytes_max), stream)
-    raw = raw_portions(assembler(bytes_max=bytes_max), stream)
+    whole = batches(assembler(bytes_max=bytes_max), stream)
+    raw = raw_batches(assembler(bytes_max=bytes_max), stream)
     cut = data.draw(st.integers(0, len(whole)))
     start, counts = (whole[cut - 1].position, whole[cut - 1].counts) if cut else (START, None)
-    again = portions(assembler(start, bytes_max, counts), stream)
+    again = batches(assembler(start, bytes_max, counts), stream)
     assert identities(whole[:cut]) + identities(again) == identities(whole)
     ends = [p.position.end_lsn for p in whole]
     assert ends == sorted(ends)
-    later = raw_portions(assembler(start, bytes_max, counts), stream)
+    later = raw_batches(assembler(start, bytes_max, counts), stream)
     resumed = boundaries(raw[:cut]) + boundaries(later)
     assert resumed == boundaries(raw)
     truth = Counter(commit_lsn for commit_lsn, _seq, _op in identities(whole))
@@ -282,4 +282,4 @@ def test_resumed_before_the_first_event_it_is_still_announced() -> None:
     """The part that Kafka has was schema events alone: BEGIN has not been written."""
     resumed = assembler(Position(200, 100, 1), counts={})
     stream = transaction(200, Delete(TABLE, "K", row(1, None)), Insert(TABLE, row(2)))
-    assert [b.status for b in boundaries(raw_portions(resumed, stream))] == ["BEGIN", "END"]
+    assert [b.status for b in boundaries(raw_batches(resumed, stream))] == ["BEGIN", "END"]

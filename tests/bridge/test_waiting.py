@@ -6,23 +6,27 @@ from hypothesis import strategies as st
 from services.bridge.events.event import Event
 from services.bridge.progress.ledger import Position
 from services.bridge.sink.batch_queue import PORTION_OVERHEAD_BYTES, Waiting
-from services.bridge.transactions.assembler import Portion
+from services.bridge.transactions.assembler import EventBatch
 
 EVENT = Event("t", b"k", b"v", None)
 
 
-def portion(lsn: int, events: int = 0, staging: int = 0, seq: int = 0, counted: int = 0) -> Portion:
+def batch(
+    lsn: int, events: int = 0, staging: int = 0, seq: int = 0, counted: int = 0
+) -> EventBatch:
     position = Position(lsn, lsn + 8, seq)
     counts = {"public.t": counted} if counted else None
     content = 100 * (events + staging)
-    return Portion([EVENT] * events, position, content, 1, counts=counts, staging=[EVENT] * staging)
+    return EventBatch(
+        [EVENT] * events, position, content, 1, counts=counts, staging=[EVENT] * staging
+    )
 
 
 def test_transactions_of_a_table_that_is_not_published_wait_in_the_room_of_one() -> None:
     waiting = Waiting()
-    waiting.add(portion(8, events=1))
+    waiting.add(batch(8, events=1))
     for number in range(300_000):
-        waiting.add(portion(16 + 8 * number))
+        waiting.add(batch(16 + 8 * number))
     assert len(waiting) == 2
     assert waiting.bytes == 100 + 2 * PORTION_OVERHEAD_BYTES
 
@@ -39,7 +43,7 @@ def test_nothing_is_left_out_but_earlier_positions(
 ) -> None:
     waiting, given_ones, replaced, taken = Waiting(), [], [], []
     for number, content in enumerate(contents):
-        given_ones.append(portion(8 * number + 8, *content))
+        given_ones.append(batch(8 * number + 8, *content))
         left = waiting.add(given_ones[-1])
         replaced += [left] if left is not None else []
         if taken_between and not number % taken_between and len(waiting):

@@ -131,9 +131,9 @@ def events(
         assert len(decoder.writers) == 3
     for end in (Delete(relation, "O", before), Truncate((relation,), False, False)):
         machine.feed(decoder.decode(encode(end, xid), LSN), LSN, NOW_US)
-    portion = machine.feed(Commit(200, 248, NOW_US), LSN, NOW_US)
-    assert portion is not None
-    return portion.events
+    batch = machine.feed(Commit(200, 248, NOW_US), LSN, NOW_US)
+    assert batch is not None
+    return batch.events
 
 
 @given(tables(), st.sampled_from([None, 9]), st.booleans())
@@ -232,10 +232,10 @@ def test_a_relation_described_anew_has_new_columns_at_once() -> None:
     changed = replace(TABLE, columns=tuple(columns))
     machine.take(decoder, encode(changed), LSN, NOW_US)
     machine.take(decoder, encode(Insert(changed, ROW)), LSN, NOW_US)
-    portion = machine.feed(Commit(200, 248, NOW_US), LSN, NOW_US)
-    assert portion is not None
-    assert b'"note":' in (portion.events[2].value or b"")
-    assert b'"note2":' in (portion.events[-2].value or b"")
+    batch = machine.feed(Commit(200, 248, NOW_US), LSN, NOW_US)
+    assert batch is not None
+    assert b'"note":' in (batch.events[2].value or b"")
+    assert b'"note2":' in (batch.events[-2].value or b"")
 
 
 def test_a_row_outside_a_transaction_is_misplaced() -> None:
@@ -256,8 +256,8 @@ def test_unchanged_updates_are_left_out_though_other_rows_go_the_short_way() -> 
         machine.take(decoder, encode(Update(TABLE, "O", ROW, ROW)), LSN, NOW_US)
         machine.take(decoder, encode(Update(TABLE, "O", ROW, other)), LSN, NOW_US)
     assert len(decoder.writers) == 1
-    portion = machine.feed(Commit(200, 248, NOW_US), LSN, NOW_US)
-    assert portion is not None
-    rows = [event for event in portion.events if event.table]
+    batch = machine.feed(Commit(200, 248, NOW_US), LSN, NOW_US)
+    assert batch is not None
+    rows = [event for event in batch.events if event.table]
     assert len(rows) == 4 * WORTH_ROWS
     assert [event.seq for event in rows[:4]] == [0, 3, 5, 8]

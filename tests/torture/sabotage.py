@@ -26,7 +26,7 @@ from services.bridge.sink.options import producer_options
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.replication_connection import ReplicationConnection
-from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.assembler import Assembler, EventBatch
 from services.bridge.transactions.prepared import Prepared
 from services.bridge.transactions.spool import Spool
 from services.bridge.transactions.streams import Streams
@@ -59,7 +59,7 @@ def _no_filter() -> None:
             self._skip_below = 0
             self._announced = False
 
-    def always(self: Assembler, *arguments: Any) -> Portion | None:
+    def always(self: Assembler, *arguments: Any) -> EventBatch | None:
         start = self._start
         self._start = start._replace(end_lsn=0)
         try:
@@ -107,10 +107,10 @@ def _progress_before() -> None:
     send = GroupCommit._send
     commit_both = TransactionalProducer.commit
 
-    def announce(self: GroupCommit, portion: Portion) -> None:
+    def announce(self: GroupCommit, batch: EventBatch) -> None:
         if not self._producer.open:
-            commit_both(self._producer, self._record_of(portion.position, self._counts))
-        send(self, portion)
+            commit_both(self._producer, self._record_of(batch.position, self._counts))
+        send(self, batch)
 
     put(GroupCommit, "_send", announce)
 
@@ -160,9 +160,9 @@ def _seq_forgotten() -> None:
 def _seq_too_high() -> None:
     part = Assembler._part
 
-    def wrong(self: Assembler, begin: Begin) -> Portion:
-        portion = part(self, begin)
-        return portion._replace(position=portion.position._replace(seq=portion.position.seq + 1))
+    def wrong(self: Assembler, begin: Begin) -> EventBatch:
+        batch = part(self, begin)
+        return batch._replace(position=batch.position._replace(seq=batch.position.seq + 1))
 
     put(Assembler, "_part", wrong)
 
@@ -179,7 +179,7 @@ def _reached_forgets() -> None:
 def _divided() -> None:
     change = Assembler._change
 
-    def small(self: Assembler, *arguments: Any) -> Portion | None:
+    def small(self: Assembler, *arguments: Any) -> EventBatch | None:
         if self._bytes_max > 2**12:
             self._bytes_max = 2**12
         return change(self, *arguments)
@@ -192,10 +192,10 @@ def _part_confirms_all() -> None:
     """As if the commit's end were the resume point of a part."""
     part = Assembler._part
 
-    def wrong(self: Assembler, begin: Begin) -> Portion:
-        portion = part(self, begin)
+    def wrong(self: Assembler, begin: Begin) -> EventBatch:
+        batch = part(self, begin)
         past = begin.commit_lsn + 64
-        return portion._replace(position=portion.position._replace(end_lsn=past))
+        return batch._replace(position=batch.position._replace(end_lsn=past))
 
     put(Assembler, "_part", wrong)
 
@@ -204,12 +204,12 @@ def _part_confirms_all() -> None:
 def _keepalive_inside() -> None:
     """The position is that of what the server has sent, whatever is still in the bridge."""
 
-    def advance(self: Assembler, lsn: int) -> Portion | None:
+    def advance(self: Assembler, lsn: int) -> EventBatch | None:
         lsn += 4096
         if lsn <= self._last.end_lsn:
             return None
         self._last = Position(self._last.commit_lsn, lsn, 0)
-        return Portion([], self._reached(self._last), 0, 0)
+        return EventBatch([], self._reached(self._last), 0, 0)
 
     put(Assembler, "advance", advance)
 
@@ -258,32 +258,32 @@ def _staged_aborts() -> None:
 
 @mistake("a decided transaction stays staged")
 def _staging_stays() -> None:
-    portion = Prepared._portion
+    batch = Prepared._batch
 
-    def without_tombstones(self: Prepared, staging: list[Event]) -> Portion:
-        return portion(self, [event for event in staging if event.value is not None])
+    def without_tombstones(self: Prepared, staging: list[Event]) -> EventBatch:
+        return batch(self, [event for event in staging if event.value is not None])
 
-    put(Prepared, "_portion", without_tombstones)
+    put(Prepared, "_batch", without_tombstones)
 
 
 @mistake("the progress passes a PREPARE before it is staged")
 def _prepare_passed() -> None:
     """Its records are left to the next Kafka transaction."""
     original = Prepared._stage
-    late: list[Portion] = []
+    late: list[EventBatch] = []
 
     def lagging(self: Prepared, *arguments: Any, **options: Any) -> Iterator[Any]:
         yield from flushed(self)
-        for portion in original(self, *arguments, **options):
-            if portion is None:
+        for batch in original(self, *arguments, **options):
+            if batch is None:
                 yield None
             else:
-                late.append(portion)
-                yield portion._replace(staging=())
+                late.append(batch)
+                yield batch._replace(staging=())
 
     def flushed(self: Prepared) -> Iterator[Any]:
-        for portion in late:
-            yield portion._replace(position=self._assembler.position)
+        for batch in late:
+            yield batch._replace(position=self._assembler.position)
         late.clear()
 
     def decided(self: Prepared, *arguments: Any) -> Iterator[Any]:

@@ -57,7 +57,7 @@ from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
 from services.bridge.source.replication_connection import ReplicationConnection
-from services.bridge.transactions.assembler import Portion
+from services.bridge.transactions.assembler import EventBatch
 from services.kafka.client import client_options, kafka_error, make_client
 from services.postgres.slots import Slot
 
@@ -139,16 +139,16 @@ class Adoption:
         transactions, messages = self._reading.transactions(slot_lsn, until)
         now_us = time.time_ns() // 1000
         first_us = min((one.commit_time_us for one in transactions.values()), default=now_us)
-        places = table_partitions(self._topics, self._own_topics())
-        await_stable(self._topics, places)
-        ends = ends_of(self._topics, places)
+        partitions = table_partitions(self._topics, self._own_topics())
+        await_stable(self._topics, partitions)
+        ends = ends_of(self._topics, partitions)
         since_ms = min(first_us, now_us) // 1000 - self._margin_ms
         prefix = self._connector.prefix
         tails = read_tails(self._topics, ends, since_ms, prefix, self._margin_ms)
         complete_lsn = self._complete_lsn()
         beyond = tails.beyond(slot_lsn, transactions, messages, complete_lsn)
         left_out = LeftOut(beyond, transactions, complete_lsn)
-        for _ in self._portions(slot_lsn, beyond.end_lsn, left_out):
+        for _ in self._batches(slot_lsn, beyond.end_lsn, left_out):
             pass
         left_out.finish()
         return Plan(
@@ -168,11 +168,11 @@ class Adoption:
         self._make_failover(plan)
         reach("adopt failover")
         left_out = LeftOut(plan.beyond, plan.transactions, self._complete_lsn())
-        last: Portion | None = None
-        for portion in self._portions(plan.slot_lsn, plan.end_lsn, left_out):
-            if portion.events:
-                producer.send(portion.events, Origins(portion))
-            last = portion if portion.stamp is not None else last
+        last: EventBatch | None = None
+        for batch in self._batches(plan.slot_lsn, plan.end_lsn, left_out):
+            if batch.events:
+                producer.send(batch.events, Origins(batch))
+            last = batch if batch.stamp is not None else last
         left_out.finish()
         if left_out.published != plan.published:
             raise self._changed()
@@ -256,7 +256,7 @@ class Adoption:
     def _complete_lsn(self) -> int:
         return self._offset.commit_lsn if self._offset is not None else 0
 
-    def _portions(self, slot_lsn: int, end_lsn: int, left_out: LeftOut) -> Iterator[Portion]:
+    def _batches(self, slot_lsn: int, end_lsn: int, left_out: LeftOut) -> Iterator[EventBatch]:
         """Yield what Kafka lacks of the changes that commit in [slot_lsn, end_lsn)."""
         if end_lsn <= slot_lsn:
             return
@@ -279,9 +279,9 @@ class Adoption:
         )
         decoder, now_us = Decoder(), time.time_ns() // 1000
         for lsn, payload in self._reading.messages(slot_lsn, end_lsn):
-            portion = assembler.take(decoder, payload, lsn, now_us)
-            if portion is not None:
-                yield portion
+            batch = assembler.take(decoder, payload, lsn, now_us)
+            if batch is not None:
+                yield batch
 
     def fence(self) -> None:
         """End what Debezium's transactional producer has open, and what a killed run has.
@@ -323,7 +323,7 @@ class Adoption:
             connection.make_failover_slot()
         logger.info("made the slot a failover slot", slot=self._source.slot)
 
-    def _record(self, position: Position, last: Portion | None) -> ProgressRecord:
+    def _record(self, position: Position, last: EventBatch | None) -> ProgressRecord:
         heartbeat = Heartbeat(
             self._source.slot,
             interval_ms=self._bridge.heartbeat_interval_ms,

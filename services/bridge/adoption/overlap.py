@@ -20,7 +20,7 @@ from services.bridge.events.event import Event
 from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.pgoutput.messages import Delete, Insert, Message, Truncate, Update
 from services.bridge.progress.ledger import Position
-from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.assembler import Assembler, EventBatch
 
 _TABLELESS: Final = ""
 
@@ -58,25 +58,25 @@ class LeftOut:
 
     def finish(self) -> None:
         """Raise OperatorNeeded where Kafka has something that was not met."""
-        places = {one.where: one.lsn for one in self._last.values()}
-        places |= {one.topic: one.lsn for one in self._keyless if one not in self._met}
-        places |= {where: at[1] for at, where in self._messages.items()}
-        if places:
-            raise unmatched(places)
+        records = {one.where: one.lsn for one in self._last.values()}
+        records |= {one.topic: one.lsn for one in self._keyless if one not in self._met}
+        records |= {where: at[1] for at, where in self._messages.items()}
+        if records:
+            raise unmatched(records)
 
     def _has(self, event: Event, xid: int, lsn: int) -> bool:
         if event.table == _TABLELESS:
             return self._messages.pop((event.topic, event.lsn), None) is not None
         if event.key is None:
             return self._has_keyless(event, xid, lsn)
-        place = (event.topic, event.key)
-        last = self._last.get(place)
+        topic_key = (event.topic, event.key)
+        last = self._last.get(topic_key)
         if event.value is None:
-            return self._tombstones.pop(place, last is not None)
+            return self._tombstones.pop(topic_key, last is not None)
         if last is not None and (last.xid, last.lsn) == (xid, lsn):
-            del self._last[place]
+            del self._last[topic_key]
             if last.op == "d":
-                self._tombstones[place] = last.removed
+                self._tombstones[topic_key] = last.removed
         return last is not None
 
     def _has_keyless(self, event: Event, xid: int, lsn: int) -> bool:
@@ -124,7 +124,7 @@ class OverlapAssembler(Assembler):
 
     def transactions(
         self, messages: Messages, index: int, decoder: Decoder, now_us: int
-    ) -> tuple[int, Portion | None]:
+    ) -> tuple[int, EventBatch | None]:
         """Take none at once."""
         return index, None
 

@@ -17,22 +17,24 @@ _LOOK_S: Final = 0.2
 def table_partitions(topics: Topics, own: Iterable[str]) -> list[Partition]:
     """Return the partitions that Debezium may have written events to; `own`: the bridge's."""
     others = {*own}
-    return [place for place in topics.written() if place[0] not in others]
+    return [partition for partition in topics.written() if partition[0] not in others]
 
 
-def ends_of(topics: Topics, places: list[Partition]) -> dict[Partition, int]:
+def ends_of(topics: Topics, partitions: list[Partition]) -> dict[Partition, int]:
     """Return where partitions end, open transactions included."""
     found: dict[Partition, int] = {}
-    for some in in_parts(places):
+    for some in in_parts(partitions):
         asked = ask_ends(topics.admin, some, committed=False)
-        found |= {place: end.offset for place, end in answers(asked).items()}
+        found |= {partition: end.offset for partition, end in answers(asked).items()}
     return found
 
 
-def await_stable(topics: Topics, places: list[Partition]) -> None:
-    """Wait until no transaction is open in `places`. Raise Retryable at the deadline."""
+def await_stable(topics: Topics, partitions: list[Partition]) -> None:
+    """Wait until no transaction is open in `partitions`. Raise Retryable at the deadline."""
     until = time.monotonic() + READ_DEADLINE_S
-    while open_there := [where for some in in_parts(places) for where in topics.unstable_of(some)]:
+    while open_there := [
+        where for some in in_parts(partitions) for where in topics.unstable_of(some)
+    ]:
         if time.monotonic() > until:
             raise Retryable(
                 "another producer has an open transaction: Debezium's, or that of a killed run",
@@ -80,13 +82,13 @@ def read_tails(
 
 def require_unchanged(topics: Topics, ends: dict[Partition, int]) -> None:
     """Raise Retryable where somebody has written to a partition since it was read."""
-    for place, now in ends_of(topics, [*ends]).items():
-        if now != ends[place]:
+    for partition, now in ends_of(topics, [*ends]).items():
+        if now != ends[partition]:
             raise Retryable(
-                f"{now - ends[place]} records were written since the topic was read: Debezium, or "
-                "another program, is alive",
+                f"{now - ends[partition]} records were written since the topic was read: Debezium, "
+                "or another program, is alive",
                 operation=OPERATION,
-                subject=f"{place[0]}[{place[1]}]",
+                subject=f"{partition[0]}[{partition[1]}]",
                 hint="stop it, and delete its connector; then run this again",
                 exit_code=ExitCode.SLOT_IN_USE,
             )
@@ -95,14 +97,14 @@ def require_unchanged(topics: Topics, ends: dict[Partition, int]) -> None:
 def late_records(topics: Topics, ends: dict[Partition, int], prefix: str) -> list[str]:
     """Return where events of Debezium are behind `ends`: they came after the topics were read."""
     found = []
-    for place, now in ends_of(topics, [*ends]).items():
-        with topics.reader(*place) as reader:
+    for partition, now in ends_of(topics, [*ends]).items():
+        with topics.reader(*partition) as reader:
             until = min(now, reader.stable_end())
-            for message in reader.messages(ends[place], until, time.monotonic() + _READ_S):
+            for message in reader.messages(ends[partition], until, time.monotonic() + _READ_S):
                 try:
                     event = said(message.value() or b"", prefix) if message.value() else None
                 except ValueError:
                     continue
                 if event is not None and not event.ours:
-                    found.append(f"{place[0]}[{place[1]}]@{message.offset()}")
+                    found.append(f"{partition[0]}[{partition[1]}]@{message.offset()}")
     return found

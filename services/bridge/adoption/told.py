@@ -131,11 +131,11 @@ class Tails:
     def take(self, record: Record) -> None:
         """Take the next record of a partition. Raise OperatorNeeded where it is not an event."""
         self.records[record.topic] += 1
-        place = (record.topic, record.key or b"")
+        topic_key = (record.topic, record.key or b"")
         if record.value is None:
-            last = self.last.get(place)
+            last = self.last.get(topic_key)
             if last is not None and last.op == "d":
-                self.last[place] = last._replace(removed=True)
+                self.last[topic_key] = last._replace(removed=True)
             return
         try:
             event = said(record.value, self.prefix)
@@ -151,7 +151,7 @@ class Tails:
         if event is None:
             return
         if event.ours:
-            self.last.pop(place, None)
+            self.last.pop(topic_key, None)
             return
         if record.time_ms and record.time_ms + self.margin_ms < event.commit_ms:
             raise OperatorNeeded(
@@ -167,7 +167,7 @@ class Tails:
             one = Keyless(record.topic, event.xid, event.lsn, event.op, event.images)
             self.keyless[one] += 1
         else:
-            self.last[place] = Last(event.xid, event.lsn, event.op, record.where)
+            self.last[topic_key] = Last(event.xid, event.lsn, event.op, record.where)
 
     def beyond(
         self,
@@ -182,7 +182,7 @@ class Tails:
         their transaction ends; `complete_lsn`: transactions that end here or before are whole in
         Kafka, Debezium says. Raise OperatorNeeded for an event that the server does not have.
         """
-        kept = {place: one for place, one in self.last.items() if one.xid in transactions}
+        kept = {topic_key: one for topic_key, one in self.last.items() if one.xid in transactions}
         keyless = {one: count for one, count in self.keyless.items() if one.xid in transactions}
         of_messages = {
             at: where
@@ -221,11 +221,11 @@ class Beyond(NamedTuple):
     end_lsn: int
 
 
-def unmatched(places: Mapping[str, int]) -> OperatorNeeded:
+def unmatched(records: Mapping[str, int]) -> OperatorNeeded:
     """Return the error of events in Kafka that the slot decodes as something else."""
-    where, lsn = next(iter(places.items()))
+    where, lsn = next(iter(records.items()))
     return OperatorNeeded(
-        f"{len(places)} records of Debezium are not what the slot decodes at their LSN, such as "
+        f"{len(records)} records of Debezium are not what the slot decodes at their LSN, such as "
         f"{where} at {format_lsn(lsn)}",
         operation=OPERATION,
         subject=where,

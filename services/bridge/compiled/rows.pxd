@@ -22,7 +22,7 @@ cdef class RowWriter:
     cdef int[FIELDS_MAX] field_kinds
     """Of a flat row, the fields that the row itself has: which number each is."""
     cdef int* kinds
-    cdef int* places
+    cdef int* indexes
     """Of each value that comes: the column that it is, or -1."""
     cdef Text out
     cdef Py_ssize_t* spans

@@ -33,7 +33,7 @@ cdef extern from "Python.h":
 
 cdef class RowWriter:
     def __cinit__(self, type event, topic, table, columns, int count, frame, kinds):
-        cdef int index, place
+        cdef int index, source_index
         self.event, self.topic, self.table = event, topic, table
         self.count, self.published = count, len(columns)
         self.opening, self.names = frame.opening.encode(), frame.names.encode()
@@ -59,20 +59,20 @@ cdef class RowWriter:
         self.out = Text()
         self.spans = <Py_ssize_t*>malloc((4 * self.published + 1) * sizeof(Py_ssize_t))
         self.kinds = <int*>malloc((self.published + 1) * sizeof(int))
-        self.places = <int*>malloc((count + 1) * sizeof(int))
-        if not (self.spans and self.kinds and self.places):
+        self.indexes = <int*>malloc((count + 1) * sizeof(int))
+        if not (self.spans and self.kinds and self.indexes):
             raise MemoryError
-        for place in range(count):
-            self.places[place] = -1
+        for source_index in range(count):
+            self.indexes[source_index] = -1
         for index in range(self.published):
-            place = columns[index].place
-            self.places[place] = index
+            source_index = columns[index].source_index
+            self.indexes[source_index] = index
             self.kinds[index] = kinds[index]
 
     def __dealloc__(self):
         free(self.spans)
         free(self.kinds)
-        free(self.places)
+        free(self.indexes)
 
     def __call__(self, bytes data, Py_ssize_t at, lsn, seq, total, events, head, order, tail, flat):
         cdef Text head_text = Text(), order_text = Text(), tail_text = Text(), flat_text = Text()
@@ -175,10 +175,10 @@ cdef class RowWriter:
         self, const uint8_t* data, Py_ssize_t at, Py_ssize_t end, int spans
     ) except -2:
         """The values from `at` on; where they end, or -1: another way. `spans`: where to note."""
-        cdef int place, column
+        cdef int source_index, column
         cdef uint8_t kind
         cdef Py_ssize_t length
-        for place in range(self.count):
+        for source_index in range(self.count):
             if at >= end:
                 return -1
             kind = data[at]
@@ -196,7 +196,7 @@ cdef class RowWriter:
                     return -1
             elif kind != b"n" and (kind != b"u" or self.old):
                 return -1
-            column = self.places[place]
+            column = self.indexes[source_index]
             if column >= 0:
                 self.out.put_bytes(<bytes>self.heads[column])
                 self.spans[spans + 2 * column] = self.out.size

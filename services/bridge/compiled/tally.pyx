@@ -28,7 +28,7 @@ def count(list events, str schema_topic, dict counts):
     cdef Kind* kind
     cdef int used = 0, at
     cdef tuple event
-    cdef Py_ssize_t index, place
+    cdef Py_ssize_t index, op_at
     cdef object table, value, key, headers
     cdef char operation
     for index in range(len(events)):
@@ -55,9 +55,9 @@ def count(list events, str schema_topic, dict counts):
             and PyBytes_AS_STRING(<bytes>value)[0] == 0
             and PyBytes_AS_STRING(<bytes>value)[AVRO_OP - 1] == 2
         ):
-            place = AVRO_OP + (PyBytes_AS_STRING(<bytes>value)[AVRO_OP] == 2)
-            if PyBytes_AS_STRING(<bytes>value)[place] in b"crudt":
-                operation = PyBytes_AS_STRING(<bytes>value)[place]
+            op_at = AVRO_OP + (PyBytes_AS_STRING(<bytes>value)[AVRO_OP] == 2)
+            if PyBytes_AS_STRING(<bytes>value)[op_at] in b"crudt":
+                operation = PyBytes_AS_STRING(<bytes>value)[op_at]
         elif event[0] == schema_topic:
             continue
         for at in range(used):

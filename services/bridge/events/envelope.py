@@ -331,7 +331,7 @@ class Envelope:
             if key is None:
                 raise delete_without_key(name, lsn)
             self._count(table.counter)
-            told = table.fields.place("d", self._texts.stamp.commit_lsn, seq)
+            told = table.fields.position("d", self._texts.stamp.commit_lsn, seq)
             return [Event(topic, key, None, [*(headers or ()), *told], False, name, seq, lsn)]
         value = self._value(table, table.row(old), "null", "d", lsn, seq)
         events = [Event(topic, key, value, headers, False, name, seq, lsn)]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring as quoted
 from typing import Final, NamedTuple
 
-from schemas.shaping import PLACE, FlatSettings, field_name
+from schemas.shaping import POSITION, FlatSettings, field_name
 from schemas.version import version
 from services.bridge.events.event import Stamp
 from services.bridge.events.formats import connect
@@ -75,18 +75,18 @@ class Fields:
         transaction, row = [], []
         for field in chosen(settings)[1:]:
             times = field.startswith("source.ts_")
-            place = field if times else field.removeprefix("source.")
+            told = field if times else field.removeprefix("source.")
             head = f',"{field_name(field)}":'
             if field.startswith("transaction.") and not metadata:
                 transaction.append(Part(f"{head}null", ""))
-            elif place in constants:
-                transaction.append(Part(head + constants[place], ""))
-            elif place in _TRANSACTION:
-                transaction.append(Part(head, _TRANSACTION[place]))
-            elif place in _ROW:
-                row.append(Part(head, _ROW[place]))
+            elif told in constants:
+                transaction.append(Part(head + constants[told], ""))
+            elif told in _TRANSACTION:
+                transaction.append(Part(head, _TRANSACTION[told]))
+            elif told in _ROW:
+                row.append(Part(head, _ROW[told]))
             else:
-                self._of_table.append((head, place))
+                self._of_table.append((head, told))
         self.transaction: Sequence[Part] = transaction
         self.row: Sequence[Part] = row
 
@@ -95,7 +95,7 @@ class Fields:
         names = {"schema": quoted(schema), "table": quoted(table), "op": quoted(op)}
         deleted = f',"{DELETED}":"{"true" if op == "d" else "false"}"' if self.rewrites else ""
         return f'{{"__op":"{op}"{deleted}' + "".join(
-            [head + names[place] for head, place in self._of_table]
+            [head + names[name] for head, name in self._of_table]
         )
 
     def of_transaction(self, stamp: Stamp) -> str:
@@ -117,15 +117,15 @@ class Fields:
         """Return the fields that a row has; `numbers`: by kind."""
         return "".join([f"{text}{numbers[kind]}" for text, kind in self.row])
 
-    def place(self, op: str, commit_lsn: int, seq: int) -> Headers:
-        """Return the headers of a record that has no value to tell its place."""
+    def position(self, op: str, commit_lsn: int, seq: int) -> Headers:
+        """Return the headers of a record that has no value to tell its position."""
         values = (op, str(commit_lsn), str(seq), str(self._timeline))
-        return [(field_name(name), value) for name, value in zip(PLACE, values, strict=True)]
+        return [(field_name(name), value) for name, value in zip(POSITION, values, strict=True)]
 
 
 def chosen(settings: FlatSettings) -> Sequence[str]:
-    """Return the fields of a flat row, those of PLACE first."""
-    return tuple(dict.fromkeys((*PLACE, *settings.fields)))
+    """Return the fields of a flat row, those of POSITION first."""
+    return tuple(dict.fromkeys((*POSITION, *settings.fields)))
 
 
 _NUMBERS: Final = frozenset(
@@ -139,7 +139,7 @@ _SNAPSHOT: Final = {name: told for name, told in connect.SNAPSHOT.items() if nam
 
 
 def schemas(settings: FlatSettings) -> Mapping[str, Schema]:
-    """Return the schemas of a flat row's fields by name; PLACE is first, as in any table's rows."""
+    """Return the schemas of a flat row's fields by name, POSITION first, as in any table's rows."""
     found = {}
     for field in chosen(settings):
         name = field.rpartition(".")[2]

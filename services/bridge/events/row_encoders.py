@@ -35,9 +35,9 @@ _SHAPES_MAX: Final = 2048
 
 
 class Column(NamedTuple):
-    """A published column: its place among the server's, `"name":`, and how it is written."""
+    """A published column: its source_index among the server's, `"name":`, and how it is written."""
 
-    place: int
+    source_index: int
     name: str
     encode: Encode
     unavailable: str
@@ -130,7 +130,7 @@ def writer(
     for number, index in enumerate(keys):
         first = frame.key_opening + "{"
         variables[f"j{index}"] = ("," if number else first) + columns[index].name
-    encoders = tuple((column.place, column.encode) for column in columns)
+    encoders = tuple((column.source_index, column.encode) for column in columns)
     variables["BETWEEN"] = f"N{chr(count >> 8)}{chr(count & 255)}"
     framed = bool(frame.closing or frame.key_closing)
     code = _code(encoders, tuple(keys), count, frame.metadata, frame.old, framed, frame.flat)
@@ -177,7 +177,7 @@ def _code(
 def _short(
     columns: tuple[tuple[int, Encode], ...], count: int, keys: tuple[int, ...], *, old: bool
 ) -> list[str]:
-    new_names = "".join(f", v{place}" for place in range(count))
+    new_names = "".join(f", v{source_index}" for source_index in range(count))
     if not old:
         return [f"_{new_names} = parts", *_short_values(columns, "c", "v")]
     last = f"o{count - 1}"
@@ -193,19 +193,23 @@ def _short(
 
 def _short_values(columns: tuple[tuple[int, Encode], ...], to: str, of: str) -> list[str]:
     lines = []
-    for index, (place, encode) in enumerate(columns):
+    for index, (source_index, encode) in enumerate(columns):
         template = _SHORT.get(encode, _SHORT_OTHER)
-        lines += template.format(c=f"{to}{index}", e=f"e{index}", v=f"{of}{place}").split("\n")
+        lines += template.format(c=f"{to}{index}", e=f"e{index}", v=f"{of}{source_index}").split(
+            "\n"
+        )
     return lines
 
 
 def _any(columns: tuple[tuple[int, Encode], ...], count: int) -> list[str]:
-    published = {place: (index, encode) for index, (place, encode) in enumerate(columns)}
+    published = {
+        source_index: (index, encode) for index, (source_index, encode) in enumerate(columns)
+    }
     lines = ["end = len(data)", "data += b'\\0\\0\\0\\0'", "q = at"]
-    for place in range(count):
+    for source_index in range(count):
         lines += ["kind, length = head_of(data, q)", "p = q + 5"]
-        if place in published:
-            index, encode = published[place]
+        if source_index in published:
+            index, encode = published[source_index]
             value = _ANY.get(encode, _ANY_OTHER).format(i=index)
             lines += [
                 f"if kind == 116: q = p + length; c{index} = {value}",
@@ -229,8 +233,8 @@ def _value(columns: int, *, metadata: bool, old: bool) -> str:
         row = f'{before}}}}},"after":{{{{{row}'
     order = '{order}{total},"data_collection_order":{events}}}' if metadata else "{order}"
     return (
-        f'{{OPENING}}{row}}}}},{{head}}{{place}}\\\\"]",{{NAMES}}'
-        f'"lsn":{{place}},"seq":{{seq}}}}}},{order},{{tail}}'
+        f'{{OPENING}}{row}}}}},{{head}}{{at_lsn}}\\\\"]",{{NAMES}}'
+        f'"lsn":{{at_lsn}},"seq":{{seq}}}}}},{order},{{tail}}'
     )
 
 
@@ -244,7 +248,7 @@ def _record(value: str, keys: tuple[int, ...], *, framed: bool) -> list[str]:
     key += "{KEY_CLOSING}" if framed else ""
     value += "{CLOSING}" if framed else ""
     return [
-        "place = str(lsn)",
+        "at_lsn = str(lsn)",
         f"key = f'{key}'.encode()" if keys else "key = None",
         f"return new(Event, (TOPIC, key, f'{value}'.encode(), None, False, TABLE, seq, lsn))",
     ]

@@ -56,18 +56,22 @@ class Table:
             encode, unavailable = encoders.of(column.type_oid, column.typmod)
             encode = plan.masks.get(column.name) or encode
             self.columns.append((f"{quoted(column.name)}:", encode, unavailable))
-        self._places = plan.places
-        places = range(len(relation.columns)) if plan.places is None else plan.places
+        self._source_indexes = plan.source_indexes
+        source_indexes = (
+            range(len(relation.columns)) if plan.source_indexes is None else plan.source_indexes
+        )
         self._key = [
-            (place, *encoder)
-            for place, encoder, column in zip(places, self.columns, relation.columns, strict=True)
+            (source_index, *encoder)
+            for source_index, encoder, column in zip(
+                source_indexes, self.columns, relation.columns, strict=True
+            )
             if column.key
         ]
 
     def row(self, row: Row) -> str:
         """Encode a row as `{"column":value,…}`; a value that the WAL lacks is the placeholder."""
-        if self._places is not None:
-            row = [row[place] for place in self._places]
+        if self._source_indexes is not None:
+            row = [row[source_index] for source_index in self._source_indexes]
         return (
             "{"
             + ",".join(
@@ -100,11 +104,11 @@ class Table:
             return None
         if old and self._skips_unchanged:
             return None
-        places = range(count) if self._places is None else self._places
-        keys = {place for place, *_ in self._key}
+        source_indexes = range(count) if self._source_indexes is None else self._source_indexes
+        keys = {source_index for source_index, *_ in self._key}
         columns = [
-            Column(place, *encoder, place in keys)
-            for place, encoder in zip(places, self.columns, strict=True)
+            Column(source_index, *encoder, source_index in keys)
+            for source_index, encoder in zip(source_indexes, self.columns, strict=True)
         ]
         form = self._format
         around, around_key = form.value_affixes, form.key_affixes
@@ -158,15 +162,17 @@ class Table:
         old, new = change.old, change.new
         if not self._skips_unchanged or old is None or change.old_kind != "O":
             return False
-        places = range(len(self.columns)) if self._places is None else self._places
+        source_indexes = (
+            range(len(self.columns)) if self._source_indexes is None else self._source_indexes
+        )
         return all(
-            _published_the_same(old[place], new[place], encode)
-            for place, (_, encode, _) in zip(places, self.columns, strict=True)
+            _published_the_same(old[source_index], new[source_index], encode)
+            for source_index, (_, encode, _) in zip(source_indexes, self.columns, strict=True)
         )
 
     def lacks_key(self, row: Row) -> bool:
         """Tell whether an old row, which has its identity alone, lacks a column of the key."""
-        return any(row[place] is None for place, *_ in self._key)
+        return any(row[source_index] is None for source_index, *_ in self._key)
 
     def key(self, row: Row) -> bytes | None:
         """Return the key of a row in the table's format, None for a table without a key."""
@@ -193,8 +199,8 @@ def _published_the_same(old: Value, new: Value, encode: Encode) -> bool:
 def serialized(write: Write, form: TableFormat) -> Write:
     """Return a writer whose events have the bytes of `form` in place of JSON."""
 
-    def written(*place: object) -> Any:
-        event = write(*place)
+    def written(*row: object) -> Any:
+        event = write(*row)
         if event is None:
             return None
         try:

@@ -39,13 +39,13 @@ from schemas.events import (
 )
 from services.bridge.events.event import Event
 from services.bridge.failpoints import reach
-from services.bridge.recovery.places import (
+from services.bridge.recovery.event_positions import (
     NO_STAGING_KEY,
+    EventPosition,
     Lost,
-    Place,
     has,
     is_settling,
-    place_of_record,
+    position_of_record,
     record_of,
     remaining,
 )
@@ -115,7 +115,7 @@ def settle(
         if not ours:
             break
         lost = judge.lost()
-        ours = {where: remaining(place, lost) for where, place in ours.items()}
+        ours = {where: remaining(position, lost) for where, position in ours.items()}
         last = topics.last_progress(slot, until=stuck.get((progress_topic(topics.prefix), 0)))
         judge.may_decide(last)
         judge.may_decide(record)
@@ -172,7 +172,7 @@ def _was_committed(
         record,
         confirmed_lsn=(found.confirmed_flush_lsn if found is not None else None) or 0,
         origin_lsn=primary.origin_lsn() or 0,
-        shown=[place for place in shown(topics, stuck) if remaining(place, lost)],
+        shown=[position for position in shown(topics, stuck) if remaining(position, lost)],
         behind=read_visible(topics, slot).hidden if record is not None else (),
     )
 
@@ -210,16 +210,20 @@ def _end(
         clear(topics, notes, while_waiting)
 
 
-def covered(ours: Mapping[Partition, Place | None], last: ProgressRecord | None) -> list[Partition]:
+def covered(
+    ours: Mapping[Partition, EventPosition | None], last: ProgressRecord | None
+) -> list[Partition]:
     """Return the partitions that hide what the last visible record covers. Pure.
 
     The transaction that hangs there was committed.
     """
-    return [where for where, place in ours.items() if place is not None and has(last, place)]
+    return [
+        where for where, position in ours.items() if position is not None and has(last, position)
+    ]
 
 
 def how_to_end(
-    ours: Mapping[Partition, Place | None],
+    ours: Mapping[Partition, EventPosition | None],
     stuck: Mapping[Partition, int],
     last: ProgressRecord | None,
     record: ProgressRecord | None,
@@ -230,7 +234,7 @@ def how_to_end(
     """Decide which hanging transaction to end first, and whether to commit or abort it. Pure.
 
     `stuck`: partition -> its last stable offset, whoever's transaction hangs there. `ours`: those
-    of `stuck` that hide records of this bridge, with the place of the first one. `record`: the
+    of `stuck` that hide records of this bridge, with the position of the first one. `record`: the
     first progress record that is hidden. `tried`: partitions that were committed before and hang
     again. `commit`: what the witnesses say, needed where `last` covers nothing. A partition whose
     first event is beyond what is committed comes later: it may hide what was aborted.
@@ -250,8 +254,10 @@ def how_to_end(
     return Ending({where: stuck[where] for where in partitions}, turns, commit=True)
 
 
-def _not_beyond(ours: Mapping[Partition, Place | None], record: ProgressRecord) -> list[Partition]:
-    return [where for where, place in ours.items() if place is None or has(record, place)]
+def _not_beyond(
+    ours: Mapping[Partition, EventPosition | None], record: ProgressRecord
+) -> list[Partition]:
+    return [where for where, position in ours.items() if position is None or has(record, position)]
 
 
 def was_committed(
@@ -260,13 +266,13 @@ def was_committed(
     *,
     confirmed_lsn: int = 0,
     origin_lsn: int = 0,
-    shown: Iterable[Place] = (),
+    shown: Iterable[EventPosition] = (),
     behind: Iterable[ProgressRecord] = (),
 ) -> bool:
     """Tell whether a witness shows that Kafka had decided to commit the hanging transaction. Pure.
 
     `last`: the last visible record, `hanging`: the first that is not. `confirmed_lsn`,
-    `origin_lsn`: how far the slot and the origin have been told. `shown`: places of the last
+    `origin_lsn`: how far the slot and the origin have been told. `shown`: positions of the last
     visible events. `behind`: the records from `hanging` on, whether Kafka has committed them or
     not. The bridge begins a transaction only once the one before, which is the other producer's,
     has committed. Slot and origin need not know: they are never told of a part of a transaction,
@@ -286,7 +292,7 @@ def was_committed(
         told
         or origin_lsn > recorded
         or confirmed_lsn > announced
-        or any(not has(last, place) for place in shown)
+        or any(not has(last, position) for position in shown)
         or (hanging is not None and any(one.producer != hanging.producer for one in behind))
     )
 
@@ -303,7 +309,7 @@ def _stuck(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition,
         pause_s = min(2 * pause_s, _LOOK_S)
         while_waiting()
         now = _unstable(topics, while_waiting)
-        found = {place: at for place, at in found.items() if now.get(place) == at}
+        found = {where: at for where, at in found.items() if now.get(where) == at}
     return found
 
 
@@ -326,23 +332,23 @@ def _unstable(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partiti
 
 def _ours(
     topics: Topics, slot: str, stuck: Mapping[Partition, int]
-) -> tuple[dict[Partition, Place | None], ProgressRecord | None]:
+) -> tuple[dict[Partition, EventPosition | None], ProgressRecord | None]:
     """Return the stuck partitions that hide records of this bridge, and the first progress record.
 
-    Each partition comes with the place of the first event that it hides, None where that is
+    Each partition comes with the position of the first event that it hides, None where that is
     unknown.
     """
     progress, own = progress_topic(topics.prefix), topics.own()
-    ours: dict[Partition, Place | None] = {}
+    ours: dict[Partition, EventPosition | None] = {}
     record = None
     for (topic, partition), offset in stuck.items():
         with topics.reader(topic, partition, committed=False) as reader:
             if topic == progress:
                 records = reader.first_from(offset)
             else:
-                place = _first_place(topics, reader, offset, alone=topic in own)
-                if topic in own or place is not None:
-                    ours[topic, partition] = place
+                position = _first_position(topics, reader, offset, alone=topic in own)
+                if topic in own or position is not None:
+                    ours[topic, partition] = position
                 continue
         if records and records[0][1] == slot.encode():
             ours[topic, partition] = None
@@ -351,10 +357,12 @@ def _ours(
     return ours, record
 
 
-def _first_place(topics: Topics, reader: TopicReader, offset: int, *, alone: bool) -> Place | None:
-    """Return the place of this bridge's first event from `offset` on, the last stable offset.
+def _first_position(
+    topics: Topics, reader: TopicReader, offset: int, *, alone: bool
+) -> EventPosition | None:
+    """Return the position of this bridge's first event from `offset` on, the last stable offset.
 
-    The record at `offset` belongs to the open transaction. If it does not have a place of this
+    The record at `offset` belongs to the open transaction. If it does not have a position of this
     bridge, the open transaction is another producer's; what follows may be decided and told, and
     proves nothing. Only in a topic that this bridge writes `alone` are later records looked at: of
     a staged transaction, the last part alone tells the LSN.
@@ -364,27 +372,27 @@ def _first_place(topics: Topics, reader: TopicReader, offset: int, *, alone: boo
     stop = end if prepared else min(end, offset + _HIDDEN_RECORDS)
     deadline = time.monotonic() + READ_DEADLINE_S
     for message in reader.messages(offset, stop, deadline):
-        place = _place(topics, message)
-        if place is not None or not (alone or is_settling(message.key(), message.value())):
-            return place
+        position = _position(topics, message)
+        if position is not None or not (alone or is_settling(message.key(), message.value())):
+            return position
     return None
 
 
-def _place(topics: Topics, message: Message) -> Place | None:
+def _position(topics: Topics, message: Message) -> EventPosition | None:
     record = record_of(message)
-    return place_of_record(record, topics.prefix, outbox=topics.is_outbox(record.topic))
+    return position_of_record(record, topics.prefix, outbox=topics.is_outbox(record.topic))
 
 
-def shown(topics: Topics, stuck: Container[Partition] = ()) -> Iterable[Place]:
-    """Yield the places of the last visible events of each partition that shows all it has."""
+def shown(topics: Topics, stuck: Container[Partition] = ()) -> Iterable[EventPosition]:
+    """Yield the positions of the last visible events of each partition that shows all it has."""
     for topic, partition in topics.event_partitions():
         if (topic, partition) not in stuck:
             with topics.reader(topic, partition) as reader:
                 deadline = time.monotonic() + READ_DEADLINE_S
                 low, end = reader.bounds()
                 tail = reader.messages(max(low, end - _TAIL_RECORDS), end, deadline)
-                places = [_place(topics, message) for message in tail]
-            yield from (place for place in places if place is not None)
+                positions = [_position(topics, message) for message in tail]
+            yield from (position for position in positions if position is not None)
 
 
 def _names(partitions: Mapping[Partition, int]) -> str:

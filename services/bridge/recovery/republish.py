@@ -20,8 +20,8 @@ from schemas.errors import OperatorNeeded
 from schemas.events import HangingRange, ProgressRecord, SettlingNote, progress_topic
 from services.bridge.events.event import Event
 from services.bridge.progress.errors import RECOVER
+from services.bridge.recovery.event_positions import Record, record_of
 from services.bridge.recovery.hanging_transactions import Judge, settle
-from services.bridge.recovery.places import Record, record_of
 from services.bridge.recovery.republish_plan import Judged, Terms, each_once, further, judge_range
 from services.bridge.recovery.settling_notes import clear, read_notes
 from services.bridge.sink.producer_pair import ID_SCHEME

@@ -13,13 +13,13 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from schemas.events import HangingRange, PreparedKey, ProgressRecord, prepared_topic
-from services.bridge.recovery.places import (
+from services.bridge.recovery.event_positions import (
+    EventPosition,
     Lost,
-    Place,
     Record,
     has,
     is_settling,
-    place_of_record,
+    position_of_record,
     remaining,
 )
 
@@ -40,14 +40,14 @@ class Terms(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """The records to write `again`, in order, and their `places`; a `problem`: why not."""
+    """The records to write `again`, in order, and their `positions`; a `problem`: why not."""
 
     again: Sequence[Record] = ()
     problem: str = ""
-    places: Sequence[Place] = ()
+    positions: Sequence[EventPosition] = ()
 
 
-_Identity = tuple[Place | None, bytes | str | None, bool]
+_Identity = tuple[EventPosition | None, bytes | str | None, bool]
 
 
 def judge_range(
@@ -55,16 +55,16 @@ def judge_range(
 ) -> Judged:
     """Judge one noted range; `there` and `seen` are in the order of their offsets."""
     offsets = {record.offset for record in seen}
-    identities = {_identity(record, place) for record, place in _placed(seen, terms)}
+    identities = {_identity(record, position) for record, position in _positioned(seen, terms)}
     again, strangers = [], 0
-    for record, place in _placed(there, terms):
+    for record, position in _positioned(there, terms):
         visible = record.offset in offsets
-        if place is None:
+        if position is None:
             strangers += terms.own and not visible
-        elif remaining(place, terms.lost) is None or not has(terms.covers, place):
+        elif remaining(position, terms.lost) is None or not has(terms.covers, position):
             continue
-        elif not visible and _identity(record, place) not in identities:
-            again.append((record, place))
+        elif not visible and _identity(record, position) not in identities:
+            again.append((record, position))
     gone = noted.records - len(there)
     # The range begins with what hung. Where readers have that record, they had all of it, and
     # compaction has removed what later records replace; other transactions' records tell nothing.
@@ -74,10 +74,14 @@ def judge_range(
         return Judged(problem=f"{strangers} records do not tell which transaction they are of")
     if again and terms.shared:
         return Judged(problem="the records may be of another bridge, which writes there too")
-    first = min((place for _, place in again), default=None)
-    if first is not None and any(_behind(place, first, terms) for _, place in _placed(seen, terms)):
+    first = min((position for _, position in again), default=None)
+    if first is not None and any(
+        _behind(position, first, terms) for _, position in _positioned(seen, terms)
+    ):
         return Judged(problem="later events are visible there: the order would be lost")
-    return Judged([record for record, _ in again], places=tuple(place for _, place in again))
+    return Judged(
+        [record for record, _ in again], positions=tuple(position for _, position in again)
+    )
 
 
 def each_once(found: Iterable[tuple[HangingRange, Judged]]) -> list[tuple[int, Record]]:
@@ -86,11 +90,11 @@ def each_once(found: Iterable[tuple[HangingRange, Judged]]) -> list[tuple[int, R
     Several notes may tell of one transaction: of two attempts to end it, or of a copy that an
     attempt to publish it again has left.
     """
-    wanted: dict[tuple[str, int, _Identity], tuple[Place, Record]] = {}
+    wanted: dict[tuple[str, int, _Identity], tuple[EventPosition, Record]] = {}
     for noted, judged in found:
-        for record, place in zip(judged.again, judged.places, strict=True):
-            at = (noted.topic, noted.partition, _identity(record, place))
-            wanted.setdefault(at, (place, record))
+        for record, position in zip(judged.again, judged.positions, strict=True):
+            at = (noted.topic, noted.partition, _identity(record, position))
+            wanted.setdefault(at, (position, record))
     in_order = sorted(wanted.items(), key=lambda one: one[1][0][:2])
     return [(partition, record) for (_, partition, _), (_, record) in in_order]
 
@@ -106,42 +110,44 @@ def _reach(record: ProgressRecord) -> tuple[int, int, int]:
     return record.end_lsn, record.commit_lsn if record.seq else 0, record.seq
 
 
-def _behind(place: Place | None, first: Place, terms: Terms) -> bool:
-    place = remaining(place, terms.lost)
-    return place is not None and place[:2] > first[:2]
+def _behind(position: EventPosition | None, first: EventPosition, terms: Terms) -> bool:
+    position = remaining(position, terms.lost)
+    return position is not None and position[:2] > first[:2]
 
 
-def _identity(record: Record, place: Place | None) -> _Identity:
-    return place, record.key, record.value is None
+def _identity(record: Record, position: EventPosition | None) -> _Identity:
+    return position, record.key, record.value is None
 
 
-def _placed(records: Sequence[Record], terms: Terms) -> Iterator[tuple[Record, Place | None]]:
-    """Yield each record and its place, without those that only end a transaction.
+def _positioned(
+    records: Sequence[Record], terms: Terms
+) -> Iterator[tuple[Record, EventPosition | None]]:
+    """Yield each record and its position, without those that only end a transaction.
 
-    A tombstone of a table follows its delete, with the same key. Pieces of a staging have the place
+    A tombstone of a table follows its delete, with the same key. Pieces of a staging have that
     of its part 0, which comes last; without that part they are left out, as the progress does not
     cover them.
     """
     pieces = _pieces(records, terms)
-    before: dict[bytes | str | None, Place | None] = {}
+    before: dict[bytes | str | None, EventPosition | None] = {}
     for record in records:
         if is_settling(record.key, record.value):
             continue
-        place = place_of_record(record, terms.prefix, outbox=terms.outbox)
+        position = position_of_record(record, terms.prefix, outbox=terms.outbox)
         if record.offset in pieces:
-            place = pieces[record.offset]
-            if place is None:
+            position = pieces[record.offset]
+            if position is None:
                 continue
-        elif place is None and record.value is None:
-            place = before.get(record.key)
-        before[record.key] = place
-        yield record, place
+        elif position is None and record.value is None:
+            position = before.get(record.key)
+        before[record.key] = position
+        yield record, position
 
 
-def _pieces(records: Sequence[Record], terms: Terms) -> dict[int, Place | None]:
-    """Return the offset of each piece of a staging -> the place of the part 0 that follows it."""
-    found: dict[int, Place | None] = {}
-    headers: dict[tuple[str, str], Place | None] = {}
+def _pieces(records: Sequence[Record], terms: Terms) -> dict[int, EventPosition | None]:
+    """Return the offset of each piece of a staging -> the position of its part 0, which follows."""
+    found: dict[int, EventPosition | None] = {}
+    headers: dict[tuple[str, str], EventPosition | None] = {}
     for record in reversed(records):
         if record.topic != prepared_topic(terms.prefix):
             break
@@ -152,7 +158,7 @@ def _pieces(records: Sequence[Record], terms: Terms) -> dict[int, Place | None]:
         if record.value is None:
             continue
         if key.part == 0:
-            headers[key.slot, key.gid] = place_of_record(record, terms.prefix, outbox=False)
+            headers[key.slot, key.gid] = position_of_record(record, terms.prefix, outbox=False)
         else:
             found[record.offset] = headers.get((key.slot, key.gid))
     return found

@@ -220,7 +220,7 @@ class Baseline:
                 result = self._execute(f"FETCH {count} FROM {_CURSOR}")
                 width = range(result.nfields)
                 rows: list[Row] = [
-                    [result.get_value(number, place) for place in width]
+                    [result.get_value(number, column) for column in width]
                     for number in range(result.ntuples)
                 ]
                 yield rows

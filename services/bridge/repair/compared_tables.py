@@ -19,8 +19,8 @@ from services.bridge.repair.row_store import RowStore
 from services.bridge.repair.scope import Scope
 from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.progress import (
+    ChunkPosition,
     Owner,
-    Place,
     TableProgress,
     progress_event,
     told_progress,
@@ -160,11 +160,11 @@ class ComparedTables:
     ) -> Iterator[Event]:
         """Yield, for a later snapshot, that all rows of each table are in Kafka."""
         owner = Owner(slot, timeline, self._baseline.lsn, history)
-        place = Place(self._baseline.commit_lsn, 0, self._baseline.lsn)
+        position = ChunkPosition(self._baseline.commit_lsn, 0, self._baseline.lsn)
         for table in self._tables.values():
             if table.shape.key:
                 progress = TableProgress(table.shape, rows=table.rows, chunks=1, done=True)
-                told = told_progress(owner, progress, place, now_ms)
+                told = told_progress(owner, progress, position, now_ms)
                 yield progress_event(self._topics.prefix, told)
 
 

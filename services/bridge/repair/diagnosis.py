@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.events import ProgressRecord
-from services.bridge.recovery.places import Lost
+from services.bridge.recovery.event_positions import Lost
 from services.bridge.recovery.start_check import StartCheck
 from services.bridge.recovery.visible_record import read_visible
 from services.bridge.sink.topics import Topics

@@ -169,7 +169,7 @@ class Repair:
     def _known_lsn(self, folded_lsn: int, last: ProgressRecord | None) -> int:
         """Return a position that is beyond all events in Kafka, and beyond the origin."""
         recorded_lsn = 0 if last is None else reached(last)
-        others = [place.commit_lsn + 1 for place in shown(self._topics)]
+        others = [position.commit_lsn + 1 for position in shown(self._topics)]
         return max(folded_lsn, recorded_lsn, self._primary.origin_lsn() or 0, *others, 0)
 
     def _note(self, producer: TransactionalProducer, last: ProgressRecord | None) -> None:

@@ -1,50 +1,50 @@
-"""Portions that wait while Kafka commits, bounded by bytes. Pure.
+"""EventBatches that wait while Kafka commits, bounded by bytes. Pure.
 
-Of portions in a row that bring nothing for Kafka (transactions of tables that are not published,
+Of batches in a row that bring nothing for Kafka (transactions of tables that are not published,
 keepalives), only the last one's position counts: it replaces the others. Each that stays takes its
-own bytes and PORTION_OVERHEAD_BYTES, so that the number of portions is bounded too.
+own bytes and PORTION_OVERHEAD_BYTES, so that the number of batches is bounded too.
 """
 
 from collections import deque
 from typing import Final
 
-from services.bridge.transactions.assembler import Portion
+from services.bridge.transactions.assembler import EventBatch
 
 PORTION_OVERHEAD_BYTES: Final = 512
-"""Measured: a portion without events, with its position and stamp, takes 530 bytes."""
+"""Measured: a batch without events, with its position and stamp, takes 530 bytes."""
 
 
 class Waiting:
-    """Portions in the order in which they go to Kafka."""
+    """EventBatches in the order in which they go to Kafka."""
 
     def __init__(self) -> None:
-        self._portions: deque[Portion] = deque()
+        self._batches: deque[EventBatch] = deque()
         self.bytes = 0
 
     def __len__(self) -> int:
-        return len(self._portions)
+        return len(self._batches)
 
-    def add(self, portion: Portion) -> Portion | None:
-        """Append `portion`; return the one that it replaces, which is not sent any more."""
+    def add(self, batch: EventBatch) -> EventBatch | None:
+        """Append `batch`; return the one that it replaces, which is not sent any more."""
         replaced = None
-        if self._portions and _idle(self._portions[-1]) and _idle(portion):
-            replaced = self._portions.pop()
-            if portion.counts is None:
-                portion = portion._replace(counts=replaced.counts)
-            if portion.stamp is None:
-                portion = portion._replace(stamp=replaced.stamp)
+        if self._batches and _idle(self._batches[-1]) and _idle(batch):
+            replaced = self._batches.pop()
+            if batch.counts is None:
+                batch = batch._replace(counts=replaced.counts)
+            if batch.stamp is None:
+                batch = batch._replace(stamp=replaced.stamp)
         else:
-            self.bytes += portion.bytes + PORTION_OVERHEAD_BYTES
-        self._portions.append(portion)
+            self.bytes += batch.bytes + PORTION_OVERHEAD_BYTES
+        self._batches.append(batch)
         return replaced
 
-    def next(self) -> Portion:
+    def next(self) -> EventBatch:
         """Take out the first one."""
-        portion = self._portions.popleft()
-        self.bytes -= portion.bytes + PORTION_OVERHEAD_BYTES
-        return portion
+        batch = self._batches.popleft()
+        self.bytes -= batch.bytes + PORTION_OVERHEAD_BYTES
+        return batch
 
 
-def _idle(portion: Portion) -> bool:
-    """Tell whether a portion only moves the position; a part of a large transaction does not."""
-    return not (portion.events or portion.staging or portion.bytes or portion.position.seq)
+def _idle(batch: EventBatch) -> bool:
+    """Tell whether a batch only moves the position; a part of a large transaction does not."""
+    return not (batch.events or batch.staging or batch.bytes or batch.position.seq)

@@ -18,7 +18,7 @@ from schemas.errors import BadInput, ExitCode, Retryable, SetupError, Slotbridge
 from schemas.events import Content, DeadLetter, message_topic, own_topics
 from schemas.lsn import format_lsn
 from services.bridge.events.event import Event
-from services.bridge.transactions.assembler import Portion
+from services.bridge.transactions.assembler import EventBatch
 from services.kafka.client import TopicRefused
 
 Identity = tuple[str, int, int, bool]
@@ -61,27 +61,27 @@ class Refused:
 
 
 class Origins:
-    """The source transactions of a portion's events; only a whole one knows its end."""
+    """The source transactions of a batch's events; only a whole one knows its end."""
 
-    def __init__(self, portion: Portion) -> None:
-        self._portion = portion
+    def __init__(self, batch: EventBatch) -> None:
+        self._batch = batch
 
     @property
     def last_lsn(self) -> int:
-        """The commit_lsn of the portion's last transaction."""
-        return self._portion.stamp.commit_lsn if self._portion.stamp is not None else 0
+        """The commit_lsn of the batch's last transaction."""
+        return self._batch.stamp.commit_lsn if self._batch.stamp is not None else 0
 
     def of(self, index: int) -> Origin:
-        """Return the origin of the portion's event with this index."""
-        portion = self._portion
-        if portion.ended:
-            at = bisect_right(portion.ended, index, key=lambda ended: ended.events)
-            _, stamp, end_lsn = portion.ended[at]
+        """Return the origin of the batch's event with this index."""
+        batch = self._batch
+        if batch.ended:
+            at = bisect_right(batch.ended, index, key=lambda ended: ended.events)
+            _, stamp, end_lsn = batch.ended[at]
             return Origin(stamp.xid, stamp.commit_lsn, end_lsn)
-        if portion.stamp is None:
-            raise ValueError("a portion with events is of a transaction")
-        last = portion.position.end_lsn if portion.counts is None else None
-        return Origin(portion.stamp.xid, portion.stamp.commit_lsn, last)
+        if batch.stamp is None:
+            raise ValueError("a batch with events is of a transaction")
+        last = batch.position.end_lsn if batch.counts is None else None
+        return Origin(batch.stamp.xid, batch.stamp.commit_lsn, last)
 
 
 class OneOrigin(Origins):

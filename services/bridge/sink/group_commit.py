@@ -1,7 +1,7 @@
-"""Portions to Kafka transactions: what goes into one, and when it is committed.
+"""EventBatches to Kafka transactions: what goes into one, and when it is committed.
 
-    nothing else comes    a portion is sent and committed at once
-    portions come         while Kafka commits, later ones wait; they make the next transaction
+    nothing else comes    a batch is sent and committed at once
+    batches come         while Kafka commits, later ones wait; they make the next transaction
     many come             the more there are, the longer it stays open, up to commit_interval_ms
     then no more come     it is committed QUIET_S later
     more than we read     it stays open for commit_interval_ms
@@ -32,12 +32,12 @@ from services.bridge.sink.dead_letters import Origins, RefusalLearned
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.heartbeat import Heartbeat
 from services.bridge.source.standby_status import Feedback
-from services.bridge.transactions.assembler import Portion
+from services.bridge.transactions.assembler import EventBatch
 
 SPACING_MIN_S: Final = 0.002
 """Between the beginnings of two commits there is this, or what the last one took."""
 COMPANY_S: Final = 0.000_1
-"""How much longer a transaction stays open for each portion in it."""
+"""How much longer a transaction stays open for each batch in it."""
 QUIET_S: Final = 0.01
 """A transaction is committed once nothing was added to it for this long."""
 WAITING_BYTES_MAX: Final = 8 * 2**20
@@ -118,15 +118,15 @@ class GroupCommit:
             return float("inf")
         return min(self._due, self._group_due)
 
-    def take(self, portion: Portion) -> None:
-        """Send a portion, or let it wait while Kafka commits. Block when too much waits."""
+    def take(self, batch: EventBatch) -> None:
+        """Send a batch, or let it wait while Kafka commits. Block when too much waits."""
         if self._committing is not None and self._committing.done.done():
             self._end_commit(self._committing)
             self._send_waiting()
         if self._committing is None and not self._waiting:
-            self._send(portion)
+            self._send(batch)
             return
-        replaced = self._waiting.add(portion)
+        replaced = self._waiting.add(batch)
         if replaced is not None:
             self._count(replaced)
         while self._waiting.bytes >= min(WAITING_BYTES_MAX, self._bytes_max):
@@ -191,57 +191,57 @@ class GroupCommit:
         while self._waiting and self._committing is None:
             self._send(self._waiting.next())
 
-    def _send(self, portion: Portion) -> None:
-        """Put a portion into the open Kafka transaction; part of a large one closes it at once."""
-        self._reckon(portion)
-        self._count(portion)
-        if portion.events:
-            self._producer.send(portion.events, Origins(portion))
-            self._tally(portion)
-            reach("part sent" if portion.position.seq else "sent")
-        if portion.staging:
-            self._producer.send(portion.staging)
-            reach("decided" if portion.events else "staged")
-        self._events += len(portion.events)
-        self._bytes += portion.bytes
-        if portion.counts is not None:
-            self._counts = portion.counts
-        if portion.stamp is not None:
-            self._stamp = portion.stamp
-        self._ledger.publish(portion.position)
-        if portion.position.seq or self._bytes >= self._bytes_max:
+    def _send(self, batch: EventBatch) -> None:
+        """Put a batch into the open Kafka transaction; part of a large one closes it at once."""
+        self._reckon(batch)
+        self._count(batch)
+        if batch.events:
+            self._producer.send(batch.events, Origins(batch))
+            self._tally(batch)
+            reach("part sent" if batch.position.seq else "sent")
+        if batch.staging:
+            self._producer.send(batch.staging)
+            reach("decided" if batch.events else "staged")
+        self._events += len(batch.events)
+        self._bytes += batch.bytes
+        if batch.counts is not None:
+            self._counts = batch.counts
+        if batch.stamp is not None:
+            self._stamp = batch.stamp
+        self._ledger.publish(batch.position)
+        if batch.position.seq or self._bytes >= self._bytes_max:
             self._begin_commit()
 
-    def _tally(self, portion: Portion) -> None:
-        """Note for the metrics what the open Kafka transaction has, once a portion."""
-        row_tally.count(portion.events, self._schema_topic, self._rows)
+    def _tally(self, batch: EventBatch) -> None:
+        """Note for the metrics what the open Kafka transaction has, once a batch."""
+        row_tally.count(batch.events, self._schema_topic, self._rows)
         if not self._opened:
             self._opened = time.monotonic()
-            stamp = portion.ended[0].stamp if portion.ended else portion.stamp
+            stamp = batch.ended[0].stamp if batch.ended else batch.stamp
             self._oldest_commit_us = stamp.commit_time_us if stamp is not None else 0
 
-    def _count(self, portion: Portion) -> None:
-        if portion.events:
-            self._transactions += len(portion.ended) or not portion.position.seq
-        if portion.dropped:
-            metrics.DROPPED.inc(portion.dropped)
+    def _count(self, batch: EventBatch) -> None:
+        if batch.events:
+            self._transactions += len(batch.ended) or not batch.position.seq
+        if batch.dropped:
+            metrics.DROPPED.inc(batch.dropped)
             reach("skipped")
 
-    def _reckon(self, portion: Portion) -> None:
-        """Set when the open transaction is to be committed, with `portion` in it."""
+    def _reckon(self, batch: EventBatch) -> None:
+        """Set when the open transaction is to be committed, with `batch` in it."""
         now = time.monotonic()
         if not self.uncommitted:
             self._due = self._group_due = float("inf")
             self._grouped = 0
-        content = bool(portion.events or portion.staging)
+        content = bool(batch.events or batch.staging)
         if self._heartbeat.commits_wait:
-            waits = content or portion.position.end_lsn > self._ledger.ahead
+            waits = content or batch.position.end_lsn > self._ledger.ahead
             self._due = min(self._due, now if waits else now + self._heartbeat.interval_s)
         elif not content:
             self._due = min(self._due, now + self._age_max_s)
         else:
             self._oldest = self._oldest if self._grouped else now
-            self._grouped += len(portion.ended) or 1
+            self._grouped += len(batch.ended) or 1
             due = min(self._oldest + COMPANY_S * self._grouped, now + QUIET_S)
             self._group_due = min(max(due, self._not_before), self._oldest + self._age_max_s)
 

@@ -65,7 +65,7 @@ def _cut_off(
     found: dict[Partition, bool] = {}
     deadline = time.monotonic() + REQUEST_TIMEOUT_S
     try:
-        consumer.assign([TopicPartition(*place, OFFSET_END) for place in then])
+        consumer.assign([TopicPartition(*partition, OFFSET_END) for partition in then])
         while waiting and time.monotonic() < deadline:
             sought |= {at for at in waiting.keys() - sought if _seek(consumer, at, waiting[at])}
             message = consumer.poll(_POLL_S)
@@ -73,22 +73,22 @@ def _cut_off(
             error = message.error() if message is not None else None
             if message is None or error is None or passing(error):
                 continue
-            place = (message.topic() or "", message.partition() or 0)
-            if place not in waiting or place not in sought:
+            partition = (message.topic() or "", message.partition() or 0)
+            if partition not in waiting or partition not in sought:
                 continue  # what was fetched before the seek
             ended = end_of_epoch(error)
-            end = waiting.pop(place)
+            end = waiting.pop(partition)
             if ended is not None:
-                found[place] = ended < end.offset
+                found[partition] = ended < end.offset
     finally:
         consumer.close()
     return found
 
 
-def _seek(consumer: Consumer, place: Partition, end: End) -> bool:
+def _seek(consumer: Consumer, partition: Partition, end: End) -> bool:
     """Seek, which alone asks for the leader's epoch; return False until fetching has begun."""
     with contextlib.suppress(KafkaException):
-        consumer.seek(TopicPartition(*place, _BEYOND, leader_epoch=end.epoch))
+        consumer.seek(TopicPartition(*partition, _BEYOND, leader_epoch=end.epoch))
         return True
     return False
 

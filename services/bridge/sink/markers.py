@@ -50,14 +50,14 @@ class Topics(Protocol):
 
     def partitions(self, topic: str) -> int: ...
     def learn_leaders(self) -> None: ...
-    def ask_ends(self, places: Iterable[Partition], *, committed: bool) -> Asked: ...
+    def ask_ends(self, partitions: Iterable[Partition], *, committed: bool) -> Asked: ...
 
 
 class _Transaction:
     """The partitions of a transaction's topics, and what was asked about them."""
 
-    def __init__(self, places: list[Partition]) -> None:
-        self.places = places
+    def __init__(self, partitions: list[Partition]) -> None:
+        self.partitions = partitions
         self.ends: Asked = {}
         self.stable: Asked = {}
 
@@ -97,9 +97,12 @@ class MarkerCheck:
 
         The records of the open transaction, all in `topics`, are acknowledged.
         """
-        places = [(name, n) for name in topics for n in range(self._topics.partitions(name))]
-        self._before, self._last = self._last, _Transaction(places)
-        few = max(len(places), len(self._before.places) if self._before else 0) <= ASKED_AT_ONCE
+        partitions = [(name, n) for name in topics for n in range(self._topics.partitions(name))]
+        self._before, self._last = self._last, _Transaction(partitions)
+        few = (
+            max(len(partitions), len(self._before.partitions) if self._before else 0)
+            <= ASKED_AT_ONCE
+        )
         self._asking = None
         if few:  # no answer is awaited before all is asked
             self._ask(self._last, self._before)
@@ -127,7 +130,7 @@ class MarkerCheck:
         deadline = time.monotonic() + PATIENCE_S
         while behind := self._behind(ends, self._answers(before.stable, committed=True)):
             if time.monotonic() > deadline:
-                self._require_kept({place: ends[place] for place in behind})
+                self._require_kept({partition: ends[partition] for partition in behind})
                 self._look()
                 self._leave(behind, ends)
                 break
@@ -154,7 +157,7 @@ class MarkerCheck:
         """
         self._others |= hidden
         ends = self._answers(self._ask_all(hidden, self._await, committed=False), committed=False)
-        self._hidden |= {place: end.offset for place, end in ends.items()}
+        self._hidden |= {partition: end.offset for partition, end in ends.items()}
 
     def _look_at_hidden(self) -> None:
         """Look for our own hanging transaction where another producer's, which hid it, has ended.
@@ -180,17 +183,17 @@ class MarkerCheck:
         if new := sorted(behind.keys() - self._others.keys()):
             logger.warning(
                 "not judged: another producer's open transaction hides what was written",
-                partitions=[name_of(place) for place in new],
+                partitions=[name_of(partition) for partition in new],
             )
         self._others |= behind
-        self._hidden |= {place: ends[place].offset for place in behind}
+        self._hidden |= {partition: ends[partition].offset for partition in behind}
 
     def ends(self) -> Ends:
         """Return where the records of the last transaction end, as far as that is known by now."""
         if self._last is None or (self._asking is not None and not self._asking.done()):
             return {}
         asked = self._last.ends
-        return some_answers({place: one for place, one in asked.items() if one.done()})
+        return some_answers({partition: one for partition, one in asked.items() if one.done()})
 
     def close(self) -> None:
         """End the thread that asks for offsets."""
@@ -198,20 +201,20 @@ class MarkerCheck:
         self._pool.shutdown(wait=True)
 
     def _ask(self, last: _Transaction, before: _Transaction | None) -> None:
-        last.ends = self._ask_all(last.places, wait, committed=False)
+        last.ends = self._ask_all(last.partitions, wait, committed=False)
         if before is not None:
-            before.stable = self._ask_all(before.places, wait, committed=True)
+            before.stable = self._ask_all(before.partitions, wait, committed=True)
 
     def _ask_all(
         self,
-        places: Iterable[Partition],
+        partitions: Iterable[Partition],
         awaiting: Callable[[Iterable["Future[Any]"]], object],
         *,
         committed: bool,
     ) -> Asked:
         """Ask for some at a time; `awaiting` answers before the next ones, but not the last."""
         asked: dict[Partition, Future[Any]] = {}
-        for some in in_parts([*places]):
+        for some in in_parts([*partitions]):
             awaiting({*asked.values()})
             if self._closed:
                 break
@@ -227,9 +230,9 @@ class MarkerCheck:
     def _behind(self, ends: Ends, stable: Ends) -> dict[Partition, int]:
         """Return the partitions where a transaction may hang -> their last stable offset."""
         return {
-            place: end.offset
-            for place, end in stable.items()
-            if end.offset < ends[place].offset and self._others.get(place) != end.offset
+            partition: end.offset
+            for partition, end in stable.items()
+            if end.offset < ends[partition].offset and self._others.get(partition) != end.offset
         }
 
     def _answers(self, asked: Asked, *, committed: bool) -> dict[Partition, End]:

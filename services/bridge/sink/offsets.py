@@ -30,8 +30,8 @@ Asked = Mapping[Partition, "Future[Any]"]
 """Partition -> the request in which it is asked about; one for up to ASKED_AT_ONCE partitions."""
 
 
-def ask_ends(admin: AdminClient, places: Iterable[Partition], *, committed: bool) -> Asked:
-    """Ask for the ends of `places`; returns at once. `committed`: the last stable offsets.
+def ask_ends(admin: AdminClient, partitions: Iterable[Partition], *, committed: bool) -> Asked:
+    """Ask for the ends of `partitions`; returns at once. `committed`: the last stable offsets.
 
     Straight to the C class, as this is done for every Kafka transaction: AdminClient.list_offsets
     wraps each partition in three objects, a lock and a future of its own, which costs more than all
@@ -39,41 +39,41 @@ def ask_ends(admin: AdminClient, places: Iterable[Partition], *, committed: bool
     """
     asked: Future[Any] = Future()
     asked.set_running_or_notify_cancel()
-    places = [*places]
-    if not places:
+    partitions = [*partitions]
+    if not partitions:
         return {}
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     _AdminClientImpl.list_offsets(
         admin,
-        [TopicPartition(topic, partition, _LATEST) for topic, partition in places],
+        [TopicPartition(topic, partition, _LATEST) for topic, partition in partitions],
         asked,
         isolation_level_value=level.value,
         request_timeout=REQUEST_TIMEOUT_S,
     )
-    return dict.fromkeys(places, asked)
+    return dict.fromkeys(partitions, asked)
 
 
 def answers(asked: Asked) -> dict[Partition, End]:
     """Await what was asked. Raise Retryable for a partition of which no leader has told."""
     found: dict[Partition, End] = {}
-    for place, told in _told(asked):
+    for partition, told in _told(asked):
         if isinstance(told, KafkaException):
-            raise kafka_error(told, "ask where the partition ends", name_of(place)) from told
+            raise kafka_error(told, "ask where the partition ends", name_of(partition)) from told
         if told is None:
             raise Retryable(
                 "the leader of the partition does not answer",
                 operation="ask where the partition ends",
-                subject=name_of(place),
+                subject=name_of(partition),
                 hint="check that all brokers run",
                 exit_code=ExitCode.KAFKA_UNREACHABLE,
             )
-        found[place] = told
+        found[partition] = told
     return found
 
 
 def some_answers(asked: Asked) -> dict[Partition, End]:
     """Return what `answers` does, without the partitions whose leader has not answered."""
-    return {place: told for place, told in _told(asked) if isinstance(told, End)}
+    return {partition: told for partition, told in _told(asked) if isinstance(told, End)}
 
 
 def _told(asked: Asked) -> Iterator[tuple[Partition, End | KafkaException | None]]:
@@ -86,17 +86,17 @@ def _told(asked: Asked) -> Iterator[tuple[Partition, End | KafkaException | None
         try:
             infos = request.result()
         except KafkaException as error:
-            ends |= {place: error for place, one in asked.items() if one is request}
+            ends |= {partition: error for partition, one in asked.items() if one is request}
             continue
         for where, info in infos.items():
-            place = (where.topic, where.partition)
+            partition = (where.topic, where.partition)
             if isinstance(info, KafkaError):
-                ends[place] = KafkaException(info)
+                ends[partition] = KafkaException(info)
             elif info.offset >= 0:
                 epoch = info.leader_epoch
-                ends[place] = End(info.offset, -1 if epoch is None else epoch)
-    for place in asked:
-        yield place, ends.get(place)
+                ends[partition] = End(info.offset, -1 if epoch is None else epoch)
+    for partition in asked:
+        yield partition, ends.get(partition)
 
 
 def count_partitions(producer: Producer, topic: str) -> int:
@@ -107,9 +107,9 @@ def count_partitions(producer: Producer, topic: str) -> int:
         raise kafka_error(error, "ask for the partitions", f"topic {topic}") from error
 
 
-def name_of(place: Partition) -> str:
+def name_of(partition: Partition) -> str:
     """Return `topic[partition]`, for messages."""
-    return f"{place[0]}[{place[1]}]"
+    return f"{partition[0]}[{partition[1]}]"
 
 
 def in_parts(items: Sequence[_T]) -> Iterator[Sequence[_T]]:

@@ -37,7 +37,7 @@ Noted = dict[str, list[tuple[int, int, int]]]
 class Lost(NamedTuple):
     """A partition that ends before the noted offset, or was cut off before it and written on."""
 
-    place: Partition
+    partition: Partition
     noted: int
     offset: int
 
@@ -96,11 +96,11 @@ class Tails:
         shorter = lost_tails(self._ends, ends)
         self.judge(shorter)
         unjudged = self._judge_led_anew(led_anew(self._ends, ends, shorter), ends)
-        for place, end in ends.items():
-            former = self._ends.pop(place, end)
-            self._ends[place] = former if place in unjudged else end
-        for place in list(self._ends)[: max(0, len(self._ends) - PARTITIONS_MAX)]:
-            del self._ends[place]
+        for partition, end in ends.items():
+            former = self._ends.pop(partition, end)
+            self._ends[partition] = former if partition in unjudged else end
+        for partition in list(self._ends)[: max(0, len(self._ends) - PARTITIONS_MAX)]:
+            del self._ends[partition]
         if self._ids is not None:
             self.judge(self._ids.look(lambda: {topic for topic, _ in self._ends}))
 
@@ -158,9 +158,9 @@ def read_noted(record: ProgressRecord) -> dict[Partition, End]:
 def lost_tails(then: Mapping[Partition, End], now: Mapping[Partition, End]) -> list[Lost]:
     """Return the partitions of `then` that end earlier `now`. Pure."""
     return [
-        Lost(place, end.offset, now[place].offset)
-        for place, end in then.items()
-        if place in now and now[place].offset < end.offset
+        Lost(partition, end.offset, now[partition].offset)
+        for partition, end in then.items()
+        if partition in now and now[partition].offset < end.offset
     ]
 
 
@@ -168,11 +168,14 @@ def led_anew(
     then: Mapping[Partition, End], now: Mapping[Partition, End], shorter: Sequence[Lost]
 ) -> dict[Partition, End]:
     """Return the ends of `then` whose leader is of another epoch `now`, without `shorter`. Pure."""
-    known = {one.place for one in shorter}
+    known = {one.partition for one in shorter}
     return {
-        place: end
-        for place, end in then.items()
-        if place in now and place not in known and 0 <= end.epoch != now[place].epoch and end.offset
+        partition: end
+        for partition, end in then.items()
+        if partition in now
+        and partition not in known
+        and 0 <= end.epoch != now[partition].epoch
+        and end.offset
     }
 
 
@@ -198,11 +201,11 @@ def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_o
     gone = sorted({topic for topic, _ in then if not topics.has(topic)})
     if gone:
         logger.warning("not judged: topics that the slot has written are gone", topics=gone)
-    there = [place for place in then if topics.has(place[0])]
+    there = [partition for partition in then if topics.has(partition[0])]
     names = sorted({topic for topic, _ in there})
     ids, others = compare_ids(topics.admin, noting.topic_ids, names, brokers=topics.brokers)
     made_again = {one.topic for one in others}
-    same = {place: then[place] for place in there if place[0] not in made_again}
+    same = {partition: then[partition] for partition in there if partition[0] not in made_again}
     now = _asked_again(topics, same, _asked(topics, there))
     lost = lost_tails(same, now)
     asked = led_anew(same, now, lost)
@@ -211,14 +214,14 @@ def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_o
     silent = {at for at in there if at not in now or (at in asked and at not in told)}
     _tell_silent(silent)
     judge_lost([*others, *lost], record.slot, record.end_lsn, go_on=go_on)
-    kept = same | {place: now[place] for place in there if place not in silent}
+    kept = same | {partition: now[partition] for partition in there if partition not in silent}
     ids = {name: noting.topic_ids[name] for name in names if name in noting.topic_ids} | ids
     return Kept(kept, ids, renewed=bool(gone or others or lost))
 
 
-def _asked(topics: Topics, places: Sequence[Partition]) -> dict[Partition, End]:
+def _asked(topics: Topics, partitions: Sequence[Partition]) -> dict[Partition, End]:
     now: dict[Partition, End] = {}
-    for some in in_parts(places):
+    for some in in_parts(partitions):
         now |= some_answers(topics.ask_ends(some, committed=False))
     return now
 
@@ -242,9 +245,11 @@ def _asked_again(
 
 def _stale(then: Mapping[Partition, End], now: Mapping[Partition, End]) -> list[Partition]:
     return [
-        place
-        for place, end in now.items()
-        if place in then and end.offset < then[place].offset and end.epoch < then[place].epoch
+        partition
+        for partition, end in now.items()
+        if partition in then
+        and end.offset < then[partition].offset
+        and end.epoch < then[partition].epoch
     ]
 
 
@@ -258,8 +263,8 @@ def _told(lost: Lost | MadeAgain) -> str:
     if isinstance(lost, MadeAgain):
         return f"{lost.topic} was deleted and made again (id {lost.id}, not {lost.noted})"
     if lost.offset < lost.noted:
-        return f"{name_of(lost.place)} ends at {lost.offset}, not {lost.noted}"
-    return f"{name_of(lost.place)} was cut off before {lost.noted}, and written on since"
+        return f"{name_of(lost.partition)} ends at {lost.offset}, not {lost.noted}"
+    return f"{name_of(lost.partition)} was cut off before {lost.noted}, and written on since"
 
 
 def judge_lost(

@@ -209,15 +209,15 @@ class Topics:
             self._while_waiting()
         return found
 
-    def unstable_of(self, places: Sequence[Partition]) -> dict[Partition, int]:
+    def unstable_of(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Return what `unstable` does, of these partitions alone."""
-        asked = [ask_ends(self.admin, places, committed=one) for one in (True, False)]
+        asked = [ask_ends(self.admin, partitions, committed=one) for one in (True, False)]
         stable, ends = map(answers, asked)
         return {at: end.offset for at, end in stable.items() if ends[at].offset > end.offset}
 
-    def ask_ends(self, places: Iterable[Partition], *, committed: bool) -> Asked:
+    def ask_ends(self, partitions: Iterable[Partition], *, committed: bool) -> Asked:
         """Ask for ends of partitions as `offsets.ask_ends` does."""
-        return ask_ends(self.admin, places, committed=committed)
+        return ask_ends(self.admin, partitions, committed=committed)
 
     def written(self) -> list[Partition]:
         """Return the partitions of all topics that this slot may have written to."""

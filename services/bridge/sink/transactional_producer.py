@@ -44,7 +44,7 @@ from services.kafka.client import RECORD_REFUSALS, TOPIC_REFUSALS, TopicRefused,
 logger = structlog.get_logger(__name__)
 
 COMMIT_ATTEMPT_S: Final = 1.0
-_BREATH_EVENTS: Final = 2_000
+_BATCH_EVENTS: Final = 2_000
 _QUEUE_FULL_PAUSE_S: Final = 0.005
 ABORT_TIMEOUT_S: Final = 5.0
 REPORT_TIMEOUT_S: Final = 5.0
@@ -143,10 +143,10 @@ class TransactionalProducer:
         if origins is not None:
             self._sent_until = max(self._sent_until, origins.last_lsn)
         events, count = list(events), len(events)
-        for since in range(0, count, _BREATH_EVENTS):
+        for since in range(0, count, _BATCH_EVENTS):
             if since:
                 self._while_waiting()
-            self._send_some(events, since, min(since + _BREATH_EVENTS, count), origins)
+            self._send_some(events, since, min(since + _BATCH_EVENTS, count), origins)
 
     def _send_some(
         self, events: Sequence[Event], index: int, end: int, origins: Origins | None

@@ -16,7 +16,7 @@ from services.bridge.snapshot.requests import is_request
 from services.bridge.snapshot.row_events import RowEvents
 from services.bridge.snapshot.snapshotter import Snapshotter
 from services.bridge.source.database import Primary
-from services.bridge.transactions.assembler import Portion
+from services.bridge.transactions.assembler import EventBatch
 from services.kafka.records import READ_DEADLINE_S, parse_record
 
 CHUNK_BYTES_MAX = 4 * 2**20
@@ -34,8 +34,8 @@ def open_snapshot(
     owner: Owner,
     describe: Describe,
     encoders: Encoders,
-    take: Callable[[Portion], None],
-    breathe: Callable[[], None],
+    take: Callable[[EventBatch], None],
+    while_waiting: Callable[[], None],
 ) -> Snapshotter:
     """Connect, and read how far the rows of each table are in Kafka. Raises SlotbridgeError."""
     topics.prepare_late(snapshot_topic, compacted=True)
@@ -55,7 +55,7 @@ def open_snapshot(
         *(shaping, owner, kafka.topic_prefix),
         bytes_max=min(CHUNK_BYTES_MAX, bridge.transaction_bytes_max),
         take=take,
-        breathe=breathe,
+        while_waiting=while_waiting,
     )
 
 

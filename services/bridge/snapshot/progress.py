@@ -52,7 +52,7 @@ class Known(NamedTuple):
     requests: Sequence[SnapshotRequest]
 
 
-class Place(NamedTuple):
+class ChunkPosition(NamedTuple):
     """A chunk in the stream: its commit LSN and last seq, and the LSN that bounds what it shows."""
 
     commit_lsn: int
@@ -219,7 +219,9 @@ def require_keys(found: Plan) -> None:
         )
 
 
-def told_progress(owner: Owner, table: TableProgress, chunk: Place, ts_ms: int) -> SnapshotProgress:
+def told_progress(
+    owner: Owner, table: TableProgress, chunk: ChunkPosition, ts_ms: int
+) -> SnapshotProgress:
     """Tell what Kafka has of `table` with `chunk`."""
     relation = table.shape.relation
     return SnapshotProgress(

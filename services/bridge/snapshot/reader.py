@@ -145,7 +145,7 @@ class SnapshotReader:
         Raise NotNow where the server takes no writes.
         """
         self._open_again()
-        with self._statement("mark a chunk's place"):
+        with self._statement("mark where a chunk belongs"):
             message = "(pg_logical_emit_message(false, %s, %s, true) - '0/0')::bigint"
             query = _IF_WRITABLE.format(message)
             row = one_row(self._marks.execute(query, [SNAPSHOT_PREFIX, token]))
@@ -235,7 +235,7 @@ class SnapshotReader:
             result = self._execute(b"FETCH %d FROM %s" % (count, CURSOR), [])
             width = range(result.nfields)
             for number in range(result.ntuples):
-                row = [result.get_value(number, place) for place in width]
+                row = [result.get_value(number, column) for column in width]
                 size += sum([len(value) for value in row if value is not None])
                 rows.append([*row])
             if result.ntuples < count:

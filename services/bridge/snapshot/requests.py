@@ -23,7 +23,7 @@ from schemas.naming import table_matches
 from schemas.shaping import TablePattern
 from schemas.snapshot import Condition, SnapshotRequest, SnapshotRequestKey
 from services.bridge.events.event import Event, Stamp
-from services.bridge.transactions.assembler import Portion
+from services.bridge.transactions.assembler import EventBatch
 
 EVERY_TABLE: Final = "*.*"
 _TYPES: Final = {
@@ -61,14 +61,14 @@ def signals(events: Iterable[Event], table: str) -> Iterable[tuple[Signal, int]]
 
 
 def asked_by(
-    portion: Portion, table: str, slot: str, timeline: int
+    batch: EventBatch, table: str, slot: str, timeline: int
 ) -> tuple[list[SnapshotRequest], list[tuple[str, str]]]:
-    """Return the requests of a portion's signals, and (id, reason) of signals that ask nothing."""
+    """Return the requests of a batch's signals, and (id, reason) of signals that ask nothing."""
     asked: list[SnapshotRequest] = []
     ignored: list[tuple[str, str]] = []
-    if all(event.table != table for event in portion.events):
+    if all(event.table != table for event in batch.events):
         return asked, ignored
-    for events, stamp in portion.transactions():
+    for events, stamp in batch.transactions():
         for signal, seq in signals(events, table):
             try:
                 asked += requests(signal, slot, timeline, stamp, seq)

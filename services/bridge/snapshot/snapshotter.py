@@ -29,9 +29,9 @@ from services.bridge.events.shaping.tables import Shaping
 from services.bridge.failpoints import reach
 from services.bridge.snapshot.pace import ChunkSize, Patience
 from services.bridge.snapshot.progress import (
+    ChunkPosition,
     Known,
     Owner,
-    Place,
     Plan,
     TableProgress,
     plan,
@@ -43,7 +43,7 @@ from services.bridge.snapshot.reader import Chunk, Inspection, NotNow, SnapshotR
 from services.bridge.snapshot.requests import asked_by, request_event
 from services.bridge.snapshot.row_events import RowEvents
 from services.bridge.snapshot.visibility import Published, Sight
-from services.bridge.transactions.assembler import Portion, size_of
+from services.bridge.transactions.assembler import EventBatch, size_of
 
 logger = structlog.get_logger(__name__)
 
@@ -61,7 +61,7 @@ _TELL_S: Final = 10.0
 
 
 class Snapshotter:
-    """One session's. `take` gets every portion; `breathe` does the session's other work."""
+    """One session's. `take` gets every batch; `while_waiting` does the session's other work."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Snapshotter:
         prefix: str,
         *,
         bytes_max: int,
-        take: Callable[[Portion], None],
-        breathe: Callable[[], None],
+        take: Callable[[EventBatch], None],
+        while_waiting: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._reader = reader
@@ -88,7 +88,7 @@ class Snapshotter:
         self._prefix = prefix
         self._bytes_max = bytes_max
         self._take = take
-        self._breathe = breathe
+        self._while_waiting = while_waiting
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._size = ChunkSize(settings.chunk_rows_max, settings.hold_ms / 1000)
         self._visible, self._secured = Patience(_VISIBLE_S), Patience(_SECURED_S)
@@ -141,36 +141,36 @@ class Snapshotter:
             else:
                 self._mark()
 
-    def emit(self, portion: Portion) -> None:
-        """Hand a portion on; where it is a mark that was awaited, with a chunk of rows."""
-        if portion.mark:
-            if portion.mark == self._awaited:
-                portion = self._fill(portion)
+    def emit(self, batch: EventBatch) -> None:
+        """Hand a batch on; where it is a mark that was awaited, with a chunk of rows."""
+        if batch.mark:
+            if batch.mark == self._awaited:
+                batch = self._fill(batch)
         elif self._published is not None:
-            self._published.add(one.stamp.xid for one in portion.ended)
-            if portion.stamp is not None:
-                self._published.add([portion.stamp.xid])
-        if self._settings.signal_table is not None and portion.events and not portion.mark:
-            portion = self._with_requests(portion)
-        self._take(portion)
-        if portion.mark and portion.events:
+            self._published.add(one.stamp.xid for one in batch.ended)
+            if batch.stamp is not None:
+                self._published.add([batch.stamp.xid])
+        if self._settings.signal_table is not None and batch.events and not batch.mark:
+            batch = self._with_requests(batch)
+        self._take(batch)
+        if batch.mark and batch.events:
             reach("chunk handed")
 
-    def _with_requests(self, portion: Portion) -> Portion:
-        """Add the requests of signals that the portion has; the tables are planned anew."""
+    def _with_requests(self, batch: EventBatch) -> EventBatch:
+        """Add the requests of signals that the batch has; the tables are planned anew."""
         table, owner = self._settings.signal_table or "", self._owner
-        asked, ignored = asked_by(portion, table, owner.slot, owner.timeline)
+        asked, ignored = asked_by(batch, table, owner.slot, owner.timeline)
         for id_, reason in ignored:
             logger.warning("a signal is ignored", id=id_, reason=reason)
         if not asked:
-            return portion
+            return batch
         for one in asked:
             logger.info("a signal came", id=one.id, type=one.type, tables=one.tables)
         self._requests += asked
         self._plan, self._awaited, self._due = None, "", 0.0
         records = [request_event(self._prefix, one) for one in asked]
-        staging, size = [*portion.staging, *records], portion.bytes + size_of(records)
-        return portion._replace(staging=staging, bytes=size)
+        staging, size = [*batch.staging, *records], batch.bytes + size_of(records)
+        return batch._replace(staging=staging, bytes=size)
 
     def _learn(self, seen: Inspection, now: float) -> None:
         """Take the published tables as they are now."""
@@ -210,19 +210,19 @@ class Snapshotter:
         self._marking = self._pool.submit(self._reader.mark, self._awaited)
         reach("chunk marked")
 
-    def _fill(self, portion: Portion) -> Portion:
-        """Return the portion with the next chunk of rows, or as it is where none can be had now."""
+    def _fill(self, batch: EventBatch) -> EventBatch:
+        """Return the batch with the next chunk of rows, or as it is where none can be had now."""
         self._awaited = ""
         found = self._plan
         table = found.next if found is not None else None
-        if found is None or table is None or portion.position.seq:
-            return portion
+        if found is None or table is None or batch.position.seq:
+            return batch
         began = time.monotonic()
         try:
-            filled, count = self._chunk(portion, found, table)
+            filled, count = self._chunk(batch, found, table)
         except NotNow as reason:
             self._postpone(table, reason)
-            return portion
+            return batch
         finally:
             self._call(self._reader.end)
             took_s = time.monotonic() - began
@@ -231,7 +231,9 @@ class Snapshotter:
         self._tell(found, table)
         return filled
 
-    def _chunk(self, portion: Portion, found: Plan, table: TableProgress) -> tuple[Portion, int]:
+    def _chunk(
+        self, batch: EventBatch, found: Plan, table: TableProgress
+    ) -> tuple[EventBatch, int]:
         shape = table.shape
         sight = self._see(table)
         reach("chunk begun")
@@ -251,13 +253,13 @@ class Snapshotter:
         reach("chunk read")
         seen_lsn = self._secure()
         reach("chunk secured")
-        assert portion.stamp is not None
-        events = self._events(portion.stamp, sight, found, table, chunk, seen_lsn)
+        assert batch.stamp is not None
+        events = self._events(batch.stamp, sight, found, table, chunk, seen_lsn)
         if events is None:
-            return portion, 0
-        end_lsn = portion.position.end_lsn
+            return batch, 0
+        end_lsn = batch.position.end_lsn
         self._owner = self._owner._replace(end_lsn=end_lsn)
-        return portion._replace(events=events, bytes=size_of(events)), chunk.looked_at
+        return batch._replace(events=events, bytes=size_of(events)), chunk.looked_at
 
     def _see(self, table: TableProgress) -> Sight:
         """Take a database snapshot that sees all that was published, begun on the table."""
@@ -276,7 +278,7 @@ class Snapshotter:
                 self._visible.lost()
                 raise NotNow("published transactions are not visible yet")
             self._call(self._reader.end)
-            self._breathe()
+            self._while_waiting()
             time.sleep(_LOOK_S / 5)
 
     def _secure(self) -> int:
@@ -293,7 +295,7 @@ class Snapshotter:
             if time.monotonic() > until:
                 self._secured.lost()
                 raise NotNow("the standbys in synchronized_standby_slots are behind")
-            self._breathe()
+            self._while_waiting()
             time.sleep(_LOOK_S)
         self._secured.met()
         return lsn
@@ -328,8 +330,8 @@ class Snapshotter:
         table.chunks += 1
         table.last, table.done = chunk.last or table.last, chunk.ends
         now_ms = time.time_ns() // 1_000_000
-        place = Place(stamp.commit_lsn, max(0, count - 1), seen_lsn)
-        told = told_progress(self._owner, table, place, now_ms)
+        position = ChunkPosition(stamp.commit_lsn, max(0, count - 1), seen_lsn)
+        told = told_progress(self._owner, table, position, now_ms)
         self._found[told.schema_, told.table] = told
         metrics.SNAPSHOT_CHUNKS.inc()
         return [*events, progress_event(self._prefix, told)]
@@ -392,6 +394,6 @@ class Snapshotter:
             except StillRunning:
                 if future.done():
                     raise
-                self._breathe()
+                self._while_waiting()
             else:
                 return result

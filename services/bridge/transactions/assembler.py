@@ -1,15 +1,15 @@
-"""Messages to portions of events, in commit order, without what Kafka has already. Pure.
+"""Messages to batches of events, in commit order, without what Kafka has already. Pure.
 
 A source transaction is held until its Commit, so that a Kafka transaction only ever contains whole
-ones; one larger than `transaction_bytes_max` leaves in several portions, numbered by seq:
+ones; one larger than `transaction_bytes_max` leaves in several batches, numbered by seq:
 
     state      message             next       out
     outside    Begin               inside
-    outside    Message             outside    portion (its own LSN is its commit)
-    outside    mark of a snapshot  outside    portion with this mark, without events
-    outside    keepalive           outside    portion without events
-    inside     change, Message     inside     portion, when the held events exceed the limit
-    inside     Commit              outside    portion (complete)
+    outside    Message             outside    batch (its own LSN is its commit)
+    outside    mark of a snapshot  outside    batch with this mark, without events
+    outside    keepalive           outside    batch without events
+    inside     change, Message     inside     batch, when the held events exceed the limit
+    inside     Commit              outside    batch (complete)
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,11 +39,11 @@ from services.bridge.pgoutput.messages import (
 from services.bridge.progress.ledger import Position
 
 _ROWS = frozenset((b"I", b"U"))
-PORTION_BYTES = 2**18
-"""Small transactions are put together into portions of about this size."""
+EVENT_BATCH_BYTES = 2**18
+"""Small transactions are put together into batches of about this size."""
 
 
-class Portion(NamedTuple):
+class EventBatch(NamedTuple):
     """Events that go into one Kafka transaction together, and the position after them.
 
     `position.seq` > 0: the source transaction goes on, and has had `counts` events by table so far.
@@ -109,7 +109,7 @@ class Assembler:
         """The position after the last whole transaction."""
         return self._reached(self._last)
 
-    def take(self, decoder: Decoder, payload: bytes, lsn: int, now_us: int) -> Portion | None:
+    def take(self, decoder: Decoder, payload: bytes, lsn: int, now_us: int) -> EventBatch | None:
         """Take one message as it came, as `feed` does; most rows need not be decoded for it."""
         if payload[:1] not in _ROWS:
             return self.feed(decoder.decode(payload, lsn), lsn, now_us)
@@ -118,12 +118,12 @@ class Assembler:
         if writer is not None and self.row(writer, payload, decoder.row_at, lsn):
             return self.full()
         message = decoder.decode(payload, lsn)
-        portion = self.feed(message, lsn, now_us)
+        batch = self.feed(message, lsn, now_us)
         if isinstance(message, Insert) or (isinstance(message, Update) and message.old_kind != "K"):
             made = self._envelope.writer(message) if self._seq > self._skip_below else None
             if made is not None:
                 decoder.writers[kind] = made
-        return portion
+        return batch
 
     def row(self, writer: Writer, payload: bytes, at: int, lsn: int) -> bool:
         """Take a row whose values begin at `at`; False when it must go through `feed`."""
@@ -165,8 +165,8 @@ class Assembler:
 
     def transactions(
         self, messages: Messages, index: int, decoder: Decoder, now_us: int
-    ) -> tuple[int, Portion | None]:
-        """Take whole transactions from `index` on; the next index, and their portion.
+    ) -> tuple[int, EventBatch | None]:
+        """Take whole transactions from `index` on; the next index, and their batch.
 
         None where there is no compiled way: they are taken message by message.
         """
@@ -176,24 +176,24 @@ class Assembler:
         index, events, ended, size = self._envelope.transactions(
             *(messages, index, decoder.row_at, decoder.writers),
             *(self._last.commit_lsn, floor_lsn, now_us),
-            *(min(PORTION_BYTES, self._bytes_max), self._bytes_max),
+            *(min(EVENT_BATCH_BYTES, self._bytes_max), self._bytes_max),
         )
         if not ended:
             return index, None
         _, stamp, end_lsn = ended[-1]
         self._last = Position(stamp.commit_lsn, end_lsn, 0)
-        return index, Portion(events, self._last, size, 0, stamp, ended=ended)
+        return index, EventBatch(events, self._last, size, 0, stamp, ended=ended)
 
-    def full(self) -> Portion | None:
+    def full(self) -> EventBatch | None:
         """Return a part of the open transaction if the held events exceed the limit, else None."""
         if self._begin is None or self._bytes <= self._bytes_max:
             return None
         return self._part(self._begin)
 
-    def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Portion | None:
+    def feed(self, message: AnyMessage, lsn: int, now_us: int) -> EventBatch | None:
         """Take one message that came at WAL position `lsn`; `now_us` since 1970.
 
-        Return a portion when one is due. Raise DecodeError for a message out of place.
+        Return a batch when one is due. Raise DecodeError for a message out of place.
         """
         if isinstance(message, Begin):
             self._open(message, lsn, now_us)
@@ -208,16 +208,16 @@ class Assembler:
             raise misplaced(f"{type(message).__name__}, which was not asked for,", lsn)
         return None
 
-    def advance(self, lsn: int) -> Portion | None:
+    def advance(self, lsn: int) -> EventBatch | None:
         """Move the position to `lsn`: a keepalive said that nothing before it is left to send.
 
-        Return an empty portion that carries the position, None inside a transaction or without
+        Return an empty batch that carries the position, None inside a transaction or without
         progress.
         """
         if self.inside or lsn <= self._last.end_lsn:
             return None
         self._last = Position(self._last.commit_lsn, lsn, 0)
-        return Portion([], self._reached(self._last), 0, 0)
+        return EventBatch([], self._reached(self._last), 0, 0)
 
     def _reached(self, position: Position) -> Position:
         """Return `position`, with what Kafka has of a later transaction.
@@ -248,7 +248,7 @@ class Assembler:
         )
         self._envelope.begin(self._stamp, counts)
 
-    def _change(self, change: Insert | Update | Delete | Truncate, lsn: int) -> Portion | None:
+    def _change(self, change: Insert | Update | Delete | Truncate, lsn: int) -> EventBatch | None:
         if self._begin is None:
             raise misplaced("a change outside a transaction", lsn)
         number = self._seq
@@ -277,7 +277,7 @@ class Assembler:
             return self._envelope.delete(change, lsn, number)
         return self._envelope.truncate(change, lsn, number)
 
-    def _message(self, message: Message, lsn: int, now_us: int) -> Portion | None:
+    def _message(self, message: Message, lsn: int, now_us: int) -> EventBatch | None:
         if message.transactional:
             if self._begin is None:
                 raise misplaced("a transactional message outside a transaction", lsn)
@@ -299,11 +299,11 @@ class Assembler:
         self._last = Position(own_lsn, message.lsn, 0)
         if message.prefix == SNAPSHOT_PREFIX:
             mark = message.content.decode(errors="replace")
-            return Portion([], self._reached(self._last), 0, 0, stamp, mark=mark)
+            return EventBatch([], self._reached(self._last), 0, 0, stamp, mark=mark)
         self._stamp = stamp
         self._envelope.begin(stamp)
         events = self._message_events(message, 0)
-        return Portion(events, self._reached(self._last), size_of(events), 0, stamp)
+        return EventBatch(events, self._reached(self._last), size_of(events), 0, stamp)
 
     def _message_events(self, message: Message, seq: int) -> list[Event]:
         return self._envelope.message(message, seq)
@@ -312,7 +312,7 @@ class Assembler:
         self._events += events
         self._bytes += size_of(events)
 
-    def _part(self, begin: Begin) -> Portion:
+    def _part(self, begin: Begin) -> EventBatch:
         position = Position(begin.commit_lsn, self._last.end_lsn, self._seq)
         return self._release(self._announcement(), [], position)._replace(
             counts=self._envelope.counts()
@@ -325,7 +325,7 @@ class Assembler:
         self._announced = True
         return self._envelope.boundary("BEGIN")
 
-    def _close(self, commit: Commit, lsn: int) -> Portion | None:
+    def _close(self, commit: Commit, lsn: int) -> EventBatch | None:
         if self._begin is None or commit.commit_lsn != self._begin.commit_lsn:
             raise misplaced("a Commit that no Begin announced", lsn)
         self._begin = None
@@ -337,13 +337,13 @@ class Assembler:
         end = self._envelope.boundary("END") if self._announced else []
         return self._release(before, end, self._reached(self._last))
 
-    def _release(self, before: list[Event], after: list[Event], position: Position) -> Portion:
+    def _release(self, before: list[Event], after: list[Event], position: Position) -> EventBatch:
         events = [*before, *self._events, *after] if before or after else self._events
-        portion = Portion(events, position, self._bytes, self._dropped, self._stamp)
+        batch = EventBatch(events, position, self._bytes, self._dropped, self._stamp)
         self._events = []
         self._bytes = 0
         self._dropped = 0
-        return portion
+        return batch
 
 
 def numbers(change: Insert | Update | Delete | Truncate) -> int:

@@ -1,4 +1,4 @@
-"""pgoutput's bytes to portions: which state machine gets a message. Pure, for one connection.
+"""pgoutput's bytes to batches: which state machine gets a message. Pure, for one connection.
 
     inside a streamed block        Streams keeps it        (services.bridge.transactions.streams)
     inside a prepared transaction  Prepared keeps it       (services.bridge.transactions.prepared)
@@ -14,7 +14,7 @@ from schemas.events import PreparedRecord
 from services.bridge.compiled import Messages
 from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.pgoutput.messages import PREPARED_MESSAGES, STREAM_MESSAGES
-from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.assembler import Assembler, EventBatch
 from services.bridge.transactions.prepared import Prepared
 from services.bridge.transactions.streams import FrameStore, Streams
 
@@ -25,21 +25,21 @@ _PREPARED_KINDS: Final = frozenset((b"b", b"P", b"p", b"K", b"r"))
 
 
 class Pipeline:
-    """`emit` gets every portion in commit order; `breathe` is called now and then meanwhile."""
+    """`emit` gets every batch in commit order; `while_waiting` is called now and then meanwhile."""
 
     def __init__(
         self,
         spool: FrameStore,
         assembler: Assembler,
         *,
-        emit: Callable[[Portion], None],
-        breathe: Callable[[], None],
+        emit: Callable[[EventBatch], None],
+        while_waiting: Callable[[], None],
         prepared_topic: str,
         slot: str,
         staged: Iterable[PreparedRecord] = (),
     ) -> None:
         self._emit = emit
-        self._breathe = breathe
+        self._while_waiting = while_waiting
         self._assembler = assembler
         self._decoder = Decoder()
         self._streams = Streams(spool, assembler, self._decoder)
@@ -61,14 +61,14 @@ class Pipeline:
         assembler, decoder = self._assembler, self._decoder
         index, count = 0, len(messages)
         while index < count:
-            portion = None
+            batch = None
             if assembler.inside:
                 index = assembler.rows(messages, index, decoder)
-                portion = assembler.full()
+                batch = assembler.full()
             elif not (self._streams.inside or self._prepared.inside):
-                index, portion = assembler.transactions(messages, index, decoder, now_us)
-            if portion is not None:
-                self._emit(portion)
+                index, batch = assembler.transactions(messages, index, decoder, now_us)
+            if batch is not None:
+                self._emit(batch)
             elif index < count:
                 lsn, payload = messages[index]
                 self.take(payload, lsn, now_us)
@@ -98,22 +98,22 @@ class Pipeline:
             self._feed(payload, lsn, now_us)
 
     def _feed(self, payload: bytes, lsn: int, now_us: int) -> None:
-        portion = self._assembler.take(self._decoder, payload, lsn, now_us)
-        if portion is not None:
-            self._emit(portion)
+        batch = self._assembler.take(self._decoder, payload, lsn, now_us)
+        if batch is not None:
+            self._emit(batch)
 
     def advance(self, wal_end: int) -> None:
         """Move the position to `wal_end`: a keepalive said that nothing before is left to send."""
         if self._prepared.inside:
             return
-        portion = self._assembler.advance(wal_end)
-        if portion is not None:
-            self._emit(portion)
+        batch = self._assembler.advance(wal_end)
+        if batch is not None:
+            self._emit(batch)
 
-    def _drain(self, portions: Iterator[Portion | None]) -> None:
-        for portion in portions:
-            if portion is None:
-                self._breathe()
+    def _drain(self, batches: Iterator[EventBatch | None]) -> None:
+        for batch in batches:
+            if batch is None:
+                self._while_waiting()
             else:
-                self._emit(portion)
+                self._emit(batch)
         self._decoder.writers.clear()  # what was replayed may have described relations anew

@@ -35,7 +35,7 @@ from services.bridge.pgoutput.messages import (
     StreamPrepare,
 )
 from services.bridge.progress.errors import RECOVER_ANYWAY
-from services.bridge.transactions.assembler import Assembler, Portion, size_of
+from services.bridge.transactions.assembler import Assembler, EventBatch, size_of
 from services.bridge.transactions.replay import Decision, replay, surviving
 from services.bridge.transactions.staging import staged_header, staged_parts, tombstones
 from services.bridge.transactions.streams import FrameStore, Streams
@@ -94,8 +94,8 @@ class Prepared:
         elif kind != b"O"[0]:
             raise misplaced(f"message {payload[:1]!r} in a prepared transaction", lsn)
 
-    def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Iterator[Portion | None]:
-        """Take a message of PREPARED_MESSAGES that came at `lsn`; yields portions.
+    def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Iterator[EventBatch | None]:
+        """Take a message of PREPARED_MESSAGES that came at `lsn`; yields batches.
 
         None now and then: the caller's chance to keep its connection alive. Raise OperatorNeeded
         for the commit of a transaction that Kafka does not have.
@@ -135,7 +135,7 @@ class Prepared:
 
     def _stage(
         self, prepare: Prepare | StreamPrepare, aborted: frozenset[int], *, streamed: bool
-    ) -> Iterator[Portion | None]:
+    ) -> Iterator[EventBatch | None]:
         known = self.staged.get(prepare.gid)
         if known is not None:
             _same(known, prepare)
@@ -157,17 +157,17 @@ class Prepared:
             parts = 0
             for part in staged_parts(self._topic, self._slot, prepare.gid, frames):
                 parts += part is not None
-                yield self._portion([part]) if part is not None else None
+                yield self._batch([part]) if part is not None else None
             record = record.model_copy(update={"parts": parts, "changes": frames.changes})
             self._assembler.advance(prepare.end_lsn)
-            yield self._portion([staged_header(self._topic, record)])
+            yield self._batch([staged_header(self._topic, record)])
         # Else its decision comes next, or once more: it was prepared before two-phase decoding
         # began, or Kafka has it all. The server sends both again after a crash: nothing to stage.
         self._spool.rename(prepare.xid, waiting_place(prepare.xid))
         self._aborted[record.gid] = aborted
         self.staged[record.gid] = record
 
-    def _commit(self, commit: CommitPrepared, lsn: int, now_us: int) -> Iterator[Portion | None]:
+    def _commit(self, commit: CommitPrepared, lsn: int, now_us: int) -> Iterator[EventBatch | None]:
         record = self.staged.get(commit.gid)
         if record is None and commit.end_lsn <= self._assembler.position.end_lsn:
             return
@@ -195,7 +195,7 @@ class Prepared:
         else:
             yield last._replace(staging=removal.staging)
 
-    def _roll_back(self, rollback: RollbackPrepared) -> Iterator[Portion | None]:
+    def _roll_back(self, rollback: RollbackPrepared) -> Iterator[EventBatch | None]:
         """Remove the staging of a transaction that was rolled back; move the position.
 
         A transaction that is not staged was prepared before two-phase decoding began.
@@ -205,16 +205,16 @@ class Prepared:
         if record is not None and record.xid == rollback.xid:
             yield self._remove(record, rollback.end_lsn)
         else:
-            yield self._portion([])
+            yield self._batch([])
 
-    def _remove(self, record: PreparedRecord, decided_at: int) -> Portion:
+    def _remove(self, record: PreparedRecord, decided_at: int) -> EventBatch:
         self._spool.drop(waiting_place(record.xid))
         self._aborted.pop(record.gid, None)
         del self.staged[record.gid]
-        return self._portion(tombstones(self._topic, record, decided_at))
+        return self._batch(tombstones(self._topic, record, decided_at))
 
-    def _portion(self, staging: list[Event]) -> Portion:
-        return Portion([], self._assembler.position, size_of(staging), 0, staging=staging)
+    def _batch(self, staging: list[Event]) -> EventBatch:
+        return EventBatch([], self._assembler.position, size_of(staging), 0, staging=staging)
 
 
 class _Counted:

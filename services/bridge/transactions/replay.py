@@ -7,10 +7,10 @@ from typing import Final
 from services.bridge.compiled import Messages, new_messages
 from services.bridge.pgoutput.decoder import Decoder
 from services.bridge.pgoutput.messages import Begin, Commit, Frame
-from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.assembler import Assembler, EventBatch
 
-BREATH_FRAMES: Final = 1_000
-BREATH_BYTES: Final = 2**20
+BATCH_FRAMES: Final = 1_000
+BATCH_BYTES: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ def replay(
     assembler: Assembler,
     lsn: int,
     now_us: int,
-) -> Generator[Portion | None, None, Portion | None]:
-    """Yield the transaction's portions but the last, complete one, and return that.
+) -> Generator[EventBatch | None, None, EventBatch | None]:
+    """Yield the transaction's batches but the last, complete one, and return that.
 
     None now and then: the caller's chance to keep its connection alive. None is returned for what
     Kafka has whole. `decoder` must be new; it knows the relations afterwards.
@@ -51,20 +51,20 @@ def replay(
         index = 0
         while index < len(messages):
             index = assembler.rows(messages, index, decoder)
-            portion = assembler.full()
-            if portion is None and index < len(messages):
+            batch = assembler.full()
+            if batch is None and index < len(messages):
                 at, payload = messages[index]
-                portion = take(decoder, payload, at, now_us)
+                batch = take(decoder, payload, at, now_us)
                 index += 1
-            if portion is not None:
-                yield portion
+            if batch is not None:
+                yield batch
         yield None
     end = Commit(decision.commit_lsn, decision.end_lsn, decision.commit_time_us)
     return feed(end, lsn, now_us)
 
 
 def _some(frames: Iterator[Frame]) -> Messages:
-    """Return the next batch of messages, bounded by BREATH_FRAMES and BREATH_BYTES.
+    """Return the next batch of messages, bounded by BATCH_FRAMES and BATCH_BYTES.
 
     Between two batches the caller answers the server.
     """
@@ -73,6 +73,6 @@ def _some(frames: Iterator[Frame]) -> Messages:
     for frame in frames:
         messages.append((frame.lsn, frame.payload))
         size += len(frame.payload)
-        if len(messages) >= BREATH_FRAMES or size >= BREATH_BYTES:
+        if len(messages) >= BATCH_FRAMES or size >= BATCH_BYTES:
             break
     return messages

@@ -17,7 +17,7 @@ from schemas.events import PreparedKey, PreparedRecord
 from services.bridge.events.event import Event
 from services.bridge.pgoutput.messages import Frame
 from services.bridge.transactions.frames import pack_frame, unpack_frames
-from services.bridge.transactions.replay import BREATH_FRAMES
+from services.bridge.transactions.replay import BATCH_FRAMES
 
 DECIDED_AT: Final = "end_lsn"
 PART_BYTES: Final = 512 * 1024
@@ -36,7 +36,7 @@ def staged_parts(
     buffer = bytearray()
     part = 0
     for number, frame in enumerate(frames, 1):
-        if number % BREATH_FRAMES == 0:
+        if number % BATCH_FRAMES == 0:
             yield None
         buffer += packer.compress(pack_frame(frame))
         while len(buffer) >= PART_BYTES:

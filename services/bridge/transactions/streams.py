@@ -36,7 +36,7 @@ from services.bridge.pgoutput.messages import (
     StreamStart,
     StreamStop,
 )
-from services.bridge.transactions.assembler import Assembler, Portion
+from services.bridge.transactions.assembler import Assembler, EventBatch
 from services.bridge.transactions.replay import Decision, replay, surviving
 
 _KINDS_WITH_XID: Final = frozenset(b"RYIUDTM")
@@ -104,8 +104,8 @@ class Streams:
             self._arrived[self._block][payload[0], oid] = self._decoder.arrival()
         self._spool.append(self._block, Frame(_XID.unpack_from(payload, 1)[0], lsn, payload))
 
-    def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Iterator[Portion | None]:
-        """Take a stream message that came at `lsn`; yields portions at a commit.
+    def feed(self, message: AnyMessage, lsn: int, now_us: int) -> Iterator[EventBatch | None]:
+        """Take a stream message that came at `lsn`; yields batches at a commit.
 
         None now and then during a long replay: the caller's chance to keep its connection alive.
         """
@@ -154,7 +154,7 @@ class Streams:
             self._aborted[xid].add(subxid)
             self._arrived[xid].clear()
 
-    def _commit(self, commit: StreamCommit, lsn: int, now_us: int) -> Iterator[Portion | None]:
+    def _commit(self, commit: StreamCommit, lsn: int, now_us: int) -> Iterator[EventBatch | None]:
         decoder = Decoder(streamed=True)
         last = yield from replay(
             surviving(self._spool.replay(commit.xid), self._aborted[commit.xid]),

@@ -93,8 +93,8 @@ def holder(connection: Connection) -> str:
 def _lock_file(cluster: Cluster, journal: Path | None) -> Path:
     if journal is not None:
         return journal.with_name(journal.name + ".lock")
-    places = " ".join(f"{name} {cluster.address(name)}" for name in sorted(cluster.nodes))
-    digest = hashlib.sha256(places.encode()).hexdigest()[:16]
+    addresses = " ".join(f"{name} {cluster.address(name)}" for name in sorted(cluster.nodes))
+    digest = hashlib.sha256(addresses.encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"slotfailover-{os.getuid()}-{digest}.lock"
 
 

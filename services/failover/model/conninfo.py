@@ -140,11 +140,11 @@ class Conninfo:
         }
         if self.value("service"):
             wanted.setdefault("hostaddr", "")  # else that of the service file would be used
-        places = ("host", "hostaddr", "port")
+        keys = ("host", "hostaddr", "port")
         kept = [
             (key, wanted.pop(key) if key in wanted else value)
             for key, value in self.pairs
-            if key not in places or key in wanted
+            if key not in keys or key in wanted
         ]
         return Conninfo((*kept, *wanted.items()))
 

@@ -107,12 +107,12 @@ def began(history: History, timeline: int) -> int | None:
     """
     known = [number for number, _ in history]
     if timeline in known:
-        place = known.index(timeline)
+        index = known.index(timeline)
     elif not history or timeline > known[-1]:
-        place = len(known)
+        index = len(known)
     else:
         raise KeyError(timeline)
-    return history[place - 1][1] if place else None
+    return history[index - 1][1] if index else None
 
 
 def left_at(history: History, timeline: int) -> int | None:

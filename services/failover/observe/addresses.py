@@ -11,7 +11,7 @@ from services.failover.observe.server_link import parse_conninfo
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodeAddress:
     """Where a node is reached."""
 
     address: Address
@@ -26,13 +26,13 @@ class Place:
     """Only a loopback or socket address is known."""
 
 
-def place_of(conninfo: Conninfo, advertised: tuple[str, ...], name: str) -> Place:
+def address_of(conninfo: Conninfo, advertised: tuple[str, ...], name: str) -> NodeAddress:
     """Return the address by which subscribers reach a node, and all its names in the settings."""
     known = frozenset(end for names in conninfo.endpoints for end in names)
     if not advertised:
         address = conninfo.address
-        return Place(address, known, conninfo.endpoints[0], frozenset(), is_private(address))
-    places = []
+        return NodeAddress(address, known, conninfo.endpoints[0], frozenset(), is_private(address))
+    addresses = []
     for text in advertised:
         parsed = parse_conninfo(text, subject=f"failover.advertised.{name}")
         extra = {key for key, _ in parsed.pairs} - {"host", "hostaddr", "port"}
@@ -43,18 +43,18 @@ def place_of(conninfo: Conninfo, advertised: tuple[str, ...], name: str) -> Plac
                 subject=f"failover.advertised.{name}",
                 hint="write it as in host=db2.example port=5432; several as a list",
             )
-        places.append(parsed)
-    given = frozenset[Endpoint]().union(*(parsed.endpoints[0] for parsed in places))
-    return Place(places[0].address, known | given, places[0].endpoints[0], given, False)
+        addresses.append(parsed)
+    given = frozenset[Endpoint]().union(*(parsed.endpoints[0] for parsed in addresses))
+    return NodeAddress(addresses[0].address, known | given, addresses[0].endpoints[0], given, False)
 
 
-def require_own_addresses(places: dict[str, Place]) -> None:
+def require_own_addresses(addresses: dict[str, NodeAddress]) -> None:
     """Raise SettingsError where a node's first address is also another's: that one floats."""
-    for name, place in places.items():
-        for other, theirs in places.items():
-            if other != name and place.own & theirs.known:
+    for name, own in addresses.items():
+        for other, theirs in addresses.items():
+            if other != name and own.own & theirs.known:
                 raise SettingsError(
-                    f"{place.address} is an address of {name} and of {other}",
+                    f"{own.address} is an address of {name} and of {other}",
                     operation="read settings",
                     subject=f"failover.advertised.{name}",
                     hint="let a node's list begin with an address that is its own; one that floats "

@@ -29,7 +29,7 @@ from services.failover.model.view import (
     View,
 )
 from services.failover.observe.addresses import (
-    place_of,
+    address_of,
     require_distinct,
     require_names,
     require_nodes,
@@ -101,11 +101,11 @@ class Cluster:
         self.subscribers = {
             n: self._configured(n, admins.get(n, c)) for n, c in settings.subscribers.items()
         }
-        self._places = {
-            name: place_of(link.conninfo, settings.advertised.get(name, ()), name)
+        self._addresses = {
+            name: address_of(link.conninfo, settings.advertised.get(name, ()), name)
             for name, link in self.nodes.items()
         }
-        require_own_addresses(self._places)
+        require_own_addresses(self._addresses)
         self._others = frozenset(
             end
             for text in settings.others
@@ -202,11 +202,11 @@ class Cluster:
 
     def address(self, name: str) -> Address:
         """Return the address by which others reach a node."""
-        return self._places[name].address
+        return self._addresses[name].address
 
     def endpoints(self, name: str) -> frozenset[Endpoint]:
         """Return every (host, port) by which the settings know a node."""
-        return self._places[name].known
+        return self._addresses[name].known
 
     def survey(self) -> View:
         """Observe, with what only `check` asks. Raise SetupError where our role sees less."""
@@ -249,12 +249,12 @@ class Cluster:
         )
 
     def _observe_node(self, name: str, problems: dict[str, SlotbridgeError]) -> Node:
-        place = self._places[name]
+        own = self._addresses[name]
         given = self._standbys.get(name, StandbySettings())
         node = Node(
             name,
-            place.address,
-            place.known,
+            own.address,
+            own.known,
             Reach.ANSWERS,
             "",
             None,
@@ -262,7 +262,7 @@ class Cluster:
             given.follows,
             given.failover_priority,
             given.synchronized,
-            place.private,
+            own.private,
         )
         try:
             state = self.nodes[name].ask(lambda connection: self._state(connection, name))
@@ -335,7 +335,7 @@ class Cluster:
                 exit_code=ExitCode.PRIVILEGE_MISSING,
             )
         local = runs_here(connection)
-        given = frozenset[Endpoint]().union(*(place.given for place in self._places.values()))
+        given = frozenset[Endpoint]().union(*(own.given for own in self._addresses.values()))
         found = tuple(
             subscription_of(row, name, local=local, given=given, others=self._others)
             for row in read_subscriptions(connection)

@@ -277,8 +277,8 @@ def with_service(text: str, *, subject: str) -> str:
             subject=subject,
             hint="define it in ~/.pg_service.conf, or name its file in PGSERVICEFILE",
         )
-    places = ("host", "hostaddr", "port", "dbname", "user")
-    known = ((key, found[key]) for key in places if key in found and not given.value(key))
+    keys = ("host", "hostaddr", "port", "dbname", "user")
+    known = ((key, found[key]) for key in keys if key in found and not given.value(key))
     return Conninfo((*given.pairs, *known)).text
 
 

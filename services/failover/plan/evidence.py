@@ -241,8 +241,10 @@ def _sources(standby: Node, view: View) -> list[Node]:
     fed = state.provenance.fed
     if fed is None or not fed.host:
         return led
-    place = (fed.host, fed.port or DEFAULT_PORT)
-    return [n for n in others if place in n.endpoints] or [n for n in others if feeds(n, standby)]
+    endpoint = (fed.host, fed.port or DEFAULT_PORT)
+    return [n for n in others if endpoint in n.endpoints] or [
+        n for n in others if feeds(n, standby)
+    ]
 
 
 def _fed(view: View, request: Request, new: Node) -> list[str]:

@@ -16,7 +16,7 @@ from services.bridge.events.formats import connect
 from services.bridge.events.formats.avro import avro_name, avro_schema, first_fields, serializer
 from services.bridge.events.formats.strict_encoders import StrictEncoders
 from services.bridge.events.formats.type_schemas import column_schema
-from services.bridge.recovery.places import Place, place_of
+from services.bridge.recovery.event_positions import EventPosition, position_of
 from tests.bridge.strategies import names
 from tests.bridge.values.connect_documents import meaning
 from tests.bridge.values.forms import DEBEZIUM, OIDS, numeric
@@ -105,8 +105,8 @@ def test_a_row_is_decoded_as_its_json(made: tuple[connect.Schema, str], schema_i
     expected = meaning(dict(schema), json.loads(text))
     assert repr(_sorted(found)) == repr(_sorted(expected))
     assert first_fields(data)["source"]["seq"] == 2
-    assert place_of(data, "b") == Place(8, 2, 3)
-    assert place_of(data, "another") is None
+    assert position_of(data, "b") == EventPosition(8, 2, 3)
+    assert position_of(data, "another") is None
 
 
 def _sorted(document: Any) -> Any:

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from schemas.shaping import PLACE, field_name
+from schemas.shaping import POSITION, field_name
 from tests.bridge.values.publishing import Record, Source, published
 from tests.providers.interface import Broker, Provider
 
 FIELDS = "op,table,lsn,txId,db,schema,name,connector,snapshot,source.ts_ms,source.ts_us,source.lsn"
 OF_THE_READING = {"__source_version", "__name", "__lsn", "__source_lsn", "__ts_ms", "__snapshot"}
 """Fields with values of their own: `lsn` is another one for them, `snapshot` null for "false"."""
-OURS = {field_name(name) for name in PLACE} - {"__op"}
+OURS = {field_name(name) for name in POSITION} - {"__op"}
 UNWRAP = {
     "transforms": "unwrap",
     "transforms.unwrap.type": "io.debezium.transforms.ExtractNewRecordState",

@@ -154,7 +154,7 @@ SOURCE: Final = struct(
     optional=False,
 )
 """Debezium's fields but for origin and origin_lsn, and ours behind them. Fields are only added at
-the end: services.bridge.recovery.places reads the binary form of any release by this order."""
+the end: recovery.event_positions reads the binary form of any release by this order."""
 _TRANSACTION: Final = struct(
     "event.block",
     {"id": _TEXT, "total_order": _LONG, "data_collection_order": _LONG},

@@ -22,10 +22,10 @@ class Outbox:
     """Reads the rows of `relation`. Raises SettingsError for a column that it lacks."""
 
     def __init__(self, settings: OutboxSettings, naming: Naming, relation: Relation) -> None:
-        places = {column.name: place for place, column in enumerate(relation.columns)}
+        indexes = {column.name: index for index, column in enumerate(relation.columns)}
         for role in ("id", "aggregate_type", "aggregate_id", "type", "payload"):
             name = getattr(settings, role)
-            if name not in places:
+            if name not in indexes:
                 raise SettingsError(
                     f"the outbox {relation.schema}.{relation.table} has no column {name}",
                     operation="describe a table",
@@ -33,11 +33,11 @@ class Outbox:
                 )
         self._naming = naming
         self._topics: dict[bytes, str] = {}
-        self._id = places[settings.id]
-        self._aggregate_type = places[settings.aggregate_type]
-        self._aggregate_id = places[settings.aggregate_id]
-        self._type = places[settings.type]
-        self._payload = places[settings.payload]
+        self._id = indexes[settings.id]
+        self._aggregate_type = indexes[settings.aggregate_type]
+        self._aggregate_id = indexes[settings.aggregate_id]
+        self._type = indexes[settings.type]
+        self._payload = indexes[settings.payload]
         binary = relation.columns[self._payload].type_oid == _BYTEA_OID
         self._content: Callable[[bytes], bytes] = bytea_bytes if binary else bytes
 
@@ -65,7 +65,7 @@ class Outbox:
         return topic
 
 
-def _given(row: Row, place: int) -> bytes | None:
-    value = row[place]
+def _given(row: Row, index: int) -> bytes | None:
+    value = row[index]
     assert value is not UNCHANGED, "an inserted row is whole"
     return value  # type: ignore[return-value]

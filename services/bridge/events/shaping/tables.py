@@ -24,13 +24,13 @@ _ALL: Final = frozenset("cudt")
 class Plan:
     """How one relation is published.
 
-    `relation` has the published columns alone, masked ones as text; `places` are those columns'
-    places in the server's rows, None when all are published; `masks` are by column name.
+    `relation` has the published columns alone, masked ones as text; `source_indexes` tells where
+    those stand in the server's rows, None when all are published; `masks` are by column name.
     """
 
     relation: Relation
     topic: TableTopic
-    places: tuple[int, ...] | None = None
+    source_indexes: tuple[int, ...] | None = None
     masks: Mapping[str, Encode] = field(default_factory=dict)
     skipped: frozenset[str] = frozenset()
     outbox: Outbox | None = None
@@ -94,8 +94,8 @@ class Shaping:
             reader = Outbox(outbox, self.naming, relation)
             return Plan(relation, TableTopic("", False), skipped=skipped, outbox=reader)
         kept = tuple(
-            place
-            for place, column in enumerate(relation.columns)
+            source_index
+            for source_index, column in enumerate(relation.columns)
             if self._column_included(schema, table, column.name)
         )
         masks = {
@@ -105,13 +105,13 @@ class Shaping:
         }
         _check_key(relation, kept, masks)
         flat = self._settings.flat if self.naming.flat(schema, table) else None
-        columns = tuple(_masked(relation.columns[place], masks) for place in kept)
+        columns = tuple(_masked(relation.columns[source_index], masks) for source_index in kept)
         if flat is not None:
             _check_fields(relation, columns, flat)
         return Plan(
             replace(relation, columns=columns),
             self.naming.table(schema, table),
-            places=None if len(kept) == len(relation.columns) else kept,
+            source_indexes=None if len(kept) == len(relation.columns) else kept,
             masks={name: mask(found, self._salt) for name, found in masks.items()},
             skipped=skipped,
             flat=flat,
@@ -175,10 +175,10 @@ def _masked(column: RelationColumn, masks: Mapping[str, MaskSettings]) -> Relati
 def _check_key(
     relation: Relation, kept: tuple[int, ...], masks: Mapping[str, MaskSettings]
 ) -> None:
-    for place, column in enumerate(relation.columns):
+    for source_index, column in enumerate(relation.columns):
         if not column.key:
             continue
-        if place not in kept:
+        if source_index not in kept:
             raise _wrong(
                 relation,
                 f"would lose its key column {column.name}",

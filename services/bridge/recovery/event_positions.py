@@ -28,8 +28,8 @@ NO_STAGING_KEY: Final = PreparedKey(slot="", gid="", part=0).model_dump_json().e
 AnyHeaders = Headers | dict[str, str | bytes | None] | None
 
 
-class Place(NamedTuple):
-    """An event's place in the order of all those of its timeline; 0: it does not tell which."""
+class EventPosition(NamedTuple):
+    """An event's position in the order of all those of its timeline; 0: it does not tell which."""
 
     commit_lsn: int
     seq: int
@@ -62,69 +62,69 @@ def record_of(message: Message) -> Record:
     return Record(topic, offset, message.key(), message.value(), message.headers())
 
 
-def place_of_record(record: Record, prefix: str, *, outbox: bool) -> Place | None:
-    """Return where a record stands, None if it is not of `prefix` or does not tell its place.
+def position_of_record(record: Record, prefix: str, *, outbox: bool) -> EventPosition | None:
+    """Return where a record stands, None if it is not of `prefix` or does not tell its position.
 
     `outbox`: messages of an outbox may be in its topic.
     """
-    place = place_of_row(dict(record.headers or [])) or place_of(record.value, prefix)
-    if place is None and record.topic == prepared_topic(prefix):
-        place = place_of_removal(record.headers)
-    if place is None and outbox:
-        place = place_in_headers(record.headers)
-    return place
+    position = position_of_row(dict(record.headers or [])) or position_of(record.value, prefix)
+    if position is None and record.topic == prepared_topic(prefix):
+        position = position_of_removal(record.headers)
+    if position is None and outbox:
+        position = position_in_headers(record.headers)
+    return position
 
 
 Lost = Callable[[int, int], bool]
 """Tells by (timeline or 0, commit_lsn) whether the server's history does not have an event."""
 
 
-def remaining(place: Place | None, lost: Lost) -> Place | None:
-    """Return `place`, or None where its event never happened on the server's present history.
+def remaining(position: EventPosition | None, lost: Lost) -> EventPosition | None:
+    """Return `position`, or None where its event never happened on the server's present history.
 
     An accepted divergence leaves events of the lost timeline in the topics, beyond the record. They
     tell nothing of what was decided since, and no record of the present timeline covers them.
     """
-    return None if place is None or lost(place.timeline, place.commit_lsn) else place
+    return None if position is None or lost(position.timeline, position.commit_lsn) else position
 
 
-def has(last: ProgressRecord | None, place: Place) -> bool:
-    """Tell whether the event at `place` is among what the record covers."""
+def has(last: ProgressRecord | None, position: EventPosition) -> bool:
+    """Tell whether the event at `position` is among what the record covers."""
     if last is None:
         return False
-    in_part = place.commit_lsn == last.commit_lsn and place.seq < last.seq
-    return place.commit_lsn < last.end_lsn or in_part
+    in_part = position.commit_lsn == last.commit_lsn and position.seq < last.seq
+    return position.commit_lsn < last.end_lsn or in_part
 
 
-def place_of(value: bytes | None, prefix: str) -> Place | None:
+def position_of(value: bytes | None, prefix: str) -> EventPosition | None:
     """Return where a record's event, or a PREPARE, stands; None if it is not of `prefix`."""
     try:
         document = _document(value or b"null")
         if document.keys() == {"payload", "schema"}:
             document = document["payload"]
-        if place := place_of_row(document):
-            return place
+        if position := position_of_row(document):
+            return position
         said = document.get("source", document)
         if said.get("name", prefix) != prefix:
             return None
         lsn = said["commit_lsn"] if "commit_lsn" in said else said["prepare_lsn"]
         seq = LAST_SEQ if said.get("status") == "END" else said.get("seq", 0)
-        return Place(int(lsn), int(seq), int(said.get("timeline", 0)))
+        return EventPosition(int(lsn), int(seq), int(said.get("timeline", 0)))
     except _NOT_OURS:
         return None  # anybody's record
 
 
-def place_of_row(told: Mapping[str, Any]) -> Place | None:
-    """Return the place that fields of a flat row, or its headers, tell; None for anything else."""
+def position_of_row(told: Mapping[str, Any]) -> EventPosition | None:
+    """Return what fields of a flat row, or its headers, tell; None for anything else."""
     try:
         found = [int(told[field_name(name)]) for name in ("commit_lsn", "seq", "timeline")]
     except _NOT_OURS:
         return None
-    return Place(*found)
+    return EventPosition(*found)
 
 
 def _document(value: bytes) -> Any:
-    """Return what an event says of its place: a value in JSON, or the first fields of Avro."""
+    """Return what an event says of its position: a value in JSON, or the first fields of Avro."""
     if value[:1] != b"\0":
         return json.loads(value)
     from services.bridge.events.formats.avro import first_fields
@@ -132,19 +132,19 @@ def _document(value: bytes) -> Any:
     return first_fields(value)
 
 
-def place_in_headers(headers: AnyHeaders) -> Place | None:
+def position_in_headers(headers: AnyHeaders) -> EventPosition | None:
     """Return where a message of an outbox stands, None for any other message."""
     told = dict(headers or [])
     try:
-        return Place(int(told["commit_lsn"] or b""), int(told["seq"] or b""))
+        return EventPosition(int(told["commit_lsn"] or b""), int(told["seq"] or b""))
     except (KeyError, ValueError):
         return None
 
 
-def place_of_removal(headers: AnyHeaders) -> Place | None:
+def position_of_removal(headers: AnyHeaders) -> EventPosition | None:
     """Return where a staging's removal stands: a record that reaches the decision covers it."""
     try:
-        return Place(int(dict(headers or [])[DECIDED_AT] or b"") - 1, LAST_SEQ)
+        return EventPosition(int(dict(headers or [])[DECIDED_AT] or b"") - 1, LAST_SEQ)
     except (KeyError, ValueError):
         return None
 
