@@ -51,7 +51,7 @@ def count(list events, str schema_topic, dict counts):
         elif begins(<bytes>value, b'{"payload":{"__op":"', FLAT_ENVELOPE_BYTES):
             operation = PyBytes_AS_STRING(<bytes>value)[FLAT_ENVELOPE_BYTES]
         elif (
-            PyBytes_GET_SIZE(<bytes>value) > AVRO_OP + 1
+            PyBytes_GET_SIZE(<bytes>value) > AVRO_OP
             and PyBytes_AS_STRING(<bytes>value)[0] == 0
             and PyBytes_AS_STRING(<bytes>value)[AVRO_OP - 1] == 2
         ):
