@@ -11,7 +11,6 @@ Killed before that transaction is committed, nothing has changed but that the sl
 slot: it is run again. Killed after it, the bridge goes on.
 """
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -56,7 +55,6 @@ from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
-from services.bridge.source.replication_connection import ReplicationConnection
 from services.bridge.transactions.assembler import EventBatch
 from services.kafka.client import client_options, kafka_error, make_client
 from services.postgres.slots import Slot
@@ -314,13 +312,7 @@ class Adoption:
     def _make_failover(self, plan: Plan) -> None:
         if plan.failover:
             return
-        connection = ReplicationConnection(
-            *(self._primary.conninfo, self._source.slot),
-            wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
-            sql_deadline_ms=self._bridge.sql_deadline_ms,
-        )
-        with contextlib.closing(connection):
-            connection.make_failover_slot()
+        self._reading.make_failover_slot()
         logger.info("made the slot a failover slot", slot=self._source.slot)
 
     def _record(self, position: Position, last: EventBatch | None) -> ProgressRecord:

@@ -6,10 +6,11 @@ While it reads nobody else can stream from the slot.
 import contextlib
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
-from schemas.errors import ExitCode, Retryable
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.settings import BridgeSettings, SourceSettings
 from services.bridge.adoption.told import OPERATION, Transaction
 from services.bridge.pgoutput.decoder import POSTGRES_EPOCH_US
@@ -18,6 +19,8 @@ from services.bridge.source.replication_connection import Keepalive, Replication
 
 _TELL_S: Final = 1.0
 _SILENCE_S: Final = 120.0
+_FREED_S: Final = 10.0
+_LOOK_S: Final = 0.1
 _BEGIN: Final = struct.Struct("!cQqI")
 _COMMIT: Final = struct.Struct("!cBQQ")
 _MESSAGE: Final = struct.Struct("!cBQ")
@@ -36,18 +39,7 @@ class SlotReading:
 
         Raise Retryable where something else has the slot, or the server does not get that far.
         """
-        connection = ReplicationConnection(
-            *(self._primary.conninfo, self._source.slot),
-            wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
-            sql_deadline_ms=self._bridge.sql_deadline_ms,
-        )
-        with contextlib.closing(connection):
-            connection.start(
-                *(start_lsn, self._source.publication),
-                streaming=False,
-                origin=self._source.origin,
-                two_phase=False,
-            )
+        with contextlib.closing(self._connect(partial(self._start, start_lsn))) as connection:
             told = 0.0
             heard, reached = time.monotonic(), 0
             while True:
@@ -79,6 +71,40 @@ class SlotReading:
                         "again",
                         exit_code=ExitCode.SERVER_UNREACHABLE,
                     )
+
+    def make_failover_slot(self) -> None:
+        """Turn the slot's failover property on. Raise as `messages`."""
+        self._connect(ReplicationConnection.make_failover_slot).close()
+
+    def _start(self, start_lsn: int, connection: ReplicationConnection) -> None:
+        connection.start(
+            *(start_lsn, self._source.publication),
+            streaming=False,
+            origin=self._source.origin,
+            two_phase=False,
+        )
+
+    def _connect(self, use: Callable[[ReplicationConnection], None]) -> ReplicationConnection:
+        """Return a connection on which `use` has succeeded.
+
+        The server frees a slot a moment after the connection that had it was closed.
+        """
+        until = time.monotonic() + _FREED_S
+        while True:
+            connection = ReplicationConnection(
+                *(self._primary.conninfo, self._source.slot),
+                wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
+                sql_deadline_ms=self._bridge.sql_deadline_ms,
+            )
+            try:
+                use(connection)
+            except SlotbridgeError as error:
+                connection.close()
+                if error.exit_code is not ExitCode.SLOT_IN_USE or time.monotonic() > until:
+                    raise
+                time.sleep(_LOOK_S)
+            else:
+                return connection
 
     def transactions(
         self, start_lsn: int, until_lsn: int

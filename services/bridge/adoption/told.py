@@ -18,9 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from schemas.errors import ExitCode, OperatorNeeded
+from schemas.events import HEARTBEAT_PREFIX
 from schemas.lsn import format_lsn
+from schemas.snapshot import SNAPSHOT_PREFIX
 
 OPERATION: Final = "adopt"
+_BRIDGES: Final = (HEARTBEAT_PREFIX, SNAPSHOT_PREFIX)
 _NOT_AN_EVENT: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
@@ -81,7 +84,10 @@ class Transaction(NamedTuple):
 
 
 def said(value: bytes, prefix: str) -> Said | None:
-    """Return what an event says, None for a row that a snapshot has read.
+    """Return what an event says.
+
+    None for a row that a snapshot has read, and for a logical message that a bridge has written to
+    the WAL (its heartbeat), which no bridge publishes.
 
     Raise ValueError for a record that is not an event of the connector with this prefix.
     """
@@ -93,6 +99,8 @@ def said(value: bytes, prefix: str) -> Said | None:
         if source["connector"] != "postgresql" or source["name"] != prefix:
             raise ValueError("another connector's")
         if op == "r" or source.get("snapshot") not in (None, "false", False):
+            return None
+        if op == "m" and event["message"]["prefix"] in _BRIDGES:
             return None
         images = digest(event.get("before"), event.get("after")) if op != "m" else ""
         return Said(

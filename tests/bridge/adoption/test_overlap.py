@@ -191,6 +191,14 @@ def test_other_records_are_refused_and_rows_of_snapshots_are_not() -> None:
             tails.take(Record(TOPIC, 0, 1, 0, b"k", value))
 
 
+def test_heartbeats_of_a_bridge_that_debezium_has_published_are_passed_over() -> None:
+    tails = Tails(PREFIX, 0)
+    for prefix in ("slotbridge", "mark"):
+        value = value_of(7, len(prefix), "m", message={"prefix": prefix, "content": ""})
+        tails.take(Record("p.message", 0, 0, 0, b"k", value))
+    assert [*tails.messages] == [("p.message", len("mark"))]
+
+
 def test_a_clock_that_is_behind_is_refused() -> None:
     source = {"connector": "postgresql", "name": PREFIX, "ts_ms": 90_000, "txId": 1, "lsn": 1}
     value = json.dumps({"op": "c", "source": source}).encode()
