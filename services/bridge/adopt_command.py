@@ -4,7 +4,7 @@ import contextlib
 import json as json_module
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -24,14 +24,9 @@ from services.bridge.adoption.connector import (
 )
 from services.bridge.adoption.release import Release
 from services.bridge.adoption.told import OPERATION
-from services.bridge.recovery.start_check import StartCheck
-from services.bridge.sink.topics import Topics
-from services.bridge.source.candidates import require_one_writable
-from services.bridge.source.database import Primary
-from services.bridge.source.replication_connection import ReplicationConnection
+from services.bridge.stopped_bridge import open_stopped
 from services.runtime.process import configure_logging, exit_codes
 
-_ORIGIN_IDLE_MS: Final = 24 * 3_600_000
 ConfigOption = typer.Option("--config", "-c", help="YAML configuration file.")
 ConnectorFile = Annotated[
     Path,
@@ -92,7 +87,7 @@ def adopt(
         settings = _settings(config)
         _require_alike(translation, settings)
         with contextlib.ExitStack() as stack:
-            primary, topics, check = stack.enter_context(_prepared(settings))
+            primary, topics, check = stack.enter_context(open_stopped(settings, OPERATION))
             failpoints.arm()
             offset = ConnectOffsets(require(settings.kafka, "kafka"), connector).read().offset
             margin_ms = clock_margin_s * 1000
@@ -167,7 +162,7 @@ def release(
                 operation="release",
                 hint="name the connector that the topics are given back to",
             )
-        with _prepared(settings) as (primary, topics, check):
+        with open_stopped(settings, OPERATION) as (primary, topics, check):
             failpoints.arm()
             offsets = ConnectOffsets(kafka, connector)
             giving = Release(settings, primary, topics, check, offsets)
@@ -254,31 +249,6 @@ def _require_alike(translation: Translation, settings: Settings) -> None:
             operation=OPERATION,
             hint="take them from --write; change them later, once the bridge runs",
         )
-
-
-@contextlib.contextmanager
-def _prepared(settings: Settings) -> Iterator[tuple[Primary, Topics, StartCheck]]:
-    """Connect as a start of the bridge does. Raise SlotbridgeError where something is in use."""
-    source, kafka = require(settings.source, "source"), require(settings.kafka, "kafka")
-    require_one_writable(source, OPERATION)
-    bridge = settings.bridge
-    with contextlib.ExitStack() as stack:
-        primary = Primary(
-            source, sql_deadline_ms=bridge.sql_deadline_ms, idle_timeout_ms=_ORIGIN_IDLE_MS
-        )
-        stack.callback(primary.close)
-        primary.prepare()
-        primary.require_free_slot(OPERATION)
-        topics = Topics(kafka, settings.shaping)
-        topics.prepare()
-        topics.check_clocks(primary.clock_ms())
-        connection = ReplicationConnection(
-            *(primary.conninfo, source.slot),
-            wal_sender_timeout_ms=bridge.wal_sender_timeout_ms,
-            sql_deadline_ms=bridge.sql_deadline_ms,
-        )
-        stack.callback(connection.close)
-        yield primary, topics, StartCheck(primary, connection, topics, source.slot, bridge)
 
 
 def _told(plan: Plan) -> Iterator[str]:

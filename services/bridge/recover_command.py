@@ -12,18 +12,12 @@ from schemas.lsn import format_lsn
 from schemas.recovery import RecoveryRecord
 from schemas.settings import Settings, load_settings, require
 from services.bridge import failpoints
-from services.bridge.recovery.start_check import StartCheck
 from services.bridge.repair.diagnosis import OPERATION, Diagnosis, diagnose
 from services.bridge.repair.repair import Repair
 from services.bridge.repair.scope import Scope
-from services.bridge.sink.topics import Topics
-from services.bridge.source.candidates import require_one_writable
-from services.bridge.source.database import Primary
-from services.bridge.source.replication_connection import ReplicationConnection
+from services.bridge.stopped_bridge import open_stopped
 from services.runtime.process import configure_logging, exit_codes
 
-_ORIGIN_IDLE_MS: Final = 24 * 3_600_000
-"""The origin is owned as long as topics are read, so that no bridge starts meanwhile."""
 _NOTHING: Final = "nothing to recover: the bridge can start as it is"
 
 
@@ -66,7 +60,10 @@ def recover(
     bridge still has the slot; others as `slotbridge run` for what this does not help.
     """
     configure_logging(json_lines=False)
-    with exit_codes(), _prepared(load_settings(config)) as (settings, primary, topics, check):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(exit_codes())
+        settings = _settings(config)
+        primary, topics, check = stack.enter_context(open_stopped(settings, OPERATION))
         failpoints.arm()
         slot = require(settings.source, "source").slot
         diagnosis = diagnose(check, topics, slot, accept_system_identifier)
@@ -90,10 +87,10 @@ def recover(
                 typer.echo(line)
 
 
-@contextlib.contextmanager
-def _prepared(settings: Settings) -> Iterator[tuple[Settings, Primary, Topics, StartCheck]]:
-    """Connect as a start of the bridge does. Raise SlotbridgeError where something is in use."""
-    source, kafka = require(settings.source, "source"), require(settings.kafka, "kafka")
+def _settings(config: Path) -> Settings:
+    """Load the settings. Raise SettingsError where topics can't be compared with tables."""
+    settings = load_settings(config)
+    kafka = require(settings.kafka, "kafka")
     if (kafka.key_format, kafka.value_format) != ("json", "json"):
         raise SettingsError(
             "topics are compared with tables only where their records are plain JSON",
@@ -108,30 +105,7 @@ def _prepared(settings: Settings) -> Iterator[tuple[Settings, Primary, Topics, S
             hint="shaping.flat makes the records flat rows: start over with a new slot and topic "
             "prefix",
         )
-    require_one_writable(source, OPERATION)
-    bridge = settings.bridge
-    with contextlib.ExitStack() as stack:
-        primary = Primary(
-            source, sql_deadline_ms=bridge.sql_deadline_ms, idle_timeout_ms=_ORIGIN_IDLE_MS
-        )
-        stack.callback(primary.close)
-        primary.prepare()
-        primary.require_free_slot(OPERATION)
-        topics = Topics(kafka, settings.shaping)
-        topics.prepare()
-        topics.check_clocks(primary.clock_ms())
-        connection = ReplicationConnection(
-            *(primary.conninfo, source.slot),
-            wal_sender_timeout_ms=bridge.wal_sender_timeout_ms,
-            sql_deadline_ms=bridge.sql_deadline_ms,
-        )
-        stack.callback(connection.close)
-        yield (
-            settings,
-            primary,
-            topics,
-            StartCheck(primary, connection, topics, source.slot, bridge),
-        )
+    return settings
 
 
 def _plan(diagnosis: Diagnosis, scope: Scope, settings: Settings) -> Iterator[str]:

@@ -134,7 +134,7 @@ LAYERS = {
         *(("snapshot",), ("repair", "adoption")),
         ("stagnation",),
         *(
-            *(("liveness",), ("session",), ("opening",), ("runner",)),
+            *(("stopped_bridge",), ("liveness",), ("session",), ("opening",), ("runner",)),
             (
                 *("control", "doctor", "status", "tail", "teardown", "setup_commands"),
                 *("snapshot_command", "recover_command", "adopt_command"),
