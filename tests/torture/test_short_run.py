@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.testbed.bed import Bed
+from tests.conftest import OLDEST_POSTGRES
 from tests.torture.faults import Fault, faults_with, schedule, shuffled_schedule
 from tests.torture.fork_server import STREAMS
 from tests.torture.report import (
@@ -43,6 +44,13 @@ def test_nor_while_commits_wait_for_the_bridge_nor_in_tables(
 ) -> None:
     report = run(local_bed, tmp_path, 10, commits_wait=True, to_tables=True)
     assert report.table_rows > 100
+
+
+@pytest.mark.timeout(1500)
+def test_nor_on_the_oldest_postgresql(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with Bed(tmp_path / "bed", lazy=True, postgres=OLDEST_POSTGRES) as bed:
+        run(bed, tmp_path, 52)
 
 
 def run(

@@ -16,7 +16,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from tests.torture.checker import Finding
 
-HIDDEN_S_MAX: Final = 30.0
+HIDDEN_S_MAX: Final = 15.0
 """Kafka ends a dead producer's transaction at its time-out (here 3 s), and looks every 10 s; the
 bridge may be killed several times meanwhile.
 """

@@ -3,11 +3,9 @@
 import os
 import time
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from confluent_kafka import KafkaException, Producer
-
-from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError
+from schemas.errors import OperatorNeeded, SettingsError
 from schemas.settings import KafkaSettings
 from services.bridge.adoption.connector import Connector
 from services.bridge.adoption.offsets import (
@@ -18,11 +16,9 @@ from services.bridge.adoption.offsets import (
     read_map,
     write_map,
 )
+from services.bridge.adoption.single_record import write_record
 from services.bridge.adoption.told import OPERATION
-from services.kafka.client import client_options, kafka_error, make_client
 from services.kafka.records import READ_DEADLINE_S, TopicReader
-
-_FLUSH_S: Final = 30.0
 
 
 class Found(NamedTuple):
@@ -55,7 +51,7 @@ class ConnectOffsets:
 
     def read(self) -> Found:
         """Return the last offset. Raise SlotbridgeError where it can't be read."""
-        found = self._in_file() if self._file is not None else self._in_topic()
+        found = self._in_file(self._file) if self._file is not None else self._in_topic()
         connector = self._connector
         key, value = found or (offset_key(connector.name, connector.prefix), None)
         if value is None:
@@ -68,9 +64,10 @@ class ConnectOffsets:
     def write(self, key: bytes, value: bytes) -> None:
         """Replace the offset. No worker may run with it. Raise SlotbridgeError."""
         if self._file is None:
-            self._produce(key, value)
+            topic = self._connector.offsets_topic
+            write_record(self._kafka, topic, key, value, operation=OPERATION)
             return
-        offsets = {one: had for one, had in self._map().items() if not self._is_ours(one)}
+        offsets = {one: had for one, had in self._map(self._file).items() if not self._is_ours(one)}
         temporary = self._file.with_suffix(".slotbridge")
         try:
             with temporary.open("wb") as file:
@@ -84,16 +81,16 @@ class ConnectOffsets:
     def _is_ours(self, key: bytes | str | None) -> bool:
         return is_key(key, self._connector.name, self._connector.prefix)
 
-    def _map(self) -> dict[bytes, bytes | None]:
-        assert self._file is not None
+    def _map(self, file: Path) -> dict[bytes, bytes | None]:
         try:
-            data = self._file.read_bytes() if self._file.exists() else b""
+            data = file.read_bytes() if file.exists() else b""
             return read_map(data) if data else {}
         except (OSError, ValueError) as error:
             raise self._unreadable(error) from error
 
-    def _in_file(self) -> tuple[bytes, bytes | None] | None:
-        return next(((one, had) for one, had in self._map().items() if self._is_ours(one)), None)
+    def _in_file(self, file: Path) -> tuple[bytes, bytes | None] | None:
+        offsets = self._map(file)
+        return next(((one, had) for one, had in offsets.items() if self._is_ours(one)), None)
 
     def _in_topic(self) -> tuple[bytes, bytes | None] | None:
         topic, found = self._connector.offsets_topic, None
@@ -107,30 +104,6 @@ class ConnectOffsets:
                     if self._is_ours(key):
                         found = (key.encode() if isinstance(key, str) else key or b"", value)
         return found
-
-    def _produce(self, key: bytes, value: bytes) -> None:
-        topic = self._connector.offsets_topic
-        failures: list[str] = []
-        options = {**client_options(self._kafka), "acks": "all", "partitioner": "murmur2_random"}
-        try:
-            producer = make_client(Producer, options)
-            producer.produce(
-                topic,
-                value,
-                key,
-                on_delivery=lambda error, _: failures.append(error.str()) if error else None,
-            )
-            left = producer.flush(_FLUSH_S)
-        except KafkaException as error:
-            raise kafka_error(error, OPERATION, f"topic {topic}") from error
-        if left or failures:
-            raise Retryable(
-                f"Kafka did not take the offset: {'; '.join(failures) or 'no answer'}",
-                operation=OPERATION,
-                subject=f"topic {topic}",
-                hint="run this again",
-                exit_code=ExitCode.KAFKA_UNREACHABLE,
-            )
 
     def _unreadable(self, error: Exception) -> OperatorNeeded:
         return OperatorNeeded(

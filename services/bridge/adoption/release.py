@@ -12,14 +12,14 @@ from functools import partial
 from typing import Final
 
 import structlog
-from confluent_kafka import KafkaException, Producer
 
-from schemas.errors import ExitCode, OperatorNeeded, Retryable
+from schemas.errors import OperatorNeeded
 from schemas.events import ProgressRecord, progress_topic
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, require
 from services.bridge.adoption.connect_offsets import ConnectOffsets
 from services.bridge.adoption.offsets import released_offset
+from services.bridge.adoption.single_record import write_record
 from services.bridge.failpoints import reach
 from services.bridge.recovery.hanging_transactions import require_told
 from services.bridge.recovery.republish import settle_all
@@ -28,12 +28,10 @@ from services.bridge.sink.dead_letters import Refused
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.database import Primary
-from services.kafka.client import client_options, kafka_error, make_client
 
 logger = structlog.get_logger(__name__)
 
 OPERATION: Final = "release"
-_FLUSH_S: Final = 30.0
 
 
 class Release:
@@ -106,7 +104,8 @@ class Release:
             self._check.compare(record)
         finally:
             producer.abandon()
-        assert record is not None
+        if record is None:
+            raise self._refused("Kafka has no progress of the slot", "nothing is to be given back")
         self._require_whole(record)
         return record
 
@@ -118,29 +117,8 @@ class Release:
             )
 
     def _forget_progress(self) -> None:
-        topic = progress_topic(self._topics.prefix)
-        options = {**client_options(self._kafka), "acks": "all"}
-        failures: list[str] = []
-        try:
-            producer = make_client(Producer, options)
-            producer.produce(
-                topic,
-                None,
-                self._source.slot.encode(),
-                0,
-                on_delivery=lambda error, _: failures.append(error.str()) if error else None,
-            )
-            left = producer.flush(_FLUSH_S)
-        except KafkaException as error:
-            raise kafka_error(error, OPERATION, f"topic {topic}") from error
-        if left or failures:
-            raise Retryable(
-                f"Kafka did not take the removal: {'; '.join(failures) or 'no answer'}",
-                operation=OPERATION,
-                subject=f"topic {topic}",
-                hint="run this again",
-                exit_code=ExitCode.KAFKA_UNREACHABLE,
-            )
+        topic, key = progress_topic(self._topics.prefix), self._source.slot.encode()
+        write_record(self._kafka, topic, key, None, operation=OPERATION, partition=0)
 
     def _refused(self, message: str, hint: str) -> OperatorNeeded:
         return OperatorNeeded(
