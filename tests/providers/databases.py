@@ -60,9 +60,18 @@ def remove(server: Server, dbname: str, *, keep_origins: set[str]) -> None:
         _drop_slots(connection)
     with connect(server) as connection:
         for name in origins(server) - keep_origins:
-            connection.execute("SELECT pg_replication_origin_drop(%s)", [name])
+            eventually(lambda: _drop_origin(connection, name), what=f"origin {name} is free")  # noqa: B023
         comment = sql.SQL("COMMENT ON DATABASE {} IS {}")
         connection.execute(comment.format(sql.Identifier(dbname), REMOVED))
+
+
+def _drop_origin(connection: Connection, name: str) -> bool:
+    """Tell whether it is dropped: a session that was just closed may have it a moment longer."""
+    try:
+        connection.execute("SELECT pg_replication_origin_drop(%s)", [name])
+    except psycopg.errors.ObjectInUse:
+        return False
+    return True
 
 
 def drop_removed(server: Server, standby: Server | None = None) -> None:

@@ -61,11 +61,14 @@ def test_a_commit_of_many_subtransactions_is_judged_too(scene: Scene) -> None:
     scene.run("CREATE TABLE t (id int PRIMARY KEY)")
     scene.start()
     many = SAVEPOINTS.format("EXCEPTION WHEN division_by_zero THEN NULL; END")
-    scene.together(many.replace("1..200", "1..20000"))
-    scene.bridge.caught_up()
+    for _ in range(5):  # a heartbeat that is published with it may be the last commit instead
+        scene.together("TRUNCATE t", many.replace("1..200", "1..20000"))
+        scene.bridge.caught_up()
+        known = [record for record in scene.bridge.progress() if record.xid]
+        record = max(known, key=lambda one: one.end_lsn - one.commit_lsn)
+        if record.end_lsn - record.commit_lsn > RECORD_BYTES:
+            break
     assert scene.bridge.stop() == 0, scene.bridge.output
-    known = [record for record in scene.bridge.progress() if record.xid]
-    record = max(known, key=lambda one: one.end_lsn - one.commit_lsn)
     assert record.end_lsn - record.commit_lsn > RECORD_BYTES
     assert in_wal(scene, record) == WalCommit(record.xid, record.commit_time_us)
 
