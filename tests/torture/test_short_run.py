@@ -47,7 +47,7 @@ def test_nor_while_commits_wait_for_the_bridge_nor_in_tables(
 
 
 @pytest.mark.timeout(1500)
-def test_nor_on_the_oldest_postgresql(tmp_path: Path) -> None:
+def test_nor_on_the_oldest_postgresql(servers: None, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with Bed(tmp_path / "bed", lazy=True, postgres=OLDEST_POSTGRES) as bed:
         run(bed, tmp_path, 52)
