@@ -129,19 +129,22 @@ class EventReader:
         known: Offsets,
         check: Callable[[str, int], None],
     ) -> Offsets:
-        """Return where reading begins: after the last epoch; for a new table, at the beginning."""
+        """Return where reading begins: after the last epoch; for a new table, at the beginning.
+
+        Where Kafka has removed what lies before, it begins later: behind the last event there is a
+        marker, which retention removes with it. That an event is missing is told by the counts.
+        """
         befores = {
             topic: {} if wanted[topic].after_lsn is not None else known.get(topic, {})
             for topic in partitions
         }
-        new = {t: tuple(n for n in p if n not in befores[t]) for t, p in partitions.items()}
-        first = self._topics.first({topic: numbers for topic, numbers in new.items() if numbers})
+        first = self._topics.first({t: numbers for t, numbers in partitions.items() if numbers})
         for topic, offsets in first.items():
             if not befores[topic]:
                 check(wanted[topic].table, max(offsets.values()))
         return {
-            topic: {n: befores[topic][n] if n in befores[topic] else first[topic][n] for n in p}
-            for topic, p in partitions.items()
+            topic: {n: max(befores[topic].get(n, 0), first[topic][n]) for n in numbers}
+            for topic, numbers in partitions.items()
         }
 
     def _ends(

@@ -26,6 +26,28 @@ def test_events_that_are_stamped_later_than_their_transactions_end(
     assert len(rows(pipeline)) == 2
 
 
+def test_what_was_read_may_expire_and_what_was_not_may_not(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the last event that was read stands a marker, which retention removes with it."""
+    monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.1)
+    publisher = pipeline.publisher
+    publisher.announce(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(1))
+    pipeline.apply()
+    publisher.forget(ITEMS)
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(2))
+    pipeline.apply()
+    assert len(rows(pipeline)) == 2
+    with publisher.transaction() as t:
+        t.insert(ITEMS, item(3))
+    publisher.forget(ITEMS)
+    with pytest.raises(OperatorNeeded, match=r"Kafka lacks 1 events of public\.items"):
+        pipeline.apply()
+
+
 def test_events_that_never_come_stop_it(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
