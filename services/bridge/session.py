@@ -90,10 +90,9 @@ class Session:
 
     def stream(self, stop: Ending) -> None:
         """Stream until `stop` is set, then finish the open Kafka transaction and confirm."""
-        connection, feedback, heartbeat = (
-            *(self._parts.connection, self._parts.feedback, self._parts.heartbeat),
-        )
-        group_commit, pipeline = self._parts.group_commit, self._parts.pipeline
+        connection, feedback = self._parts.connection, self._parts.feedback
+        heartbeat, group_commit = self._parts.heartbeat, self._parts.group_commit
+        pipeline = self._parts.pipeline
         while not (stop.is_set() or self.over):
             now = self._turned = time.monotonic()
             due = min(feedback.due, heartbeat.due, group_commit.next_due())

@@ -42,6 +42,7 @@ class Table:
         self.fields = fields
         """The fields of its flat rows, None where its events have an envelope."""
         self._relation = relation
+        self._openings: dict[str, str] = {}
         self.counter = counter
         self.name = counter.table
         self.topic = plan.topic.name
@@ -57,13 +58,12 @@ class Table:
             encode = plan.masks.get(column.name) or encode
             self.columns.append((f"{quoted(column.name)}:", encode, unavailable))
         self._source_indexes = plan.source_indexes
-        source_indexes = (
-            range(len(relation.columns)) if plan.source_indexes is None else plan.source_indexes
-        )
+        self._sources = plan.source_indexes or range(len(relation.columns))
+        """Of each column, where it stands in the server's rows."""
         self._key = [
             (source_index, *encoder)
             for source_index, encoder, column in zip(
-                source_indexes, self.columns, relation.columns, strict=True
+                self._sources, self.columns, relation.columns, strict=True
             )
             if column.key
         ]
@@ -104,18 +104,17 @@ class Table:
             return None
         if old and self._skips_unchanged:
             return None
-        source_indexes = range(count) if self._source_indexes is None else self._source_indexes
         keys = {source_index for source_index, *_ in self._key}
         columns = [
             Column(source_index, *encoder, source_index in keys)
-            for source_index, encoder in zip(source_indexes, self.columns, strict=True)
+            for source_index, encoder in zip(self._sources, self.columns, strict=True)
         ]
         form = self._format
         around, around_key = form.value_affixes, form.key_affixes
         if self.fields is None:
             opening = f'{{"op":"{op}","before":' + ("{" if old else 'null,"after":{')
         else:
-            opening = self._flat_opening(op)
+            opening = self._flat_opening(self.fields, op)
         frame = Frame(
             *(around.opening + opening, self._names, metadata, old, around.closing, *around_key),
             flat=None if self.fields is None else tuple(self.fields.row),
@@ -139,8 +138,9 @@ class Table:
             row = before if after == "null" else after
             numbers = {"seq": seq, "lsn": lsn, "total": total, "events": events}
             columns = "}" if row in ("null", "{}") else f",{row[1:]}"
+            opening = self._flat_opening(self.fields, op)
             return self._format.value(
-                f"{self._flat_opening(op)}{texts.flat}{self.fields.of_row(numbers)}{columns}"
+                f"{opening}{texts.flat}{self.fields.of_row(numbers)}{columns}"
             )
         order = texts.order
         if order != NO_ORDER:
@@ -150,9 +150,11 @@ class Table:
             f'{self._names}"lsn":{lsn},"seq":{seq}}},{order},{texts.tail}'
         )
 
-    def _flat_opening(self, op: str) -> str:
-        assert self.fields is not None
-        return self.fields.opening(op, self._relation.schema, self._relation.table)
+    def _flat_opening(self, fields: Fields, op: str) -> str:
+        """Return what flat rows with this operation begin with, made once."""
+        if op not in self._openings:
+            self._openings[op] = fields.opening(op, self._relation.schema, self._relation.table)
+        return self._openings[op]
 
     def unchanged(self, change: Update) -> bool:
         """Tell whether an update is left out: its old row is told whole, and published the same.
@@ -162,12 +164,9 @@ class Table:
         old, new = change.old, change.new
         if not self._skips_unchanged or old is None or change.old_kind != "O":
             return False
-        source_indexes = (
-            range(len(self.columns)) if self._source_indexes is None else self._source_indexes
-        )
         return all(
             _published_the_same(old[source_index], new[source_index], encode)
-            for source_index, (_, encode, _) in zip(source_indexes, self.columns, strict=True)
+            for source_index, (_, encode, _) in zip(self._sources, self.columns, strict=True)
         )
 
     def lacks_key(self, row: Row) -> bool:
