@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
@@ -202,8 +203,7 @@ def _quieten(session: SparkSession) -> None:
     session.sparkContext.setLogLevel("WARN")
     # It would print the traceback of every error that leaves foreachBatch; we report them.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
-    jvm = session.sparkContext._jvm
-    assert jvm is not None
+    jvm: Any = session.sparkContext._jvm
     log4j = jvm.org.apache.logging.log4j
     for logger in _QUIET:
         log4j.core.config.Configurator.setLevel(logger, log4j.Level.ERROR)

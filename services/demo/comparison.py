@@ -98,13 +98,11 @@ def rebuild(changes: Iterable[Change]) -> Rebuilt:
         if change.op == "t":
             keyed.clear()
             keyless.clear()
+        elif change.op == "d" or change.row is None:
+            keyed.pop(change.key or "", None)
         elif change.key is None:
-            assert change.row is not None
             keyless[change.row] += 1
-        elif change.op == "d":
-            keyed.pop(change.key, None)
         else:
-            assert change.row is not None
             keyed[change.key] = change.row
     repeated = sum(count - 1 for count in identities.values())
     return Rebuilt(keyless + Counter(keyed.values()), events, updates, repeated)

@@ -111,7 +111,8 @@ class Debezium:
     @property
     def pid(self) -> int:
         """Return the process id of Kafka Connect."""
-        assert self._worker is not None, f"{self.name} does not run"
+        if self._worker is None:
+            raise RuntimeError(f"{self.name} does not run")
         return self._worker.pid
 
     def start(self, *, timeout_s: float = _START_TIMEOUT_S) -> None:
@@ -120,9 +121,7 @@ class Debezium:
         Raise SetupError with Connect's own reason when it ends, and Retryable (DEADLINE) when a
         slot is not in use within `timeout_s` seconds.
         """
-        self.launch()
-        worker = self._worker
-        assert worker is not None
+        worker = self.launch()
         procfs.wait_until(
             lambda: worker.poll() is not None or self._streaming(), timeout_s=timeout_s
         )
@@ -143,8 +142,8 @@ class Debezium:
                 exit_code=ExitCode.DEADLINE,
             )
 
-    def launch(self) -> None:
-        """Start without waiting: a benchmark's clock runs from here."""
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start without waiting, and return the process: a benchmark's clock runs from here."""
         assert not self.running, f"{self.name} runs already"
         home = self._java_home or find_java_home()
         self.folder.mkdir(exist_ok=True)
@@ -161,6 +160,7 @@ class Debezium:
             ],
             cwd=self.folder,
         )
+        return self._worker
 
     def stop(self) -> None:
         """Stop in order; SIGKILL after 30 s."""
@@ -215,8 +215,8 @@ class DistributedDebezium(Debezium):
     Offsets, configuration and status are topics of the worker's own.
     """
 
-    def launch(self) -> None:
-        """Start the worker, wait for its REST interface, hand over the connectors."""
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start the worker, wait for its REST interface, hand over the connectors; return it."""
         home = self._java_home or find_java_home()
         self.folder.mkdir(exist_ok=True)
         port = free_port()
@@ -244,6 +244,7 @@ class DistributedDebezium(Debezium):
         )
         for connector in self.connectors:
             self._hand_over(f"http://{LOOPBACK}:{port}/connectors", connector)
+        return self._worker
 
     def _hand_over(self, url: str, connector: Connector) -> None:
         """Make the connector, or find it as it is; a worker that was killed has it still."""

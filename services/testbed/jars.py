@@ -233,7 +233,8 @@ def _download(jar: LockedJar, scratch: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=scratch) as repository:
             maven = _maven(Path(repository))
             found = maven.resolver.download(_artifact(maven, jar.coordinate))
-            assert found is not None, "jgo returns a path or raises"
+            if found is None:
+                raise RuntimeError(f"jgo returned no path of {jar.coordinate}")
             return found.replace(scratch / jar.filename)
 
     try:

@@ -127,8 +127,13 @@ class KafkaBroker:
     @property
     def pid(self) -> int:
         """The broker's process id."""
-        assert self._broker is not None, f"{self.name} does not run"
-        return self._broker.pid
+        return self._started().pid
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """Return the broker's process; raise RuntimeError where there is none."""
+        if self._broker is None:
+            raise RuntimeError(f"{self.name} does not run")
+        return self._broker
 
     def start(self, *, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Format the data folder the first time, start, and wait until the broker answers.
@@ -179,13 +184,11 @@ class KafkaBroker:
 
     def pause(self) -> None:
         """Stop the broker (SIGSTOP): it holds connections but answers nothing, until `resume`."""
-        assert self._broker is not None, f"{self.name} does not run"
-        self._broker.send_signal(signal.SIGSTOP)
+        self._started().send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Continue the broker with SIGCONT, after `pause`."""
-        assert self._broker is not None, f"{self.name} does not run"
-        self._broker.send_signal(signal.SIGCONT)
+        self._started().send_signal(signal.SIGCONT)
 
     def restart(self) -> None:
         """Stop (if it runs) and start on the same data and port."""

@@ -175,13 +175,13 @@ class PostgresServer:
         )
         postmaster = self._postmaster
         procfs.wait_until(
-            lambda: postmaster.poll() is not None or self._accepts_connections(),
+            lambda: postmaster.poll() is not None or self._accepts_connections(postmaster),
             timeout_s=timeout_s,
         )
         if postmaster.poll() is not None:
             self._processes.forget(postmaster)
             raise self._refusal(logged)
-        if not self._accepts_connections():
+        if not self._accepts_connections(postmaster):
             self.stop("immediate")
             raise Retryable(
                 f"not ready after {timeout_s:.0f} s",
@@ -283,16 +283,13 @@ class PostgresServer:
         here = {"PGHOST": LOOPBACK, "PGPORT": str(self.port), "PGUSER": SUPERUSER}
         return {**_environment(), **here}
 
-    def _accepts_connections(self) -> bool:
+    def _accepts_connections(self, postmaster: subprocess.Popen[bytes]) -> bool:
         """Tell whether postmaster.pid has our pid in line 1 and the status `ready` in line 8."""
         try:
             lines = (self.data / "postmaster.pid").read_text(encoding="utf-8").split("\n")
         except OSError:
             return False
-        assert self._postmaster is not None
-        return (
-            len(lines) > 7 and lines[0] == str(self._postmaster.pid) and lines[7].strip() == "ready"
-        )
+        return len(lines) > 7 and lines[0] == str(postmaster.pid) and lines[7].strip() == "ready"
 
     def _end(self, postmaster: subprocess.Popen[bytes]) -> None:
         """Wait for the postmaster and all its backends to be gone."""

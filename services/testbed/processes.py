@@ -66,7 +66,10 @@ class Processes:
         self._lock = threading.RLock()
         self._running: dict[int, _Running] = {}
         self._closing = False
-        self._owner = procfs.identify(os.getpid())
+        owner = procfs.identify(os.getpid())
+        if owner is None:
+            raise RuntimeError("/proc does not show this process")
+        self._owner = owner
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Processes":
@@ -186,7 +189,6 @@ class Processes:
         self._write_state()
 
     def _write_state(self) -> None:
-        assert self._owner is not None, "we run, so we are in /proc"
         state = {
             "owner": asdict(self._owner),
             "processes": [asdict(running.recorded) for running in self._running.values()],

@@ -89,6 +89,5 @@ def _remove_orphans(spark: SparkSession, table: Any, older_ms: int) -> int:
 
 
 def _actions(spark: SparkSession) -> Any:
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
+    jvm: Any = spark.sparkContext._jvm
     return jvm.org.apache.iceberg.spark.actions.SparkActions.get(spark._jsparkSession)

@@ -198,8 +198,7 @@ def compared(
     groups = _groups(left, right, key)
     counts = groups.agg(
         *(F.coalesce(F.sum(c), F.lit(0)).alias(c) for c in ("source", "table", *_KINDS))
-    ).first()
-    assert counts is not None
+    ).collect()[0]
     unequal = any(counts[kind] for kind in _KINDS)
     examples = _examples(groups, names, examples_max) if unequal and examples_max else ()
     return TableComparison(
