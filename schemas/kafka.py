@@ -14,14 +14,14 @@ TopicPattern = Annotated[str, Field(pattern=_TOPIC_PATTERN)]
 
 
 class TopicSettings(BaseModel):
-    """How some topics of tables or outboxes are made; what is not set is as for all."""
+    """How the bridge creates some topics of tables or outboxes; unset: as all others."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     partitions: int | None = Field(None, ge=1, le=10_000)
-    """1 keeps a table without a key in order."""
+    """Partitions of each of these topics; 1 keeps a table without a key in order."""
     replication_factor: Annotated[int, Field(ge=1, le=32)] | Literal[-1] | None = None
-    """Copies of each of these topics; unset: as kafka.replication_factor says."""
+    """Replicas of each of these topics; unset: kafka.replication_factor."""
     config: dict[str, str | int | float | bool] = {}
     """The topic's configuration (cleanup.policy, retention.ms, compression.type …)."""
 
@@ -36,13 +36,13 @@ class KafkaSettings(BaseModel):
     topic_prefix: str = Field(pattern=_TOPIC_NAME)
     """The first part of the name of every topic."""
     partitions: int = Field(3, ge=1, le=10_000)
-    """Partitions of a table's topic, when the bridge makes it."""
+    """Partitions of a table's topic that the bridge creates."""
     replication_factor: Annotated[int, Field(ge=1, le=32)] | Literal[-1] | None = None
-    """Copies of each topic, when the bridge makes it. Unset: 3, or as many as there are brokers
+    """Replicas of each topic that the bridge creates. Unset: 3, or as many as there are brokers
     (with fewer than 3, a warning: a topic is lost with its brokers); -1: the broker's default."""
     topics: dict[TopicPattern, TopicSettings] = {}
-    """Topic name (`*` for any characters) -> how topics of tables and outboxes are made; the first
-    that fits. A topic that exists is never changed: a warning says what differs."""
+    """Topic name (`*` for any characters) -> how the bridge creates topics of tables and outboxes;
+    the first match applies. The bridge never changes an existing topic; it warns of differences."""
     key_format: Format = "json"
     """How keys of tables' records are written (docs/FORMATS.md)."""
     value_format: Format = "json"

@@ -14,21 +14,21 @@ class RegistrySettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str = Field(pattern=r"^https?://[^\s@,]+$")
-    """Its address, such as https://registry:8081, or with the path of its API
+    """URL of the registry, such as https://registry:8081, with the path of its API if it has one
     (http://apicurio:8080/apis/ccompat/v7)."""
     username: str = Field("", pattern=r"^[^:]*$")
-    """Whom it knows us as, by basic authentication; empty: without."""
+    """User name for basic authentication; empty: no authentication."""
     password: SecretStr = SecretStr("")
-    """Its password; keep it in the environment (SLOTBRIDGE_REGISTRY__PASSWORD)."""
+    """Password of the user; keep it in the environment (SLOTBRIDGE_REGISTRY__PASSWORD)."""
     ca_file: Path | None = None
-    """Certificates of the authority that its own is checked by (PEM); unset: those of Python's
+    """CA certificates that verify the registry's certificate (PEM); unset: those of Python's
     package certifi."""
     subject_naming: SubjectNaming = "topic"
-    """The subject of a schema: `<topic>-key` and `<topic>-value`, the record's name, or both
-    (`<topic>-<record>`), which tables that share a topic need."""
+    """Subject of a schema: `topic`: `<topic>-key` and `<topic>-value`; `record`: the record's name;
+    `topic_record`: `<topic>-<record>`, which tables that share a topic need."""
     deadline_ms: int = Field(10_000, ge=1_000, le=60_000)
-    """How long the stream waits for it when a table has a new shape. After that the session ends,
-    and the next one waits until it answers again."""
+    """How long a session waits for the registry when a table has a new shape. After that the
+    session ends, and the next one waits until the registry answers again."""
 
     @model_validator(mode="after")
     def _whole(self) -> "RegistrySettings":

@@ -52,17 +52,18 @@ class SourceSettings(_Section):
     """Connection string of libpq: every host of the pair, and `target_session_attrs=read-write`.
     Keep the password in a file (`passfile=`) or in the environment."""
     slot: str = Field("slotbridge", pattern=_SLOT_NAME)
-    """Logical slot, made with `failover` at the first start."""
+    """Name of the logical slot. The first start of the bridge creates it, with `failover`."""
     publication: str = Field("slotbridge", min_length=1, max_length=63)
-    """Made at the first start when it is missing, if the role may."""
+    """Name of the publication. The bridge creates a missing one at its first start, if its role
+    may."""
     tables: tuple[str, ...] = ()
-    """`schema.table` each; empty publishes every table."""
+    """Tables (`schema.table`) of a publication that the bridge creates; empty: all tables."""
     origin: Literal["any", "none"] = "any"
-    """`none`: without transactions that logical replication brought from elsewhere."""
+    """`none`: leave out transactions that logical replication brought from another server."""
     two_phase: bool = False
     """Decode at PREPARE, publish at COMMIT PREPARED (PostgreSQL 18). A slot stays two-phase."""
     connect_timeout_s: int = Field(5, ge=2, le=300)
-    """How long to wait for one host to answer."""
+    """Seconds to wait until a host answers."""
 
     @field_validator("tables")
     @classmethod
@@ -88,45 +89,49 @@ class ValueSettings(_Section):
     """The JSON forms of values (docs/DEBEZIUM.md): what Debezium's keys of like names choose."""
 
     decimal_handling: Literal["string", "double", "precise"] = "string"
-    """numeric and money."""
+    """JSON form of numeric and money."""
     time_precision: Literal[
         "microseconds", "adaptive", "adaptive_time_microseconds", "nanoseconds", "isostring"
     ] = "microseconds"
-    """date, time and timestamp; timestamptz and timetz are ISO 8601 in UTC in any case."""
+    """JSON form of date, time and timestamp; timestamptz and timetz are always ISO 8601 in UTC."""
     interval_handling: Literal["text", "string", "numeric"] = "text"
-    """PostgreSQL's text, ISO 8601, or microseconds."""
+    """Form of interval: `text` PostgreSQL's, `string` ISO 8601, `numeric` microseconds."""
     binary_handling: Literal["base64", "base64-url-safe", "hex"] = "base64"
-    """bytea."""
+    """JSON form of bytea."""
     hstore_handling: Literal["text", "json", "map"] = "text"
-    """PostgreSQL's text, a JSON object in a string, or an object."""
+    """Form of hstore: `text` PostgreSQL's, `json` a JSON object in a string, `map` an object."""
     structures: Literal["text", "json"] = "text"
-    """Bit strings, geometric types, sparsevec: PostgreSQL's text, or Debezium's objects."""
+    """Form of bit strings, geometric types, sparsevec: PostgreSQL's text, or Debezium's objects."""
 
 
 class BridgeSettings(ValueSettings):
     """Limits and intervals of the bridge. Every wait has a deadline, every buffer a bound."""
 
     commit_interval_ms: Milliseconds = 100
-    """A Kafka transaction with finished source transactions in it is committed at this age at the
-    latest: at once while few come."""
+    """Age at which the bridge commits a Kafka transaction at the latest. Under low load it commits
+    at once."""
     commit_bytes_max: int = Field(16 * 2**20, ge=2**16, le=2**30)
-    """A Kafka transaction is committed once it has this many bytes."""
+    """The bridge commits a Kafka transaction once it has this many bytes."""
     transaction_bytes_max: int = Field(16 * 2**20, ge=2**16, le=2**30)
-    """A source transaction above this leaves in several Kafka transactions."""
+    """The bridge splits a larger source transaction into several Kafka transactions."""
     streaming: bool = True
-    """Take large transactions while they are in progress and spool them until their commit."""
+    """Receive large transactions while they are in progress, and spool them until their commit."""
     spool_folder: Path = Path(tempfile.gettempdir())
-    """A folder `slotbridge-<slot>.spool` is made in it, and emptied at every start."""
+    """Folder for the spool. The bridge creates `slotbridge-<slot>.spool` in it, and empties that at
+    every start."""
     spool_memory_bytes_max: int = Field(16 * 2**20, ge=0, le=2**32)
-    """Changes of open transactions that stay in memory; what is above goes to disk."""
+    """Bytes of open transactions' changes that stay in memory; more goes to disk."""
     spool_bytes_max: int = Field(16 * 2**30, ge=2**20)
-    """On disk, compressed. Past it the bridge goes on without streaming: the server spills."""
+    """Most bytes of the spool on disk, compressed. Beyond that the bridge continues without
+    streaming, and the server spills to its own disk."""
     transaction_timeout_ms: Milliseconds = 120_000
-    """How long Kafka may stand still before the session ends and everything since is read again."""
+    """How long Kafka may take nothing. After that the session ends, and the next one sends
+    everything again that Kafka has not committed."""
     heartbeat_interval_ms: Milliseconds = 2_000
-    """How often the replication origin is moved and an idle slot is advanced."""
+    """How often the bridge moves the replication origin and advances an idle slot."""
     connect_deadline_ms: Milliseconds = 120_000
-    """How long start or recovery may go on before the process gives up with a retry exit code."""
+    """How long a start or a reconnection may take. After that the process ends with an exit code
+    from 10 to 19, and a supervisor may restart it."""
     standby: bool = False
     """Wait as a hot standby for as long as another bridge has the slot, instead of ending with
     exit code 11 at `connect_deadline_ms`."""
@@ -141,30 +146,32 @@ class BridgeSettings(ValueSettings):
     """What to do where Kafka has transactions that the database lost at a failover: stop and name
     them, or put them into <prefix>.divergence and go on from the new timeline (for one start)."""
     accept_unsent_changes_of: str = ""
-    """`publication/oid/origin`, as the refusal names it: go on with this other publication or
-    source.origin, though changes that were committed before are not sent. Of no effect for any
-    other: it may stay."""
+    """Value `publication/oid/origin` from the error of a refused start. It accepts this other
+    publication or source.origin, although the server never sends the changes before it. It has no
+    effect on any other publication, so you may leave it set."""
     on_lost_records: Literal["stop", "continue"] = "stop"
     """What to do where Kafka has lost the last records of a topic: stop and name it, or go on
     without them (for one start)."""
     transaction_metadata: bool = True
     """BEGIN and END events in <prefix>.transaction, and each event's place in its transaction."""
     sql_deadline_ms: Milliseconds = 20_000
-    """How long one statement may take before the server is taken for dead."""
+    """How long one SQL statement may take before the bridge considers the server dead."""
     origin_idle_timeout_ms: Milliseconds = 300_000
-    """After this long without a word the server ends the session that owns the origin: a bridge
-    that is frozen or cut off unnoticed keeps another one waiting no longer."""
+    """`idle_session_timeout` of the session that owns the origin. A bridge that is frozen or cut
+    off keeps another bridge waiting no longer than this."""
     http_host: str = "127.0.0.1"
     """Address that the HTTP server listens on; 0.0.0.0 lets other machines (probes, Prometheus,
     slotfailover) reach it."""
     http_port: int | None = Field(None, ge=0, le=65535)
     """/healthz, /readyz, /metrics and /v1/source; unset: off; 0: a free port, named in the log."""
     token: SecretStr | None = None
-    """Whoever gives the bridge other hosts (POST /v1/source) must show it; without, nobody can."""
+    """Bearer token for POST /v1/source, which gives the bridge other hosts; unset: nobody can do
+    so."""
     token_file: Path | None = None
-    """A file with the same."""
+    """A file that holds the token."""
     control_url: str = Field("", pattern=r"^(https?://[^/\s@]+/?)?$")
-    """Where `slotfailover` reaches that (http://host:port), to send the bridge to a new primary."""
+    """URL (http://host:port) by which `slotfailover` reaches POST /v1/source, to send the bridge to
+    a new primary."""
 
     @model_validator(mode="after")
     def _in_proportion(self) -> "BridgeSettings":
@@ -188,23 +195,27 @@ class MachineSettings(_Section):
     """
 
     stop: str = ""
-    """Stops the server in order; by default `pg_ctl stop -m fast` in data_folder."""
+    """Command that shuts the server down; default: `pg_ctl stop -m fast` in data_folder."""
     start: str = ""
-    """By default `pg_ctl start` in data_folder."""
+    """Command that starts the server; default: `pg_ctl start` in data_folder."""
     fence: str = ""
-    """Makes sure that it can't write (STONITH, cloud API); by default pg_ctl stop -m immediate."""
+    """Command that makes sure that the server can't write (STONITH, a cloud's API); default:
+    `pg_ctl stop -m immediate` in data_folder."""
     rejoin: str = ""
-    """Makes it a streaming standby of {primary}; by default done in data_folder (pg_rewind)."""
+    """Command that makes the node a streaming standby of {primary}; default: pg_rewind in
+    data_folder."""
     label: str = ""
-    """Tells the outside of its {role}, as `kubectl label --overwrite pod {node} role={role}`."""
+    """Command that publishes the node's {role}, as `kubectl label --overwrite pod {node}
+    role={role}`."""
     data_folder: Path | None = None
-    """Where the node's data is on this machine; without it there are no defaults."""
+    """The node's data folder on this machine; without it the commands above have no defaults."""
     bin_folder: Path | None = None
     """Where pg_ctl, pg_rewind and pg_basebackup are; unset: on the PATH."""
     server_options: tuple[str, ...] = ()
-    """For the server's command line at `pg_ctl start`: ["-c", "port=5433"]."""
+    """Options of the server's command line at `pg_ctl start`, as ["-c", "port=5433"]."""
     os_user: str = ""
-    """Whom those programs run as; empty: as ourselves. Only root can choose another."""
+    """User that PostgreSQL's programs run as; empty: slotfailover's own. Only root can choose
+    another."""
     environment: tuple[str, ...] = ()
     """Names of variables of slotfailover's environment that the commands get, beside PATH, HOME,
     LANG and the like: [KUBECONFIG, AWS_PROFILE]."""
@@ -216,54 +227,58 @@ class DrillSettings(_Section):
     """The rehearsal `slotfailover drill`: where its clone lives, and for how long."""
 
     folder: Path = Path(tempfile.gettempdir())
-    """A folder `slotfailover-drill-…` is made in it and removed; as large as the databases."""
+    """Folder for the clone, which is as large as the databases. The drill creates
+    `slotfailover-drill-…` in it and removes that again."""
     bin_folder: Path | None = None
-    """Where pg_basebackup and pg_ctl are; unset: as `machines` has it for the standby."""
+    """Folder of pg_basebackup and pg_ctl; unset: the standby's `bin_folder` in `machines`."""
     os_user: str = ""
-    """Whom the clone runs as; empty: as `machines` has it, else as ourselves."""
+    """User that the clone runs as; empty: the standby's `os_user` in `machines`, else
+    slotfailover's own."""
     copy_deadline_ms: Milliseconds = 3_600_000
     """How long the base backup of the clone may take."""
     slots_deadline_ms: Milliseconds = 120_000
-    """How long the clone may take to have the slots."""
+    """How long the clone may take to synchronize the slots."""
     settings: dict[str, str] = {}
-    """Further settings of the clone's server, where its own do not do."""
+    """PostgreSQL settings of the clone's server, which override the standby's."""
 
 
 class StandbySettings(_Section):
-    """What a node is as a standby, where it is not like the others."""
+    """Settings of one node as a standby."""
 
     follows: str = ""
-    """The node that it streams from while that is a standby itself; empty: from the primary."""
+    """Name of the standby that this node streams from (cascading); empty: the primary."""
     failover_priority: int = Field(100, ge=0, le=1000)
-    """Of standbys with equal WAL the highest is promoted; 0: never without --to."""
+    """Of standbys with equal WAL, a failover promotes the one with the highest number; 0: only by
+    --to."""
     synchronized: bool = True
-    """Consumers wait until it has their changes (synchronized_standby_slots); false for a standby
-    that is far away or delayed."""
+    """Whether consumers wait until this standby has their changes (synchronized_standby_slots);
+    false for a standby that is far away or delayed."""
 
 
 class FailoverSettings(_Section):
     """The nodes of the pair, the subscriber databases, and how long a step may take."""
 
     nodes: dict[str, SecretStr] = Field(min_length=1)
-    """name -> conninfo of every server that is or may become primary."""
+    """Name -> conninfo of each server that is or may become the primary."""
     advertised: dict[str, tuple[str, ...]] = {}
-    """name -> `host=… port=…` (or a list) by which subscribers reach it; the first is written."""
+    """Name of a node -> `host=… port=…` (or a list) by which subscribers reach it. slotfailover
+    writes the first one into subscriptions."""
     admins: dict[str, SecretStr] = {}
-    """name of a server -> conninfo of a superuser, for whatever promotes, rejoins or fixes."""
+    """Name of a server -> conninfo of a superuser, for commands that promote, rejoin or fix."""
     managed_by: Literal["patroni", "cloudnative-pg", "none"] | None = None
-    """Who promotes the pair; `none`: we do, and no other manager is looked for."""
+    """Manager that promotes the pair; `none`: slotfailover does, and looks for no other manager."""
     others: tuple[str, ...] = ()
-    """`host=… port=…` of publishers of other clusters, which subscriptions of ours may lead to."""
+    """`host=… port=…` of publishers of other clusters from which the subscribers also subscribe."""
     subscribers: dict[str, SecretStr] = {}
-    """name -> conninfo of every database that holds subscriptions to the pair."""
+    """Name -> conninfo of each database that has subscriptions to the pair."""
     machines: dict[str, MachineSettings] = {}
-    """name of a node -> how it is stopped, started, fenced, rejoined, labelled."""
+    """Name of a node -> the commands that stop, start, fence, rejoin and label it."""
     standbys: dict[str, StandbySettings] = {}
-    """name of a node -> what it is as a standby."""
+    """Name of a node -> its settings as a standby."""
     synchronous_standbys: int = Field(0, ge=0, le=16)
-    """How many standbys a commit waits for, set anew once one has rejoined; 0: left as it is."""
+    """How many standbys a commit waits for; set again after each rejoin. 0: left as it is."""
     lag_bytes_max: int = Field(16 * 2**20, ge=2**16)
-    """A switchover fences writes only once standby and consumers are nearer than this."""
+    """A switchover fences writes only once standby and consumers lag by less than this."""
     lag_bytes_max_on_failover: int = Field(16 * 2**20, ge=0)
     """A failover is refused where the new primary would lack more than this of the last known WAL
     of the old one; `check` calls that lag critical."""
@@ -275,14 +290,13 @@ class FailoverSettings(_Section):
     rejoin_deadline_ms: Milliseconds = 6 * 3600 * 1000
     """How long a rejoin may take: pg_rewind or a base backup, and the standby's catching up."""
     replication: SecretStr | None = None
-    """The role that standbys stream as (`user=… passfile=…`), where no primary_conninfo has
-    one."""
+    """Role by which standbys stream (`user=… passfile=…`), if no primary_conninfo names one."""
     connect_timeout_s: int = Field(3, ge=2, le=60)
     """How long to wait for a node to answer."""
     journal: Path | None = None
-    """A JSON-lines file of the steps performed."""
+    """File to which slotfailover appends each performed step, as JSON lines."""
     journal_database: str = Field("postgres", min_length=1, max_length=63)
-    """The database on the primary that holds the journal as a table, and the commands' lock."""
+    """Database on the primary that holds the journal's table and the lock of the commands."""
     watch: WatchSettings = WatchSettings()
     drill: DrillSettings = DrillSettings()
 

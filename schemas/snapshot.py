@@ -41,25 +41,26 @@ Condition = Annotated[str, AfterValidator(_condition)]
 
 
 class SnapshotSettings(_Part):
-    """Rows that the tables have already: whether they are published, and which."""
+    """Rows that the tables had before the bridge started: whether it publishes them, and which."""
 
     mode: Mode = "never"
     """`initial`: publish the rows of each published table once, beside the stream of changes.
     `initial_only`: the same, then stop. `on_request`: the rows of tables that a signal names.
     `never`: changes alone."""
     signal_table: TablePattern | None = None
-    """`schema.table` of a published table whose inserts ask for rows, as Debezium's signals do:
-    columns id, type, data. The bridge's role evaluates the SQL conditions of whoever may insert."""
+    """`schema.table` of a published table with the columns id, type, data. A row inserted there
+    requests a snapshot, as in Debezium. The bridge's role runs the SQL conditions in such rows, so
+    restrict who may insert."""
     exclude: tuple[TablePattern, ...] = ()
     """`schema.table` (`*` for any characters) of tables whose rows are not read; their changes are
     published all the same."""
     where: dict[TablePattern, Condition] = {}
-    """An SQL condition for the rows of a table that are read. Changes are not filtered by it."""
+    """Table -> SQL condition for the rows that a snapshot reads. It does not filter changes."""
     chunk_rows_max: int = Field(10_000, ge=1, le=1_000_000)
-    """The most rows of a chunk, which is published in one Kafka transaction."""
+    """Most rows in a chunk. Each chunk is one Kafka transaction."""
     hold_ms: int = Field(100, ge=1, le=10_000)
-    """How long the stream may stand still for a chunk, about: chunks are made as large as that
-    allows."""
+    """About how long the stream of changes may pause for a chunk; it determines the size of
+    chunks."""
 
     @model_validator(mode="after")
     def _signals(self) -> "SnapshotSettings":

@@ -114,7 +114,7 @@ class SumSettings(_Part):
     source: TablePattern
     """`schema.table` of a followed table of kind `current`, or without key."""
     group_by: tuple[str, ...] = Field(min_length=1)
-    """Its columns, as named in the Iceberg table."""
+    """Columns of `source` that the rows are grouped by, as named in the Iceberg table."""
     sums: dict[str, str] = Field(min_length=1)
     """Column of the table of sums -> column of `source` that it sums."""
 
@@ -146,7 +146,7 @@ class TablesSettings(_Part):
     """Folder or URI (s3://bucket/folder, gs://, abfss://, hdfs://) below which the tables' files
     are."""
     catalog_type: CatalogType = "jdbc"
-    """What speaks for the Iceberg catalog; custom: the class in catalog_options.catalog-impl."""
+    """Kind of the Iceberg catalog; custom: the class in catalog_options.catalog-impl."""
     catalog_uri: str = ""
     """URI of the Iceberg catalog: JDBC, REST, Hive's metastore or Nessie; empty with jdbc: an
     SQLite file in the warehouse, which must be a folder then."""
@@ -156,33 +156,39 @@ class TablesSettings(_Part):
     namespace: str = Field("", pattern=r"^[A-Za-z0-9_]*$")
     """Iceberg namespace; empty: the topic prefix with `.` and `-` as `_`."""
     tables: tuple[str, ...] = ()
-    """`schema.table` each; empty: every table that the bridge has published."""
+    """Source tables (`schema.table`) to follow; empty: every table that the bridge has
+    published."""
     rules: dict[TablePattern, TableRule] = {}
-    """The first that fits a table holds; without one it is `current`, with all columns."""
+    """Pattern of source tables -> how their Iceberg tables are made; the first match applies.
+    Without a match: kind `current`, all columns."""
     sums: dict[str, SumSettings] = {}
     """Iceberg table -> what it sums."""
     on_dead_letter: Literal["stop", "report"] = "stop"
-    """What to do when Kafka has refused an event of a followed table: the table lacks it."""
+    """What to do when Kafka has refused an event of a followed table: stop, or report it and
+    continue without the event."""
     on_bad_event: Literal["stop", "quarantine"] = "stop"
-    """An event that can't be read, or a value that does not fit: stop and name it, or put it into
-    the table `_quarantine` and go on without it."""
+    """What to do with an event that can't be read, or a value that does not fit: stop and name it,
+    or put it into the table `_quarantine` and continue without it."""
     on_dropped_column: Literal["keep", "drop"] = "keep"
-    """A column dropped at the source: keep its old values, with NULL in new rows, or drop it."""
+    """What to do with a column dropped at the source: keep it, with NULL in new rows, or drop
+    it."""
     on_changed_type: Literal["stop", "new_column"] = "stop"
-    """A type that does not hold the old values: stop, or keep them in `column__old<n>`."""
+    """What to do when a column's new type can't hold its old values: stop, or keep these in
+    `column__old<n>`."""
     trigger_interval_ms: Milliseconds = 2_000
-    """The least time from the beginning of an epoch to that of the next: the streaming query's
-    trigger (processingTime)."""
+    """Shortest time between the beginnings of two epochs: the streaming query's trigger
+    (processingTime)."""
     transaction_offsets_per_trigger_max: int = Field(60_000, ge=1)
-    """Offsets of `<prefix>.transaction` that one micro-batch takes (maxOffsetsPerTrigger). A
+    """Most offsets of `<prefix>.transaction` in one micro-batch (maxOffsetsPerTrigger). A
     transaction has two or three."""
     checkpoint_location: str = ""
     """Folder or URI with the streaming query's checkpoint; empty: `_checkpoints` in the warehouse.
-    It can be lost: the tables tell where to go on."""
+    Losing it is harmless: the tables record where to continue."""
     offsets_per_trigger_max: int = Field(200_000, ge=1)
-    """Events of an epoch. A transaction is never split, so a larger one is an epoch of its own."""
+    """Most events of an epoch. A transaction is never split: a larger one is an epoch of its
+    own."""
     epochs_kept: int = Field(300, ge=2, le=100_000)
-    """How many epochs can be read by their tag; tags and snapshots of older ones are removed."""
+    """How many epochs stay readable by their tags; tags and snapshots of older ones are removed."""
     maintenance_interval_ms: int = Field(600_000, ge=0, le=7 * 24 * 3600 * 1000)
     """How often `run` compacts tables and expires snapshots; 0: never."""
     compact_files_min: int = Field(12, ge=2)
@@ -192,7 +198,7 @@ class TablesSettings(_Part):
     http_host: str = "127.0.0.1"
     """Address that the HTTP server listens on; 0.0.0.0 lets other machines reach it."""
     http_port: int | None = Field(None, ge=0, le=65535)
-    """/metrics; unset: off; 0: a free port, which the log names."""
+    """Port of /metrics; unset: off; 0: a free port, which the log names."""
     driver_memory: str = Field("2g", pattern=r"^[0-9]+[mg]$")
     """Memory of Spark's JVM."""
     spark_options: dict[str, str] = {}

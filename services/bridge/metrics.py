@@ -120,8 +120,8 @@ STANDBYS_AWAITED = Gauge(
 OF_A_SESSION: Final = (RECEIVED_LSN, DURABLE_LSN, ORIGIN_LSN, TIMELINE, STANDBYS_AWAITED)
 DELIVERY_AGE: Final = Family(
     "slotbridge_delivery_age_seconds",
-    "Seconds since the newest moment up to which Kafka is known to have every commit of the "
-    "server; it rises while nothing is delivered, and to the heartbeat interval while all is well.",
+    "Seconds since the newest time up to which Kafka has every commit of the server; normally at "
+    "most about bridge.heartbeat_interval_ms, and rising while nothing is delivered.",
 )
 TABLES_MAX: Final = 1000
 """Tables that have series of their own; all others share one."""

@@ -13,12 +13,13 @@ from spark_consumers.epochs.metrics import Metrics
 
 _HEAD: Final = """# Metrics
 
-Made by `make generate` from the code: every metric with its kind, labels and HELP. The services
-answer `/metrics` at `bridge.http_port`, `failover.watch.http_port` and `tables.http_port`. Every
-label has few values: names of the settings, slots, fixed states, and tables, of which the bridge
-tells {tables:,} apart. What is not known now has no series: a standby of the bridge has none of its
-slot, a server that does not answer has no position. Alerts over these: [RUNBOOKS.md](RUNBOOKS.md);
-dashboards: `helm/slotbridge/dashboards`.
+Every metric of the three services, with its kind, labels and HELP text. They serve `/metrics` at
+`bridge.http_port`, `failover.watch.http_port` and `tables.http_port`. Alerts on these metrics:
+[RUNBOOKS.md](RUNBOOKS.md); dashboards: `helm/slotbridge/dashboards`.
+
+Labels have few values: names from the settings, slots, fixed states, and at most {tables:,} tables
+of the bridge. An unknown value has no series: a bridge that stands by has none for its slot, and a
+server that does not answer has no position. `make generate` makes this page from the code.
 """
 
 
