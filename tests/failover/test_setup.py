@@ -4,6 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+import yaml
+
 from services.testbed.bed import Bed
 from tests.failover.check.examining import set_on
 from tests.failover.servers import slotfailover, tell
@@ -30,8 +32,11 @@ def test_the_documented_base_backup_makes_a_sound_pair(local_bed: Bed, tmp_path:
         standby.start()
         set_on(primary, synchronized_standby_slots="slotfailover_b")
         config = tmp_path / "failover.yaml"
-        nodes = {"a": primary.conninfo(), "b": standby.conninfo()}
-        config.write_text(f"failover: {{nodes: {{a: '{nodes['a']}', b: '{nodes['b']}'}}}}\n")
+        settings = {
+            "nodes": {"a": primary.conninfo(), "b": standby.conninfo()},
+            "machines": {name: {"stop": "false", "fence": "false"} for name in "ab"},
+        }
+        config.write_text(yaml.safe_dump({"failover": settings}))
 
         def sound() -> bool:
             return slotfailover("check", "--config", config, "--strict").code == 0

@@ -108,6 +108,7 @@ TABLE: dict[type, dict[str, Unknown | str]] = {
         "heard_age_s": _unknown(None),
         "upstream_lsn": _unknown(None, said=True),
         "received_all": _unknown(False),
+        "replay_pause": CATALOG,
     },
     Provenance: {
         **_each("started managers", CATALOG),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.failover.checks import (
+    capacity,
     consumers,
     identity,
     lag,
     leftovers,
+    machines,
     pair,
     promotion,
     retention,
@@ -71,6 +73,10 @@ CHECKS: tuple[Check, ...] = (
     identity.managed_by,
     promotion.standby_read_only,
     promotion.standby_admits_consumers,
+    capacity.recovery_settings,
+    capacity.promotion_capacity,
+    machines.fence_command,
+    machines.stop_command,
     promotion.fence_overrides,
     promotion.alter_system_allowed,
     promotion.rewind_possible,
@@ -89,6 +95,7 @@ SETTINGS = (
     "data_checksums",
     "hot_standby_feedback",
     "idle_replication_slot_timeout",
+    *capacity.RECOVERY_SETTINGS,
     "max_replication_slots",
     "max_slot_wal_keep_size",
     "primary_slot_name",

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
+from services.failover.checks.capacity import too_low
 from services.failover.checks.model import Needs, Seen, Severity, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from services.failover.checks.facts import Facts
+    from services.failover.checks.model import Remedy
     from services.failover.model.view import Node, NodeState
 
 GROUP = "standby"
@@ -199,20 +201,12 @@ def databases(facts: Facts) -> Iterator[Seen]:
 def replay(facts: Facts) -> Iterator[Seen]:
     for standby, state in facts.below:
         delay = state.setting("recovery_min_apply_delay") or "0"
-        if state.details is None:
-            unknown = f"whether {standby.name} replays was not asked"
-            yield Seen(standby.name, "", unknown=unknown)
-        paused = state.details.replay if state.details is not None else ""
-        if paused not in ("", "not paused"):
+        if state.replication.replay_paused:
             yield Seen(
                 standby.name,
-                f"pg_get_wal_replay_pause_state() = {paused}",
+                f"pg_get_wal_replay_pause_state() = {state.replication.replay_pause}",
                 f"replay is paused on {standby.name}",
-                remedies.run(
-                    "",
-                    remedies.order(standby.name, "SELECT pg_wal_replay_resume()"),
-                    by_hand="somebody has paused it for a reason",
-                ),
+                _resumption(facts, standby, state),
             )
         elif delay != "0":
             yield Seen(
@@ -224,6 +218,20 @@ def replay(facts: Facts) -> Iterator[Seen]:
                     because="the delay was chosen",
                 ),
             )
+
+
+def _resumption(facts: Facts, standby: Node, state: NodeState) -> Remedy:
+    """Return what lets a standby replay again: not by itself where its limits are too low."""
+    if any(too_low(above, state) for _, above in facts.above):
+        return remedies.follow(
+            f"raise what recovery-settings names, and restart {standby.name}: resumed as it is, "
+            "the server ends"
+        )
+    return remedies.run(
+        "where its log tells of insufficient parameter settings, raise them and restart it instead",
+        remedies.order(standby.name, "SELECT pg_wal_replay_resume()"),
+        by_hand="somebody has paused it for a reason, or its limits are lower than the primary's",
+    )
 
 
 def _must_be_on(standby: Node, state: NodeState, setting: str) -> Seen:

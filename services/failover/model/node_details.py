@@ -69,8 +69,6 @@ class NodeDetails:
     """In order; None where our role may not see them."""
     oldest: OpenTransaction | None
     """The oldest open transaction; None also on a standby."""
-    replay: str
-    """Standby: `not paused`, `pause requested`, `paused`; "" on a primary."""
     upstream: Conninfo | None = None
     """primary_conninfo, secrets and all."""
     consumers: tuple[Consumer, ...] = ()

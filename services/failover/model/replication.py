@@ -42,3 +42,10 @@ class Replication:
     received_all: bool = True
     """Standby: received_lsn is the end of its WAL. One that was started anew may have more, and
     tells only how far it has read, until it waits for what comes."""
+    replay_pause: str = "not paused"
+    """Standby: `not paused`, `pause requested`, `paused`; "" on a primary."""
+
+    @property
+    def replay_paused(self) -> bool:
+        """Whether replay is, or is about to be, paused: by a person, or by limits too low."""
+        return self.replay_pause not in ("", "not paused")

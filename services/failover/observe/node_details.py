@@ -57,8 +57,7 @@ def read_surroundings(connection: Connection) -> NodeDetails:
     row = one_row(
         connection.execute(
             """
-        SELECT ARRAY(SELECT datname::text FROM pg_database WHERE datallowconn),
-               CASE WHEN pg_is_in_recovery() THEN pg_get_wal_replay_pause_state() ELSE '' END
+        SELECT ARRAY(SELECT datname::text FROM pg_database WHERE datallowconn)
         """
         )
     )
@@ -67,7 +66,6 @@ def read_surroundings(connection: Connection) -> NodeDetails:
         followers=_followers(connection),
         hba=_hba(connection),
         oldest=_oldest(connection),
-        replay=row[1],
         consumers=_consumers(connection),
         read_only=_read_only(connection),
     )

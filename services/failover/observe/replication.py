@@ -62,7 +62,8 @@ def read_replication(connection: Connection) -> Replication:
                AND has_parameter_privilege('primary_conninfo', 'ALTER SYSTEM'),
                NOT pg_is_in_recovery() OR pg_last_wal_receive_lsn() IS NOT NULL
                OR EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'startup' AND
-                          wait_event IN ('RecoveryWalStream', 'RecoveryRetrieveRetryInterval'))
+                          wait_event IN ('RecoveryWalStream', 'RecoveryRetrieveRetryInterval')),
+               CASE WHEN pg_is_in_recovery() THEN pg_get_wal_replay_pause_state() ELSE '' END
         """
         )
     )

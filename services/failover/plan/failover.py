@@ -40,8 +40,10 @@ from services.failover.plan.invariants import (
     moves,
     require_changeable,
     require_privileges,
+    require_promotable,
     require_readable_history,
     require_ready,
+    require_replaying,
     require_same_timeline,
     require_tight,
     require_unfencing,
@@ -124,6 +126,21 @@ def _shoot_the_rest(draft: Draft, new: Node) -> None:
             draft.add(fencing.shoot(node, new))
 
 
+def _unfenced(view: View, request: Request, chosen: Node) -> list[str]:
+    """Return notes on nodes that give no answer, and that no command makes sure of."""
+    notes: list[str] = []
+    for node in view.nodes:
+        armed = node.machine is not None and node.machine.has("fence")
+        if node.name == chosen.name or node.state is not None or armed:
+            continue
+        done = "nothing fences it, also with --fence" if request.fence else "nothing fences it"
+        notes.append(
+            f"{node.name} has no `fence` command (failover.machines.{node.name}): {done}. If "
+            "something starts it again, there are two primaries: keep it off until it rejoins"
+        )
+    return notes
+
+
 def _timeline(node: Node) -> int:
     return node.state.server.timeline if node.state is not None else 0
 
@@ -171,13 +188,14 @@ def _promotion(draft: Draft, before: View) -> Plan:
     _require_powers(draft, chosen, old)
     require_newest(view, chosen, OPERATION)
     require_readable_history(chosen)
+    require_replaying(chosen)
     for standby in to_ask(draft.view, draft.request, chosen):
         draft.add(receivers.ask(standby, chosen))
     require_proof(fencing.gone(draft.view, old) if old else draft.view, draft.request, chosen)
     readiness = judge_all(view, chosen)
     require_ready(readiness, request)
     stale = resets(chosen)
-    notes = cant_tell(before, request, chosen)
+    notes = [*cant_tell(before, request, chosen), *_unfenced(before, request, chosen)]
     if old is not None:
         notes += _drain(draft, old, chosen)
     elif request.final_lsn is None:
@@ -197,9 +215,7 @@ def _promotion(draft: Draft, before: View) -> Plan:
     if old is not None:  # by what can be seen of it, it may still feed somebody
         require_proof(draft.view, told, draft.view.node(chosen.name))
     draft.add(
-        promotion.promote(
-            chosen, final, lambda seen: require_proof(seen, told, seen.node(chosen.name))
-        )
+        promotion.promote(chosen, final, lambda seen: require_promotable(seen, told, chosen.name))
     )
     rest = complete(draft, chosen.name)
     return replace(

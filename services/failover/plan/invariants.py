@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, SetupError, SlotbridgeError
+from services.failover.checks.capacity import too_low
 from services.failover.checks.readiness import Readiness, judge_all
 from services.failover.model import statements
 from services.failover.model.view import Reach
@@ -108,6 +109,8 @@ def _broken_rule(step: Step, view: View, request: Request) -> str:
             require_proof(view, request, node)
         except OperatorNeeded as error:
             return error.message
+        if node.state is not None and node.state.replication.replay_paused:
+            return f"replay is paused on {node.name}"
         leaking = [n for n in view.nodes if n is not node and n.leading and _leaks(n)]
         if leaking:
             return f"{leaking[0].name} can still be written: {_leaks(leaking[0])}"
@@ -159,6 +162,51 @@ def require_ready(readiness: tuple[Readiness, ...], request: Request) -> None:
             operation=OPERATION,
             subject=lost[0].standby,
             hint=f"repair it ({lost[0].reasons[0].remedy}), or accept the loss: {accept}",
+            exit_code=ExitCode.NOT_READY,
+        )
+
+
+def require_replaying(node: Node) -> None:
+    """Raise OperatorNeeded (NOT_READY) for a standby whose replay is paused.
+
+    Where a person has paused it, a promotion would go on by itself. Where its limits are lower than
+    those of its primary, it would never end, and nothing could be taken back. Both look the same.
+    Source: xlogrecovery.c, recoveryPausesHere, RecoveryRequiresIntParameter.
+    """
+    if node.state is not None and node.state.replication.replay_paused:
+        raise OperatorNeeded(
+            f"replay is {node.state.replication.replay_pause} on {node.name}: where its limits are "
+            "lower than the primary's, it could never be promoted",
+            operation=OPERATION,
+            subject=node.name,
+            lsn=node.state.replication.replayed_lsn,
+            hint=f"SELECT pg_wal_replay_resume() on {node.name}, then run this again; if the "
+            "server ends then, its log names the settings to raise before it is started",
+            exit_code=ExitCode.NOT_READY,
+        )
+
+
+def require_promotable(view: View, request: Request, name: str) -> None:
+    """Raise OperatorNeeded where the order to promote must not be given, as things stand now."""
+    require_proof(view, request, view.node(name))
+    require_replaying(view.node(name))
+
+
+def require_limits(old: Node, new: Node) -> None:
+    """Raise OperatorNeeded (NOT_READY) where the standby's limits are lower than the primary's."""
+    lower = too_low(old.known_state, new.known_state)
+    if lower:
+        values = ", ".join(
+            f"{name} ({new.known_state.setting(name)}, {old.known_state.setting(name)} on "
+            f"{old.name})"
+            for name in lower
+        )
+        raise OperatorNeeded(
+            f"limits of {new.name} are lower than those of {old.name}: {values}; once it learns of "
+            "them, it stops replaying and can't be promoted",
+            operation=OPERATION,
+            subject=new.name,
+            hint=f"raise them on {new.name}, and restart it",
             exit_code=ExitCode.NOT_READY,
         )
 

@@ -9,8 +9,8 @@ import pytest
 from services.testbed.bed import Bed
 from services.testbed.pair import clone
 from services.testbed.postgres import PostgresServer
-from tests.failover.check.examining import Examiner, quoted
-from tests.failover.servers import ask, configuration, tell
+from tests.failover.check.examining import examiner_of, quoted
+from tests.failover.servers import ask, tell
 from tests.providers.interface import Trio
 from tests.providers.waiting import eventually
 
@@ -51,8 +51,7 @@ class Cast:
         """Wait until `slotfailover check` finds exactly these; slot -> whether it is ready."""
         chosen = {n: s.conninfo() for n, s in self.up.items() if not nodes or n in nodes}
         trio = Trio(self.primary, self.standby1, self.subscriber1, DB)
-        path = configuration(self._folder, trio, nodes=chosen)
-        examiner = Examiner(trio, path)
+        examiner = examiner_of(trio, self._folder, nodes=chosen)
         option = ["--standby", standby] if standby else []
         examiner.expect(*checks, options=option)
         report = examiner.run("--json", *option).json

@@ -118,5 +118,10 @@ def make_slot(server: Server, dbname: str, name: str, *, failover: bool = True) 
 
 
 def examiner_of(trio: Trio, folder: Path, **changes: Any) -> Examiner:
-    """An examiner with settings of its own in `folder`; `changes` as of `configuration`."""
-    return Examiner(trio, configuration(folder, trio, **changes))
+    """An examiner with settings of its own in `folder`; `changes` as of `configuration`.
+
+    Every node has commands, unless `changes` say otherwise: none of them is ever run.
+    """
+    nodes = changes.get("nodes", ("a", "b"))
+    commands = {name: {"stop": "false", "fence": "false"} for name in nodes}
+    return Examiner(trio, configuration(folder, trio, **{"machines": commands, **changes}))

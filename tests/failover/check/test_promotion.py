@@ -1,6 +1,7 @@
 """What stands in the way once the standby is the primary: caused, seen, repaired."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from services.failover.checks.readiness import candidate
 from services.failover.checks.registry import run_checks
 from services.failover.model.view import FENCE, Node, Reach, View
 from services.postgres.server import SettingValue
-from tests.failover.check.examining import Examiner, reset_on, set_on
+from tests.failover.check.examining import Examiner, examiner_of, reset_on, set_on
 from tests.failover.servers import tell
 from tests.failover.views import node, state, views
 from tests.providers.databases import connect
@@ -32,12 +33,24 @@ def test_a_read_only_standby_is_critical(sound: Examiner) -> None:
     sound.carry_out(sound.expect("standby-read-only")["standby-read-only"][0])
 
 
-def test_a_database_that_overrides_the_fence(sound: Examiner) -> None:
+def test_a_database_that_overrides_the_fence(sound: Examiner, tmp_path: Path) -> None:
     named = f"ALTER DATABASE {sound.trio.dbname}"
     tell(sound.trio.primary, f"{named} SET {FENCE} = off")
-    (finding,) = sound.expect("fence-overrides")["fence-overrides"]
+    bare = examiner_of(sound.trio, tmp_path, machines={})
+    found = bare.expect("fence-overrides", "fence-command", "stop-command")
+    (finding,) = found["fence-overrides"]
     assert f"the database {sound.trio.dbname} has a {FENCE} of its own" in finding["what"]
     tell(sound.trio.primary, f"{named} RESET {FENCE}")
+
+
+def test_nodes_without_commands_that_end_them(sound: Examiner, tmp_path: Path) -> None:
+    half = examiner_of(sound.trio, tmp_path, machines={"a": {"fence": "false"}})
+    found = half.expect("fence-command", "stop-command")
+    assert [f["subject"] for f in found["fence-command"]] == ["b"]
+    assert [f["subject"] for f in found["stop-command"]] == ["a", "b"]
+    assert "--old-primary-is-off" in found["fence-command"][0]["consequence"]
+    managed = examiner_of(sound.trio, tmp_path, machines={}, managed_by="patroni")
+    managed.expect()
 
 
 @pytest.mark.since_18  # idle_replication_slot_timeout

@@ -120,7 +120,7 @@ def test_who_was_cut_off_is_led_to_no_primary_that_never_fed_it() -> None:
 def test_who_was_cut_off_is_not_led_back_to_an_old_primary() -> None:
     """It is up alone again, and somebody remembers that another node was promoted since."""
     cut = state(cut=True)
-    around = NodeDetails(frozenset(), (), None, None, "not paused", upstream=cut.upstream)
+    around = NodeDetails(frozenset(), (), None, None, upstream=cut.upstream)
     led, old = replace(cut, details=around), node("a", state(standby=False))
     for met, fixes in (((), True), ((("Kafka", Milestone("7000", 2, None)),), False)):
         view = View((old, node("b", None), node("c", led)), (), milestones=met)

@@ -116,10 +116,13 @@ def test_no_room_on_the_standby(local: Examiner) -> None:
     trio = local.trio
     set_on(trio.standby, max_replication_slots="1")
     local.hasten()
-    local.expect()
+    (finding,) = local.expect("promotion-capacity")["promotion-capacity"]
+    assert "max_replication_slots = 1 on b; as the primary it needs 2" in finding["evidence"]
     make_slot(trio.primary, trio.dbname, "second")
     tell(trio.standby, "SELECT pg_reload_conf()")
-    found = local.expect("slot-capacity", "slot-on-standby", "slotsync-worker")
+    found = local.expect(
+        "slot-capacity", "promotion-capacity", "slot-on-standby", "slotsync-worker"
+    )
     (finding,) = found["slot-capacity"]
     assert finding["evidence"] == "max_replication_slots = 1, 1 used, 1 missing"
     local.carry_out(finding)
