@@ -54,7 +54,7 @@ def actions(plan: Plan) -> list[str]:
     return [step.action.value for step in plan.steps]
 
 
-BEFORE = ["fence", "mark", "drain", "disable", "stop", "promote"]
+BEFORE = ["checkpoint", "fence", "mark", "drain", "disable", "stop", "promote"]
 AFTER = ["repoint", "enable", "flow", "bridge", "slot", "rejoin", "reset", "ready"]
 
 pairs = st.builds(
@@ -94,7 +94,7 @@ def test_the_whole_way_in_order() -> None:
 
 def test_a_consumer_far_behind_is_waited_for_before_writes_are_fenced() -> None:
     view = pair(consumer=0, received=2**30, standby={"received": 2**30})
-    assert actions(plan_switchover(view, Request()))[:2] == ["settle", "fence"]
+    assert actions(plan_switchover(view, Request()))[:3] == ["checkpoint", "settle", "fence"]
 
 
 def test_a_consumer_that_no_standby_gets_is_waited_for_before_the_server_is_stopped() -> None:

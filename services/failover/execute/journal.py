@@ -25,7 +25,7 @@ from services.failover.model.view import View
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.own_tables import Published, writing
 from services.failover.observe.server_link import Unreachable
-from services.failover.plan.steps.step import Step
+from services.failover.plan.steps.step import NO_WAY_BACK, Step
 from services.postgres.server import Connection
 
 BEGIN, END, DONE = "begin", "end", "done"
@@ -80,8 +80,13 @@ class Journal:
         self._add(view, step=BEGIN, intent=intent, outcome="")
 
     def started(self, step: Step, view: View) -> None:
-        """Record that a step is about to be performed."""
+        """Record that a step is about to be performed.
+
+        One without a way back is on disk then: after a power cut here, it is known to be ordered.
+        """
         self.write(step, view, 0.0, STARTED)
+        if step.action in NO_WAY_BACK:
+            self._to_disk()
 
     def write(self, step: Step, view: View, seconds: float, outcome: str) -> None:
         """Record a step and what was seen after it."""
@@ -145,6 +150,15 @@ class Journal:
                 file.write(json.dumps(asdict(entry), ensure_ascii=False) + "\n")
         except OSError as error:
             self._problem(f"the journal {self._path} can't be written: {error.strerror}")
+
+    def _to_disk(self) -> None:
+        if self._path is None:
+            return
+        try:
+            with self._path.open("rb") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            self._problem(f"the journal {self._path} can't be synced: {error.strerror}")
 
     def _to_table(self, primary: str) -> None:
         try:

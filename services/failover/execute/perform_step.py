@@ -101,8 +101,10 @@ def _order(
     """Order a step done; return the position of the marker message of a step that writes one."""
     left_s = max(1.0, deadline - time.monotonic())
     match step.action:
-        case Action.SETTLE | Action.DRAIN:
+        case Action.SETTLE | Action.REPLAY | Action.DRAIN:
             pass
+        case Action.CHECKPOINT:
+            _checkpoint(step, cluster)
         case Action.FENCE:
             cluster.nodes[step.server].order(lambda c: _fence(c, cluster, deadline, interruption))
         case Action.MARK:
@@ -167,6 +169,17 @@ def _fence(
         interruption.check()
         end_sessions_before_reload(connection, slot)
         time.sleep(POLL_S)
+
+
+def _checkpoint(step: Step, cluster: Cluster) -> None:
+    try:
+        cluster.nodes[step.server].order(lambda c: _run_each(c, step.sql))
+    except Retryable as error:
+        error.hint = (
+            "its stop would take as long, with writes fenced: raise failover.step_deadline_ms, or "
+            f"run CHECKPOINT on {step.server}, then this again"
+        )
+        raise
 
 
 def _us() -> str:

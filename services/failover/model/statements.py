@@ -9,6 +9,7 @@ from services.failover.model.timelines import Milestone, without_milestone
 from services.failover.model.view import FENCE, FENCE_MARK, MARK
 
 PROMOTE = "SELECT pg_promote(false)"
+CHECKPOINT = "CHECKPOINT"
 RELOAD = "SELECT pg_reload_conf()"
 FENCED_BY_US = f"ALTER SYSTEM SET {FENCE_MARK} = "
 FENCED = f"ALTER SYSTEM SET {FENCE} = on"

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from services.failover.plan.steps.step import Step
 
 OPERATION = "fail over"
-_ONCE = frozenset({Action.SETTLE, Action.LABEL, Action.FLOW, Action.SEND, Action.BRIDGE})
+_ONCE = frozenset(
+    {Action.CHECKPOINT, Action.SETTLE, Action.REPLAY}
+    | {Action.LABEL, Action.FLOW, Action.SEND, Action.BRIDGE}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
     on               step     before it (checked when planned)       after it (by observing)
     the standby      reset    a setting names standbys not there     it names none of them
+    the old primary  checkp.  writable; it has a command to stop     its stop will be short
     the old primary  settle   standby or consumers are far behind    they are near
+    the standby      replay   it has WAL that is not replayed        that is replayed
     the old primary  fence    writable; every slot is ready          no transaction writes
     the old primary  mark     fenced                                 the final LSN is known
     the old primary  drain    standby or a connected consumer lacks  they have it
@@ -36,9 +38,12 @@ from services.failover.plan.invariants import (
     missing_privilege,
     moves,
     require_changeable,
+    require_limits,
     require_nobody_hidden,
     require_privileges,
+    require_promotable,
     require_ready,
+    require_replaying,
     require_same_timeline,
     require_tight,
     require_unpromoted,
@@ -127,8 +132,12 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
     stops = old.machine is not None and old.machine.has("stop")
     slots = _connected(old, stops=stops)
     ahead = fencing.written(view, old) - request.lag_bytes_max
+    if old.writable and stops:
+        draft.add(fencing.checkpoint(old, new))
     if old.writable and fencing.behind(view, old, new, slots, ahead):
         draft.add(fencing.settle(old, new, slots, request.lag_bytes_max))
+    if old.writable and fencing.replayed(view, new) < new.received:
+        draft.add(fencing.replay(old, new))
     if old.writable or fencing.early_sessions(view, old):
         draft.add(fencing.fence(old, new))
     if request.final_lsn is None:
@@ -147,9 +156,7 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
         draft.add(fencing.stop(old, new))
     told = draft.request
     require_proof(draft.view, told, draft.view.node(new.name))
-    draft.add(
-        promotion.promote(new, final, lambda seen: require_proof(seen, told, seen.node(new.name)))
-    )
+    draft.add(promotion.promote(new, final, lambda seen: require_promotable(seen, told, new.name)))
     rest = complete(draft, new.name)
     return replace(
         rest, why=f"{old.name} hands over to it", slots=readiness,
@@ -174,6 +181,8 @@ def _target(view: View, request: Request, old: Node) -> Node:
 def _require_fit(view: View, request: Request, old: Node, new: Node) -> None:
     """Raise if the switchover would fail or lose something, while nothing is changed yet."""
     require_ready(judge_all(view, new), request)
+    require_limits(old, new)
+    require_replaying(new)
     if not old.known_state.replication.may_fence:
         raise missing_privilege(old, "to end sessions and to fence")
     for node in (old, new):

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from schemas.lsn import format_lsn
 from services.failover.model import statements
 from services.failover.model.topology import follows
 from services.failover.model.view import FENCE, Reach
@@ -20,6 +21,59 @@ ENDED = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE … -- client sessions from before "
     "the reload, but for the bridge's between transactions"
 )
+
+
+def checkpoint(old: Node, new: Node) -> Step:
+    """Write, while writes go on, what the server would have to write before it stops."""
+    return Step(
+        action=Action.CHECKPOINT,
+        server=old.name,
+        subject="",
+        node=new.name,
+        text=f"checkpoint {old.name}, so that its stop is short",
+        before=f"{old.name} is writable",
+        after=f"{old.name} has few changes that are not in its files",
+        effect=lambda view: view,
+        holds=lambda view: True,
+        shown=(statements.CHECKPOINT,),
+        sql=(statements.CHECKPOINT,),
+    )
+
+
+def replay(old: Node, new: Node) -> Step:
+    """Wait, while writes go on, until nothing holds up the standby's replay.
+
+    A query there can, for max_standby_streaming_delay: a promotion would wait for it.
+    """
+    lsn = new.received
+    return Step(
+        action=Action.REPLAY,
+        server=new.name,
+        subject="",
+        node=new.name,
+        text=f"wait until {new.name} has replayed what it has received",
+        before=f"{old.name} is writable",
+        after=f"{new.name} has replayed WAL up to {format_lsn(lsn)}",
+        effect=lambda view: with_state(view, new.name, _all_replayed),
+        holds=lambda view: replayed(view, new) >= lsn,
+        progress=lambda view: (
+            f"{lsn - replayed(view, new)} bytes are not replayed: a query on {new.name} may hold "
+            "them up, for as long as its max_standby_streaming_delay"
+        ),
+    )
+
+
+def replayed(view: View, node: Node) -> int:
+    """Return how far a standby has replayed its WAL (bytes), 0 if it does not answer."""
+    found = view.node(node.name)
+    if found.state is None:
+        return 0
+    replication = found.state.replication
+    return found.received if replication.replay_waits else replication.replayed_lsn or 0
+
+
+def _all_replayed(state: NodeState) -> NodeState:
+    return replace(state, replication=replace(state.replication, replay_waits=True))
 
 
 def settle(old: Node, new: Node, slots: tuple[str, ...], bytes_max: int) -> Step:
@@ -76,7 +130,10 @@ def mark(old: Node, new: Node) -> Step:
 
 
 def drain(old: Node, new: Node, slots: tuple[str, ...], lsn: int) -> Step:
-    """Wait until the standby and every connected consumer have the final LSN."""
+    """Wait until the standby and every connected consumer have the final LSN.
+
+    The standby has also replayed it, as a promotion would wait for that without a way back.
+    """
     return Step(
         action=Action.DRAIN,
         server=old.name,
@@ -84,7 +141,7 @@ def drain(old: Node, new: Node, slots: tuple[str, ...], lsn: int) -> Step:
         node=new.name,
         text=f"wait until {', '.join((new.name, *slots))} have the final LSN",
         before=f"{old.name} is fenced",
-        after="the standby has received the final LSN, and each slot is confirmed past it",
+        after="the standby has replayed up to the final LSN, and each slot is confirmed past it",
         effect=lambda view: caught_up(view, old, new, slots, lsn),
         holds=lambda view: behind(view, old, new, slots, lsn) == (),
         lsn=lsn,
@@ -157,11 +214,12 @@ def unfence(old: Node) -> Step:
 def behind(
     view: View, old: Node, new: Node, slots: tuple[str, ...], lsn: int
 ) -> tuple[tuple[str, int], ...]:
-    """Return who lacks `lsn`, and by how many bytes: the standby, and slots by name."""
+    """Return who lacks `lsn`, and by how many bytes: the standby, its replay, slots by name."""
     state = view.node(old.name).state
     found = {slot: state.slot(slot) if state is not None else None for slot in slots}
     reached = {
         new.name: view.node(new.name).received,
+        f"the replay of {new.name}": replayed(view, new),
         **{name: (slot.confirmed_flush_lsn or 0) if slot else 0 for name, slot in found.items()},
     }
     return tuple((name, lsn - position) for name, position in reached.items() if position < lsn)
@@ -187,7 +245,8 @@ def caught_up(view: View, old: Node, new: Node, slots: tuple[str, ...], lsn: int
 
     def received(state: NodeState) -> NodeState:
         reached = max(state.replication.received_lsn or 0, lsn)
-        return replace(state, replication=replace(state.replication, received_lsn=reached))
+        replication = replace(state.replication, received_lsn=reached, replay_waits=True)
+        return replace(state, replication=replication)
 
     return with_state(with_state(view, old.name, confirmed), new.name, received)
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 class Action(StrEnum):
     """What a step does."""
 
+    CHECKPOINT = "checkpoint"
     SETTLE = "settle"
+    REPLAY = "replay"
     FENCE = "fence"
     MARK = "mark"
     DRAIN = "drain"
