@@ -4,7 +4,8 @@
     python -m tests.failover.drill --rounds 20 --kill    # SIGKILL the primary, failover, rejoin
 
 pgbench and a writer that notes what was acknowledged go on through all rounds. The write gap of a
-round is the longest time between two acknowledged writes while it went on.
+round is the longest time between two acknowledged writes while it went on. While one lasts for more
+than STALL_S, what the servers' processes wait for is printed; so are the steps of such a round.
 """
 
 import argparse
@@ -37,6 +38,18 @@ from tests.providers.databases import connect
 from tests.providers.interface import Server, Trio
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
+
+STALL_S = 3.0
+WAITS = """
+    SELECT now()::time(1)::text || ' ' || string_agg(backend_type || ' ' || pid || ' '
+           || coalesce(wait_event_type || '/' || wait_event, 'runs')
+           || coalesce(' ' || left(query, 60), ''), '; ')
+      FROM pg_stat_activity
+     WHERE pid <> pg_backend_pid() AND backend_type IN
+           ('startup', 'walreceiver', 'walsender', 'slotsync worker', 'client backend',
+            'checkpointer')
+"""
+"""What processes wait for, those of clients with the beginning of their statement."""
 
 BALANCES = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers")
 TABLES = (*BALANCES, "pgbench_history", "ticks")
@@ -161,6 +174,30 @@ class Load:
             self.trio.primary.run_tool("pgbench", arguments, check=False)
 
 
+@contextlib.contextmanager
+def watching(load: Load, trio: Trio) -> Iterator[None]:
+    """Print what the pair's processes wait for, while no write is acknowledged."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.5):
+            since_s = time.monotonic() - load.acknowledged[-1][0]
+            for server in (trio.primary, trio.standby) if since_s > STALL_S else ():
+                try:
+                    said = ask(server, WAITS)
+                except psycopg.Error as error:
+                    said = str(error).strip().splitlines()[-1]
+                sys.stderr.write(f"  no write for {since_s:.1f} s: {server.port}: {said}\n")
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(60)
+
+
 @dataclass
 class Round:
     """One switchover: its report, and the write gap."""
@@ -251,7 +288,7 @@ def _drill(
         prepare(trio, bridge)
         config = drill_settings(folder, trio, bed, bridge)
         done = []
-        with Load(trio, script(folder), given.clients).running() as load:
+        with Load(trio, script(folder), given.clients).running() as load, watching(load, trio):
             for number in range(rounds):
                 if given.kill:
                     name, server = (("a", pair.primary), ("b", pair.standby))[number % 2]
@@ -262,6 +299,8 @@ def _drill(
                 sys.stderr.write(f"{number + 1}: {last.ran.code}, gap {last.gap_s:.3f} s\n")
                 if last.ran.code != 0:
                     sys.stderr.write(last.ran.err)
+                if last.gap_s > STALL_S:
+                    sys.stderr.write(f"{json.dumps(last.ran.json['steps'], indent=1)}\n")
         new = trio.standby if rounds % 2 else trio.primary
         copies = compare(trio, new, bridge, load)
     gaps = [found.gap_s for found in done]
