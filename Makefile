@@ -9,7 +9,7 @@ SPARK  ?= 1
 
 BENCH := $(or $(OUT),bench-results)
 
-.PHONY: help demo test quick properties coverage pythons torture bench check lint types fix hooks lock dist generate \
+.PHONY: help demo test quick properties coverage pythons torture league bench check lint types fix hooks lock dist generate \
   test-image test-kube clean
 .DEFAULT_GOAL := help
 
@@ -56,6 +56,10 @@ else
 	@$(BIN)/python -m tests.torture --seed $(or $(SEED),1) --minutes $(or $(MINUTES),3) \
 	  $(if $(SEEDS),--seeds $(SEEDS)) $(if $(POSTGRES),--postgres $(POSTGRES)) $(if $(BROKERS),--brokers $(BROKERS)) $(TORTURE_OPTIONS)
 endif
+
+# The same faults for Slotbridge and Debezium, one checker (tests/league): SEEDS=1-3, LEAGUE_OPTIONS="--faults 15".
+league: $(READY) ## what Slotbridge and Debezium lose, repeat and tear under the same faults
+	@$(BIN)/python -m tests.league --seeds $(or $(SEEDS),1-3) $(LEAGUE_OPTIONS)
 
 # make bench [QUICK=1] [WORKLOADS=a,c]: contenders in turn over the same WAL (benchmarks/race)
 # make bench LATENCY=1: latency over offered load; GROWTH=1: over relations, sizes, backlog; SOAK=1

@@ -116,7 +116,7 @@ def fail_over(run: TortureRun, fault: Fault) -> None:
         _revive_beside(run)
     elif fault.revived:
         _revive_alone(run, twice=how == "twice")
-    _rebuild_standby(run)
+    rebuild_standby(run.primary, run.standby, run.dbname, run.synchronous)
 
 
 def _revive_alone(run: TortureRun, *, twice: bool) -> None:
@@ -304,16 +304,19 @@ def _haunt(server: PostgresServer, dbname: str, *, segments: int = 2) -> None:
             connection.execute(ghost, [GHOST])
 
 
-def _rebuild_standby(run: TortureRun) -> None:
-    with connect(run.primary) as connection:
+def rebuild_standby(
+    primary: PostgresServer, standby: PostgresServer, dbname: str, synchronous: str
+) -> None:
+    """Copy the standby anew from the primary; commits wait for `synchronous` from then on."""
+    with connect(primary) as connection:
         known = connection.execute(
             "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", [STANDBY_SLOT]
         ).fetchone()
     if known is None:
         query = sql.SQL("SELECT pg_create_physical_replication_slot({}, true)")
-        execute(run.primary, query.format(STANDBY_SLOT))
-    run.standby.remove_data()
-    clone(run.primary, run.standby, slot=STANDBY_SLOT, dbname=run.dbname)
-    run.standby.start()
-    alter_system(run.primary, "synchronized_standby_slots", STANDBY_SLOT)
-    alter_system(run.primary, "synchronous_standby_names", run.synchronous)
+        execute(primary, query.format(STANDBY_SLOT))
+    standby.remove_data()
+    clone(primary, standby, slot=STANDBY_SLOT, dbname=dbname)
+    standby.start()
+    alter_system(primary, "synchronized_standby_slots", STANDBY_SLOT)
+    alter_system(primary, "synchronous_standby_names", synchronous)
