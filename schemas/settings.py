@@ -30,6 +30,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings.exceptions import SettingsError as EnvironmentUnreadable
 
 from schemas.errors import SettingsError
+from schemas.kafka import REGISTERED
 from schemas.kafka import KafkaSettings as KafkaSettings
 from schemas.problems import explained, read_document
 from schemas.registry import RegistrySettings as RegistrySettings
@@ -336,6 +337,14 @@ class Settings(BaseSettings):
         """Refuse a format whose schemas have nowhere to be."""
         if self.kafka is not None and self.kafka.needs_registry and self.registry is None:
             raise ValueError("kafka.key_format and kafka.value_format avro need registry.url")
+        return self
+
+    @model_validator(mode="after")
+    def _signals_readable(self) -> "Settings":
+        """Refuse a signal table whose events the bridge itself can't read."""
+        kafka = self.kafka
+        if kafka is not None and kafka.value_format in REGISTERED and self.snapshot.signal_table:
+            raise ValueError("snapshot.signal_table needs a kafka.value_format in JSON")
         return self
 
     @classmethod

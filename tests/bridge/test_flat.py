@@ -14,11 +14,28 @@ from services.bridge.events.envelope import Described
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values.encoders import Encoders
-from services.bridge.pgoutput.messages import Relation, RelationColumn, Row
+from services.bridge.pgoutput.messages import (
+    Begin,
+    Commit,
+    Relation,
+    RelationColumn,
+    Row,
+    Update,
+)
 from services.bridge.recovery.event_positions import EventPosition, Record, position_of_record
 from services.bridge.sink import row_tally
 from services.bridge.snapshot.row_events import RowEvents
-from tests.bridge.test_writers import FORMATS, JSON, LSN, NOW_US, ROW, TABLE, events, tables
+from tests.bridge.test_writers import (
+    FORMATS,
+    JSON,
+    LSN,
+    NOW_US,
+    ROW,
+    TABLE,
+    assembler,
+    events,
+    tables,
+)
 
 pytestmark = pytest.mark.usefixtures("twin")
 OWN = ("bank.transaction", "b.transaction")
@@ -169,6 +186,37 @@ def test_a_delete_without_a_key_can_not_be_a_tombstone() -> None:
     with pytest.raises(BadInput, match="has no key") as raised:
         events(keyless, [[b"x"]], short=True, settings=settings({"deletes": "tombstone"}))
     assert (raised.value.subject, raised.value.lsn) == ("public.log", LSN)
+
+
+def test_a_truncate_is_told_in_every_format() -> None:
+    """It has no columns, where a schema has some."""
+    for form in FORMATS:
+        kafka = JSON.model_copy(update={"key_format": form, "value_format": form})
+        found = events(TABLE, [ROW], short=True, kafka=kafka, settings=settings({}))
+        last = rows_of(found)[-1]
+        assert last.broadcast and last.key is None
+        record = Record(last.topic, 0, None, last.value)
+        position = position_of_record(record, "bank", outbox=False)
+        assert position == EventPosition(200, last.seq, 3)
+        tally: row_tally.Counts = {}
+        row_tally.count([last], "bank.schema", tally)
+        assert [*tally] == [("public.people", "t")]
+
+
+def test_an_old_value_that_can_not_be_written_is_another_one() -> None:
+    """A flat row does not have it, so that it is no reason to stop."""
+    arrays = Relation(
+        *(7, "public", "t", "f"),
+        (RelationColumn("id", 20, -1, True), RelationColumn("a", 1007, -1, False)),
+    )
+    kafka = JSON.model_copy(update={"value_format": "json_schema_envelope"})
+    machine = assembler(settings({}, skip_unchanged=("*.*",)), metadata=True, kafka=kafka)
+    machine.feed(Begin(200, NOW_US, 77), LSN, NOW_US)
+    machine.feed(Update(arrays, "O", [b"1", b"{{1,2}}"], [b"1", b"{1,2}"]), LSN, NOW_US)
+    with pytest.raises(BadInput, match="array of arrays"):
+        machine.feed(Update(arrays, "O", [b"1", b"{1,2}"], [b"1", b"{{1,2}}"]), LSN, NOW_US)
+    batch = machine.feed(Commit(200, 248, NOW_US), LSN, NOW_US)
+    assert batch is not None and len(rows_of(batch.events)) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.errors import ExitCode, SettingsError
+from schemas.settings import Settings
 from schemas.shaping import ShapingSettings
 from schemas.snapshot import SnapshotProgress, SnapshotRequest, SnapshotSettings
 from services.bridge.command import app
-from services.bridge.events.event import Stamp
+from services.bridge.events.event import Event, Stamp
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.snapshot.progress import (
     ChunkPosition,
@@ -28,6 +29,7 @@ from services.bridge.snapshot.requests import (
     key_of,
     request_event,
     requests,
+    signals,
 )
 from tests.bridge.conftest import NewBridge
 from tests.bridge.folding import fold
@@ -77,6 +79,34 @@ def test_signals_of_debezium_are_understood() -> None:
     assert event.topic == "p.snapshot" and is_request(event.key)
     assert SnapshotRequest.model_validate_json(event.value or b"") == stopped
     assert not is_request(b'{"slot":"s","schema":"\\"request\\":","table":"t"}')
+
+
+@pytest.mark.parametrize("schema", [False, True])
+def test_signals_are_read_from_flat_rows_too(schema: bool) -> None:
+    row = {"id": "i", "type": "stop-snapshot", "data": ""}
+    told: list[dict[str, Any]] = [
+        {"op": "c", "before": None, "after": row},
+        *({"__op": op, "__commit_lsn": 9, "__seq": 1, "__timeline": 1, **row} for op in "cu"),
+        {"__op": "t", "__commit_lsn": 9, "__seq": 1, "__timeline": 1},
+    ]
+    events = [
+        Event(
+            *("p.public.signals", b"{}"),
+            json.dumps({"payload": one, "schema": {}} if schema else one).encode(),
+            table="public.signals",
+            seq=seq,
+        )
+        for seq, one in enumerate(told)
+    ]
+    found = [*signals(events, "public.signals")]
+    assert found == [(Signal(**row), 0), (Signal(**row), 1)]
+
+
+def test_signals_in_avro_are_refused() -> None:
+    """The bridge reads its own events, as JSON."""
+    avro = {"bootstrap_servers": "k:9092", "topic_prefix": "p", "value_format": "avro"}
+    with pytest.raises(ValueError, match=r"signal_table needs a kafka\.value_format"):
+        Settings.model_validate({"kafka": avro, "registry": {"url": "http://r"}, "snapshot": ASKED})
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from schemas.errors import SettingsError
 from schemas.events import snapshot_topic
 from schemas.naming import table_matches
-from schemas.shaping import TablePattern
+from schemas.shaping import TablePattern, field_name
 from schemas.snapshot import Condition, SnapshotRequest, SnapshotRequestKey
 from services.bridge.events.event import Event, Stamp
 from services.bridge.transactions.assembler import EventBatch
@@ -54,8 +54,10 @@ def signals(events: Iterable[Event], table: str) -> Iterable[tuple[Signal, int]]
         if event.table == table and event.value is not None:
             document = json.loads(event.value)
             document = document.get("payload", document)
-            row = document.get("after")
-            if document.get("op") == "c" and isinstance(row, dict):
+            flat = field_name("op") in document
+            op = document[field_name("op")] if flat else document.get("op")
+            row = document if flat else document.get("after")
+            if op == "c" and isinstance(row, dict):
                 texts = (row.get(name) for name in Signal._fields)
                 yield Signal(*(text if isinstance(text, str) else "" for text in texts)), event.seq
 

@@ -227,9 +227,9 @@ def _of_fields(schema: Schema) -> Convert | None:
 
     def changed(document: dict[str, Any]) -> dict[str, Any]:
         for column, name in names.items():
-            document[name] = document.pop(column)
-        for name, change in changes:
-            document[name] = change(document[name])
+            document[name] = document.pop(column, None)
+        for name, change in changes:  # a truncate's flat row has no columns
+            document[name] = change(document.get(name))
         return document
 
     return changed
