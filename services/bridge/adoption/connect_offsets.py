@@ -1,6 +1,7 @@
 """Reads and writes the offset of a connector where Kafka Connect keeps it: a topic or a file."""
 
 import os
+import stat
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -74,6 +75,10 @@ class ConnectOffsets:
                 file.write(write_map({**offsets, key: value}))
                 file.flush()
                 os.fsync(file.fileno())
+            if self._file.exists():  # it stays the worker's
+                was = self._file.stat()
+                os.chown(temporary, was.st_uid, was.st_gid)
+                temporary.chmod(stat.S_IMODE(was.st_mode))
             temporary.replace(self._file)
         except OSError as error:
             raise self._unreadable(error) from error
@@ -96,6 +101,8 @@ class ConnectOffsets:
         topic, found = self._connector.offsets_topic, None
         with TopicReader(self._kafka, topic) as reader:
             partitions = reader.partitions()
+        if not partitions:
+            raise self._unreadable(LookupError("there is no such topic"))
         for partition in partitions:
             with TopicReader(self._kafka, topic, partition) as reader:
                 low, end = reader.bounds()

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from schemas.errors import OperatorNeeded
-from schemas.events import ProgressRecord, progress_topic
+from schemas.events import ProgressRecord, progress_topic, snapshot_topic
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, require
 from services.bridge.adoption.connect_offsets import ConnectOffsets
@@ -24,14 +24,18 @@ from services.bridge.failpoints import reach
 from services.bridge.recovery.hanging_transactions import require_told
 from services.bridge.recovery.republish import settle_all
 from services.bridge.recovery.start_check import StartCheck
+from services.bridge.recovery.visible_record import read_visible
 from services.bridge.sink.dead_letters import Refused
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
+from services.bridge.snapshot.opening import read_known
+from services.bridge.snapshot.requests import asked_of
 from services.bridge.source.database import Primary
 
 logger = structlog.get_logger(__name__)
 
 OPERATION: Final = "release"
+_NAMED: Final = 5
 
 
 class Release:
@@ -58,7 +62,8 @@ class Release:
 
         Nothing is changed. Raise OperatorNeeded for what Debezium can't go on from.
         """
-        record = self._topics.last_progress(self._source.slot)
+        # What a killed bridge has open is ended later: nobody waits for its time-out here.
+        record = read_visible(self._topics, self._source.slot).record
         if record is None and self._primary.origin_lsn() is None:
             raise self._refused("no bridge has used this slot and prefix", "nothing is to be done")
         found = self._primary.slot()
@@ -69,6 +74,7 @@ class Release:
             )
         if record is None:
             return 0
+        self._require_rows()
         self._require_whole(record)
         return record.end_lsn
 
@@ -108,6 +114,25 @@ class Release:
             raise self._refused("Kafka has no progress of the slot", "nothing is to be given back")
         self._require_whole(record)
         return record
+
+    def _require_rows(self) -> None:
+        """Raise OperatorNeeded where a snapshot has not read all rows: Debezium will not either."""
+        if not self._topics.there(snapshot_topic(self._topics.prefix)):
+            return
+        known, slot = read_known(self._topics), self._source.slot
+        requests = [one for one in known.requests if one.slot == slot]
+        undone = []
+        for one in known.progress:
+            asked, _ = asked_of(one.schema_, one.table, requests)
+            is_read = one.done and (asked is None or asked.commit_lsn <= one.commit_lsn)
+            if one.slot == slot and not is_read and not (asked and asked.type == "stop"):
+                undone.append(f"{one.schema_}.{one.table}")
+        if undone:
+            raise self._refused(
+                f"the snapshot has not read all rows of {', '.join(sorted(undone)[:_NAMED])}",
+                "start the bridge until `slotbridge snapshot status` shows them done, or stop "
+                "the snapshot (`slotbridge snapshot stop`)",
+            )
 
     def _require_whole(self, record: ProgressRecord) -> None:
         if record.seq:
