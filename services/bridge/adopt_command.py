@@ -22,11 +22,16 @@ from services.bridge.adoption.connector import (
     differences,
     translate,
 )
+from services.bridge.adoption.properties import read_properties
 from services.bridge.adoption.release import Release
 from services.bridge.adoption.told import OPERATION
 from services.bridge.stopped_bridge import open_stopped
 from services.runtime.process import configure_logging, exit_codes
 
+_UNJUDGED = (
+    "not judged: whether Kafka has all that Debezium has confirmed: Kafka Connect has no offset of "
+    "the connector"
+)
 ConfigOption = typer.Option("--config", "-c", help="YAML configuration file.")
 ConnectorFile = Annotated[
     Path,
@@ -97,6 +102,8 @@ def adopt(
                 adoption.fence()
             plan = adoption.plan()
             late: list[str] = []
+            if offset is None:
+                typer.echo(_UNJUDGED, err=True)
             if not json:
                 for line in _told(plan):
                     typer.echo(line, err=True)
@@ -182,11 +189,11 @@ def _read(
     file: Path, worker: Path | None, ignored: list[str] | None
 ) -> tuple[Connector, Translation]:
     """Read the connector over its worker's properties. Raise SettingsError."""
-    properties = _properties(_text(worker)) if worker is not None else {}
+    properties = read_properties(_text(worker)) if worker is not None else {}
     text = _text(file)
     try:
         document: Any = (
-            json_module.loads(text) if text.lstrip().startswith("{") else _properties(text)
+            json_module.loads(text) if text.lstrip().startswith("{") else read_properties(text)
         )
         connector = connector_of(document, properties)
     except ValueError as error:
@@ -195,7 +202,7 @@ def _read(
             operation=OPERATION,
             hint="save what GET /connectors/NAME of Kafka Connect's REST interface answers",
         ) from None
-    return connector, translate(connector, properties, ignored=ignored or ())
+    return connector, translate(connector, ignored=ignored or ())
 
 
 def _text(file: Path) -> str:
@@ -203,11 +210,6 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"can't read {file}: {error}", operation=OPERATION) from None
-
-
-def _properties(text: str) -> dict[str, str]:
-    pairs = (line.partition("=") for line in text.splitlines() if not line.startswith(("#", "!")))
-    return {key.strip(): value.strip() for key, sign, value in pairs if sign}
 
 
 def _write(file: Path, translation: Translation, *, json: bool) -> None:

@@ -1,6 +1,9 @@
 """Takes the slot and the topics over from a Debezium connector, and gives them back.
 
 connector      its configuration -> our settings, or why not
+lists          its lists of tables and columns as patterns
+properties     files of Java's properties
+forms          how the topics' records are written, and how ours would be
 offsets        the offset that Kafka Connect has of it
 slot_reading   what the slot decodes, without confirming anything
 tails          the last records of the topics

@@ -26,6 +26,8 @@ from schemas.events import ProgressRecord, transaction_topic
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, require
 from services.bridge.adoption.connector import Connector
+from services.bridge.adoption.forms import unlike
+from services.bridge.adoption.lists import of_other_case
 from services.bridge.adoption.offsets import Offset
 from services.bridge.adoption.overlap import LeftOut, OverlapAssembler, OverlapEnvelope
 from services.bridge.adoption.slot_reading import SlotReading
@@ -37,7 +39,7 @@ from services.bridge.adoption.tails import (
     require_unchanged,
     table_partitions,
 )
-from services.bridge.adoption.told import OPERATION, Beyond, Transaction
+from services.bridge.adoption.told import OPERATION, Beyond, Tails, Transaction
 from services.bridge.events.formats.table_format import Formats, encoders_for
 from services.bridge.events.relations import Relations
 from services.bridge.events.shaping.tables import Shaping
@@ -65,6 +67,7 @@ KAFKA_DEADLINE_MS: Final = 600_000
 """How long the Kafka transaction with the missing events may take."""
 _FENCE_S: Final = 60.0
 _TAIL_RECORDS: Final = 20
+_NAMED: Final = 5
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ class Adoption:
         self._connector = connector
         self._offset = offset
         self._margin_ms = margin_ms
+        self._shaping_settings = settings.shaping
         self._shaping = Shaping(settings.shaping, self._kafka.topic_prefix)
         self._reading = SlotReading(primary, self._source, self._bridge)
         self._producer = TransactionalProducer(
@@ -132,6 +136,7 @@ class Adoption:
         """See what is there. Nothing is changed. Raise SlotbridgeError for what is refused."""
         slot_lsn, found = self._slot()
         self._require_beginning()
+        self._require_same_tables()
         self._require_own_transactions()
         until = self._primary.wal_lsn()
         transactions, messages = self._reading.transactions(slot_lsn, until)
@@ -143,6 +148,7 @@ class Adoption:
         since_ms = min(first_us, now_us) // 1000 - self._margin_ms
         prefix = self._connector.prefix
         tails = read_tails(self._topics, ends, since_ms, prefix, self._margin_ms)
+        self._require_same_forms(tails)
         complete_lsn = self._complete_lsn()
         beyond = tails.beyond(slot_lsn, transactions, messages, complete_lsn)
         left_out = LeftOut(beyond, transactions, complete_lsn)
@@ -247,6 +253,27 @@ class Adoption:
                     subject=topic,
                     hint="delete the topic once its consumers have read it, then run this again",
                 )
+
+    def _require_same_tables(self) -> None:
+        """Raise OperatorNeeded where a list means other tables or columns for Debezium."""
+        found = [*of_other_case(self._shaping_settings, self._primary.published())]
+        if found:
+            raise self._refused(
+                f"Debezium's lists do not regard upper and lower case: {', '.join(found[:_NAMED])}",
+                "write these names in the connector's file as the database has them, and "
+                "translate it anew",
+            )
+
+    def _require_same_forms(self, tails: Tails) -> None:
+        """Raise OperatorNeeded where the bridge would write other keys, or in another format."""
+        tables = self._primary.published_tables()
+        found = [*unlike(tails.samples, tables, self._shaping.naming, self._kafka)]
+        if found:
+            raise self._refused(
+                f"Debezium writes these topics otherwise: {'; '.join(found[:_NAMED])}",
+                "name Debezium's key in shaping.keys, or correct the format; a key whose order is "
+                "not that of the table's columns has no counterpart",
+            )
 
     def _own_topics(self) -> set[str]:
         return self._topics.own() - {f"{self._topics.prefix}.message"}

@@ -5,10 +5,11 @@ refused as well. Keys that are about speed, snapshots or time-outs are dropped.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from schemas.shaping import ShapingSettings
+from services.bridge.adoption.lists import shaping_of, split
 
 CONNECTOR_CLASS: Final = "io.debezium.connector.postgresql.PostgresConnector"
 JSON_CONVERTER: Final = "org.apache.kafka.connect.json.JsonConverter"
@@ -67,6 +68,18 @@ _NO_COUNTERPART: Final = (
     *("sourceinfo.struct.maker", "transaction.metadata.factory"),
 )
 _REFUSED_START: Final = ("column.mask.", "column.truncate.")
+_PARTITIONER: Final = re.compile(
+    r"producer\.(override\.)?(partitioner\.(class|ignore\.keys)|interceptor\.classes)"
+)
+"""Where records go in a topic, or what becomes of them: the bridge's are where Java's default puts
+those of their keys."""
+_CONVERTER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "schemas.enable": ("true", "false"),
+    "schemas.cache.size": (),
+    "decimal.format": ("base64",),
+    "replace.null.with.default": ("true", "false"),
+}
+"""Options of JsonConverter and what the bridge has of their values, (): any."""
 _OF_NO_EFFECT: Final = re.compile(
     r"(name|database\.(hostname|port|user|password|dbname|tcpkeepalive|sslpassword|"
     r"initial\.statements|query\.timeout\.ms|sslfactory)|plugin\.name|slot\.(name|drop\.on\.stop|"
@@ -85,20 +98,37 @@ _OF_NO_EFFECT: Final = re.compile(
     r"(table|schema)\.(include|exclude)\.list|tombstones\.on\.delete|skipped\.operations|"
     r"provide\.transaction\.metadata|database\.ssl.*)"
 )
+_JUDGED_BY_TOPICS: Final = "keys"
+"""A key of `shaping` that is compared with the records themselves (`forms`)."""
 _SSL: Final = {
     "database.sslmode": "sslmode",
     "database.sslcert": "sslcert",
     "database.sslkey": "sslkey",
     "database.sslrootcert": "sslrootcert",
 }
-_LITERAL: Final = re.compile(r"(?:\\.|\.\*|[A-Za-z0-9_$.-])*")
 
 
 class Connector(NamedTuple):
-    """A connector as it is configured, its worker's properties below its own."""
+    """A connector as it is configured: its `own` properties, and its worker's."""
 
     name: str
-    config: Mapping[str, str]
+    own: Mapping[str, str]
+    worker: Mapping[str, str]
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        """Its own properties over the worker's."""
+        return {**self.worker, **self.own}
+
+    def converter(self, part: str) -> Mapping[str, str]:
+        """Return the properties of the converter of `part`, without what precedes their names.
+
+        They are the connector's own where it names a converter, else the worker's. Source:
+        Connect, Worker.startTask and Plugins.newConverter.
+        """
+        name = f"{part}.converter"
+        of = self.own if name in self.own else self.worker
+        return {key.removeprefix(name): value for key, value in of.items() if key.startswith(name)}
 
     @property
     def prefix(self) -> str:
@@ -126,7 +156,7 @@ class Connector(NamedTuple):
 
         Source: Connect, Worker.taskTransactionalId.
         """
-        supports = self.config.get("exactly.once.source.support") == "enabled"
+        supports = self.config.get("exactly.once.source.support", "").lower() == "enabled"
         return f"{self.config.get('group.id', '')}-{self.name}-0" if supports else ""
 
     @property
@@ -161,26 +191,26 @@ def connector_of(document: Mapping[str, Any], worker: Mapping[str, str] | None =
     name = _text(document.get("name") or text.get("name") or "")
     if not name:
         raise ValueError("it has no `name`: Kafka Connect keeps the offset under it")
-    return Connector(name, {**(worker or {}), **text})
+    return Connector(name, text, worker or {})
 
 
-def translate(
-    connector: Connector, worker: Mapping[str, str], *, ignored: Iterable[str] = ()
-) -> Translation:
+def translate(connector: Connector, *, ignored: Iterable[str] = ()) -> Translation:
     """Translate a connector; keys in `ignored` are not looked at, as an operator has asked."""
-    own = {
-        key: value
-        for key, value in connector.config.items()
-        if key not in {*ignored} and (key not in worker or worker[key] != value)
-    }
-    refusals = [*_refusals(own)]
+    given = {*ignored}
+    own = {key: value for key, value in connector.own.items() if key not in given}
+    worker = {key: value for key, value in connector.worker.items() if key not in given}
     notes = [*_notes(own, connector)]
-    tables, more = _tables(own)
+    refusals = [*_refusals(own), *_of_the_worker(worker)]
+    tables, more = shaping_of(own)
     refusals += more
     bridge, more = _values(own)
     refusals += more
-    formats, more = _formats(connector.config)
+    formats, more = _formats(connector, given)
     refusals += more
+    adjusted = own.get("schema.name.adjustment.mode", "none")
+    if adjusted != "none" and "json_schema_envelope" in formats.values():
+        refusals.append(f"schema.name.adjustment.mode={adjusted}: in schemas the bridge has none")
+    tombstones = _true(own.get("tombstones.on.delete", "true"))
     skipped = _skipped(own)
     shaping = {**tables, **({"skip": {"*.*": skipped}} if skipped else {})}
     settings: dict[str, Any] = {
@@ -197,8 +227,8 @@ def translate(
         },
         "bridge": {
             **bridge,
-            "tombstones": own.get("tombstones.on.delete", "true") == "true",
-            "transaction_metadata": own.get("provide.transaction.metadata", "false") == "true",
+            "tombstones": tombstones,
+            "transaction_metadata": _true(own.get("provide.transaction.metadata", "false")),
         },
         **({"shaping": shaping} if shaping else {}),
     }
@@ -211,15 +241,31 @@ def _refusals(own: Mapping[str, str]) -> Iterator[str]:
     if own.get("plugin.name", "decoderbufs") != "pgoutput":
         yield "plugin.name is not pgoutput: the bridge reads nothing else"
     for key, values in _ONLY.items():
-        if own.get(key, values[0]) not in values:
-            yield f"{key}={own[key]}: the bridge has only {' or '.join(values)}"
+        value = own.get(key, values[0])
+        if value not in values and value.lower() not in values:
+            yield f"{key}={value}: the bridge has only {' or '.join(values)}"
+    if "u" in _skipped(own):
+        yield (
+            "skipped.operations has u: Debezium publishes a changed key nevertheless, as a delete "
+            "and an insert; the bridge does not"
+        )
     for key, value in own.items():
         if not value or key in _ONLY or key in _VALUES:
             continue
-        if key in _NO_COUNTERPART or key.startswith(_REFUSED_START):
+        if (
+            key in _NO_COUNTERPART
+            or key.startswith(_REFUSED_START)
+            or (_PARTITIONER.fullmatch(key) and value.lower() != "false")
+        ):
             yield f"{key}={value} has no counterpart"
         elif not _OF_NO_EFFECT.fullmatch(key):
             yield f"{key}={value} is not known"
+
+
+def _of_the_worker(worker: Mapping[str, str]) -> Iterator[str]:
+    for key, value in worker.items():
+        if _PARTITIONER.fullmatch(key) and value.lower() not in ("", "false"):
+            yield f"{key}={value} of the worker has no counterpart"
 
 
 def _notes(own: Mapping[str, str], connector: Connector) -> Iterator[str]:
@@ -228,8 +274,10 @@ def _notes(own: Mapping[str, str], connector: Connector) -> Iterator[str]:
         yield "the topic of Debezium's heartbeats is written no longer: the bridge has its own"
     if own.get("signal.data.collection"):
         yield "signals: set snapshot.mode and snapshot.signal_table (docs/SNAPSHOTS.md)"
-    if own.get("provide.transaction.metadata", "false") != "true":
+    if not _true(own.get("provide.transaction.metadata", "false")):
         yield "bridge.transaction_metadata is false as with Debezium; slottables needs true"
+    if "d" in _skipped(own):
+        yield "skipped.operations: of a changed key the bridge publishes the delete of the old one"
     if "money.fraction.digits" in own:
         yield "money has the digits of the database's lc_monetary, not of money.fraction.digits"
     if connector.driver_moves_slot:
@@ -247,20 +295,28 @@ def _values(own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     return found, refusals
 
 
-def _formats(config: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def _formats(connector: Connector, ignored: Collection[str]) -> tuple[dict[str, str], list[str]]:
     found, refusals = {}, []
     for part in ("key", "value"):
-        name = config.get(f"{part}.converter", JSON_CONVERTER)
-        if name != JSON_CONVERTER:
+        options = dict(connector.converter(part))
+        name = options.pop("", "")
+        if not name:
+            refusals.append(f"{part}.converter is not said: give the worker's properties")
+        elif name != JSON_CONVERTER:
             refusals.append(f"{part}.converter={name}: only topics of JsonConverter are read")
-        schemas = config.get(f"{part}.converter.schemas.enable", "true") == "true"
+        for key, value in options.items():
+            option = key.removeprefix(".")
+            values = _CONVERTER_OPTIONS.get(option)
+            known = values is not None and (not values or value.lower() in values)
+            if not known and f"{part}.converter{key}" not in ignored:
+                refusals.append(f"{part}.converter{key}={value} has no counterpart")
+        schemas = _true(options.get(".schemas.enable", "true"))
         found[f"{part}_format"] = "json_schema_envelope" if schemas else "json"
     return found, refusals
 
 
 def _skipped(own: Mapping[str, str]) -> list[str]:
-    value = own.get("skipped.operations", "t")
-    return [one.strip() for one in value.split(",") if one.strip() not in ("none", "", "r")]
+    return [one for one in split(own.get("skipped.operations", "t")) if one not in ("none", "r")]
 
 
 def _topics(own: Mapping[str, str]) -> dict[str, int]:
@@ -271,48 +327,6 @@ def _topics(own: Mapping[str, str]) -> dict[str, int]:
         for theirs, ours in names.items()
         if own.get(start + theirs, "").lstrip("-").isdigit() and int(own[start + theirs]) > 0
     }
-
-
-def _tables(own: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Translate lists of regular expressions that say no more than `*` can."""
-    found: dict[str, Any] = {}
-    refusals = []
-    for which in ("include", "exclude"):
-        patterns: list[str] = []
-        for kind, rest in (("schema", ".*"), ("table", "")):
-            for one in _split(own.get(f"{kind}.{which}.list", "")):
-                pattern = _pattern(one)
-                if pattern is None or (not rest and "." not in pattern):
-                    refusals.append(f"{kind}.{which}.list: {one} is more than * can say")
-                else:
-                    patterns.append(pattern + (".*" if rest else ""))
-        if own.get(f"schema.{which}.list") and own.get(f"table.{which}.list"):
-            refusals.append(f"schema.{which}.list together with table.{which}.list")
-        if patterns:
-            found[which] = patterns
-    for which in ("include", "exclude"):
-        columns: dict[str, dict[str, list[str]]] = {}
-        for one in _split(own.get(f"column.{which}.list", "")):
-            pattern = _pattern(one)
-            table, _, column = (pattern or "").rpartition(".")
-            if not table or "." not in table:
-                refusals.append(f"column.{which}.list: {one} is more than * can say")
-            else:
-                columns.setdefault(table, {}).setdefault(which, []).append(column)
-        if columns:
-            found["columns"] = columns
-    return found, refusals
-
-
-def _split(value: str) -> list[str]:
-    return [one.strip() for one in value.split(",") if one.strip()]
-
-
-def _pattern(expression: str) -> str | None:
-    """Return the pattern with `*` of a regular expression, None where it says more."""
-    if not _LITERAL.fullmatch(expression) or re.search(r"\\[A-Za-z0-9]", expression):
-        return None
-    return re.sub(r"\\(.)", r"\1", expression.replace(".*", "*"))
 
 
 def _conninfo(own: Mapping[str, str]) -> str:
@@ -332,6 +346,10 @@ def _quoted(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
+def _true(value: str) -> bool:
+    return value.strip().lower() == "true"
+
+
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
 
@@ -343,14 +361,17 @@ def differences(translated: Mapping[str, Any], settings: Mapping[str, Any]) -> I
     """
     free = {("source", "conninfo"), ("kafka", "bootstrap_servers"), ("kafka", "partitions")}
     free |= {("kafka", "replication_factor"), ("bridge", "transaction_metadata")}
+    if (given := settings.get("source", {}).get("origin", "any")) != "any":
+        yield f"source.origin is {given!r}, Debezium has no such filter"
     for section, values in translated.items():
         for key, value in values.items():
             given = settings.get(section, {}).get(key)
             if (section, key) not in free and _plain(given) != _plain(value):
                 yield f"{section}.{key} is {given!r}, the connector's is {value!r}"
     default = ShapingSettings().model_dump()
+    told = {*translated.get("shaping", {}), _JUDGED_BY_TOPICS}
     for key, given in settings.get("shaping", {}).items():
-        if given != default[key] and key not in translated.get("shaping", {}):
+        if given != default[key] and key not in told:
             yield f"shaping.{key} is {given!r}, the connector has none"
 
 

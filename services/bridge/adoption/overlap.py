@@ -13,7 +13,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from services.bridge.adoption.told import Beyond, Keyless, Transaction, digest, unmatched
+from services.bridge.adoption.told import (
+    Beyond,
+    Keyless,
+    Transaction,
+    digest,
+    unmatched,
+)
 from services.bridge.compiled import Messages
 from services.bridge.events.envelope import Envelope, Writer
 from services.bridge.events.event import Event

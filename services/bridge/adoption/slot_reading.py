@@ -138,5 +138,5 @@ def _begins_at(payload: bytes) -> int:
         return int(_BEGIN.unpack_from(payload)[1])
     if payload[:1] == b"M":
         _, transactional, lsn = _MESSAGE.unpack_from(payload)
-        return 0 if transactional & 1 else int(lsn)
+        return 0 if transactional & 1 else int(lsn) - 1  # a commit may begin where it ends
     return 0

@@ -1,7 +1,7 @@
 """The last records of the topics, read from the time on when the first change beyond was made."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
@@ -12,6 +12,8 @@ from services.kafka.records import READ_DEADLINE_S
 
 _READ_S: Final = 600.0
 _LOOK_S: Final = 0.2
+_LAST_RECORDS: Final = 20
+"""How many of a partition's last records are looked at, however old they are."""
 
 
 def table_partitions(topics: Topics, own: Iterable[str]) -> list[Partition]:
@@ -51,15 +53,17 @@ def read_tails(
 ) -> Tails:
     """Read each partition up to its end from `ends`, from records of `since_ms` on.
 
-    Raise Retryable while another producer has a transaction open, OperatorNeeded for records that
-    are not Debezium's, or where Kafka has removed some of them.
+    The last ones are looked at in any case: where Kafka Connect's clock is behind, those of that
+    time seem to be older. Raise Retryable while another producer has a transaction open,
+    OperatorNeeded for records that are not Debezium's, or where Kafka has removed some of them.
     """
     tails = Tails(prefix, margin_ms)
     for (topic, partition), end in ends.items():
         with topics.reader(topic, partition) as reader:
             start = reader.first_since(since_ms)
             low = reader.bounds()[0]
-            if low and start <= low < end:
+            config = topics.config_of(topic)
+            if low and start <= low and (low < end or may_be_removed(config, since_ms)):
                 raise OperatorNeeded(
                     f"Kafka has removed records before offset {low}: it is not known what the "
                     "topic had of the changes that the slot decodes again",
@@ -68,16 +72,27 @@ def read_tails(
                     hint="let Debezium run until its slot is near the end of the WAL, stop it, "
                     "and run this again; or lengthen retention.ms",
                 )
-            for message in reader.messages(start, end, time.monotonic() + _READ_S):
+            looked = max(low, min(start, end - _LAST_RECORDS))
+            for message in reader.messages(looked, end, time.monotonic() + _READ_S):
                 key = message.key()
-                tails.take(
-                    Record(
-                        *(topic, partition, message.offset() or 0, message.timestamp()[1]),
-                        key.encode() if isinstance(key, str) else key,
-                        message.value(),
-                    )
+                record = Record(
+                    *(topic, partition, message.offset() or 0, message.timestamp()[1]),
+                    key.encode() if isinstance(key, str) else key,
+                    message.value(),
                 )
+                if record.offset < start:
+                    tails.look(record)
+                else:
+                    tails.take(record)
     return tails
+
+
+def may_be_removed(config: Mapping[str, str] | None, since_ms: int) -> bool:
+    """Tell whether retention may have removed a record of `since_ms`; `config`: the topic's."""
+    if config is None or config.get("retention.bytes") != "-1":
+        return True
+    kept_ms = int(config.get("retention.ms", "-1"))
+    return kept_ms < 0 or kept_ms < time.time_ns() // 1_000_000 - since_ms
 
 
 def require_unchanged(topics: Topics, ends: dict[Partition, int]) -> None:

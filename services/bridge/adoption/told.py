@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from schemas.errors import ExitCode, OperatorNeeded
-from schemas.events import HEARTBEAT_PREFIX
+from schemas.events import HEARTBEAT_PREFIX, SETTLED_KEY
 from schemas.lsn import format_lsn
 from schemas.snapshot import SNAPSHOT_PREFIX
 
 OPERATION: Final = "adopt"
 _BRIDGES: Final = (HEARTBEAT_PREFIX, SNAPSHOT_PREFIX)
+_NO_ROWS: Final = ("m", "t")
 _NOT_AN_EVENT: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
@@ -135,15 +136,58 @@ class Tails:
     messages: dict[tuple[str, int], str] = field(default_factory=dict)
     """(topic, LSN) of logical messages -> where one is."""
     records: Counter[str] = field(default_factory=Counter)
+    samples: dict[str, Record] = field(default_factory=dict)
+    """Topic -> its last record that is of a row."""
+    _begun: set[tuple[str, int]] = field(default_factory=set)
+    """Partitions of which a record was met."""
+    _gone: set[tuple[str, bytes]] = field(default_factory=set)
+    """Keys whose delete was only looked at."""
+
+    def look(self, record: Record) -> None:
+        """Take a record from before all that may be beyond, for its form and its time alone.
+
+        What is not an event is passed over. Raise OperatorNeeded for clocks that differ.
+        """
+        self._begun.add((record.topic, record.partition))
+        try:
+            event = said(record.value, self.prefix) if record.value is not None else None
+        except ValueError:
+            return
+        if event is not None and event.op == "d":
+            self._gone.add((record.topic, record.key or b""))
+        if record.value is not None:
+            self._note(record, event)
+
+    def _note(self, record: Record, event: Said | None) -> None:
+        """Keep a row's record as a sample. Raise OperatorNeeded for clocks that differ."""
+        if event is None or event.op not in _NO_ROWS:
+            self.samples[record.topic] = record
+        if (
+            event is not None
+            and record.time_ms
+            and record.time_ms + self.margin_ms < event.commit_ms
+        ):
+            raise OperatorNeeded(
+                "Kafka's time of the record is before its transaction was committed, by "
+                f"{(event.commit_ms - record.time_ms) // 1000} s",
+                operation=OPERATION,
+                subject=record.where,
+                hint="the clocks differ, of database, Kafka Connect or broker: give a larger "
+                "--clock-margin-s",
+            )
 
     def take(self, record: Record) -> None:
         """Take the next record of a partition. Raise OperatorNeeded where it is not an event."""
         self.records[record.topic] += 1
         topic_key = (record.topic, record.key or b"")
+        first = (record.topic, record.partition) not in self._begun
+        self._begun.add((record.topic, record.partition))
         if record.value is None:
             last = self.last.get(topic_key)
             if last is not None and last.op == "d":
                 self.last[topic_key] = last._replace(removed=True)
+            elif not (first or topic_key in self._gone or record.key == SETTLED_KEY):
+                raise _compacted(record)
             return
         try:
             event = said(record.value, self.prefix)
@@ -156,19 +200,9 @@ class Tails:
                 "another one",
                 exit_code=ExitCode.RECORD_REFUSED,
             ) from error
+        self._note(record, event)
         if event is None:
             return
-        if event.ours:
-            self.last.pop(topic_key, None)
-            return
-        if record.time_ms and record.time_ms + self.margin_ms < event.commit_ms:
-            raise OperatorNeeded(
-                "Kafka's time of the record is before its transaction was committed, by "
-                f"{(event.commit_ms - record.time_ms) // 1000} s",
-                operation=OPERATION,
-                subject=record.where,
-                hint="the clocks differ: give a larger --clock-margin-s",
-            )
         if event.op == "m":
             self.messages[record.topic, event.lsn] = record.where
         elif record.key is None:
@@ -227,6 +261,17 @@ class Beyond(NamedTuple):
     keyless: dict[Keyless, int]
     messages: dict[tuple[str, int], str]
     end_lsn: int
+
+
+def _compacted(record: Record) -> OperatorNeeded:
+    return OperatorNeeded(
+        "the delete before this record without a value is gone: the topic was compacted, or "
+        "another program has written it",
+        operation=OPERATION,
+        subject=record.where,
+        hint="let Debezium run until its slot is near the end of the WAL, stop it, and run this "
+        "again",
+    )
 
 
 def unmatched(records: Mapping[str, int]) -> OperatorNeeded:

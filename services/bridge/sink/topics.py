@@ -3,7 +3,7 @@
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -176,6 +176,10 @@ class Topics:
         """Return max.message.bytes of each topic of the prefix and of `others` that we may read."""
         self._configs.describe([name for name in others if name in self._partitions])
         return self._configs.bytes_max()
+
+    def config_of(self, topic: str) -> Mapping[str, str] | None:
+        """Return a topic's configuration as it was at start, None where it may not be read."""
+        return self._configs.known.get(topic)
 
     def last_progress(self, slot: str, *, until: int | None = None) -> ProgressRecord | None:
         """Return the last committed progress record of `slot`; see `services.kafka.records`."""

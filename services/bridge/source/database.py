@@ -36,6 +36,7 @@ from services.postgres.publications import (
     published_columns,
     rows_before,
 )
+from services.postgres.published_tables import PublishedTable, published_tables
 from services.postgres.server import Server, is_synchronous_standby, setting, written_lsn
 from services.postgres.slots import Slot, SlotStatistics
 
@@ -252,6 +253,11 @@ class Primary:
         with self._statement("read the publication"):
             return published_columns(self._connection, self._settings.publication)
 
+    def published_tables(self) -> list[PublishedTable]:
+        """Return the tables of the publication as pgoutput describes them, with their keys."""
+        with self._statement("read the publication"):
+            return published_tables(self._connection, self._settings.publication)
+
     @in_any_session
     def types(self, oids: Iterable[int]) -> list[PgType]:
         """Return the types of `oids` and the types that these consist of, without dropped ones."""
@@ -285,12 +291,9 @@ class Primary:
     @in_any_session
     def slot_seen(self) -> tuple[Slot | None, SlotStatistics | None]:
         """Return the slot and the server's statistics of it, as they are now."""
-        name = self._settings.slot
         with self._statement("read the slot"):
-            return (
-                slots.read_slot(self._connection, name),
-                slots.read_slot_statistics(self._connection, name),
-            )
+            of = (self._connection, self._settings.slot)
+            return slots.read_slot(*of), slots.read_slot_statistics(*of)
 
     @in_any_session
     def check_publication(self) -> None:

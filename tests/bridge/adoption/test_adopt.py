@@ -12,11 +12,16 @@ import psycopg
 import pytest
 import yaml
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from schemas.errors import ExitCode
+from schemas.events import snapshot_topic
 from schemas.recovery import RecoveryRecord
+from schemas.snapshot import SnapshotProgress
 from services.bridge.adoption.offsets import offset_key, read_map, write_map
 from services.bridge.failpoints import OF_A_RELEASE, OF_AN_ADOPTION, VARIABLE
+from services.bridge.snapshot.progress import progress_event
 from services.demo.copies import committed
 from services.testbed.debezium import Debezium
 from services.testbed.java import SHORT_LIVED
@@ -33,13 +38,16 @@ KILLED = -9
 def killed(
     pair: Provider, kafka: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Taken]]:
-    """Three connectors of a Kafka Connect that was killed; their loads go on."""
+    """Four connectors of a Kafka Connect that was killed; their loads go on. The last: flat."""
     folder = tmp_path_factory.mktemp("adoption")
     folder.chmod(0o755)
     rng = random.Random(7)
     with (
         Processes(folder, server_user()) as processes,
-        connectors(pair.primary, kafka, folder / "c", processes, rng, 3) as (debezium, taken),
+        connectors(pair.primary, kafka, folder / "c", processes, rng, 4, flat=1) as (
+            debezium,
+            taken,
+        ),
     ):
         kill_at_random(debezium, taken, rng, 7)
         for one in taken:
@@ -49,7 +57,7 @@ def killed(
 
 @pytest.mark.timeout(1200)
 def test_killed_at_each_step_and_given_back(killed: list[Taken], tmp_path: Path) -> None:
-    one, _, _ = killed
+    one, *_ = killed
     assert one.load is not None
     one.load.goes_on.set()
     for step in OF_AN_ADOPTION:
@@ -60,12 +68,16 @@ def test_killed_at_each_step_and_given_back(killed: list[Taken], tmp_path: Path)
     assert "it is adopted already" in again.stderr
     bridge = one.new_bridge().streaming()
     one.load.more(30)
-    assert bridge.stop() == 0, bridge.output
+    bridge.kill()  # the slot is behind what it has published
     assert _failover(one)
+    _snapshot_is_unfinished(one)
+    offsets = one.worker / "offsets"
+    owner = offsets.stat().st_uid
     for step in OF_A_RELEASE:
         done = one.release(**{VARIABLE: f"{step}:1"})
         assert done.returncode == KILLED, (step, done.returncode, done.stderr)
     assert one.release().returncode == 0
+    assert offsets.stat().st_uid == owner
     tmp_path.chmod(0o755)
     with Processes(tmp_path, server_user()) as processes:
         debezium = Debezium(
@@ -99,9 +111,45 @@ def test_killed_at_each_step_and_given_back(killed: list[Taken], tmp_path: Path)
     )
 
 
+def _snapshot_is_unfinished(one: Taken) -> None:
+    """Require that nothing is given back while Kafka lacks rows of a snapshot."""
+    topic = snapshot_topic(one.prefix)
+    admin = AdminClient({"bootstrap.servers": one.broker.bootstrap_servers})
+    made = NewTopic(topic, 1, 1, config={"cleanup.policy": "compact"})
+    admin.create_topics([made])[topic].result(30)
+    told = SnapshotProgress.model_validate(
+        {
+            "slot": one.connector.slot,
+            "schema": "public",
+            "table": "log",
+            "oid": 1,
+            "key": ["id"],
+            "last": ["1"],
+            "rows": 1,
+            "chunks": 1,
+            "done": False,
+            "timeline": 1,
+            "commit_lsn": 1,
+            "seq": 0,
+            "seen_lsn": 1,
+            "ts_ms": 0,
+        }
+    )
+    producer = Producer({"bootstrap.servers": one.broker.bootstrap_servers})
+    for done in (False, True):
+        now = told.model_copy(update={"done": done})
+        event = progress_event(one.prefix, now)
+        producer.produce(topic, event.value, event.key)
+        assert producer.flush(30) == 0
+        if not done:
+            refused = one.release()
+            assert refused.returncode == ExitCode.WITNESSES_DISAGREE, refused.stderr
+            assert "has not read all rows of public.log" in refused.stderr
+
+
 @pytest.mark.timeout(1200)
 def test_refusals(killed: list[Taken]) -> None:
-    _, one, _ = killed
+    _, one, *_ = killed
     assert one.load is not None
     one.load.stop()
     plan = json.loads(one.adopt("--dry-run").stdout)
@@ -150,6 +198,21 @@ def test_refusals(killed: list[Taken]) -> None:
     offsets.write_bytes(was or write_map({}))
 
 
+@pytest.mark.timeout(1200)
+def test_flat_rows_are_gone_on_with(killed: list[Taken]) -> None:
+    *_, one = killed
+    assert one.load is not None
+    one.load.goes_on.set()
+    done = one.adopt()
+    assert done.returncode == 0, done.stderr
+    assert sum(json.loads(done.stdout)["left_out"].values()) > 0
+    one.new_bridge().streaming()
+    one.load.more(30)
+    found = one.compared()
+    assert (found.lost, found.twice, found.wrong) == (0, 0, 0), found.faults
+    assert found.ours > 0 and found.theirs > 0
+
+
 def _stopped_at(one: Taken, step: str) -> subprocess.Popen[str]:
     """Start `adopt`, and wait until it has stopped at a step."""
     adopting = subprocess.Popen(
@@ -185,7 +248,7 @@ def _send_late(one: Taken) -> None:
 @pytest.mark.timeout(1200)
 def test_debezium_that_is_alive_is_told(killed: list[Taken]) -> None:
     """Before the events are sent: refused; afterwards: named."""
-    *_, one = killed
+    _, _, one, _ = killed
     assert one.load is not None
     one.load.goes_on.clear()
     adopting = _stopped_at(one, "adopt planned")
