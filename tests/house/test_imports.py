@@ -65,7 +65,19 @@ PURE = (
     ),
     "schemas.recovery",
     *(f"services.bridge.repair.{name}" for name in ("comparison", "repair_events", "scope")),
-    *(f"services.bridge.adoption.{name}" for name in ("connector", "offsets", "overlap", "told")),
+    *(
+        f"services.bridge.adoption.{name}"
+        for name in (
+            "connector",
+            "forms",
+            "lists",
+            "offsets",
+            "overlap",
+            "properties",
+            "told",
+            "unwrapped",
+        )
+    ),
     "services.bridge.events.envelope",
     "services.bridge.events.formats",
     "services.bridge.events.errors",

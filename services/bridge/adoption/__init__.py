@@ -3,6 +3,7 @@
 connector      its configuration -> our settings, or why not
 lists          its lists of tables and columns as patterns
 properties     files of Java's properties
+unwrapped      its transformation ExtractNewRecordState as flat rows
 forms          how the topics' records are written, and how ours would be
 offsets        the offset that Kafka Connect has of it
 slot_reading   what the slot decodes, without confirming anything

@@ -298,6 +298,7 @@ class Adoption:
             tombstones=self._bridge.tombstones,
             transaction_metadata=self._bridge.transaction_metadata,
             encoders=encoders,
+            flat=self._shaping_settings.flat,
         )
         assembler = OverlapAssembler(
             *(envelope, Position(0, slot_lsn, 0), self._bridge.transaction_bytes_max, left_out)

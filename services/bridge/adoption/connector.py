@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from schemas.shaping import ShapingSettings
 from services.bridge.adoption.lists import shaping_of, split
+from services.bridge.adoption.unwrapped import unwrapped
 
 CONNECTOR_CLASS: Final = "io.debezium.connector.postgresql.PostgresConnector"
 JSON_CONVERTER: Final = "org.apache.kafka.connect.json.JsonConverter"
@@ -200,7 +201,11 @@ def translate(connector: Connector, *, ignored: Iterable[str] = ()) -> Translati
     own = {key: value for key, value in connector.own.items() if key not in given}
     worker = {key: value for key, value in connector.worker.items() if key not in given}
     notes = [*_notes(own, connector)]
-    refusals = [*_refusals(own), *_of_the_worker(worker)]
+    flat = unwrapped(own)
+    if flat is not None:
+        own = {key: value for key, value in own.items() if key not in flat.keys}
+        notes.append("rows have __commit_lsn, __seq, __timeline besides (docs/SHAPING.md)")
+    refusals = [*_refusals(own), *_of_the_worker(worker), *(flat.refusals if flat else ())]
     tables, more = shaping_of(own)
     refusals += more
     bridge, more = _values(own)
@@ -212,6 +217,10 @@ def translate(connector: Connector, *, ignored: Iterable[str] = ()) -> Translati
         refusals.append(f"schema.name.adjustment.mode={adjusted}: in schemas the bridge has none")
     tombstones = _true(own.get("tombstones.on.delete", "true"))
     skipped = _skipped(own)
+    if flat is not None:
+        tables["flat"] = flat.flat
+        tombstones = tombstones and flat.tombstones
+        skipped = [*dict.fromkeys((*skipped, "t"))]  # the transformation drops a truncate
     shaping = {**tables, **({"skip": {"*.*": skipped}} if skipped else {})}
     settings: dict[str, Any] = {
         "source": {

@@ -13,11 +13,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
+from schemas.shaping import field_name
 from services.bridge.adoption.told import (
     Beyond,
     Keyless,
     Transaction,
     digest,
+    row_of,
     unmatched,
 )
 from services.bridge.compiled import Messages
@@ -90,8 +92,11 @@ class LeftOut:
             return False
         document = json.loads(event.value or b"null")
         document = document.get("payload", document)
-        images = digest(document.get("before"), document.get("after"))
-        one = Keyless(event.topic, xid, lsn, document["op"], images)
+        if field_name("op") in document:
+            op, images = document[field_name("op")], digest(None, row_of(document))
+        else:
+            op, images = document["op"], digest(document.get("before"), document.get("after"))
+        one = Keyless(event.topic, xid, lsn, op, images)
         count = self._keyless.get(one, 0)
         if count:
             self._met.add(one)

@@ -20,11 +20,17 @@ from typing import Any, Final, NamedTuple
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.events import HEARTBEAT_PREFIX, SETTLED_KEY
 from schemas.lsn import format_lsn
+from schemas.shaping import FIELDS, field_name
 from schemas.snapshot import SNAPSHOT_PREFIX
+from services.bridge.events.fields import DELETED
 
 OPERATION: Final = "adopt"
 _BRIDGES: Final = (HEARTBEAT_PREFIX, SNAPSHOT_PREFIX)
 _NO_ROWS: Final = ("m", "t")
+_OP: Final = field_name("op")
+_XID, _SOURCE_XID = field_name("txId"), field_name("source.txId")
+_LSN, _SOURCE_LSN = field_name("lsn"), field_name("source.lsn")
+_FIELDS: Final = frozenset({DELETED, *map(field_name, FIELDS)})
 _NOT_AN_EVENT: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
@@ -96,6 +102,8 @@ def said(value: bytes, prefix: str) -> Said | None:
         event = json.loads(value)
         if event.keys() == {"payload", "schema"}:
             event = event["payload"]
+        if _OP in event:
+            return _of_flat_row(event)
         source, op = event["source"], event["op"]
         if source["connector"] != "postgresql" or source["name"] != prefix:
             raise ValueError("another connector's")
@@ -114,6 +122,25 @@ def said(value: bytes, prefix: str) -> Said | None:
         )
     except _NOT_AN_EVENT as error:
         raise ValueError(f"it is not an event of {prefix}") from error
+
+
+def _of_flat_row(event: Mapping[str, Any]) -> Said | None:
+    """Return what a flat row says. It does not name its connector."""
+    if event[_OP] == "r":
+        return None
+    return Said(
+        int(event[_XID if _XID in event else _SOURCE_XID]),
+        int(event[_LSN if _LSN in event else _SOURCE_LSN]),
+        str(event[_OP]),
+        int(event[field_name("source.ts_ms")]),
+        digest(None, row_of(event)),
+        field_name("commit_lsn") in event,
+    )
+
+
+def row_of(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a flat row, without fields of the event."""
+    return {name: value for name, value in event.items() if name not in _FIELDS}
 
 
 def digest(before: Any, after: Any) -> str:

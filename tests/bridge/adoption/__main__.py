@@ -31,6 +31,9 @@ def main(
     exactly_once: Annotated[
         bool, typer.Option("--exactly-once", help="Kafka Connect in its exactly-once mode.")
     ] = False,
+    flat: Annotated[
+        bool, typer.Option("--flat", help="Each second connector makes flat rows.")
+    ] = False,
 ) -> None:
     """Run them on servers of their own."""
     folder = Path(tempfile.mkdtemp(prefix="slotbridge-adoption-", dir=roomy_memory()))
@@ -40,7 +43,7 @@ def main(
         bed.start("kafka", "pair")
         while done < rounds:
             count = min(AT_ONCE, rounds - done)
-            for found, skipped in _rounds(bed, folder, seed, count, exactly_once):
+            for found, skipped in _rounds(bed, folder, seed, count, exactly_once, flat):
                 done += 1
                 if found is None:
                     failed += 1
@@ -65,13 +68,15 @@ def _line(one: Compared) -> str:
 
 
 def _rounds(
-    bed: Bed, folder: Path, seed: int, count: int, exactly_once: bool
+    bed: Bed, folder: Path, seed: int, count: int, exactly_once: bool, flat: bool
 ) -> list[tuple[Compared | None, int]]:
     rng = random.Random(seed)
     found: list[tuple[Compared | None, int]] = []
     place = folder / f"connect{seed}"
     with connectors(
-        *(bed.primary, bed.kafka, place, bed.processes, rng, count), exactly_once=exactly_once
+        *(bed.primary, bed.kafka, place, bed.processes, rng, count),
+        exactly_once=exactly_once,
+        flat=count // 2 if flat else 0,
     ) as (debezium, taken):
         try:
             kills = kill_at_random(debezium, taken, rng, seed)

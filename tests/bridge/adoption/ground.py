@@ -29,6 +29,12 @@ from tests.providers.waiting import eventually
 
 PROGRAM = str(Path(sys.executable).parent / "slotbridge")
 PARTITIONS = 3
+UNWRAP = {
+    "transforms": "unwrap",
+    "transforms.unwrap.type": "io.debezium.transforms.ExtractNewRecordState",
+    "transforms.unwrap.delete.tombstone.handling.mode": "rewrite-with-tombstone",
+    "transforms.unwrap.add.fields": "op,txId,lsn,source.ts_ms,table",
+}
 
 
 @dataclass
@@ -160,10 +166,12 @@ def connectors(
     count: int,
     *,
     exactly_once: bool = False,
+    flat: int = 0,
 ) -> Iterator[tuple[Debezium, list[Taken]]]:
     """`count` connectors in one worker that is not started yet, each with a database.
 
-    `exactly_once`: a distributed worker, whose producers are transactional.
+    `exactly_once`: a distributed worker, whose producers are transactional. `flat`: how many, the
+    last ones, have the transformation that makes flat rows.
     """
     made: list[Taken] = []
     folder.mkdir(exist_ok=True)
@@ -182,6 +190,7 @@ def connectors(
             "max.batch.size": rng.choice((50, 500, 2048)),
             "poll.interval.ms": rng.choice((10, 100, 500)),
             **({"exactly.once.support": "required"} if exactly_once else {}),
+            **(UNWRAP if number >= count - flat else {}),
         }
         one = Connector(f"c{number}-{name}", conninfo, f"s_{name}", "pub", name, given)
         made.append(Taken(server, broker, folder, one))

@@ -204,16 +204,23 @@ def _by_key(bootstrap_servers: str, topic: str) -> dict[str, list[tuple[Change, 
         if value is None:
             untold.discard(name)
             continue
-        event = json.loads(value)
-        if event["source"].get("commit_lsn") is not None:
-            assert name not in untold or event["op"] == "d", f"{topic} {name}: no tombstone"
-        (untold.add if event["op"] == "d" else untold.discard)(name)
-        version = (event["after"] or {}).get("version")
-        change = Change(event["op"], event["source"]["txId"], version)
-        is_ours = "commit_lsn" in event["source"] or any(ours for _, ours in found[name])
+        change, is_ours = _change_of(json.loads(value))
+        if is_ours:
+            assert name not in untold or change.op == "d", f"{topic} {name}: no tombstone"
+        (untold.add if change.op == "d" else untold.discard)(name)
+        is_ours = is_ours or any(ours for _, ours in found[name])
         found[name].append((change, is_ours))
     assert not untold, f"{topic}: no tombstone of {sorted(untold)[:5]}"
     return found
+
+
+def _change_of(event: dict[str, Any]) -> tuple[Change, bool]:
+    """What an event or a flat row tells, and whether it is the bridge's."""
+    if "__op" in event:
+        version = None if event["__op"] == "d" else event["version"]
+        return Change(event["__op"], event["__txId"], version), "__commit_lsn" in event
+    version = (event["after"] or {}).get("version")
+    return Change(event["op"], event["source"]["txId"], version), "commit_lsn" in event["source"]
 
 
 def _compare_key(
@@ -242,9 +249,10 @@ def _compare_log(found: Compared, bootstrap_servers: str, topic: str, logged: se
     """A table without a key: each row once, over both."""
     theirs, ours = set(), Counter[int]()
     for _partition, _key, value in committed(bootstrap_servers, topic):
-        event = json.loads(value or b"null")
-        version = event["after"]["version"]
-        if "commit_lsn" in event["source"]:
+        change, is_ours = _change_of(json.loads(value or b"null"))
+        version = change.version
+        assert version is not None
+        if is_ours:
             ours[version] += 1
         else:
             found.theirs += 1

@@ -42,7 +42,7 @@ WORKER = {
 def translated(**more: Any) -> Any:
     config = {key.replace("__", "."): value for key, value in more.items()}
     connector = connector_of({"name": "bank", "config": {**CONFIG, **config}}, WORKER)
-    return translate(connector, WORKER)
+    return translate(connector)
 
 
 def test_defaults_are_debeziums() -> None:
@@ -65,15 +65,15 @@ def test_what_can_be_translated_is() -> None:
         "table.include.list": r"public\.accounts,public.pgbench_.*",
         "column.exclude.list": r"public\.accounts\.pin",
         "skipped.operations": "none",
-        "tombstones.on.delete": False,
-        "provide.transaction.metadata": "true",
+        "tombstones.on.delete": "FALSE",
+        "provide.transaction.metadata": " True",
         "decimal.handling.mode": "string",
-        "value.converter.schemas.enable": "true",
+        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
         "topic.creation.default.partitions": "6",
         "database.sslmode": "require",
     }
     connector = connector_of({"name": "x", **CONFIG, **config}, WORKER)
-    found = translate(connector, WORKER)
+    found = translate(connector)
     assert found.refusals == ()
     assert found.settings["shaping"] == {
         "include": ["public.accounts", "public.pgbench_*"],
@@ -98,6 +98,9 @@ def test_what_can_be_translated_is() -> None:
         ("table.include.list", r"public\.(a|b)"),
         ("table.include.list", "accounts"),
         ("value.converter", "io.confluent.connect.avro.AvroConverter"),
+        ("skipped.operations", "t,u"),
+        ("producer.override.partitioner.class", "org.example.ByRegion"),
+        ("producer.override.partitioner.ignore.keys", "true"),
         ("topic.delimiter", "_"),
         ("event.processing.failure.handling.mode", "skip"),
         ("lsn.flush.mode", "manual"),
@@ -109,18 +112,96 @@ def test_what_has_no_counterpart_is_refused_by_name(key: str, value: str) -> Non
     (refusal,) = translated(**{key: value}).refusals
     assert key in refusal
     connector = connector_of({"name": "b", "config": {**CONFIG, key: value}}, WORKER)
-    ignored = translate(connector, WORKER, ignored=[key]).refusals
+    ignored = translate(connector, ignored=[key]).refusals
     assert ignored == () or key in ("plugin.name", "value.converter")
+
+
+UNWRAP = {
+    "transforms": "flat",
+    "transforms.flat.type": "io.debezium.transforms.ExtractNewRecordState",
+    "transforms.flat.delete.tombstone.handling.mode": "rewrite-with-tombstone",
+    "transforms.flat.add.fields": "op,txId,lsn,source.ts_ms,table",
+}
+
+
+def test_the_usual_transformation_makes_flat_rows() -> None:
+    found = translated(**UNWRAP, **{"skipped.operations": "none"})
+    assert found.refusals == ()
+    settings = Settings.model_validate(found.settings)
+    flat = settings.shaping.flat
+    assert flat is not None and flat.deletes == "rewrite"
+    assert flat.fields == ("txId", "lsn", "source.ts_ms", "table")
+    assert settings.bridge.tombstones and settings.shaping.skip == {"*.*": ("t",)}
+    assert [*differences(found.settings, settings.model_dump())] == []
+    without = translated(**UNWRAP | {"transforms.flat.delete.tombstone.handling.mode": "rewrite"})
+    assert without.refusals == () and not without.settings["bridge"]["tombstones"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("delete.tombstone.handling.mode", "", "does not tell which change"),
+        ("delete.tombstone.handling.mode", "drop", "does not tell which change"),
+        ("add.fields", "op,lsn,source.ts_ms", "lacks txId"),
+        ("add.fields", "op,txId:xid,source.txId,lsn,source.ts_ms", "txId:xid has no counterpart"),
+        ("add.fields.prefix", "meta_", "the bridge has only __"),
+        ("add.headers", "op", "add.headers=op has no counterpart"),
+        ("route.by.field", "a", "route.by.field=a has no counterpart"),
+        ("predicate", "p", "predicate=p has no counterpart"),
+    ],
+)
+def test_what_differs_of_the_transformation_is_refused(key: str, value: str, reason: str) -> None:
+    changed = {**UNWRAP, f"transforms.flat.{key}": value}
+    if not value:
+        del changed[f"transforms.flat.{key}"]
+    (refusal,) = translated(**changed).refusals
+    assert refusal.startswith("transforms.flat.") and reason in refusal
+    several = translated(**UNWRAP | {"transforms": "flat,other"}).refusals
+    assert any(text.startswith("transforms=flat,other") for text in several)
 
 
 def test_other_settings_are_told() -> None:
     found = translated()
     given = Settings.model_validate(found.settings).model_dump()
     given["bridge"]["decimal_handling"] = "string"
+    given["shaping"]["masks"] = {"public.t": {"a": {"text": "x"}}}
     given["shaping"]["keys"] = {"public.t": ("a",)}
+    given["source"]["origin"] = "none"
     told = [*differences(found.settings, given)]
-    assert len(told) == 2
-    assert "bridge.decimal_handling" in told[0] and "shaping.keys" in told[1]
+    assert [text.split()[0] for text in told] == [
+        *("source.origin", "bridge.decimal_handling", "shaping.masks")
+    ]
+
+
+def test_a_converters_options_are_those_of_where_it_is_named() -> None:
+    """Connect does not mix them: a connector's converter has the defaults, not the worker's."""
+    json = "org.apache.kafka.connect.json.JsonConverter"
+    own = translated(**{"value.converter": json})
+    assert own.settings["kafka"]["value_format"] == "json_schema_envelope"
+    assert own.settings["kafka"]["key_format"] == "json"
+    others = translated(**{"value.converter.schemas.enable": "true"})
+    assert others.settings["kafka"]["value_format"] == "json"
+    numeric = {"value.converter": json, "value.converter.decimal.format": "NUMERIC"}
+    (refusal,) = translated(**numeric).refusals
+    assert refusal == "value.converter.decimal.format=NUMERIC has no counterpart"
+
+
+def test_what_the_worker_says_is_looked_at() -> None:
+    config = {"name": "bank", "config": CONFIG}
+    (refusal,) = translate(
+        connector_of(config, {**WORKER, "producer.partitioner.class": "org.example.P"})
+    ).refusals
+    assert refusal == "producer.partitioner.class=org.example.P of the worker has no counterpart"
+    unknown = translate(connector_of(config)).refusals
+    assert [text.split()[0] for text in unknown] == ["key.converter", "value.converter"]
+
+
+def test_names_of_schemas_are_adjusted_only_where_there_are_some() -> None:
+    adjusted = {"schema.name.adjustment.mode": "avro"}
+    assert translated(**adjusted).refusals == ()
+    adjusted["value.converter"] = "org.apache.kafka.connect.json.JsonConverter"
+    (refusal,) = translated(**adjusted).refusals
+    assert refusal.startswith("schema.name.adjustment.mode=avro")
 
 
 def test_a_connector_without_a_name_is_refused() -> None:
@@ -130,7 +211,7 @@ def test_a_connector_without_a_name_is_refused() -> None:
 
 
 def test_the_transactional_id_is_connects() -> None:
-    worker = {**WORKER, "exactly.once.source.support": "enabled"}
+    worker = {**WORKER, "exactly.once.source.support": "ENABLED"}
     assert connector_of({"name": "b", "config": CONFIG}, worker).transactional_id == "connect-1-b-0"
     assert connector_of({"name": "b", "config": CONFIG}, WORKER).transactional_id == ""
 

@@ -1,7 +1,10 @@
 """What is left out, for any order in which Debezium has written, crashed and begun again."""
 
 import json
+import time
 from collections import Counter
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded
+from schemas.events import SETTLED_KEY
 from services.bridge.adoption.overlap import LeftOut
-from services.bridge.adoption.told import Record, Tails, Transaction
+from services.bridge.adoption.tails import may_be_removed
+from services.bridge.adoption.told import Record, Tails, Transaction, said
 from services.bridge.events.event import Event
 
 TOPIC, PREFIX = "p.public.t", "p"
@@ -31,10 +36,11 @@ class Change(NamedTuple):
 
 
 class Told(NamedTuple):
-    """A record: an event, or the tombstone behind a delete."""
+    """A record: an event, or the tombstone behind a delete; `ours`: of a bridge."""
 
     change: Change
     tombstone: bool = False
+    ours: bool = False
 
 
 @st.composite
@@ -57,20 +63,21 @@ def histories(draw: st.DrawFn) -> tuple[list[Transaction], list[Change]]:
 def logs(draw: st.DrawFn, changes: list[Change]) -> tuple[list[list[Told]], int]:
     """A log for each of two partitions, and up to which transaction the slot is confirmed.
 
-    A run begins behind the confirmed transaction, and is cut anywhere in each partition.
+    A run begins behind the confirmed transaction, and is cut anywhere in each partition. It may be
+    a bridge's: the slot was given back before.
     """
     partitions: list[list[Told]] = [[], []]
     confirmed = 0
     last = max(change.xid for change in changes)
     for _ in range(draw(st.integers(1, 3))):
-        whole = last
+        whole, ours = last, draw(st.booleans())
         for number, log in enumerate(partitions):
             told: list[Told] = []
             for change in changes:
                 if change.xid > confirmed and change.key % 2 == number:
-                    told.append(Told(change))
+                    told.append(Told(change, ours=ours))
                     if change.op == "d":
-                        told.append(Told(change, True))
+                        told.append(Told(change, True, ours))
             cut = draw(st.integers(0, len(told)))
             log += told[:cut]
             if cut < len(told):
@@ -108,7 +115,8 @@ def test_each_key_goes_on_behind_its_last_record(data: st.DataObject) -> None:
     left_out.finish()
     for key in range(KEYS):
         of_key = [told for told in everything if told.change.key == key]
-        theirs = [told for told in partitions[key % 2] if told.change.key == key]
+        there = [told for told in partitions[key % 2] if told.change.key == key]
+        theirs = [told._replace(ours=False) for told in there]
         start = of_key.index(theirs[-1]) + 1 if theirs else 0
         before = [told for told in of_key if told.change.xid <= confirmed]
         assert [told for told in ours if told.change.key == key] == of_key[
@@ -118,12 +126,16 @@ def test_each_key_goes_on_behind_its_last_record(data: st.DataObject) -> None:
 
 def record_of(told: Told, partition: int, offset: int) -> Record:
     change = told.change
-    value = None if told.tombstone else value_of(change.xid, change.lsn, change.op)
+    source = {"commit_lsn": 1} if told.ours else {}
+    value = None if told.tombstone else value_of(change.xid, change.lsn, change.op, source)
     return Record(TOPIC, partition, offset, 0, change.key_bytes, value)
 
 
-def value_of(xid: int, lsn: int, op: str, **more: Any) -> bytes:
+def value_of(
+    xid: int, lsn: int, op: str, also: Mapping[str, int] = MappingProxyType({}), **more: Any
+) -> bytes:
     source = {"connector": "postgresql", "name": PREFIX, "ts_ms": 0, "txId": xid, "lsn": lsn}
+    source |= also
     return json.dumps({"op": op, "before": None, "after": None, "source": source, **more}).encode()
 
 
@@ -140,7 +152,20 @@ def row(xid: int, lsn: int, after: Any) -> tuple[Record, Event]:
     return theirs, Event(TOPIC, None, ours, None, False, "public.t", 0, lsn)
 
 
-def test_rows_without_a_key_are_counted() -> None:
+def flat_row(xid: int, lsn: int, after: Any) -> tuple[Record, Event]:
+    """As `row`, flat."""
+    fields = {"__op": "c", "__deleted": "false", "__txId": xid, "__lsn": lsn}
+    theirs = json.dumps({**after, **fields, "__source_ts_ms": 0}).encode()
+    ours = json.dumps({**fields, "__commit_lsn": 200, "__seq": 0, **after}).encode()
+    return Record(TOPIC, 0, lsn, 0, None, theirs), Event(
+        TOPIC, None, ours, None, False, "public.t", 0, lsn
+    )
+
+
+@pytest.mark.parametrize("row", [row, flat_row])
+def test_rows_without_a_key_are_counted(
+    row: Callable[[int, int, Any], tuple[Record, Event]],
+) -> None:
     """Three rows of one LSN, two of them equal: one of these and the other one are there."""
     rows = [row(5, 100, {"a": 1}), row(5, 100, {"a": 1}), row(5, 100, {"a": 2})]
     again = {5: Transaction(5, 200, 208, 0)}
@@ -181,6 +206,19 @@ def test_what_the_offset_claims_and_kafka_lacks_is_counted() -> None:
     assert left_out.lacking == Counter({TOPIC: 1})
 
 
+def test_flat_rows_tell_where_they_stand() -> None:
+    fields = {"__op": "d", "__source_txId": 7, "__source_lsn": 9, "__source_ts_ms": 1000}
+    found = said(json.dumps({"schema": {}, "payload": {"id": 1, **fields}}).encode(), PREFIX)
+    assert found is not None and found[:4] == (7, 9, "d", 1000) and not found.ours
+    assert said(json.dumps({**fields, "__op": "r"}).encode(), PREFIX) is None
+    ours = said(json.dumps({**fields, "__commit_lsn": 5}).encode(), PREFIX)
+    assert ours is not None and ours.ours
+    for lacking in fields:
+        rest = {name: value for name, value in fields.items() if name != lacking}
+        with pytest.raises(ValueError, match="not an event"):
+            said(json.dumps(rest).encode(), PREFIX)
+
+
 def test_other_records_are_refused_and_rows_of_snapshots_are_not() -> None:
     tails = Tails(PREFIX, 0)
     snapshot = value_of(0, 1, "r")
@@ -197,6 +235,43 @@ def test_heartbeats_of_a_bridge_that_debezium_has_published_are_passed_over() ->
         value = value_of(7, len(prefix), "m", message={"prefix": prefix, "content": ""})
         tails.take(Record("p.message", 0, 0, 0, b"k", value))
     assert [*tails.messages] == [("p.message", len("mark"))]
+
+
+def test_a_tombstone_whose_delete_is_gone_is_refused() -> None:
+    """Compaction leaves it alone: it does not tell which change it was."""
+    deleted = Told(Change(1, "d", 5, 120))
+    alone = record_of(deleted._replace(tombstone=True), 0, 7)
+    first = Tails(PREFIX, 0)
+    first.take(alone)  # its delete is before what is read
+    looked_at = Tails(PREFIX, 0)
+    looked_at.look(record_of(deleted, 0, 6))
+    looked_at.take(alone)
+    settled = Tails(PREFIX, 0)
+    settled.take(record_of(Told(Change(2, "u", 5, 110)), 0, 5))
+    settled.take(alone._replace(key=SETTLED_KEY))
+    with pytest.raises(OperatorNeeded, match="the topic was compacted") as raised:
+        settled.take(alone)
+    assert raised.value.subject == f"{TOPIC}[0]@7"
+
+
+def test_of_older_records_only_their_times_count() -> None:
+    tails = Tails(PREFIX, 30_000)
+    tails.look(Record(TOPIC, 0, 0, 0, b"k", b"anything"))
+    tails.look(record_of(Told(Change(1, "u", 77, 500)), 0, 1))
+    assert not tails.last and tails.samples[TOPIC].offset == 1
+    source = {"connector": "postgresql", "name": PREFIX, "ts_ms": 90_000, "txId": 1, "lsn": 1}
+    value = json.dumps({"op": "c", "source": source}).encode()
+    with pytest.raises(OperatorNeeded, match="50 s"):
+        tails.look(Record(TOPIC, 0, 2, 40_000, b"k", value))
+
+
+def test_what_retention_may_have_removed() -> None:
+    since_ms = time.time_ns() // 1_000_000 - 10_000
+    kept = {"retention.ms": "60000", "retention.bytes": "-1"}
+    assert not may_be_removed(kept, since_ms)
+    for other in ({"retention.ms": "5000"}, {"retention.bytes": "9"}, {"retention.ms": "-1"}):
+        assert may_be_removed({**kept, **other}, since_ms)
+    assert may_be_removed(None, since_ms)
 
 
 def test_a_clock_that_is_behind_is_refused() -> None:
