@@ -118,7 +118,7 @@ class Connector(NamedTuple):
 
     @property
     def config(self) -> Mapping[str, str]:
-        """Its own properties over the worker's."""
+        """All that holds: the worker's properties, and its own over them."""
         return {**self.worker, **self.own}
 
     def converter(self, part: str) -> Mapping[str, str]:
