@@ -7,7 +7,8 @@ from services.bridge.repair.row_store import RowStore
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot import opening
 from services.bridge.snapshot.progress import Known
-from services.bridge.snapshot.reader import Chunk, NotNow, SnapshotReader
+from services.bridge.snapshot.reader import NotNow, SnapshotReader
+from services.bridge.snapshot.tables import Chunk
 from services.bridge.snapshot.visibility import Published
 from tests.torture.mistakes import mistake, put
 

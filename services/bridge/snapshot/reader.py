@@ -23,6 +23,7 @@ from schemas.snapshot import SNAPSHOT_PREFIX
 from services.bridge.pgoutput.messages import Relation, RelationColumn, Row
 from services.bridge.snapshot.tables import (
     CURSOR,
+    Chunk,
     KeyColumn,
     TableShape,
     chunk_query,
@@ -78,19 +79,6 @@ class Inspection(NamedTuple):
     shapes: list[TableShape]
     rows_estimates: dict[str, int]
     xid: int
-
-
-class Chunk(NamedTuple):
-    """Rows as they were read.
-
-    `last`: the key of the last one that was looked at, of `looked_at` rows. `ends`: the table has
-    none after them.
-    """
-
-    rows: list[Row]
-    last: list[str] | None
-    looked_at: int
-    ends: bool
 
 
 class SnapshotReader:

@@ -7,9 +7,9 @@ collations, uuids, numerics and composite keys are ordered as the index has them
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from services.bridge.pgoutput.messages import Relation
+from services.bridge.pgoutput.messages import Relation, Row
 
 CURSOR: Final = b"slotbridge_chunk"
 
@@ -51,6 +51,19 @@ class TableShape:
         relation = self.relation
         name = f"{quote(relation.schema)}.{quote(relation.table)}"
         return name if self.partitioned else f"ONLY {name}"
+
+
+class Chunk(NamedTuple):
+    """Rows as they were read.
+
+    `last`: the key of the last one that was looked at, of `looked_at` rows. `ends`: the table has
+    none after them.
+    """
+
+    rows: list[Row]
+    last: list[str] | None
+    looked_at: int
+    ends: bool
 
 
 def filtered(shape: TableShape, where: str) -> bool:

@@ -1,0 +1,88 @@
+"""What a snapshot tells of itself: the log, now and then, and metrics."""
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+
+from services.bridge import metrics
+from services.bridge.snapshot.progress import Plan, TableProgress
+from services.bridge.snapshot.reader import NotNow
+
+logger = structlog.get_logger(__name__)
+
+_TELL_S: Final = 10.0
+
+
+class Narration:
+    """Tells of one session, each thing seldom."""
+
+    def __init__(self) -> None:
+        self._told = 0.0
+        self._refused_told = ""
+
+    def planned(self, found: Plan, *, said: bool) -> None:
+        """Tell what a plan has; `said`: of its tables only where it has something left to read."""
+        if found.refusals and found.refusals != self._refused_told:
+            logger.warning(
+                "rows of tables that can't be read by their key are not published",
+                tables=found.refusals,
+                hint="give them a primary key, or name them in snapshot.exclude",
+            )
+        self._refused_told = found.refusals
+        if found.undone:
+            logger.warning(
+                "rows that a snapshot read may show changes that the failover has undone: the "
+                "tables are read anew, and rows that only the lost timeline had stay in Kafka",
+                tables=", ".join(found.undone),
+                hint="name the standby's slot in synchronized_standby_slots",
+            )
+        if found.next is not None or not said:
+            logger.info(
+                "snapshot", tables=len(found.tables), done=found.done, refused=len(found.refused)
+            )
+        self._count(found)
+
+    def chunk(self, found: Plan, table: TableProgress, estimates: Mapping[str, int]) -> None:
+        """Tell that the table's next chunk is in the stream."""
+        if table.done or self._is_time():
+            self._told = time.monotonic()
+            logger.info(
+                "table is done" if table.done else "reading a table",
+                table=table.shape.name,
+                rows=table.rows,
+                rows_about=max(estimates.get(table.shape.name, -1), table.rows),
+                tables_done=found.done,
+                tables=len(found.tables),
+            )
+        if table.done:
+            self._count(found)
+        if found.next is None:
+            logger.info("snapshot is done", tables=found.done)
+
+    def postponed(self, table: TableProgress, reason: NotNow) -> None:
+        """Tell that a chunk could not be had now."""
+        metrics.SNAPSHOT_POSTPONED.inc()
+        if self._is_time():
+            self._told = time.monotonic()
+            logger.info("a chunk is read later", table=table.shape.name, reason=str(reason))
+
+    def waits(self, reason: NotNow) -> None:
+        """Tell that nothing can be begun now."""
+        if self._is_time():
+            self._told = time.monotonic()
+            logger.warning("the snapshot waits", reason=str(reason))
+
+    def _is_time(self) -> bool:
+        return time.monotonic() - self._told > _TELL_S
+
+    @staticmethod
+    def _count(found: Plan) -> None:
+        waiting = len(found.tables) - found.done
+        for state, count in (
+            ("waiting", waiting),
+            ("done", found.done),
+            ("refused", len(found.refused)),
+        ):
+            metrics.SNAPSHOT_TABLES.labels(state).set(count)

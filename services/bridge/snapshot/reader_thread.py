@@ -1,0 +1,50 @@
+"""The thread that the snapshot's SQL runs in, while the session does its other work."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as StillRunning
+from typing import Any, Final, ParamSpec, TypeVar
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+LOOK_S: Final = 0.01
+"""How often the session does its other work meanwhile."""
+
+
+class ReaderThread:
+    """One session's. `while_waiting` does the session's other work."""
+
+    def __init__(self, while_waiting: Callable[[], None]) -> None:
+        self.while_waiting = while_waiting
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
+
+    def close(self) -> None:
+        """Wait until the call that is in progress has ended."""
+        self._pool.shutdown(wait=True)
+
+    def submit(
+        self,
+        function: Callable[Parameters, Result],
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Future[Result]:
+        """Call it in the thread, after whatever was submitted before; do not wait."""
+        return self._pool.submit(function, *args, **kwargs)
+
+    def call(
+        self,
+        function: Callable[Parameters, Result],
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Result:
+        """Call it in the thread and return its result."""
+        future: Future[Any] = self._pool.submit(function, *args, **kwargs)
+        while True:
+            try:
+                result: Result = future.result(LOOK_S)
+            except StillRunning:
+                if future.done():
+                    raise
+                self.while_waiting()
+            else:
+                return result
