@@ -3,9 +3,11 @@
     topic               key                  value
     <prefix>.snapshot   SnapshotKey          SnapshotProgress
     compacted           SnapshotRequestKey   SnapshotRequest
+                        SlotBeginningKey     SlotBeginning
 
 A SnapshotProgress is written in the same Kafka transaction as the rows that it counts, a
-SnapshotRequest in the one of the source transaction that inserted the signal.
+SnapshotRequest in the one of the source transaction that inserted the signal, a SlotBeginning with
+the first progress record.
 """
 
 from collections.abc import Mapping
@@ -56,6 +58,10 @@ class SnapshotSettings(_Part):
     published all the same."""
     where: dict[TablePattern, Condition] = {}
     """Table -> SQL condition for the rows that a snapshot reads. It does not filter changes."""
+    without_key: Literal["refuse", "read"] = "refuse"
+    """What becomes of tables that have no key. `refuse`: a snapshot does not begin. `read`: their
+    rows from before the slot are published once, all others are changes; the bridge must make the
+    slot with this setting (docs/SNAPSHOTS.md)."""
     chunk_rows_max: int = Field(10_000, ge=1, le=1_000_000)
     """Most rows in a chunk. Each chunk is one Kafka transaction."""
     hold_ms: int = Field(100, ge=1, le=10_000)
@@ -103,6 +109,32 @@ class SnapshotProgress(_Part):
     seq: int
     seen_lsn: int = 0
     """The chunk's rows show nothing that was committed after this LSN; 0: not known."""
+    ts_ms: int
+
+
+class SlotBeginningKey(_Part):
+    """The key of a SlotBeginning."""
+
+    slot: str
+    beginning: Literal[True] = True
+
+
+class SlotBeginning(_Part):
+    """Which rows of tables without a key are from before the slot: the others come as changes.
+
+    A row is from before `lsn`, where the slot begins, if its xmin is seen by `sight` (as
+    pg_current_snapshot() prints it, with subtransactions).
+    """
+
+    slot: str
+    lsn: int
+    timeline: int
+    sight: str
+    all_tables: bool
+    """Whether the publication has all tables: also those that are made later, from their first row
+    on."""
+    files: dict[int, int]
+    """pg_class.oid -> relfilenode of each published table without a key, as it was there."""
     ts_ms: int
 
 

@@ -15,7 +15,13 @@ from typing import NamedTuple
 
 import structlog
 
-from schemas.events import PreparedRecord, ProgressRecord, prepared_topic, schema_topic
+from schemas.events import (
+    PreparedRecord,
+    ProgressRecord,
+    prepared_topic,
+    schema_topic,
+    snapshot_topic,
+)
 from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
@@ -34,7 +40,7 @@ from services.bridge.progress.ledger import Ledger, Position, resume_at
 from services.bridge.recovery.accept_divergence import accept
 from services.bridge.recovery.hanging_transactions import require_told
 from services.bridge.recovery.republish import settle_all
-from services.bridge.recovery.resume_record import Records
+from services.bridge.recovery.resume_record import NewSlot, Records
 from services.bridge.recovery.staged_transactions import load_staged
 from services.bridge.recovery.start_check import StartCheck
 from services.bridge.session import Parts, Session
@@ -44,6 +50,7 @@ from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot.opening import open_snapshot
 from services.bridge.snapshot.progress import Owner
+from services.bridge.snapshot.slot_making import beginning_event, make_slot
 from services.bridge.snapshot.snapshotter import Snapshotter
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
@@ -125,7 +132,7 @@ class _Opening:
         primary.establish()
         reach("shown")
         producer = self._fence(topics, check, refused)
-        agreed = self._agree(check, topics, primary, producer)
+        agreed = self._agree(check, topics, primary, connection, producer)
         return self._build(primary, topics, connection, producer, agreed, registry)
 
     def _own_origin(self) -> Primary:
@@ -163,7 +170,12 @@ class _Opening:
         return producer
 
     def _agree(
-        self, check: StartCheck, topics: Topics, primary: Primary, producer: TransactionalProducer
+        self,
+        check: StartCheck,
+        topics: Topics,
+        primary: Primary,
+        connection: ReplicationConnection,
+        producer: TransactionalProducer,
     ) -> _Agreed:
         """End what hangs; the last record, where all witnesses agree, as it is to go on from."""
         settle_all(topics, producer, primary, self._slot, self._waiting, check)
@@ -182,7 +194,24 @@ class _Opening:
             patience_ms=self._bridge.connect_deadline_ms,
         )
         records = Records(self._slot, heartbeat, seen)
-        return _Agreed(records.resume(record, primary, producer), seen, records, heartbeat)
+        making = partial(self._make_slot, topics, primary, connection)
+        record = records.resume(record, primary, producer, making)
+        return _Agreed(record, seen, records, heartbeat)
+
+    def _make_slot(
+        self, topics: Topics, primary: Primary, connection: ReplicationConnection
+    ) -> NewSlot:
+        """Make the slot, and what is told of it where tables without a key are read."""
+        snapshot = self._settings.snapshot
+        if snapshot.mode == "never" or snapshot.without_key == "refuse":
+            return NewSlot(primary.create_slot())
+        topics.prepare_late(snapshot_topic, compacted=True)
+        told = make_slot(
+            *(primary, connection, self._source),
+            deadline_s=self._bridge.sql_deadline_ms / 1000,
+            while_waiting=self._waiting,
+        )
+        return NewSlot(told.lsn, [beginning_event(self._prefix, told)])
 
     def _build(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from schemas.snapshot import SnapshotProgress
-from services.bridge.snapshot.requests import is_request
+from services.bridge.snapshot.requests import is_progress
 from tests.bridge.folding import Folded, fold
 from tests.bridge.running import Bridge
 from tests.providers.waiting import eventually
@@ -87,7 +87,7 @@ def told(bridge: Bridge) -> list[SnapshotProgress]:
     return [
         SnapshotProgress.model_validate_json(value)
         for key, value in records
-        if value and not is_request(key)
+        if value and is_progress(key)
     ]
 
 

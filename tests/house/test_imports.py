@@ -61,7 +61,7 @@ PURE = (
     *("slotbridge.consumer.assembly", "slotbridge.consumer.position"),
     *(
         f"services.bridge.snapshot.{name}"
-        for name in ("chunk_events", "progress", "row_events", "tables", "visibility")
+        for name in ("chunk_events", "places", "progress", "row_events", "tables", "visibility")
     ),
     "schemas.recovery",
     *(f"services.bridge.repair.{name}" for name in ("comparison", "repair_events", "scope")),

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from schemas.naming import table_matches
 from schemas.snapshot import SnapshotProgress, SnapshotRequest
-from services.bridge.snapshot.requests import asked_of, is_request
+from services.bridge.snapshot.requests import asked_of, is_progress, is_request
 from tests.bridge.reading import Record
 from tests.torture.checker import Finding, KafkaTransactionOf, Repair, chunk_of, is_repair
 
@@ -55,7 +55,7 @@ def told_of(records: Iterable[Record]) -> Told:
             continue
         if is_request(record.key):
             told.requests.append(SnapshotRequest.model_validate_json(record.value))
-        else:
+        elif is_progress(record.key):
             told.progress.append(SnapshotProgress.model_validate_json(record.value))
     return told
 

@@ -1,10 +1,11 @@
 """The progress record that a session goes on from, and those that it writes afterwards."""
 
 import time
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from schemas.events import ProgressRecord
+from services.bridge.events.event import Event
 from services.bridge.failpoints import reach
 from services.bridge.progress.consistency import Witnesses
 from services.bridge.progress.ledger import Position
@@ -14,6 +15,13 @@ from services.bridge.source.heartbeat import Heartbeat, Moved
 
 AHEAD_BYTES: Final = 16 * 2**20
 """How much WAL without events the slot may be confirmed ahead of Kafka's record."""
+
+
+class NewSlot(NamedTuple):
+    """Where a slot begins, and what Kafka is told of that with the first record."""
+
+    lsn: int
+    told: Sequence[Event] = ()
 
 
 class Records:
@@ -30,10 +38,19 @@ class Records:
         return self._seen.server.timeline
 
     def resume(
-        self, record: ProgressRecord | None, primary: Primary, producer: TransactionalProducer
+        self,
+        record: ProgressRecord | None,
+        primary: Primary,
+        producer: TransactionalProducer,
+        make_slot: Callable[[], NewSlot],
     ) -> ProgressRecord:
-        """Return the record to go on from: `record` as this server has it, or the very first."""
-        return self._enter(record, producer) if record else self._begin(primary, producer)
+        """Return the record to go on from: `record` as this server has it, or the very first.
+
+        `make_slot` makes the slot, where it is missing.
+        """
+        return (
+            self._enter(record, producer) if record else self._begin(primary, producer, make_slot)
+        )
 
     def at(self, position: Position, counts: Mapping[str, int]) -> ProgressRecord:
         """Make the record of `position`, with the counts by table of a transaction so far."""
@@ -51,13 +68,20 @@ class Records:
             wal_lsn=moved.wal_lsn,
         )
 
-    def _begin(self, primary: Primary, producer: TransactionalProducer) -> ProgressRecord:
+    def _begin(
+        self,
+        primary: Primary,
+        producer: TransactionalProducer,
+        make_slot: Callable[[], NewSlot],
+    ) -> ProgressRecord:
         """Create the slot at the very first start; store its position in Kafka and the origin."""
         found = primary.slot()
         lsn = found.confirmed_flush_lsn if found is not None else None
         if lsn is None:
-            lsn = primary.create_slot()
+            lsn, told = make_slot()
             reach("slot created")
+            if told:
+                producer.send(told)
         record = self.at(Position(0, lsn, 0), {})
         producer.commit(record)
         reach("first record")

@@ -34,7 +34,7 @@ class ChunkEvents:
             return shapes, False
         kinds = [plan.kind(table, n, count, ends=chunk.ends) for n in range(count)]
         rows = encoder.read(relation, chunk.rows, kinds.__getitem__, lsn)
-        if rows[0].key is None:
+        if rows[0].key is None and table.shape.key:
             raise SettingsError(
                 f"events of {table.shape.name} have no key, so that no consumer could tell "
                 "its rows from changes of them",

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from schemas.errors import SetupError
 from services.bridge.failpoints import reach
 from services.bridge.snapshot.pace import Patience
+from services.bridge.snapshot.places import WINDOW_MAX
 from services.bridge.snapshot.progress import TableProgress
 from services.bridge.snapshot.reader import NotNow, SnapshotReader
 from services.bridge.snapshot.reader_thread import LOOK_S, ReaderThread
@@ -56,7 +57,7 @@ class ChunkSource:
         """
         sight = self._see(table, published)
         reach("chunk begun")
-        chunk = self._read(table, rows_max=rows_max, bytes_max=bytes_max)
+        chunk = self._read(table, sight, rows_max=rows_max, bytes_max=bytes_max)
         reach("chunk read")
         next_mark = self._secure()
         reach("chunk secured")
@@ -85,14 +86,15 @@ class ChunkSource:
             self._thread.while_waiting()
             time.sleep(LOOK_S / 5)
 
-    def _read(self, table: TableProgress, *, rows_max: int, bytes_max: int) -> Chunk:
+    def _read(self, table: TableProgress, sight: Sight, *, rows_max: int, bytes_max: int) -> Chunk:
         shape = table.shape
+        require_in_window(table, sight)
         if self._thread.call(self._reader.shape, shape.relation.oid) != shape:
             raise NotNow("the table has another form than at its mark", changed=True)
         try:
             return self._thread.call(
                 self._reader.read,
-                *(shape, table.last, table.where),
+                *(shape, table.last, table.where, table.before),
                 rows_max=rows_max,
                 bytes_max=bytes_max,
             )
@@ -118,3 +120,15 @@ class ChunkSource:
             time.sleep(LOOK_S)
         self._secured.met()
         return mark
+
+
+def require_in_window(table: TableProgress, sight: Sight) -> None:
+    """Raise SetupError where the xids of a table's rows may mean others than when it was begun."""
+    if table.before is not None and sight.xmax - table.before.sight.xmax >= WINDOW_MAX:
+        raise SetupError(
+            "2^31 transactions have begun since the slot was made: rows from before it can't be "
+            "told from later ones any more",
+            operation="read rows",
+            subject=table.shape.name,
+            hint="name it in snapshot.exclude",
+        )

@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 from schemas.events import snapshot_topic
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
-from schemas.snapshot import SnapshotProgress, SnapshotRequest, SnapshotSettings
+from schemas.snapshot import SlotBeginning, SnapshotProgress, SnapshotRequest, SnapshotSettings
 from services.bridge.events.envelope import Describe
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.progress import Known, Owner
 from services.bridge.snapshot.reader import SnapshotReader
-from services.bridge.snapshot.requests import is_request
+from services.bridge.snapshot.requests import is_progress, is_request
 from services.bridge.snapshot.row_events import RowEvents
 from services.bridge.snapshot.snapshotter import Snapshotter
 from services.bridge.source.database import Primary
@@ -64,6 +64,7 @@ def read_known(topics: Topics) -> Known:
     topic = snapshot_topic(topics.prefix)
     last: dict[object, SnapshotProgress] = {}
     asked: dict[object, SnapshotRequest] = {}
+    beginnings: dict[object, SlotBeginning] = {}
     with topics.reader(topic) as reader:
         low, end = reader.bounds()
         for offset, key, value in reader.between(low, end, time.monotonic() + READ_DEADLINE_S):
@@ -71,6 +72,8 @@ def read_known(topics: Topics) -> Known:
                 continue
             if is_request(key):
                 asked[key] = parse_record(SnapshotRequest, topic, offset, value)
-            else:
+            elif is_progress(key):
                 last[key] = parse_record(SnapshotProgress, topic, offset, value)
-    return Known([*last.values()], [*asked.values()])
+            else:
+                beginnings[key] = parse_record(SlotBeginning, topic, offset, value)
+    return Known([*last.values()], [*asked.values()], [*beginnings.values()])

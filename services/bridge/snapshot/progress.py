@@ -8,6 +8,7 @@ of another key               the same                           read from the be
 from before a request        the same                           read from the beginning
 beyond where Kafka is, or    the same                           read from the beginning: what they
 where a timeline was left                                       were read from is lost
+any of these but the first   one without a key                  not read: they would be there twice
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from schemas.events import snapshot_topic
 from schemas.naming import table_matches
 from schemas.snapshot import (
     READ_ALL,
+    SlotBeginning,
     SnapshotKey,
     SnapshotProgress,
     SnapshotRequest,
@@ -26,6 +28,7 @@ from schemas.snapshot import (
 )
 from services.bridge.events.event import Event
 from services.bridge.events.shaping.tables import Shaping
+from services.bridge.snapshot.places import Beginning, Place, RowsBefore, beginning_of
 from services.bridge.snapshot.requests import asked_of
 from services.bridge.snapshot.tables import TableShape
 
@@ -46,10 +49,22 @@ class Owner(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What Kafka has: how far each table is read, and what signals have asked."""
+    """What Kafka has: how far each table is read, what signals have asked, where slots began."""
 
     progress: Sequence[SnapshotProgress]
     requests: Sequence[SnapshotRequest]
+    beginnings: Sequence[SlotBeginning] = ()
+
+
+class Apart(NamedTuple):
+    """What is known of tables without a key.
+
+    The slot's beginning, where they lie now, by oid, and what the publication leaves out.
+    """
+
+    beginning: Beginning
+    places: Mapping[int, Place]
+    unpublished: Sequence[str] = ()
 
 
 class ChunkPosition(NamedTuple):
@@ -65,7 +80,7 @@ class TableProgress:
     """A table and how far its rows are read. `last`: the key of the last one, in text form.
 
     `where`: a condition for its rows, "" for none; `asked`: that of a request. `paused`: a request
-    says to wait.
+    says to wait. `before`: of a table without a key, which rows are read.
     """
 
     shape: TableShape
@@ -76,6 +91,7 @@ class TableProgress:
     where: str = ""
     asked: bool = False
     paused: bool = False
+    before: RowsBefore | None = None
 
 
 @dataclass(slots=True)
@@ -127,10 +143,12 @@ def plan(
     shaping: Shaping,
     owner: Owner,
     asked: Iterable[SnapshotRequest] = (),
+    apart: Apart | None = None,
 ) -> Plan:
     """Plan the tables to read: `shapes` are those of the publication, `found` what Kafka has.
 
     `asked`: the requests that Kafka has. One that a failover has undone asks for nothing.
+    `apart`: None where the beginning of the slot is not known.
     """
     asked = [one for one in asked if one.slot == owner.slot and happened(one, owner)]
     known = {(one.schema_, one.table): one for one in found if one.slot == owner.slot}
@@ -144,15 +162,22 @@ def plan(
             wanted = request.type == "read"
         if not wanted or not shaping.naming.publishes(schema, table):
             continue
-        if reason := unreadable(shape, shaping):
+        told = known.get((schema, table))
+        if not shape.key and apart is not None and covered(shape, apart, settings):
+            continue
+        reason = unreadable(shape, shaping) if shape.key else ""
+        if not shape.key and not (told and told.done and counts(told, shape, owner)):
+            reason = apart_refusal(shape, settings, apart) or unrepeatable(told, shape, owner)
+        if reason:
             result.refused[shape.name] = reason
             continue
         progress = TableProgress(shape, paused=paused, where=condition(settings, schema, table))
+        if not shape.key and apart is not None:
+            progress.before = apart.beginning.rows(shape)
+        elif told is not None and request is not None and told.commit_lsn < request.commit_lsn:
+            told = None
         if request is not None and request.where:
             progress.where, progress.asked = request.where, True
-        told = known.get((schema, table))
-        if told is not None and request is not None and told.commit_lsn < request.commit_lsn:
-            told = None
         if told is not None and counts(told, shape, owner):
             progress.last, progress.rows = told.last, told.rows
             progress.chunks, progress.done = told.chunks, told.done
@@ -172,10 +197,21 @@ def condition(settings: SnapshotSettings, schema: str, table: str) -> str:
 
 def happened(request: SnapshotRequest, owner: Owner) -> bool:
     """Whether the present timeline has the insert of the request."""
-    if request.timeline == owner.timeline:
+    return has(owner, request.timeline, request.commit_lsn)
+
+
+def has(owner: Owner, timeline: int, lsn: int) -> bool:
+    """Whether the present timeline has what was at `lsn` of `timeline`."""
+    if timeline == owner.timeline:
         return True
-    left = (owner.history or {}).get(request.timeline)
-    return left is not None and request.commit_lsn < left
+    left = (owner.history or {}).get(timeline)
+    return left is not None and lsn < left
+
+
+def beginning_for(owner: Owner, told: Iterable[SlotBeginning]) -> Beginning | None:
+    """Return where the owner's slot begins, None where that is not known."""
+    own = [one for one in told if one.slot == owner.slot and has(owner, one.timeline, one.lsn)]
+    return beginning_of(own[-1]) if own else None
 
 
 def counts(told: SnapshotProgress, shape: TableShape, owner: Owner) -> bool:
@@ -186,7 +222,7 @@ def counts(told: SnapshotProgress, shape: TableShape, owner: Owner) -> bool:
         left = (owner.history or {}).get(told.timeline)
         if left is None or told.commit_lsn >= left or told.seen_lsn > left:
             return False
-    return told.done or told.key == shape.key_names
+    return told.done or told.key == shape.read_by_names
 
 
 def shows_undone(told: SnapshotProgress, owner: Owner) -> bool:
@@ -195,17 +231,40 @@ def shows_undone(told: SnapshotProgress, owner: Owner) -> bool:
     return left is not None and told.commit_lsn < left < told.seen_lsn
 
 
+def covered(shape: TableShape, apart: Apart, settings: SnapshotSettings) -> bool:
+    """Whether all rows of a table without a key come as changes."""
+    place = apart.places.get(shape.relation.oid)
+    return settings.without_key == "read" and apart.beginning.covers(shape, place)
+
+
 def unreadable(shape: TableShape, shaping: Shaping) -> str:
     """Why a table can't be read by its key; "" where it can.
 
     Values of the key are in the topic of the progress, where a mask must not be undone.
     """
-    if not shape.key:
-        return "has no primary key"
     published = shaping.plan(shape.relation)
     names = {column.name for column in published.relation.columns}
-    hidden = [name for name in shape.key_names if name not in names or name in published.masks]
+    hidden = [one.name for one in shape.key if one.name not in names or one.name in published.masks]
     return f"is read by {hidden[0]}, which shaping leaves out or masks" if hidden else ""
+
+
+def apart_refusal(shape: TableShape, settings: SnapshotSettings, apart: Apart | None) -> str:
+    """Why the rows of a table without a key can't be told from its changes; "" where they can."""
+    if settings.without_key == "refuse":
+        return "has no primary key"
+    if apart is None:
+        return "has no key, and the slot was not made by a bridge with snapshot.without_key: read"
+    left_out = sorted({"insert", "update"}.intersection(apart.unpublished))
+    if left_out:
+        return f"has no key, and the publication leaves out {left_out[0]}s"
+    return apart.beginning.refusal(shape, apart.places.get(shape.relation.oid))
+
+
+def unrepeatable(told: SnapshotProgress | None, shape: TableShape, owner: Owner) -> str:
+    """Why a table without a key can't be read on: nobody could tell its rows from those before."""
+    if told is None or shape.key or counts(told, shape, owner):
+        return ""
+    return "has no key, and a failover may have undone what its rows in Kafka were read from"
 
 
 def require_keys(found: Plan) -> None:
@@ -215,7 +274,8 @@ def require_keys(found: Plan) -> None:
             f"a snapshot reads tables by their primary key: {found.refusals}",
             operation="begin the snapshot",
             hint="give them a primary key or a replica identity index, or name them in "
-            "snapshot.exclude: then only their changes are published",
+            "snapshot.exclude: then only their changes are published; or, with a slot that is yet "
+            "to be made, set snapshot.without_key to read",
         )
 
 
@@ -229,7 +289,7 @@ def told_progress(
         schema=relation.schema,
         table=relation.table,
         oid=relation.oid,
-        key=table.shape.key_names,
+        key=table.shape.read_by_names,
         last=None if table.done else table.last,
         rows=table.rows,
         chunks=table.chunks,

@@ -21,6 +21,14 @@ from schemas.errors import Retryable, SlotbridgeError
 from schemas.lsn import format_lsn
 from schemas.snapshot import SNAPSHOT_PREFIX
 from services.bridge.pgoutput.messages import Relation, RelationColumn, Row
+from services.bridge.snapshot.places import (
+    Blocks,
+    Density,
+    Place,
+    RowsBefore,
+    block_of,
+    from_before,
+)
 from services.bridge.snapshot.tables import (
     CURSOR,
     Chunk,
@@ -32,6 +40,7 @@ from services.bridge.snapshot.tables import (
 from services.bridge.snapshot.visibility import Sight, parse_sight
 from services.bridge.source.replication_connection import SESSION_OPTIONS, cut_off_after
 from services.bridge.source.server_errors import connect_error, server_error
+from services.postgres.publications import unpublished_changes
 from services.postgres.published_tables import PublishedTable, published_tables
 from services.postgres.rows import one_row
 from services.postgres.server import Connection, Server, read_server
@@ -55,6 +64,9 @@ _READ_ONLY: Final = "the server takes no writes"
 _IF_WRITABLE: Final = (
     "SELECT CASE WHEN current_setting('transaction_read_only') = 'off' THEN {} END"
 )
+_SIZE: Final = """
+    SELECT pg_relation_size(oid) / current_setting('block_size')::bigint, relfilenode::bigint
+      FROM pg_class WHERE oid = %s::oid"""
 
 
 class _AnotherServer(Retryable):
@@ -74,11 +86,17 @@ class NotNow(Exception):
 
 
 class Inspection(NamedTuple):
-    """The published tables, and an xid that was assigned after they were read."""
+    """The published tables, and an xid that was assigned after they were read.
+
+    `places`: of those without a key, by oid, where it was asked for. `unpublished`: the kinds of
+    changes that the publication leaves out.
+    """
 
     shapes: list[TableShape]
     rows_estimates: dict[str, int]
     xid: int
+    places: dict[int, Place]
+    unpublished: tuple[str, ...]
 
 
 class SnapshotReader:
@@ -94,6 +112,7 @@ class SnapshotReader:
         self._server = server
         self._deadline_s = deadline_ms / 1000
         self._closed = False
+        self._density = Density()
         self._marks, self._rows = self._open()
 
     def interrupt(self) -> None:
@@ -112,20 +131,36 @@ class SnapshotReader:
         self._marks.close()
         self._rows.close()
 
-    def inspect(self) -> Inspection:
+    def inspect(self, beginning: Sight | None = None) -> Inspection:
         """Read what the publication has now, then take an xid.
 
         In this order: what was committed to a table before it joined is not published, so that it
         must have ended before rows are read. Raise NotNow where the server takes no writes.
+        `beginning`: that of the slot, where tables without a key are read.
         """
         self._open_again()
+        places: dict[int, Place] = {}
         with self._statement("inspect the published tables"):
             found = published_tables(self._marks, self._publication)
+            unpublished = unpublished_changes(self._marks, self._publication)
+            if beginning is not None:
+                places = self._places([one.oid for one in found if not one.key], beginning)
             row = one_row(self._marks.execute(_IF_WRITABLE.format("pg_current_xact_id()::text")))
         if row[0] is None:
             raise NotNow(_READ_ONLY)
         estimates = {f"{one.schema}.{one.table}": one.rows_estimate for one in found}
-        return Inspection([shape_of(one) for one in found], estimates, int(row[0]))
+        shapes = [shape_of(one) for one in found]
+        return Inspection(shapes, estimates, int(row[0]), places, unpublished or ())
+
+    def _places(self, oids: list[int], beginning: Sight) -> dict[int, Place]:
+        """Return where the rows of tables lie. pg_attribute's row of ctid is never updated."""
+        query = f"""
+            SELECT c.oid::bigint, c.relfilenode::bigint,
+                   (SELECT NOT ({from_before(beginning)}) FROM pg_attribute
+                     WHERE attrelid = c.oid AND attname = 'ctid' AND attnum < 0)
+              FROM pg_class c WHERE c.oid = ANY (%s::oid[])"""  # noqa: S608
+        rows = self._marks.execute(query.encode(), [oids]).fetchall()
+        return {oid: Place(file, new) for oid, file, new in rows}
 
     def mark(self, token: str) -> int:
         """Write `token` into the WAL and flush it; return where its record ends.
@@ -186,15 +221,21 @@ class SnapshotReader:
         shape: TableShape,
         last: Sequence[str] | None,
         where: str,
+        before: RowsBefore | None = None,
         *,
         rows_max: int,
         bytes_max: int,
     ) -> Chunk:
         """Read up to `rows_max` rows after the key `last`, or until they have `bytes_max`.
 
-        Raises NotNow where that takes too long.
+        `before`: of a table without a key, which rows. Raises NotNow where that takes too long.
         """
-        query, parameters = chunk_query(shape, last, where, rows_max + 1)
+        within = Blocks(0, 0, 0)
+        if before is not None:
+            within = self._blocks(shape, last, rows_max, before.file)
+        query, parameters = chunk_query(
+            shape, last, where, rows_max + 1, within.condition(before.sight) if before else ""
+        )
         with self._statement("read rows", shape.name):
             self._execute(query, parameters)
             rows, ends = self._fetch(rows_max, bytes_max)
@@ -202,10 +243,29 @@ class SnapshotReader:
         last_key = None
         if rows:
             width = len(shape.relation.columns)
-            key = rows[-1][width : width + len(shape.key)]
+            key = rows[-1][width : width + len(shape.read_by)]
             last_key = [value.decode() if isinstance(value, bytes) else "" for value in key]
+        if before is not None:
+            self._density.learn(shape.relation.oid, len(rows), within.read(last_key, whole=ends))
+            if ends:
+                last_key, ends = [f"({within.until},0)"], within.until >= within.size
         wanted = [row for row in rows if row[-1] == b"t"] if filtered(shape, where) else rows
         return Chunk(wanted, last_key, len(rows), ends)
+
+    def _blocks(
+        self, shape: TableShape, last: Sequence[str] | None, rows: int, file: int
+    ) -> Blocks:
+        """Return the blocks that may have about `rows` rows after the place `last`.
+
+        Raise NotNow where the table has another file: its rows have other places now.
+        """
+        oid = shape.relation.oid
+        with self._statement("read the table's size", shape.name):
+            size, found = one_row(self._rows.execute(_SIZE, [oid]))
+        if found != file:
+            raise NotNow("the table was truncated or rewritten", changed=True)
+        first = block_of(last[0]) if last is not None else 0
+        return Blocks(first, min(size, first + self._density.blocks(oid, rows)), size)
 
     def end(self) -> None:
         """End the chunk's transaction, if there is one."""

@@ -156,6 +156,11 @@ def is_request(key: bytes | str | None) -> bool:
     return b'"request":' in (key.encode() if isinstance(key, str) else key or b"")
 
 
+def is_progress(key: bytes | str | None) -> bool:
+    """Whether a record of `<prefix>.snapshot` with this key is a SnapshotProgress."""
+    return b'"table":' in (key.encode() if isinstance(key, str) else key or b"")
+
+
 class Asked(NamedTuple):
     """What is asked of one table: the last request to read or stop it, and whether it is paused."""
 

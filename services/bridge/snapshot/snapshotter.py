@@ -35,11 +35,13 @@ from services.bridge.snapshot.chunk_source import ChunkSource, SeenChunk
 from services.bridge.snapshot.narration import Narration
 from services.bridge.snapshot.pace import ChunkSize
 from services.bridge.snapshot.progress import (
+    Apart,
     ChunkPosition,
     Known,
     Owner,
     Plan,
     TableProgress,
+    beginning_for,
     plan,
     progress_event,
     require_keys,
@@ -108,6 +110,8 @@ class Snapshotter:
         own = [one for one in found.progress if one.slot == owner.slot]
         self._found = {(one.schema_, one.table): one for one in own}
         self._requests = [*found.requests]
+        read = settings.without_key == "read"
+        self._beginning = beginning_for(owner, found.beginnings) if read else None
         self._shaping = shaping
         self._owner = owner
         self._prefix = prefix
@@ -156,7 +160,9 @@ class Snapshotter:
             return
         elif reading is None:
             published = Published()  # before the xid that is taken now
-            self._inspecting = Inspecting(published, self._thread.submit(self._reader.inspect))
+            sight = self._beginning and self._beginning.sight
+            inspection = self._thread.submit(self._reader.inspect, sight)
+            self._inspecting = Inspecting(published, inspection)
         else:
             token = uuid.uuid4().hex
             reading.awaited = AwaitedMark(token, self._thread.submit(self._reader.mark, token))
@@ -208,7 +214,8 @@ class Snapshotter:
         """Take the published tables as they are now."""
         published.floor = seen.xid
         known = (self._found.values(), self._settings, self._shaping, self._owner, self._requests)
-        found = plan(seen.shapes, *known)
+        apart = self._beginning and Apart(self._beginning, seen.places, seen.unpublished)
+        found = plan(seen.shapes, *known, apart)
         if not (self._found or self._requests):
             require_keys(found)
         self._narration.planned(found, said=self._planned)

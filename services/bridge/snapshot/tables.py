@@ -2,7 +2,8 @@
 
 Rows are read in the order of a unique key, on after the last row of the chunk before. The server
 alone compares: its bounds are parameters in text form, cast to the columns' types, so that
-collations, uuids, numerics and composite keys are ordered as the index has them.
+collations, uuids, numerics and composite keys are ordered as the index has them. A table without a
+key is read in the order of its rows' places (services.bridge.snapshot.places).
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ class KeyColumn:
 
     name: str
     type: str
+
+
+PLACE: Final = KeyColumn("ctid", "tid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,14 @@ class TableShape:
         return f"{self.relation.schema}.{self.relation.table}"
 
     @property
-    def key_names(self) -> list[str]:
-        """The names of the key's columns."""
-        return [column.name for column in self.key]
+    def read_by(self) -> tuple[KeyColumn, ...]:
+        """The columns of the order in which rows are read: the key, or where they lie."""
+        return self.key or (PLACE,)
+
+    @property
+    def read_by_names(self) -> list[str]:
+        """The names of `read_by`."""
+        return [column.name for column in self.read_by]
 
     @property
     def identifier(self) -> str:
@@ -72,20 +81,22 @@ def filtered(shape: TableShape, where: str) -> bool:
 
 
 def chunk_query(
-    shape: TableShape, last: Sequence[str] | None, where: str, rows: int
+    shape: TableShape, last: Sequence[str] | None, where: str, rows: int, within: str = ""
 ) -> tuple[bytes, list[bytes]]:
     """Make the SQL that declares the cursor CURSOR over the next `rows` rows, and its parameters.
 
-    After the key `last` (text forms), or from the beginning. The rows have the published columns
-    and then those of the key. Where the table is `filtered`, a last column tells whether the row is
-    wanted, and others have no values: the server must not look for a wanted row without end.
+    After the key `last` (text forms), or from the beginning; of rows `within` that condition alone.
+    The rows have the published columns and then those of `read_by`. Where the table is `filtered`,
+    a last column tells whether the row is wanted, and others have no values: the server must not
+    look for a wanted row without end.
     """
-    key = [quote(column.name) for column in shape.key]
+    key = [quote(column.name) for column in shape.read_by]
     columns = [quote(column.name) for column in shape.relation.columns]
-    after = ""
+    conditions = [within] if within else []
     if last is not None:
-        bounds = [f"${n}::{column.type}" for n, column in enumerate(shape.key, 1)]
-        after = f" WHERE ({', '.join(key)}) > ({', '.join(bounds)})"
+        bounds = [f"${n}::{column.type}" for n, column in enumerate(shape.read_by, 1)]
+        conditions.insert(0, f"({', '.join(key)}) > ({', '.join(bounds)})")
+    after = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     # By number: a name would be that of an output column first.
     order = ", ".join(str(len(columns) + n) for n in range(1, len(key) + 1))
     source = f"FROM {shape.identifier}{after} ORDER BY {order} LIMIT {rows:d}"
