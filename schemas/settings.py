@@ -347,6 +347,15 @@ class Settings(BaseSettings):
             raise ValueError("snapshot.signal_table needs a kafka.value_format in JSON")
         return self
 
+    @model_validator(mode="after")
+    def _repairable(self) -> "Settings":
+        """Refuse records that no repair can compare with rows, where repairs are asked for."""
+        kafka = self.kafka
+        formats = {"json"} if kafka is None else {kafka.key_format, kafka.value_format}
+        if self.snapshot.mode == "when_needed" and (formats != {"json"} or self.shaping.flat):
+            raise ValueError("snapshot.mode when_needed repairs topics of plain JSON alone")
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,

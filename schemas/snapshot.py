@@ -19,11 +19,13 @@ from schemas.shaping import TablePattern
 
 SNAPSHOT_PREFIX = "slotbridge.snapshot"
 """The prefix of the logical messages that mark where a chunk of rows belongs in the stream."""
-Mode = Literal["never", "initial", "initial_only", "on_request"]
+Mode = Literal["never", "initial", "initial_only", "when_needed", "always", "on_request"]
 READ_ALL: Mapping[Mode, bool] = {
     "never": False,
     "initial": True,
     "initial_only": True,
+    "when_needed": True,
+    "always": True,
     "on_request": False,
 }
 """Whether a mode reads all tables by itself."""
@@ -47,8 +49,9 @@ class SnapshotSettings(_Part):
 
     mode: Mode = "never"
     """`initial`: publish the rows of each published table once, beside the stream of changes.
-    `initial_only`: the same, then stop. `on_request`: the rows of tables that a signal names.
-    `never`: changes alone."""
+    `initial_only`: the same, then stop. `when_needed`: as `initial`, and topics are repaired as
+    `slotbridge recover` does where slot and Kafka disagree. `always`: all rows again at each start
+    of the process. `on_request`: the rows of tables that a signal names. `never`: changes alone."""
     signal_table: TablePattern | None = None
     """`schema.table` of a published table with the columns id, type, data. A row inserted there
     requests a snapshot, as in Debezium. The bridge's role runs the SQL conditions in such rows, so
@@ -56,6 +59,8 @@ class SnapshotSettings(_Part):
     exclude: tuple[TablePattern, ...] = ()
     """`schema.table` (`*` for any characters) of tables whose rows are not read; their changes are
     published all the same."""
+    order: tuple[TablePattern, ...] = ()
+    """Tables that are read first, in this order; the others follow by their names."""
     where: dict[TablePattern, Condition] = {}
     """Table -> SQL condition for the rows that a snapshot reads. It does not filter changes."""
     without_key: Literal["refuse", "read"] = "refuse"
@@ -74,6 +79,8 @@ class SnapshotSettings(_Part):
             raise ValueError("mode on_request needs signal_table")
         if self.signal_table is not None and (self.mode == "never" or "*" in self.signal_table):
             raise ValueError("signal_table is one table, and needs another mode than never")
+        if self.mode == "always" and self.without_key == "read":
+            raise ValueError("mode always would send rows of tables without a key again")
         return self
 
 

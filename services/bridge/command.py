@@ -2,6 +2,7 @@
 
 import contextlib
 import json as json_module
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from services.bridge import compiled, failpoints, metrics
 from services.bridge.adopt_command import adopt, release
 from services.bridge.doctor.command import doctor
 from services.bridge.opening import SessionSettings
-from services.bridge.recover_command import recover
+from services.bridge.recover_command import recover, repair_by_itself
 from services.bridge.runner import Runner
 from services.bridge.setup_commands import check_config, docs, init, schema, sql
 from services.bridge.snapshot_command import snapshot
@@ -68,7 +69,9 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
             snapshot=settings.snapshot,
             streaming=settings.bridge.streaming,
         )
-        runner = Runner(session_settings, stop, settings.registry)
+        mend = settings.snapshot.mode == "when_needed"
+        repair = partial(repair_by_itself, settings) if mend else None
+        runner = Runner(session_settings, stop, settings.registry, repair)
         if settings.bridge.http_port is not None:
             from services.bridge.control import SECTION, Control  # only with HTTP
 

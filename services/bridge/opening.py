@@ -65,7 +65,10 @@ logger = structlog.get_logger(__name__)
 
 
 class SessionSettings(NamedTuple):
-    """What a session is asked to do. `streaming`: large transactions arrive while they are open."""
+    """What a session is asked to do. `streaming`: large transactions arrive while they are open.
+
+    `rows_since_lsn`: where the first session of this process began, None in that one.
+    """
 
     source: SourceSettings
     kafka: KafkaSettings
@@ -73,6 +76,7 @@ class SessionSettings(NamedTuple):
     shaping: ShapingSettings
     snapshot: SnapshotSettings
     streaming: bool
+    rows_since_lsn: int | None = None
 
 
 class _Agreed(NamedTuple):
@@ -243,6 +247,9 @@ class _Opening:
         if self._settings.snapshot.mode != "never":
             points = agreed.seen.switch_points
             owner = Owner(self._slot, agreed.records.timeline, start.end_lsn, points)
+            if self._settings.snapshot.mode == "always":
+                since_lsn = self._settings.rows_since_lsn
+                owner = owner._replace(since_lsn=start.end_lsn if since_lsn is None else since_lsn)
             snapshot = self._open_snapshot(primary, topics, owner, encoding, group_commit, liveness)
         spool = self._open_spool(heartbeat)
         pipeline = Pipeline(

@@ -5,18 +5,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
+import structlog
 import typer
 
 from schemas.errors import ExitCode, SettingsError
 from schemas.lsn import format_lsn
+from schemas.naming import table_matches
 from schemas.recovery import RecoveryRecord
-from schemas.settings import Settings, load_settings, require
+from schemas.settings import Settings, SourceSettings, load_settings, require
 from services.bridge import failpoints
 from services.bridge.repair.diagnosis import OPERATION, Diagnosis, diagnose
 from services.bridge.repair.repair import Repair
 from services.bridge.repair.scope import Scope
 from services.bridge.stopped_bridge import open_stopped
 from services.runtime.process import configure_logging, exit_codes
+
+logger = structlog.get_logger(__name__)
 
 _NOTHING: Final = "nothing to recover: the bridge can start as it is"
 
@@ -85,6 +89,33 @@ def recover(
         else:
             for line in _told(done):
                 typer.echo(line)
+
+
+def repair_by_itself(settings: Settings, source: SourceSettings) -> None:
+    """Repair the topics as `slotbridge recover --yes` does, without a divergence or another server.
+
+    Tables of `snapshot.exclude` are left out. Raise SlotbridgeError for what this does not help.
+    """
+    settings = settings.model_copy(update={"source": source})
+    with open_stopped(settings, OPERATION) as (primary, topics, check):
+        diagnosis = diagnose(check, topics, source.slot, "")
+        if diagnosis.reason is None:
+            return
+        if diagnosis.reason.exit_code is not ExitCode.WITNESSES_DISAGREE:
+            raise diagnosis.reason
+        without = [
+            f"{schema}.{table}"
+            for schema, table in primary.published()
+            if any(table_matches(one, schema, table) for one in settings.snapshot.exclude)
+        ]
+        repair = Repair(settings, primary, topics, check, diagnosis, tuple(without))
+        with contextlib.closing(repair):
+            for line in _plan(diagnosis, repair.scope, settings):
+                logger.info("recover", plan=line)
+            primary.establish()
+            done = repair.run()
+        for line in _told(done):
+            logger.info("recover", done=line)
 
 
 def _settings(config: Path) -> Settings:

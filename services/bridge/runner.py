@@ -9,7 +9,7 @@ from collections.abc import Callable
 import structlog
 import tenacity
 
-from schemas.errors import ExitCode, Retryable, SlotbridgeError
+from schemas.errors import ExitCode, OperatorNeeded, Retryable, SlotbridgeError
 from schemas.registry import RegistrySettings
 from schemas.settings import SourceSettings
 from services.bridge import metrics
@@ -64,13 +64,17 @@ class Runner:
         settings: SessionSettings,
         stop: Stop,
         registry: RegistrySettings | None,
+        repair: Callable[[SourceSettings], None] | None = None,
     ) -> None:
+        """Connect nowhere yet; `repair` mends what slot and Kafka disagree about (when_needed)."""
         needed = registry is not None and settings.kafka.needs_registry
         self._registry = SchemaRegistry(registry) if registry is not None and needed else None
         self._settings = settings
         self._source = settings.source
         """Where to go on; another thread may set it."""
         self._refused = Refused()
+        self._repair = repair
+        self._repairing = False
         self._stop = stop
         self._session: Session | None = None
         self._moved = threading.Event()
@@ -82,6 +86,8 @@ class Runner:
 
     def healthy(self) -> bool:
         """Tell whether the loop turns: it streams, or may still connect before the deadline."""
+        if self._repairing:  # its steps have deadlines of their own
+            return True
         session = self._session
         last = session.beat if session is not None else self._opening_since
         allowed = self._settings.bridge.connect_deadline_ms / 1000 if session is None else 0.0
@@ -159,6 +165,13 @@ class Runner:
             if fenced is not None:
                 raise fenced
             if over:
+                logger.warning(
+                    "all rows are read (snapshot.mode: initial_only): from now on the slot keeps "
+                    "WAL for what comes next",
+                    slot=self._settings.source.slot,
+                    hint="start with snapshot.mode: initial to go on from here, or `slotbridge "
+                    "teardown`",
+                )
                 return
             if not self._moved.is_set():
                 self._stop.wait(pause_s)
@@ -225,10 +238,33 @@ class Runner:
         self._moved.clear()  # before the source is read: a move from here on ends the session
         settings = self._settings._replace(source=self._source)
         with descriptors_needed("open a session"):
-            session = open_session(settings, self._refused, self._registry)
+            try:
+                session = open_session(settings, self._refused, self._registry)
+            except OperatorNeeded as error:
+                self._mend(error, settings.source)
+                session = open_session(settings, self._refused, self._registry)
         bridge = self._settings.bridge.model_copy(update=_AFTER_THE_START)
         self._settings = self._settings._replace(bridge=bridge)
+        if self._settings.rows_since_lsn is None:
+            since_lsn = session.durable.end_lsn
+            self._settings = self._settings._replace(rows_since_lsn=since_lsn)
         return session
+
+    def _mend(self, error: OperatorNeeded, source: SourceSettings) -> None:
+        """Repair the topics where that is asked for, and all that keeps a session from opening."""
+        if self._repair is None or error.exit_code is not ExitCode.WITNESSES_DISAGREE:
+            raise error
+        logger.warning(
+            "slot and Kafka disagree: the topics are repaired (snapshot.mode: when_needed)",
+            slot=source.slot,
+            reason=error.message,
+        )
+        self._repairing = True
+        try:
+            self._repair(source)
+        finally:
+            self._repairing = False
+            self._opening_since = time.monotonic()
 
     def _may_retry(self, error: BaseException) -> bool:
         return isinstance(error, Retryable) and error.exit_code is not ExitCode.FENCED

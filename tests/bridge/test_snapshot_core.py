@@ -224,10 +224,12 @@ def test_patience_grows_while_it_is_in_vain_and_is_bounded(met: list[bool], firs
         assert patience.seconds == first_s if came else patience.seconds >= before
 
 
+MASKS = {"public.secret": {"mail": MaskSettings(text="-")}}
+SHAPING = Shaping(ShapingSettings(exclude=("public.hidden",), masks=MASKS), "p")
+
+
 def planned(*told: SnapshotProgress, shapes: list[TableShape], **settings: Any) -> Any:
-    masks = {"public.secret": {"mail": MaskSettings(text="-")}}
-    shaping = Shaping(ShapingSettings(exclude=("public.hidden",), masks=masks), "p")
-    return plan(shapes, told, SnapshotSettings(mode="initial", **settings), shaping, OWNER)
+    return plan(shapes, told, SnapshotSettings(mode="initial", **settings), SHAPING, OWNER)
 
 
 def progress(of: TableShape, **changed: Any) -> SnapshotProgress:

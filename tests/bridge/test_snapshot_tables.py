@@ -197,8 +197,10 @@ def test_initial_only_ends_when_all_rows_are_read(conninfo: str, new_bridge: New
         "CREATE TABLE t (id int PRIMARY KEY)",
         "INSERT INTO t SELECT generate_series(1, 10)",
     )
-    bridge = new_bridge(conninfo, snapshot={**SMALL, "mode": "initial_only"}).start()
+    settings = {**SMALL, "mode": "initial_only", "hold_ms": 5_000}  # chunks stay as large
+    bridge = new_bridge(conninfo, snapshot=settings).start()
     assert bridge.exit_code(120) == 0, bridge.output
+    assert "from now on the slot keeps WAL" in bridge.output
     assert len(values(bridge, "t", "r")) == 10
     command = ["snapshot", "status", "--config", str(bridge.config), "--json"]
     done = CliRunner().invoke(app, command)

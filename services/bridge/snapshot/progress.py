@@ -13,6 +13,7 @@ any of these but the first   one without a key                  not read: they w
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, NamedTuple
 
 from schemas.errors import SettingsError
@@ -39,13 +40,15 @@ class Owner(NamedTuple):
     """Whose progress it is: the slot, and the timeline that rows are read from.
 
     `end_lsn`: Kafka has all transactions before, none after. `history`: each ancestor of the
-    timeline -> where it was left; None: not known.
+    timeline -> where it was left; None: not known. `since_lsn`: progress from before that counts
+    for nothing.
     """
 
     slot: str
     timeline: int
     end_lsn: int
     history: Mapping[int, int] | None
+    since_lsn: int = 0
 
 
 class Known(NamedTuple):
@@ -153,7 +156,7 @@ def plan(
     asked = [one for one in asked if one.slot == owner.slot and happened(one, owner)]
     known = {(one.schema_, one.table): one for one in found if one.slot == owner.slot}
     result = Plan()
-    for shape in sorted(shapes, key=lambda shape: shape.name):
+    for shape in sorted(shapes, key=partial(rank, settings)):
         schema, table = shape.relation.schema, shape.relation.table
         excluded = any(table_matches(pattern, schema, table) for pattern in settings.exclude)
         request, paused = asked_of(schema, table, asked)
@@ -187,6 +190,13 @@ def plan(
     return result
 
 
+def rank(settings: SnapshotSettings, shape: TableShape) -> tuple[int, str]:
+    """Return what tables are sorted by: `order`, then their names."""
+    schema, table = shape.relation.schema, shape.relation.table
+    matches = [table_matches(pattern, schema, table) for pattern in settings.order]
+    return (matches.index(True) if True in matches else len(matches)), shape.name
+
+
 def condition(settings: SnapshotSettings, schema: str, table: str) -> str:
     """Return the condition that the settings have for a table's rows, "" for none."""
     for pattern, text in settings.where.items():
@@ -216,7 +226,7 @@ def beginning_for(owner: Owner, told: Iterable[SlotBeginning]) -> Beginning | No
 
 def counts(told: SnapshotProgress, shape: TableShape, owner: Owner) -> bool:
     """Whether rows that `told` counts are those of the table as it is now."""
-    if told.oid != shape.relation.oid or told.commit_lsn >= owner.end_lsn:
+    if told.oid != shape.relation.oid or not owner.since_lsn <= told.commit_lsn < owner.end_lsn:
         return False
     if told.timeline != owner.timeline:
         left = (owner.history or {}).get(told.timeline)
