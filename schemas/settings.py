@@ -340,20 +340,17 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _signals_readable(self) -> "Settings":
-        """Refuse a signal table whose events the bridge itself can't read."""
-        kafka = self.kafka
-        if kafka is not None and kafka.value_format in REGISTERED and self.snapshot.signal_table:
-            raise ValueError("snapshot.signal_table needs a kafka.value_format in JSON")
-        return self
-
-    @model_validator(mode="after")
-    def _repairable(self) -> "Settings":
-        """Refuse records that no repair can compare with rows, where repairs are asked for."""
-        kafka = self.kafka
-        formats = {"json"} if kafka is None else {kafka.key_format, kafka.value_format}
-        if self.snapshot.mode == "when_needed" and (formats != {"json"} or self.shaping.flat):
-            raise ValueError("snapshot.mode when_needed repairs topics of plain JSON alone")
+    def _snapshot(self) -> "Settings":
+        """Refuse signals that can't be read, and repairs of topics that can't be compared."""
+        kafka, snapshot = self.kafka, self.snapshot
+        if kafka is not None:
+            if kafka.value_format in REGISTERED and snapshot.signal_table:
+                raise ValueError("snapshot.signal_table needs a kafka.value_format in JSON")
+            if (snapshot.signal_topic or "").startswith(f"{kafka.topic_prefix}."):
+                raise ValueError("snapshot.signal_topic begins as the bridge's own topics do")
+            plain = kafka.key_format == kafka.value_format == "json" and not self.shaping.flat
+            if snapshot.mode == "when_needed" and not plain:
+                raise ValueError("snapshot.mode when_needed repairs topics of plain JSON alone")
         return self
 
     @classmethod

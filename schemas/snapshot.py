@@ -4,10 +4,11 @@
     <prefix>.snapshot   SnapshotKey          SnapshotProgress
     compacted           SnapshotRequestKey   SnapshotRequest
                         SlotBeginningKey     SlotBeginning
+                        SignalPositionKey    SignalPosition
 
 A SnapshotProgress is written in the same Kafka transaction as the rows that it counts, a
-SnapshotRequest in the one of the source transaction that inserted the signal, a SlotBeginning with
-the first progress record.
+SnapshotRequest in the one of the source transaction that inserted the signal, or with the
+SignalPosition behind the signal's record. A SlotBeginning is with the first progress record.
 """
 
 from collections.abc import Mapping
@@ -49,24 +50,29 @@ class SnapshotSettings(_Part):
 
     mode: Mode = "never"
     """`initial`: publish the rows of each published table once, beside the stream of changes.
-    `initial_only`: the same, then stop. `when_needed`: as `initial`, and topics are repaired as
-    `slotbridge recover` does where slot and Kafka disagree. `always`: all rows again at each start
-    of the process. `on_request`: the rows of tables that a signal names. `never`: changes alone."""
+    `initial_only`: the same, then stop. `when_needed`: as `initial`, and the bridge repairs the
+    topics like `slotbridge recover` where slot and Kafka disagree. `always`: all rows again at each
+    start of the bridge. `on_request`: the rows of tables that a signal names. `never`: changes
+    alone."""
     signal_table: TablePattern | None = None
     """`schema.table` of a published table with the columns id, type, data. A row inserted there
     requests a snapshot, as in Debezium. The bridge's role runs the SQL conditions in such rows, so
     restrict who may insert."""
+    signal_topic: str | None = Field(None, pattern=r"^[a-zA-Z0-9._-]{1,249}$")
+    """A topic with one partition. A record there requests a snapshot, as in Debezium: its key is
+    kafka.topic_prefix, its value a document with id, type and data. The bridge creates a missing
+    topic. The bridge's role runs the SQL conditions in such records, so restrict who may write."""
     exclude: tuple[TablePattern, ...] = ()
     """`schema.table` (`*` for any characters) of tables whose rows are not read; their changes are
     published all the same."""
     order: tuple[TablePattern, ...] = ()
-    """Tables that are read first, in this order; the others follow by their names."""
+    """Tables that the bridge reads first, in this order. It reads the others in order of names."""
     where: dict[TablePattern, Condition] = {}
     """Table -> SQL condition for the rows that a snapshot reads. It does not filter changes."""
     without_key: Literal["refuse", "read"] = "refuse"
-    """What becomes of tables that have no key. `refuse`: a snapshot does not begin. `read`: their
-    rows from before the slot are published once, all others are changes; the bridge must make the
-    slot with this setting (docs/SNAPSHOTS.md)."""
+    """Tables without a key. `refuse`: the bridge begins no snapshot while the publication has one.
+    `read`: it publishes their rows from before the slot once, and all later ones as changes. Set it
+    before the bridge creates the slot (docs/SNAPSHOTS.md)."""
     chunk_rows_max: int = Field(10_000, ge=1, le=1_000_000)
     """Most rows in a chunk. Each chunk is one Kafka transaction."""
     hold_ms: int = Field(100, ge=1, le=10_000)
@@ -75,8 +81,10 @@ class SnapshotSettings(_Part):
 
     @model_validator(mode="after")
     def _signals(self) -> "SnapshotSettings":
-        if self.mode == "on_request" and self.signal_table is None:
-            raise ValueError("mode on_request needs signal_table")
+        if self.mode == "on_request" and not (self.signal_table or self.signal_topic):
+            raise ValueError("mode on_request needs signal_table or signal_topic")
+        if self.mode == "never" and self.signal_topic is not None:
+            raise ValueError("signal_topic needs another mode than never")
         if self.signal_table is not None and (self.mode == "never" or "*" in self.signal_table):
             raise ValueError("signal_table is one table, and needs another mode than never")
         if self.mode == "always" and self.without_key == "read":
@@ -154,7 +162,9 @@ class SnapshotRequestKey(_Part):
 
 
 class SnapshotRequest(_Part):
-    """A signal: what the insert at (`commit_lsn`, `seq`) asks for `tables` (`*`: any characters).
+    """A signal: what is asked at (`commit_lsn`, `seq`) for `tables` (`*`: any characters).
+
+    That is where its insert is, or where the record of `topic` was taken.
 
     `read`: their rows are read from the beginning, whatever was read of them before `commit_lsn`,
     where `where` holds. `stop`: they are not read on. `pause`, `resume`: not until `resume`.
@@ -168,4 +178,22 @@ class SnapshotRequest(_Part):
     timeline: int
     commit_lsn: int
     seq: int
+    ts_ms: int
+    topic: str = ""
+    """The signal topic that it came by; "": the signal table."""
+
+
+class SignalPositionKey(_Part):
+    """The key of a SignalPosition."""
+
+    slot: str
+    signals: str
+
+
+class SignalPosition(_Part):
+    """How far the records of a signal topic are taken: `offset` is the next one's."""
+
+    slot: str
+    topic: str
+    offset: int
     ts_ms: int

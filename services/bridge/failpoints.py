@@ -53,6 +53,10 @@ OF_A_SNAPSHOT: Final = (
     "chunk secured",  # the standbys have what it was read from
     "chunk handed",  # it is in the open Kafka transaction, or waits for the next one
 )
+OF_A_SIGNAL: Final = (
+    "signal marked",  # the message that says where records of the signal topic are taken is written
+    "signal taken",  # what they ask, and the position behind them, is in the open Kafka transaction
+)
 OF_A_RECOVERY: Final = (
     "recover fenced",  # no other bridge can write any more, nothing else has happened
     "recover dropping",  # the topics are read, the slot is about to be dropped
@@ -72,7 +76,10 @@ OF_A_RELEASE: Final = (
     "release offset",  # Kafka Connect has the offset, the bridge could still go on
     "release forgotten",  # the progress record is removed, the origin is not dropped
 )
-_ALL: Final = FAILPOINTS + OF_A_SNAPSHOT + OF_A_RECOVERY + OF_AN_ADOPTION + OF_A_RELEASE
+_ALL: Final = (
+    *(FAILPOINTS + OF_A_SNAPSHOT + OF_A_SIGNAL),
+    *(OF_A_RECOVERY + OF_AN_ADOPTION + OF_A_RELEASE),
+)
 
 
 class _Armed:

@@ -16,6 +16,7 @@ from services.bridge.snapshot.opening import read_known
 from services.bridge.snapshot.progress import Known
 from services.bridge.snapshot.requests import Signal, asked_of, check
 from services.bridge.snapshot.signal_table import send
+from services.bridge.snapshot.signal_topic import send_to_topic
 from services.runtime.process import configure_logging, exit_codes
 
 snapshot = typer.Typer(help="Rows that were in the tables before the bridge.", no_args_is_help=True)
@@ -101,16 +102,21 @@ def _signal(config: Path, kind: str, data: dict[str, object]) -> None:
     configure_logging(json_lines=False)
     with exit_codes():
         settings = load_settings(config)
-        source, table = require(settings.source, "source"), settings.snapshot.signal_table
-        if table is None:
-            raise SettingsError(
-                "snapshot.signal_table is not set",
-                operation="send a signal",
-                hint="name a published table with the columns id, type, data (docs/SNAPSHOTS.md)",
-            )
+        source, kafka = require(settings.source, "source"), require(settings.kafka, "kafka")
+        table, topic = settings.snapshot.signal_table, settings.snapshot.signal_topic
         signal = Signal(str(uuid.uuid4()), kind, json_module.dumps(data))
         check(signal)
-        send(source, table, signal)
+        if table is not None:
+            send(source, table, signal)
+        elif topic is not None:
+            send_to_topic(kafka, topic, signal)
+        else:
+            raise SettingsError(
+                "neither snapshot.signal_table nor snapshot.signal_topic is set",
+                operation="send a signal",
+                hint="name a published table with the columns id, type, data, or a topic "
+                "(docs/SNAPSHOTS.md)",
+            )
         typer.echo(signal.id)
 
 

@@ -283,6 +283,8 @@ def _notes(own: Mapping[str, str], connector: Connector) -> Iterator[str]:
         yield "the topic of Debezium's heartbeats is written no longer: the bridge has its own"
     if own.get("signal.data.collection"):
         yield "signals: set snapshot.mode and snapshot.signal_table (docs/SNAPSHOTS.md)"
+    if own.get("signal.kafka.topic"):
+        yield "signals: snapshot.signal_topic takes all records of its topic, also old ones"
     if not _true(own.get("provide.transaction.metadata", "false")):
         yield "bridge.transaction_metadata is false as with Debezium; slottables needs true"
     if "d" in _skipped(own):

@@ -5,15 +5,23 @@ from collections.abc import Callable
 
 from schemas.events import snapshot_topic
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
-from schemas.snapshot import SlotBeginning, SnapshotProgress, SnapshotRequest, SnapshotSettings
+from schemas.snapshot import (
+    SignalPosition,
+    SlotBeginning,
+    SnapshotProgress,
+    SnapshotRequest,
+    SnapshotSettings,
+)
 from services.bridge.events.envelope import Describe
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.progress import Known, Owner
 from services.bridge.snapshot.reader import SnapshotReader
-from services.bridge.snapshot.requests import is_progress, is_request
+from services.bridge.snapshot.requests import is_position, is_progress, is_request
 from services.bridge.snapshot.row_events import RowEvents
+from services.bridge.snapshot.signal_topic import SignalTopic, signal_position
+from services.bridge.snapshot.signals import Signals
 from services.bridge.snapshot.snapshotter import Snapshotter
 from services.bridge.source.database import Primary
 from services.bridge.transactions.assembler import EventBatch
@@ -50,9 +58,13 @@ def open_snapshot(
         *(primary.conninfo, source.publication, source.slot, primary.server),
         deadline_ms=bridge.sql_deadline_ms,
     )
+    signals = Signals(settings, kafka.topic_prefix, owner, found.requests)
+    if settings.signal_topic is not None:
+        position = signal_position(settings.signal_topic, owner.slot, found.positions)
+        signals.topic = SignalTopic(topics, settings.signal_topic, position)
     return Snapshotter(
         *(settings, reader, row_events, found),
-        *(shaping, owner, kafka.topic_prefix),
+        *(shaping, owner, kafka.topic_prefix, signals),
         bytes_max=min(CHUNK_BYTES_MAX, bridge.transaction_bytes_max),
         take=take,
         while_waiting=while_waiting,
@@ -60,11 +72,12 @@ def open_snapshot(
 
 
 def read_known(topics: Topics) -> Known:
-    """Return the last records of each table and slot in `<prefix>.snapshot`."""
+    """Return the last records of each kind in `<prefix>.snapshot`."""
     topic = snapshot_topic(topics.prefix)
     last: dict[object, SnapshotProgress] = {}
     asked: dict[object, SnapshotRequest] = {}
     beginnings: dict[object, SlotBeginning] = {}
+    positions: dict[object, SignalPosition] = {}
     with topics.reader(topic) as reader:
         low, end = reader.bounds()
         for offset, key, value in reader.between(low, end, time.monotonic() + READ_DEADLINE_S):
@@ -74,6 +87,10 @@ def read_known(topics: Topics) -> Known:
                 asked[key] = parse_record(SnapshotRequest, topic, offset, value)
             elif is_progress(key):
                 last[key] = parse_record(SnapshotProgress, topic, offset, value)
+            elif is_position(key):
+                positions[key] = parse_record(SignalPosition, topic, offset, value)
             else:
                 beginnings[key] = parse_record(SlotBeginning, topic, offset, value)
-    return Known([*last.values()], [*asked.values()], [*beginnings.values()])
+    return Known(
+        *([*last.values()], [*asked.values()]), [*beginnings.values()], [*positions.values()]
+    )

@@ -21,6 +21,7 @@ from schemas.events import snapshot_topic
 from schemas.naming import table_matches
 from schemas.snapshot import (
     READ_ALL,
+    SignalPosition,
     SlotBeginning,
     SnapshotKey,
     SnapshotProgress,
@@ -52,11 +53,15 @@ class Owner(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What Kafka has: how far each table is read, what signals have asked, where slots began."""
+    """What Kafka has: how far each table is read, what signals have asked, where slots began.
+
+    `positions`: how far signal topics are taken.
+    """
 
     progress: Sequence[SnapshotProgress]
     requests: Sequence[SnapshotRequest]
     beginnings: Sequence[SlotBeginning] = ()
+    positions: Sequence[SignalPosition] = ()
 
 
 class Apart(NamedTuple):
@@ -150,10 +155,10 @@ def plan(
 ) -> Plan:
     """Plan the tables to read: `shapes` are those of the publication, `found` what Kafka has.
 
-    `asked`: the requests that Kafka has. One that a failover has undone asks for nothing.
+    `asked`: the requests that Kafka has. One whose insert a failover has undone asks for nothing.
     `apart`: None where the beginning of the slot is not known.
     """
-    asked = [one for one in asked if one.slot == owner.slot and happened(one, owner)]
+    asked = [one for each in asked if (one := request_of(each, owner)) is not None]
     known = {(one.schema_, one.table): one for one in found if one.slot == owner.slot}
     result = Plan()
     for shape in sorted(shapes, key=partial(rank, settings)):
@@ -205,9 +210,20 @@ def condition(settings: SnapshotSettings, schema: str, table: str) -> str:
     return ""
 
 
-def happened(request: SnapshotRequest, owner: Owner) -> bool:
-    """Whether the present timeline has the insert of the request."""
-    return has(owner, request.timeline, request.commit_lsn)
+def request_of(request: SnapshotRequest, owner: Owner) -> SnapshotRequest | None:
+    """Return the request as the present timeline has it; None where that lacks its insert.
+
+    A record of a signal topic asks also where the place at which it was taken is lost: then it asks
+    from where that timeline was left.
+    """
+    if request.slot != owner.slot:
+        return None
+    if has(owner, request.timeline, request.commit_lsn):
+        return request
+    left = (owner.history or {}).get(request.timeline)
+    if left is None or not request.topic:
+        return None
+    return request.model_copy(update={"timeline": owner.timeline, "commit_lsn": left})
 
 
 def has(owner: Owner, timeline: int, lsn: int) -> bool:

@@ -7,8 +7,10 @@
     pause-snapshot    the same                                         pause
     resume-snapshot   the same                                         resume
 
-A request goes to Kafka with the transaction of its insert: exactly once, through kills and
-failovers. Progress from before a request counts for nothing.
+A record of the signal topic is {"id": …, "type": …, "data": {…}}; its key is the topic prefix.
+
+A request goes to Kafka with the transaction of its insert, or with the position behind its record:
+exactly once, through kills and failovers. Progress from before a request counts for nothing.
 """
 
 import json
@@ -21,7 +23,13 @@ from schemas.errors import SettingsError
 from schemas.events import snapshot_topic
 from schemas.naming import table_matches
 from schemas.shaping import TablePattern, field_name
-from schemas.snapshot import Condition, SnapshotRequest, SnapshotRequestKey
+from schemas.snapshot import (
+    Condition,
+    SignalPosition,
+    SignalPositionKey,
+    SnapshotRequest,
+    SnapshotRequestKey,
+)
 from services.bridge.events.event import Event, Stamp
 from services.bridge.transactions.assembler import EventBatch
 
@@ -62,6 +70,20 @@ def signals(events: Iterable[Event], table: str) -> Iterable[tuple[Signal, int]]
                 yield Signal(*(text if isinstance(text, str) else "" for text in texts)), event.seq
 
 
+def topic_signal(key: bytes | None, value: bytes | None, prefix: str) -> Signal:
+    """Read a record of the signal topic. Raise BadSignal for one that asks this bridge nothing."""
+    named = (key or b"").decode("utf-8", "replace")
+    if named != prefix:
+        raise BadSignal(f"its key {named!r} is not {prefix!r}")
+    try:
+        document = json.loads(value or b"")
+        data = document.get("data") or {}
+        text = data if isinstance(data, str) else json.dumps(data)
+        return Signal(str(document.get("id") or ""), str(document.get("type") or ""), text)
+    except (AttributeError, ValueError) as error:
+        raise BadSignal(f"its value is not a document ({type(error).__name__})") from error
+
+
 def asked_by(
     batch: EventBatch, table: str, slot: str, timeline: int
 ) -> tuple[list[SnapshotRequest], list[tuple[str, str]]]:
@@ -92,9 +114,12 @@ def check(signal: Signal) -> None:
 
 
 def requests(
-    signal: Signal, slot: str, timeline: int, stamp: Stamp, seq: int
+    signal: Signal, slot: str, timeline: int, stamp: Stamp, seq: int, topic: str = ""
 ) -> list[SnapshotRequest]:
-    """Read a signal; return a request for each table that it names. Raise BadSignal."""
+    """Read a signal; return a request for each table that it names. Raise BadSignal.
+
+    `topic`: the signal topic that it came by.
+    """
     kind = _TYPES.get(signal.type)
     if kind is None:
         raise BadSignal(f"type {signal.type!r} is none of {', '.join(_TYPES)}")
@@ -126,6 +151,7 @@ def requests(
                 "commit_lsn": stamp.commit_lsn,
                 "seq": seq,
                 "ts_ms": stamp.encoded_us // 1000,
+                "topic": topic,
             }
         )
         for name in tables
@@ -154,6 +180,17 @@ def key_of(request: SnapshotRequest) -> SnapshotRequestKey:
 def is_request(key: bytes | str | None) -> bool:
     """Whether a record of `<prefix>.snapshot` with this key is a request."""
     return b'"request":' in (key.encode() if isinstance(key, str) else key or b"")
+
+
+def position_event(prefix: str, position: SignalPosition) -> Event:
+    """Make the record of how far the signal topic is taken, with what its records ask."""
+    key = SignalPositionKey(slot=position.slot, signals=position.topic).model_dump_json().encode()
+    return Event(snapshot_topic(prefix), key, position.model_dump_json().encode())
+
+
+def is_position(key: bytes | str | None) -> bool:
+    """Whether a record of `<prefix>.snapshot` with this key is a SignalPosition."""
+    return b'"signals":' in (key.encode() if isinstance(key, str) else key or b"")
 
 
 def is_progress(key: bytes | str | None) -> bool:

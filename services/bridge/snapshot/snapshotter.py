@@ -49,8 +49,8 @@ from services.bridge.snapshot.progress import (
 )
 from services.bridge.snapshot.reader import Inspection, NotNow, SnapshotReader
 from services.bridge.snapshot.reader_thread import ReaderThread
-from services.bridge.snapshot.requests import asked_by, request_event
 from services.bridge.snapshot.row_events import RowEvents
+from services.bridge.snapshot.signals import Signals
 from services.bridge.snapshot.visibility import Published
 from services.bridge.transactions.assembler import EventBatch, size_of
 
@@ -97,6 +97,7 @@ class Snapshotter:
         shaping: Shaping,
         owner: Owner,
         prefix: str,
+        signals: Signals,
         *,
         bytes_max: int,
         take: Callable[[EventBatch], None],
@@ -109,7 +110,9 @@ class Snapshotter:
         self._events = ChunkEvents(row_events)
         own = [one for one in found.progress if one.slot == owner.slot]
         self._found = {(one.schema_, one.table): one for one in own}
-        self._requests = [*found.requests]
+        self._signals = signals
+        self._signal_mark: AwaitedMark | None = None
+        self._signals_due = 0.0
         read = settings.without_key == "read"
         self._beginning = beginning_for(owner, found.beginnings) if read else None
         self._shaping = shaping
@@ -134,9 +137,11 @@ class Snapshotter:
         self._reader.interrupt()
         self._thread.close()
         self._reader.close()
+        self._signals.close()
 
     def perform(self, now: float) -> None:
         """Begin what is due at `now` (time.monotonic); does not block. Raises SlotbridgeError."""
+        self._perform_signals(now)
         try:
             self._perform_due(now)
         except NotNow as reason:
@@ -144,6 +149,20 @@ class Snapshotter:
             if self._reading is not None:
                 self._reading.awaited = None
             self._narration.waits(reason)
+
+    def _perform_signals(self, now: float) -> None:
+        """Give records of the signal topic a place in the stream."""
+        mark = self._signal_mark
+        if mark is not None and mark.written is not None and mark.written.done():
+            try:
+                mark.written.result()
+            except NotNow as reason:
+                self._signal_mark, self._signals_due = None, now + _AGAIN_LATER_S
+                self._narration.waits(reason)
+        elif self._signals.poll(now) and mark is None and now >= self._signals_due:
+            token = uuid.uuid4().hex
+            self._signal_mark = AwaitedMark(token, self._thread.submit(self._reader.mark, token))
+            reach("signal marked")
 
     def _perform_due(self, now: float) -> None:
         if self._inspecting is not None:
@@ -170,15 +189,32 @@ class Snapshotter:
 
     def emit(self, batch: EventBatch) -> None:
         """Hand a batch on; where it is a mark that was awaited, with a chunk of rows."""
-        if batch.mark:
-            batch = self._at_mark(batch)
-        else:
+        if not batch.mark:
             self._note(batch)
-        if self._settings.signal_table is not None and batch.events and not batch.mark:
-            batch = self._with_requests(batch)
+            asked = self._signals.of_rows(batch)
+            if asked is not None:
+                batch = asked
+                self._plan_anew()
+        elif self._signal_mark is not None and batch.mark == self._signal_mark.token:
+            batch = self._with_records(batch)
+        else:
+            batch = self._at_mark(batch)
         self._take(batch)
         if batch.mark and batch.events:
             reach("chunk handed")
+        elif batch.mark and batch.staging:
+            reach("signal taken")
+
+    def _with_records(self, batch: EventBatch) -> EventBatch:
+        """Return the batch with what records of the signal topic ask: this is their place."""
+        self._signal_mark = None
+        if batch.stamp is None or batch.position.seq:
+            return batch
+        before = len(self._signals.requests)
+        batch = self._signals.of_records(batch, batch.stamp)
+        if len(self._signals.requests) > before:
+            self._plan_anew()
+        return batch
 
     def _note(self, batch: EventBatch) -> None:
         """Note the transactions that are published with `batch`."""
@@ -187,22 +223,6 @@ class Snapshotter:
             collecting.published.add(one.stamp.xid for one in batch.ended)
             if batch.stamp is not None:
                 collecting.published.add([batch.stamp.xid])
-
-    def _with_requests(self, batch: EventBatch) -> EventBatch:
-        """Add the requests of signals that the batch has; the tables are planned anew."""
-        table, owner = self._settings.signal_table or "", self._owner
-        asked, ignored = asked_by(batch, table, owner.slot, owner.timeline)
-        for id_, reason in ignored:
-            logger.warning("a signal is ignored", id=id_, reason=reason)
-        if not asked:
-            return batch
-        for one in asked:
-            logger.info("a signal came", id=one.id, type=one.type, tables=one.tables)
-        self._requests += asked
-        self._plan_anew()
-        records = [request_event(self._prefix, one) for one in asked]
-        staging, size = [*batch.staging, *records], batch.bytes + size_of(records)
-        return batch._replace(staging=staging, bytes=size)
 
     def _plan_anew(self) -> None:
         """Forget the plan: the next mark lies behind whatever has changed it."""
@@ -213,10 +233,11 @@ class Snapshotter:
     def _learn(self, seen: Inspection, published: Published, now: float) -> None:
         """Take the published tables as they are now."""
         published.floor = seen.xid
-        known = (self._found.values(), self._settings, self._shaping, self._owner, self._requests)
+        asked = self._signals.requests
+        known = (self._found.values(), self._settings, self._shaping, self._owner, asked)
         apart = self._beginning and Apart(self._beginning, seen.places, seen.unpublished)
         found = plan(seen.shapes, *known, apart)
-        if not (self._found or self._requests):
+        if not (self._found or asked):
             require_keys(found)
         self._narration.planned(found, said=self._planned)
         self._planned, self._complete = True, found.done == len(found.tables)

@@ -1,0 +1,140 @@
+"""Records of the signal topic, in order, from where Kafka says that they are taken."""
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import structlog
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+
+from schemas.errors import ExitCode, Retryable, SetupError
+from schemas.settings import KafkaSettings
+from schemas.snapshot import SignalPosition
+from services.bridge.sink.topics import Topics
+from services.bridge.snapshot.requests import Signal
+from services.kafka.client import client_options, kafka_error, make_client
+from services.kafka.records import REQUEST_TIMEOUT_S
+
+logger = structlog.get_logger(__name__)
+
+_OPERATION: Final = "read the signal topic"
+_LOOK_S: Final = 0.1
+_RECORDS_MAX: Final = 100
+"""How many are taken at one place of the stream."""
+
+
+class TopicSignal(NamedTuple):
+    """A record as it is in the topic."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+class SignalTopic:
+    """Reads for one session, without blocking. `pending`: what was read and is not taken yet."""
+
+    def __init__(self, topics: Topics, topic: str, position: SignalPosition | None) -> None:
+        """Make the topic where it is missing, and begin at `position`, or with the first record.
+
+        Raise SetupError for a topic of several partitions: their records have no order.
+        """
+        self.name = topics.prepare_late(lambda _: topic)
+        if topics.partitions(topic) != 1:
+            raise SetupError(
+                "a signal topic has one partition",
+                operation=_OPERATION,
+                subject=topic,
+                hint="name another topic in snapshot.signal_topic",
+            )
+        with topics.reader(topic) as reader:
+            low, end = reader.bounds()
+        self.next = low if position is None else position.offset
+        if not low <= self.next <= end:
+            logger.warning(
+                "records of the signal topic are lost, or it was made again: going on with its "
+                "first record",
+                topic=topic,
+                offset=self.next,
+                first=low,
+                end=end,
+            )
+            self.next = low
+        self.pending: list[TopicSignal] = []
+        self._due = 0.0
+        self._consumer = make_client(
+            Consumer,
+            {
+                **client_options(topics.settings),
+                "group.id": f"slotbridge-signals-{topics.prefix}",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+            },
+        )
+        self._consumer.assign([TopicPartition(topic, 0, self.next)])
+
+    def close(self) -> None:
+        """End the consumer of the topic."""
+        self._consumer.close()
+
+    def poll(self, now: float) -> None:
+        """Look for new records now and then (`now`: time.monotonic)."""
+        if now < self._due or len(self.pending) >= _RECORDS_MAX:
+            return
+        self._due = now + _LOOK_S
+        while len(self.pending) < _RECORDS_MAX:
+            message = self._consumer.poll(0)
+            if message is None:
+                return
+            if message.error() is None:  # errors pass, or the start of a session tells them
+                self.pending.append(_record(message))
+
+    def take(self) -> list[TopicSignal]:
+        """Return what is pending; `next` is behind it from now on."""
+        taken, self.pending = self.pending, []
+        if taken:
+            self.next = taken[-1].offset + 1
+        return taken
+
+
+def _record(message: Message) -> TopicSignal:
+    key, value = message.key(), message.value()
+    return TopicSignal(
+        message.offset() or 0,
+        key.encode() if isinstance(key, str) else key,
+        value.encode() if isinstance(value, str) else value,
+    )
+
+
+def signal_position(
+    topic: str, slot: str, known: Iterable[SignalPosition]
+) -> SignalPosition | None:
+    """Return how far the slot's bridge has taken the topic."""
+    own = [one for one in known if (one.slot, one.topic) == (slot, topic)]
+    return own[-1] if own else None
+
+
+def send_to_topic(kafka: KafkaSettings, topic: str, signal: Signal) -> None:
+    """Write the signal into the topic. Raise Retryable where Kafka does not take it."""
+    document = {"id": signal.id, "type": signal.type, "data": json.loads(signal.data)}
+    failures: list[object] = []
+    producer = make_client(Producer, client_options(kafka) | {"enable.idempotence": True})
+    until = time.monotonic() + REQUEST_TIMEOUT_S
+    try:
+        producer.produce(
+            *(topic, json.dumps(document).encode(), kafka.topic_prefix.encode(), 0),
+            on_delivery=lambda error, _: failures.append(error),
+        )
+        left = producer.flush(max(0.1, until - time.monotonic()))
+    except KafkaException as error:
+        raise kafka_error(error, "send a signal", topic) from error
+    if left or failures != [None]:
+        raise Retryable(
+            f"Kafka has not taken the signal: {failures[0] if failures else 'no answer'}",
+            operation="send a signal",
+            subject=topic,
+            hint="correct snapshot.signal_topic, or start the bridge once, which makes the topic",
+            exit_code=ExitCode.KAFKA_UNREACHABLE,
+        )

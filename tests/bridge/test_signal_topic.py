@@ -1,0 +1,274 @@
+"""Signals of Debezium's formats by a Kafka topic: each is obeyed once."""
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from schemas.errors import ExitCode
+from schemas.settings import Settings
+from schemas.snapshot import SnapshotRequest, SnapshotSettings
+from services.bridge.command import app
+from services.bridge.failpoints import OF_A_SIGNAL, VARIABLE
+from services.bridge.snapshot.progress import request_of
+from services.bridge.snapshot.requests import BadSignal, Signal, requests, topic_signal
+from tests.bridge.conftest import NewBridge
+from tests.bridge.folding import fold
+from tests.bridge.running import Bridge
+from tests.bridge.snapshots import Changes, assert_folds, await_chunks, chunks, done, fill
+from tests.bridge.test_failover import both, promote
+from tests.bridge.test_snapshot_core import OWNER
+from tests.bridge.test_snapshot_requests import STAMP
+from tests.conftest import NewPair
+from tests.providers.interface import Provider
+from tests.providers.slots import await_ready
+from tests.providers.waiting import eventually
+
+ROWS = 800
+NAMES: dict[str, Any] = {"data-collections": ["public.t"]}
+
+
+@pytest.fixture
+def conninfo(pair: Provider, fresh_database: str) -> str:
+    found = pair.primary.conninfo(fresh_database)
+    fill(found, ROWS)
+    return found
+
+
+@pytest.fixture
+def settings(topic_prefix: str) -> dict[str, Any]:
+    return {"mode": "on_request", "signal_topic": f"{topic_prefix}-signal", "chunk_rows_max": 20}
+
+
+def send(bridge: Bridge, kind: str, data: Any = None, *, key: str = "", value: Any = None) -> None:
+    """Write a signal into the topic, as a producer of Debezium's users does."""
+    producer = Producer({"bootstrap.servers": bridge.kafka.bootstrap_servers})
+    document = value or {"id": "a1", "type": f"{kind}-snapshot", "data": data}
+    text = document if isinstance(document, bytes) else json.dumps(document)
+    producer.produce(f"{bridge.prefix}-signal", text, key or bridge.prefix)
+    assert producer.flush(30) == 0
+
+
+def command(bridge: Bridge, *words: str) -> None:
+    told = CliRunner().invoke(app, ["snapshot", *words, "--config", str(bridge.config)])
+    assert told.exit_code == 0, told.output
+
+
+def test_rows_are_asked_for_by_records_and_by_command(
+    conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
+) -> None:
+    bridge = new_bridge(conninfo, snapshot=settings).start().streaming()
+    conditions = [{"data-collection": "public.t", "filter": "id <= 200"}]
+    send(bridge, "execute", {**NAMES, "type": "INCREMENTAL", "additional-conditions": conditions})
+    done(bridge)
+    bridge.caught_up()
+    assert fold(bridge, "t").reads.total() == 200
+    command(bridge, "start", "public.t")
+    done(bridge, times=2)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert fold(bridge, "t").reads.total() == 200 + ROWS
+    bridge.start().streaming()
+    bridge.caught_up()
+    assert bridge.output.count("a signal came") == 2, "a signal was heard again"
+    assert bridge.stop() == 0, bridge.output
+    assert_folds(bridge, conninfo)
+
+
+def test_sent_while_no_bridge_runs_and_killed_after_it(
+    conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
+) -> None:
+    """Before the first start, too: no record is passed over, none is obeyed twice."""
+    bridge = new_bridge(conninfo, snapshot={**settings, "chunk_rows_max": 3})
+    admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
+    name = settings["signal_topic"]
+    admin.create_topics([NewTopic(name, 1)])[name].result(30)
+    send(bridge, "execute", NAMES)
+    seen = []
+    with Changes(conninfo, ROWS):
+        for _ in range(4):
+            bridge.start().streaming()
+            await_chunks(bridge, chunks(bridge) + 3)
+            bridge.kill()
+            seen.append(chunks(bridge))
+        bridge.start().streaming()
+        done(bridge)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert len({*seen}) > 2, f"the kills were not in the middle of it: {seen}"
+    assert_folds(bridge, conninfo)
+    assert max(fold(bridge, "t").reads.values()) == 1, "a row was read twice"
+    asked = [key for key, _ in bridge.records("snapshot") if key and '"request"' in text_of(key)]
+    assert len(asked) == 1
+
+
+def text_of(key: bytes | str) -> str:
+    return key.decode() if isinstance(key, bytes) else key
+
+
+@pytest.mark.parametrize("point", [*OF_A_SIGNAL, "before kafka commit", "after kafka commit"])
+def test_killed_at_each_seam_of_a_signal(
+    point: str, conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
+) -> None:
+    bridge = new_bridge(conninfo, snapshot=settings).start().streaming()
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    send(bridge, "execute", NAMES)
+    bridge.start(**{VARIABLE: f"{point}:1"})
+    assert bridge.exit_code(120) == -9, bridge.output
+    bridge.start().streaming()
+    done(bridge)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert {*assert_folds(bridge, conninfo).reads.values()} == {1}
+    asked = [key for key, _ in bridge.records("snapshot") if key and '"request"' in text_of(key)]
+    assert len(asked) == 1, "the signal was taken twice, or never"
+
+
+def test_paused_resumed_and_stopped(
+    conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
+) -> None:
+    settings = {**settings, "mode": "initial", "chunk_rows_max": 4}
+    bridge = new_bridge(conninfo, snapshot=settings).start().streaming()
+    eventually(lambda: chunks(bridge) > 3, what="chunks are read")
+    send(bridge, "pause")
+    eventually(lambda: bridge.output.count("a signal came") == 1, what="the pause is heard")
+    bridge.caught_up()
+    paused = chunks(bridge)
+    assert bridge.stop() == 0
+    bridge.start().streaming()
+    bridge.caught_up()
+    assert chunks(bridge) <= paused + 1, "it went on"
+    send(bridge, "resume")
+    eventually(lambda: chunks(bridge) > paused + 3, what="chunks are read")
+    send(bridge, "stop", NAMES)
+    eventually(lambda: bridge.output.count("a signal came") == 3, what="the stop is heard")
+    bridge.caught_up()
+    stopped = fold(bridge, "t").reads.total()
+    assert stopped < ROWS, "the stop is too late"
+    send(bridge, "execute", NAMES)
+    done(bridge)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert fold(bridge, "t").reads.total() == stopped + ROWS
+    assert_folds(bridge, conninfo)
+
+
+def test_what_is_not_for_this_bridge_is_ignored_by_name(
+    conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
+) -> None:
+    bridge = new_bridge(conninfo, snapshot=settings).start().streaming()
+    send(bridge, "execute", NAMES, key="another_prefix")
+    send(bridge, "", value=b"not json")
+    send(bridge, "", value={"type": "execute-snapshot", "data": {"data-collections": []}})
+    send(bridge, "", value={"type": "log", "data": {"message": "x"}})
+    send(bridge, "execute", {**NAMES, "type": "BLOCKING"})
+    send(bridge, "execute", NAMES)
+    done(bridge)
+    bridge.caught_up()
+    for reason in (
+        "its key 'another_prefix' is not",
+        "its value is not a document",
+        "data-collections names no table",
+        "type 'log' is none of",
+        "data.type is not incremental",
+    ):
+        assert bridge.output.count(reason) == 1, reason
+    assert bridge.sessions == 1, bridge.output
+    assert bridge.stop() == 0, bridge.output
+    assert fold(bridge, "t").reads.total() == ROWS
+
+
+def test_a_failover_in_the_middle_of_what_was_asked(
+    new_pair: NewPair, new_bridge: NewBridge, topic_prefix: str
+) -> None:
+    trio = new_pair(synchronous=False)
+    primary, standby = (one.conninfo(trio.dbname) for one in (trio.primary, trio.standby))
+    fill(primary, 6_000)
+    settings = {"mode": "on_request", "signal_topic": f"{topic_prefix}-signal"}
+    bridge = new_bridge(both(trio), snapshot={**settings, "chunk_rows_max": 10})
+    with Changes(primary, 6_000):
+        bridge.start().streaming(primary)
+        await_ready(trio.primary, trio.standby, bridge.slot)
+        send(bridge, "execute", NAMES)
+        await_chunks(bridge, chunks(bridge) + 5)
+        assert "snapshot is done" not in bridge.output, "the failover is too late"
+        trio.primary.kill()
+        promote(trio)
+    with Changes(standby, 6_000):
+        bridge.streaming(standby)
+        done(bridge)
+    bridge.caught_up(standby)
+    assert bridge.stop() == 0, bridge.output
+    assert_folds(bridge, standby)
+    assert max(fold(bridge, "t").reads.values()) == 1, "a row was read twice"
+    assert bridge.output.count("a signal came") == 1
+
+
+def test_a_topic_of_several_partitions_is_refused(
+    conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
+) -> None:
+    bridge = new_bridge(conninfo, snapshot=settings)
+    name = settings["signal_topic"]
+    admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
+    admin.create_topics([NewTopic(name, 2)])[name].result(30)
+    assert bridge.start().exit_code(60) == ExitCode.SERVER_SETTING, bridge.output
+    assert "a signal topic has one partition" in bridge.output
+
+
+def test_records_of_debezium_are_understood() -> None:
+    value = (
+        b'{"type":"execute-snapshot","data": {"data-collections": ["a.b"], "type": "INCREMENTAL"}}'
+    )
+    signal = topic_signal(b"p", value, "p")
+    (found,) = requests(signal, "s", 3, STAMP, 1, "p-signal")
+    assert (found.type, found.tables, found.topic) == ("read", "a.b", "p-signal")
+    for key, wrong in ((None, value), (b"q", value), (b"p", None), (b"p", b"[]"), (b"p", b"{")):
+        with pytest.raises(BadSignal):
+            topic_signal(key, wrong, "p")
+
+
+def test_what_a_record_asks_survives_the_loss_of_its_place() -> None:
+    """The insert of a row is undone with the timeline; a record of Kafka is not."""
+    signal = Signal("i", "execute-snapshot", '{"data-collections": ["a.b"]}')
+
+    def asked(timeline: int, topic: str) -> SnapshotRequest:
+        return requests(signal, "s", timeline, STAMP, 1, topic)[0]  # at 900
+
+    assert request_of(asked(3, ""), OWNER) == asked(3, "")
+    assert request_of(asked(2, ""), OWNER) is None
+    moved = request_of(asked(2, "p-signal"), OWNER)
+    assert moved is not None and (moved.timeline, moved.commit_lsn) == (3, 500)
+    assert request_of(asked(9, "p-signal"), OWNER) is None
+
+
+def test_settings_of_a_signal_topic() -> None:
+    for wrong in ({"mode": "on_request"}, {"mode": "never", "signal_topic": "t"}):
+        with pytest.raises(ValidationError):
+            SnapshotSettings.model_validate(wrong)
+    kafka = {"bootstrap_servers": "b:9092", "topic_prefix": "bank"}
+    snapshot = {"mode": "initial", "signal_topic": "bank.signal"}
+    with pytest.raises(ValidationError, match="own topics"):
+        Settings.model_validate({"kafka": kafka, "snapshot": snapshot})
+
+
+def test_a_signal_table_is_taken_where_both_are_set(
+    conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
+) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE signals (id text PRIMARY KEY, type text, data text)")
+    both_ways = {**settings, "signal_table": "public.signals"}
+    bridge = new_bridge(conninfo, snapshot=both_ways).start().streaming()
+    command(bridge, "start", "public.t")
+    done(bridge)
+    send(bridge, "execute", NAMES)
+    done(bridge, times=2)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert {*assert_folds(bridge, conninfo).reads.values()} == {2}
