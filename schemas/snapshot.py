@@ -124,7 +124,26 @@ class SnapshotProgress(_Part):
     seq: int
     seen_lsn: int = 0
     """The chunk's rows show nothing that was committed after this LSN; 0: not known."""
+    bytes: int = 0
+    """Of the rows' events, keys and values."""
+    rows_estimate: int = -1
+    """How many rows the server believes the table to have; -1: not known."""
+    began_ms: int = 0
     ts_ms: int
+
+    @property
+    def rows_per_second(self) -> float:
+        """How many rows were published a second since the first chunk."""
+        took_s = (self.ts_ms - self.began_ms) / 1000 if self.began_ms else 0.0
+        return self.rows / took_s if took_s > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest takes at that rate; None: not known."""
+        rate, left = self.rows_per_second, self.rows_estimate - self.rows
+        if self.done:
+            return 0.0
+        return left / rate if rate > 0 and left > 0 else None
 
 
 class SlotBeginningKey(_Part):

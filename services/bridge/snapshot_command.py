@@ -1,9 +1,10 @@
 """`slotbridge snapshot`: what Kafka has of each table's rows, and signals that ask for rows."""
 
+import contextlib
 import json as json_module
 import uuid
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -12,12 +13,13 @@ from schemas.events import snapshot_topic
 from schemas.settings import load_settings, require
 from schemas.snapshot import SnapshotProgress, SnapshotRequest
 from services.bridge.sink.topics import Topics
+from services.bridge.snapshot.bars import Bars
 from services.bridge.snapshot.opening import read_known
 from services.bridge.snapshot.progress import Known
 from services.bridge.snapshot.requests import Signal, asked_of, check
 from services.bridge.snapshot.signal_table import send
 from services.bridge.snapshot.signal_topic import send_to_topic
-from services.runtime.process import configure_logging, exit_codes
+from services.runtime.process import configure_logging, exit_codes, stop_on_signals
 
 snapshot = typer.Typer(help="Rows that were in the tables before the bridge.", no_args_is_help=True)
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
@@ -31,38 +33,78 @@ def status(
     json: Annotated[
         bool, typer.Option("--json", help="Answer with one JSON document on stdout.")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again and again, until all is done, or Ctrl-C.")
+    ] = False,
+    every_s: Annotated[
+        float, typer.Option(min=0.5, help="With --watch: seconds between two looks.")
+    ] = 2.0,
 ) -> None:
     """Show how much of each table's rows is in Kafka. Needs no bridge and no PostgreSQL.
+
+    --watch shows a bar for each table; with --json, a document a line.
 
     Exit codes: 0 all tables that were begun or asked for are done; 1 some are not, or none was
     begun.
     """
     configure_logging(json_lines=False)
-    with exit_codes():
+    with exit_codes(), contextlib.ExitStack() as stack:
         settings = load_settings(config)
         source, kafka = require(settings.source, "source"), require(settings.kafka, "kafka")
-        topics = Topics(kafka, settings.shaping)
-        there = topics.there(snapshot_topic(kafka.topic_prefix))
-        known = read_known(topics) if there else Known([], [])
-        found = [one for one in known.progress if one.slot == source.slot]
-        asked = [one for one in known.requests if one.slot == source.slot]
-        found.sort(key=lambda one: (one.schema_, one.table))
-        states = [state(one, asked) for one in found]
-        if json:
-            tables = [
-                {**one.model_dump(by_alias=True), "state": said}
-                for one, said in zip(found, states, strict=True)
-            ]
-            said = [one.model_dump() for one in asked]
-            document = {"mode": settings.snapshot.mode, "tables": tables, "signals": said}
-            typer.echo(json_module.dumps(document))
-        else:
-            print_tables(found, states, settings.snapshot.mode)
-        names = {f"{one.schema_}.{one.table}" for one in found}
-        ahead = {one.tables for one in asked if one.type == "read" and "*" not in one.tables}
-        ahead -= names
-        if not found or ahead or not all(said in _FINISHED for said in states):
+        topics, mode = Topics(kafka, settings.shaping), settings.snapshot.mode
+        stop = stop_on_signals() if watch else None
+        bars = stack.enter_context(Bars()) if watch and not json else None
+        while True:
+            seen = _look(topics, source.slot)
+            if json:
+                typer.echo(json_module.dumps(seen.as_json(mode)))
+            elif bars is not None:
+                bars.show(seen.tables, seen.states)
+            else:
+                print_tables(seen.tables, seen.states, mode)
+            if stop is None or seen.finished or stop.wait(every_s):
+                break
+        if not seen.finished:
             raise SystemExit(int(ExitCode.CHECK_FAILED))
+
+
+class _Seen(NamedTuple):
+    """What Kafka has of one slot's snapshot, and what becomes of each table."""
+
+    tables: list[SnapshotProgress]
+    asked: list[SnapshotRequest]
+    states: list[str]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all that was begun or asked for is done."""
+        names = {f"{one.schema_}.{one.table}" for one in self.tables}
+        ahead = {one.tables for one in self.asked if one.type == "read" and "*" not in one.tables}
+        done = all(said in _FINISHED for said in self.states)
+        return bool(self.tables) and not ahead - names and done
+
+    def as_json(self, mode: str) -> dict[str, Any]:
+        """Return it as one document."""
+        tables = [
+            {
+                **one.model_dump(by_alias=True),
+                "state": said,
+                "rows_per_second": round(one.rows_per_second, 1),
+                "seconds_left": None if one.seconds_left is None else round(one.seconds_left, 1),
+            }
+            for one, said in zip(self.tables, self.states, strict=True)
+        ]
+        asked = [one.model_dump() for one in self.asked]
+        return {"mode": mode, "tables": tables, "signals": asked}
+
+
+def _look(topics: Topics, slot: str) -> _Seen:
+    there = topics.there(snapshot_topic(topics.prefix))
+    known = read_known(topics) if there else Known([], [])
+    tables = [one for one in known.progress if one.slot == slot]
+    asked = [one for one in known.requests if one.slot == slot]
+    tables.sort(key=lambda one: (one.schema_, one.table))
+    return _Seen(tables, asked, [state(one, asked) for one in tables])
 
 
 @snapshot.command()
@@ -142,7 +184,9 @@ def print_tables(found: list[SnapshotProgress], states: list[str], mode: str) ->
     if not found:
         console.print("Kafka has no rows of a snapshot of this slot")
         return
-    lines = Table("table", "rows", "chunks", "state", box=None)
+    lines = Table("table", "rows", "of about", "MB", "rows/s", "chunks", "state", box=None)
     for one, said in zip(found, states, strict=True):
-        lines.add_row(f"{one.schema_}.{one.table}", f"{one.rows:,}", f"{one.chunks:,}", said)
+        about = f"{one.rows_estimate:,}" if one.rows_estimate >= 0 else "?"
+        numbers = (f"{one.bytes / 1e6:,.1f}", f"{one.rows_per_second:,.0f}", f"{one.chunks:,}")
+        lines.add_row(f"{one.schema_}.{one.table}", f"{one.rows:,}", about, *numbers, said)
     console.print(lines)

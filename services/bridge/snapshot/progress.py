@@ -94,6 +94,9 @@ class TableProgress:
     shape: TableShape
     last: list[str] | None = None
     rows: int = 0
+    bytes: int = 0
+    rows_estimate: int = -1
+    began_ms: int = 0
     chunks: int = 0
     done: bool = False
     where: str = ""
@@ -189,6 +192,7 @@ def plan(
         if told is not None and counts(told, shape, owner):
             progress.last, progress.rows = told.last, told.rows
             progress.chunks, progress.done = told.chunks, told.done
+            progress.bytes, progress.began_ms = told.bytes, told.began_ms
         elif told is not None and shows_undone(told, owner):
             result.undone.append(shape.name)
         result.tables[shape.name] = progress
@@ -324,6 +328,9 @@ def told_progress(
         commit_lsn=chunk.commit_lsn,
         seq=chunk.seq,
         seen_lsn=chunk.seen_lsn,
+        bytes=table.bytes,
+        rows_estimate=max(table.rows_estimate, table.rows) if table.rows_estimate >= 0 else -1,
+        began_ms=table.began_ms,
         ts_ms=ts_ms,
     )
 

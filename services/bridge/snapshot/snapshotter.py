@@ -27,7 +27,7 @@ import structlog
 
 from schemas.snapshot import SnapshotProgress, SnapshotSettings
 from services.bridge import metrics
-from services.bridge.events.event import Stamp
+from services.bridge.events.event import EVENT_OVERHEAD_BYTES, Stamp
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.failpoints import reach
 from services.bridge.snapshot.chunk_events import ChunkEvents
@@ -287,6 +287,8 @@ class Snapshotter:
         events, certain = self._events.rows(reading.plan, table, chunk, seen.sight, stamp, lsn)
         looked_at = 0
         if certain:
+            table.bytes += size_of(events) - EVENT_OVERHEAD_BYTES * len(events)
+            table.rows_estimate = reading.rows_estimates.get(table.shape.name, -1)
             events.append(progress_event(self._prefix, self._advanced(table, seen, stamp)))
             looked_at = chunk.looked_at
         elif not events:
@@ -301,7 +303,9 @@ class Snapshotter:
         table.chunks += 1
         table.last, table.done = chunk.last or table.last, chunk.ends
         position = ChunkPosition(stamp.commit_lsn, max(0, count - 1), seen.next_mark.end_lsn)
-        told = told_progress(self._owner, table, position, time.time_ns() // 1_000_000)
+        now_ms = time.time_ns() // 1_000_000
+        table.began_ms = table.began_ms or now_ms
+        told = told_progress(self._owner, table, position, now_ms)
         self._found[told.schema_, told.table] = told
         metrics.SNAPSHOT_CHUNKS.inc()
         return told

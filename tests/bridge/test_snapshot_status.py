@@ -1,0 +1,60 @@
+"""`slotbridge snapshot status`: rows, bytes, rate and time left of each table."""
+
+import json
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from schemas.snapshot import SnapshotProgress
+from services.bridge.command import app
+from services.bridge.snapshot.bars import Bars
+from tests.bridge.conftest import NewBridge
+from tests.bridge.snapshots import INITIAL, await_chunks, fill, read_all
+from tests.bridge.test_snapshot_core import progress, shape
+from tests.providers.interface import Provider
+
+
+def told(**changed: object) -> SnapshotProgress:
+    begun = {"rows": 1_000, "rows_estimate": 5_000, "began_ms": 10_000, "ts_ms": 12_000}
+    return progress(shape("public.t", "id"), **(begun | changed))
+
+
+def test_the_rate_and_what_is_left() -> None:
+    assert (told().rows_per_second, told().seconds_left) == (500, 8)
+    assert told(done=True).seconds_left == 0
+    assert told(began_ms=0).seconds_left is None
+    assert told(rows_estimate=-1).seconds_left is None
+    assert told(rows_estimate=900).seconds_left is None
+
+
+def test_bars_of_tables_that_come_and_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bars() as bars:
+        bars.show([told()], ["being read"])
+        bars.show([told(done=True, rows=7_000)], ["done"])
+    assert "7,000" in capsys.readouterr().out
+
+
+def test_it_is_shown_while_rows_are_read_and_after(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    fill(conninfo, 2_000)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("ANALYZE t")
+    bridge = new_bridge(conninfo, snapshot={**INITIAL, "chunk_rows_max": 20})
+    bridge.start().streaming()
+    await_chunks(bridge, 5)
+    bridge.kill()
+    options = ["snapshot", "status", "--config", str(bridge.config)]
+    seen = CliRunner().invoke(app, [*options, "--json"])
+    assert seen.exit_code == 1, seen.output
+    (table,) = json.loads(seen.stdout.splitlines()[-1])["tables"]
+    assert table["rows"] < table["rows_estimate"] == 2_000
+    assert table["bytes"] > 100 * table["rows"] and table["rows_per_second"] > 0
+    assert table["seconds_left"] > 0 and table["state"] == "being read"
+    read_all(bridge)
+    assert bridge.stop() == 0, bridge.output
+    watched = CliRunner().invoke(app, [*options, "--watch"])
+    assert watched.exit_code == 0, watched.output
+    assert "public.t" in watched.stdout and "2,000" in watched.stdout
