@@ -83,7 +83,7 @@ _KNOWN: tuple[tuple[str, type[SlotbridgeError], ExitCode, str, str], ...] = (
         r"|Partitions .* have been deleted|PARTITION_OFFSET_CHANGED|DATA_LOSS",
         OperatorNeeded,
         ExitCode.WITNESSES_DISAGREE,
-        "Kafka no longer has events that the tables have not taken",
+        "Kafka has deleted events that the tables have not read",
         "topic retention was too short or a topic was made anew: rebuild the tables",
     ),
     (

@@ -86,10 +86,11 @@ class Operator:
         )
         if table.snapshot(place.snapshot) is None:
             raise OperatorNeeded(
-                "the table does not have its snapshot of that epoch",
+                "the Iceberg table no longer has its snapshot of the epoch",
                 operation="tag tables",
                 subject=place.identifier,
-                hint="the snapshot was removed, or the table was rebuilt after that epoch",
+                hint="choose a later epoch (slottables epochs): the snapshot was removed, or "
+                "the table was rebuilt since",
             )
         if name not in catalog.ref_names(table):
             table.manageSnapshots().createTag(name, place.snapshot).commit()

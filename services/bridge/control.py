@@ -96,7 +96,9 @@ class Control:
         self._source = source
         self._runner.move(source)
         hosts = [host_name(text) for text in single_hosts(source)]
-        logger.info("sent to other hosts", hosts=hosts, writable=len(servers))
+        logger.info(
+            "moving to other hosts, as POST /v1/source asked", hosts=hosts, writable=len(servers)
+        )
         return _answer(200, hosts=hosts, writable=len(servers))
 
 
@@ -118,14 +120,14 @@ def source_at(source: SourceSettings, body: bytes | None) -> SourceSettings:
         raise _bad("conninfo is not a connection string") from None
     strangers = sorted(set(hosts) - set(_HOST_KEYS))
     if strangers:
-        raise _bad(f"{strangers[0]} can't be changed here")
+        raise _bad(f"{strangers[0]} can't be changed by this request")
     if not hosts.get("host") and not hosts.get("hostaddr"):
         raise _bad("conninfo does not name a host")
     kept = conninfo_to_dict(source.conninfo.get_secret_value())
     merged = {key: value for key, value in kept.items() if key not in _HOST_KEYS} | hosts
     moved = source.model_copy(update={"conninfo": SecretStr(make_conninfo("", **merged))})
     if len(single_hosts(moved)) > _HOSTS_MAX:
-        raise _bad(f"it names more than {_HOSTS_MAX} hosts")
+        raise _bad(f"conninfo names more than {_HOSTS_MAX} hosts")
     return moved
 
 
@@ -135,10 +137,13 @@ def _wrong(servers: list[Server], known: Server | None) -> str:
         return ""
     ours = [s for s in servers if s.system_identifier == known.system_identifier]
     if len(ours) < len(servers):
-        return f"another database answers there, not {known.system_identifier}"
+        return f"the hosts have another database than the bridge's, {known.system_identifier}"
     newest = max(server.timeline for server in ours)
     if newest < known.timeline:
-        return f"the primary there is on timeline {newest}, the bridge was on {known.timeline}"
+        return (
+            f"the primary of these hosts is on timeline {newest}, older than the bridge's "
+            f"({known.timeline})"
+        )
     return ""
 
 

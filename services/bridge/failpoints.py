@@ -105,7 +105,7 @@ def arm() -> None:
         raise SettingsError(
             f"{VARIABLE}={text!r} is not a failpoint",
             operation="read settings",
-            hint=f"unset it; tests know {', '.join(_ALL)}",
+            hint=f"unset it; known failpoints: {', '.join(_ALL)}",
         )
     _armed.name = name
     _armed.passages_left = int(number)

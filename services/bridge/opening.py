@@ -332,7 +332,9 @@ class _Opening:
                 raise prepared_exceed_spool(error) from error
         if staged:
             gids = ", ".join(sorted(record.gid for record in staged)[:5])
-            logger.info("prepared transactions wait", count=len(staged), gids=gids)
+            logger.info(
+                "prepared transactions wait for their decision", count=len(staged), gids=gids
+            )
             reach("staging loaded")
         return staged
 

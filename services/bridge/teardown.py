@@ -86,7 +86,7 @@ def _in_database(
                 f"a bridge uses the slot (walsender {slot.active_pid})",
                 operation=OPERATION,
                 subject=f"slot {source.slot}",
-                hint="stop the bridge, then run this again",
+                hint="stop the bridge, then run teardown again",
                 exit_code=ExitCode.SLOT_IN_USE,
             )
         yield _statement(
@@ -123,7 +123,7 @@ def _refused(error: psycopg.Error, slot: str) -> Exception:
             text,
             operation=OPERATION,
             subject=f"slot {slot}",
-            hint="run this as a superuser: set SLOTBRIDGE_SOURCE__CONNINFO for it",
+            hint="run teardown as a superuser: set SLOTBRIDGE_SOURCE__CONNINFO for this command",
             exit_code=ExitCode.PRIVILEGE_MISSING,
         )
     return server_error(state, text, OPERATION, f"slot {slot}")

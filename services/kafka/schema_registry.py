@@ -130,7 +130,7 @@ class SchemaRegistry:
             return self._unreachable(f"status {status}: {said}", operation)
         if status in (_UNAUTHORIZED, _FORBIDDEN):
             return SetupError(
-                f"the schema registry denies it (status {status}): {said}",
+                f"the schema registry denies access (status {status}): {said}",
                 operation=operation,
                 subject=f"subject {subject}" if subject else self._settings.url,
                 hint="correct registry.username and registry.password, or grant reading and "
@@ -150,7 +150,7 @@ class SchemaRegistry:
                 exit_code=ExitCode.SCHEMA_REFUSED,
             )
         return SetupError(
-            f"the schema registry refuses it (status {status}): {said}",
+            f"the schema registry refuses the schema (status {status}): {said}",
             operation=operation,
             subject=f"subject {subject}",
             hint="check that registry.url names the registry's Confluent API",
@@ -168,9 +168,9 @@ class SchemaRegistry:
 
     def _unreachable(self, what: str, operation: str) -> Retryable:
         return Retryable(
-            f"the schema registry does not answer as it should ({what})",
+            f"the schema registry does not answer correctly ({what})",
             operation=operation,
             subject=self._settings.url,
-            hint="check that it runs, and registry.url and registry.ca_file",
+            hint="check that the registry runs, and check registry.url and registry.ca_file",
             exit_code=ExitCode.REGISTRY_UNREACHABLE,
         )

@@ -25,14 +25,14 @@ def read_token(token: SecretStr | None, file: Path | None, *, section: str) -> b
     Raise SettingsError, which names the key.
     """
     if token is not None and file is not None:
-        raise _wrong("there are two tokens", f"{section}.token", "keep one of token, token_file")
+        raise _wrong("token and token_file are both set", f"{section}.token", "remove one of them")
     if file is not None:
         key = f"{section}.token_file"
         try:
             text = file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise _wrong(f"can't read {file}: {reason}", key, "correct it") from None
+            reason = error.strerror if isinstance(error, OSError) else "the file is not text"
+            raise _wrong(f"can't read {file}: {reason}", key, f"correct {key}") from None
     elif token is not None:
         key, text = f"{section}.token", token.get_secret_value()
     else:
@@ -56,8 +56,10 @@ def refusal(
     from starlette.responses import JSONResponse
 
     if not token:
-        text = f"this request needs a token, and none is configured: set {section}.token or "
-        f"{section}.token_file"
+        text = (
+            f"this request needs a token, and none is configured: set {section}.token or "
+            f"{section}.token_file"
+        )
         return JSONResponse({"error": text}, status_code=403)
     scheme, _, shown = request.headers.get("authorization", "").partition(" ")
     given = shown.strip().encode()

@@ -212,7 +212,11 @@ class EpochRunner:
         begun = max(positions, default=NEVER)
         if begun <= record.commit_lsn:
             return record, None
-        log.info("an epoch was begun", next_epoch=record.epoch + 1, commit_lsn=format_lsn(begun))
+        log.info(
+            "an unfinished epoch is continued",
+            next_epoch=record.epoch + 1,
+            commit_lsn=format_lsn(begun),
+        )
         return record, begun
 
     def _cut(self) -> Cut | None:

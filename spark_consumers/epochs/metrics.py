@@ -92,7 +92,7 @@ class Metrics:
                 hint="set another tables.http_port",
                 exit_code=ExitCode.PORT_IN_USE,
             ) from error
-        log.info("metrics", host=tables.http_host, port=server.server_port)
+        log.info("serving /metrics", host=tables.http_host, port=server.server_port)
 
     def done(self, report: EpochReport) -> None:
         """Record the report of a committed epoch."""

@@ -105,7 +105,7 @@ class TransactionTopic:
         if not self._told:
             self._told = True
             log.warning(
-                "not judged: whether the topic was made again since the tables read it last",
+                "not judged: whether the topic was deleted and created again since the last epoch",
                 topic=self.name,
                 why=why,
             )

@@ -84,11 +84,12 @@ class _Witness:
         there = snapshot is not None and table.snapshot(snapshot) is not None
         if not there or (place and place.uuid and place.uuid != state.uuid):
             raise OperatorNeeded(
-                "the table does not have its snapshot of that epoch",
+                "the Iceberg table no longer has its snapshot of the epoch",
                 operation="compare tables",
                 subject=state.source,
                 lsn=epoch.commit_lsn,
-                hint="the snapshot was removed, or the table was rebuilt after that epoch",
+                hint="choose a later epoch (slottables epochs): the snapshot was removed, or "
+                "the table was rebuilt since",
             )
         shapes = list(self._shapes.upto(state.source, epoch.commit_lsn))
         layout = layout_of(self._settings, shapes[-1])

@@ -158,7 +158,7 @@ W, D, T = ExitCode.WITNESSES_DISAGREE, ExitCode.WRONG_DATABASE, ExitCode.TIMELIN
         (
             RECORD,
             replace(SEEN, server=replace(SERVER, system_identifier="1")),
-            *(OperatorNeeded, D, "this database is 1"),
+            *(OperatorNeeded, D, "the database has system identifier 1"),
         ),
         (
             RECORD,

@@ -89,7 +89,7 @@ def test_killed_and_run_again(stopped: Bridge, conninfo: str, point: str) -> Non
     assert bool(repairs(bridge)) is published
     if not published:
         assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
-        noted = "`slotbridge recover` was broken off" in bridge.output
+        noted = "`slotbridge recover` was interrupted" in bridge.output
         assert noted is (point in ("recover slot made", "recover sent")), bridge.output
         with psycopg.connect(conninfo, autocommit=True) as connection:
             connection.execute("UPDATE t SET note = 'meanwhile' WHERE id = 200")

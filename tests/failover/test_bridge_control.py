@@ -55,9 +55,9 @@ def test_only_hosts_change() -> None:
         (b'{"conninfo": 1}', "not a JSON document"),
         (b'{"conninfo": "host=b", "slot": "x"}', "not a JSON document"),
         (b'{"conninfo": "host=b port"}', "conninfo is not a connection string"),
-        (b'{"conninfo": "host=b user=root"}', "user can't be changed here"),
-        (b'{"conninfo": "host=b options=-cx=y"}', "options can't be changed here"),
-        (b'{"conninfo": "postgresql://u:secret@b/x"}', "can't be changed here"),
+        (b'{"conninfo": "host=b user=root"}', "user can't be changed by this request"),
+        (b'{"conninfo": "host=b options=-cx=y"}', "options can't be changed by this request"),
+        (b'{"conninfo": "postgresql://u:secret@b/x"}', "can't be changed by this request"),
         (b'{"conninfo": "port=5432"}', "does not name a host"),
         (b'{"conninfo": ""}', "does not name a host"),
         (b'{"conninfo": "host=b port=abc"}', "is not a connection string"),
@@ -142,10 +142,10 @@ def refuses_what_is_wrong(url: str, trio: Trio) -> None:
     assert post(url, there, "")[0] == 401
     assert post(url, there, TOKEN + "x")[0] == 401
     status, said = post(url, {"conninfo": "user=u"}, TOKEN)
-    assert (status, said["error"]) == (400, "user can't be changed here")
+    assert (status, said["error"]) == (400, "user can't be changed by this request")
     assert "host=a,b" in said["hint"]
     status, said = post(url, {"conninfo": place(trio.subscriber)}, TOKEN)
-    assert (status, "another database answers there" in said["error"]) == (409, True)
+    assert (status, "the hosts have another database" in said["error"]) == (409, True)
 
 
 def post(url: str, document: dict[str, Any], token: str) -> tuple[int, Any]:

@@ -135,7 +135,7 @@ def test_what_a_drill_refuses(local_trio: NewTrio, local_bed: Bed, tmp_path: Pat
         other.execute("SELECT pg_advisory_lock(%s)", [KEY])
         refused(15, "another drill is at work")
     set_on(trio.primary, synchronous_standby_names="'*'")
-    refused(25, "has a *")
+    refused(25, "contains *")
     reset_on(trio.primary, "synchronous_standby_names")
     missing = configured(tmp_path, trio, local_bed, folder="/tmp/none-such")
     refused(2, "No such file", config=missing)

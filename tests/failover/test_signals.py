@@ -60,7 +60,7 @@ def interrupted(action: Action, number: signal.Signals, *, done: bool) -> Iterat
 
 def assert_taken_back(trio: Trio, ran: Ran, config: Path, row: int) -> None:
     assert ran.code == 13, ran.err
-    assert "it was interrupted by SIG" in ran.err
+    assert "the run was interrupted by SIG" in ran.err
     assert "it was taken back, a goes on" in ran.err
     assert "Now a is the primary; b is a standby" in ran.err
     write(trio.primary, trio.dbname, row, 1)

@@ -299,7 +299,7 @@ def drill(
         bridge.end()
     totals.transactions = load.transactions
     totals.epochs = max(epoch["epoch"] for epoch in tables.epochs())
-    totals.killed_in_epoch = tables.log.count("an epoch was begun")
+    totals.killed_in_epoch = tables.log.count("an unfinished epoch is continued")
     totals.tables = len(report["tables"])
     totals.rows = sum(table["table_rows"] for table in report["tables"])
     totals.different = [json.dumps(t) for t in report["tables"] if not t["equal"]]

@@ -239,7 +239,7 @@ def test_a_transaction_topic_whose_id_is_not_known_is_told_as_not_judged(
         monkeypatch.setattr(Topics, "id", lambda *_: "")
         assert topic.require_same(id_, before=True) == id_
     assert [line["event"] for line in told] == [
-        "not judged: whether the topic was made again since the tables read it last"
+        "not judged: whether the topic was deleted and created again since the last epoch"
     ]
 
 

@@ -104,7 +104,9 @@ def stray(run: TortureRun, fault: Fault) -> None:
         case _:
             assert run.foreign is not None
             other = {"conninfo": run.foreign.conninfo(run.dbname)}
-            refused(run, "foreign", other, ExitCode.WRONG_DATABASE, "this database is")
+            refused(
+                run, "foreign", other, ExitCode.WRONG_DATABASE, "the database has system identifier"
+            )
 
 
 def refused(

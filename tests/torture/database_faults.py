@@ -30,7 +30,7 @@ _JUST_BEHIND_BYTES: Final = 2048
 _JUST: Final = ("just behind", "just overtaken")
 """Of an image as of the last origin that Kafka's record notes: the WAL alone can tell."""
 _OVERTAKES: Final = {"overtakes": "volume overtakes", "just overtaken": "volume just overtaken"}
-OLD_PRIMARY: Final = "it is an old primary"
+OLD_PRIMARY: Final = "the server is an old primary"
 SAME_TIMELINE: Final = "another timeline of the same number"
 SET_BACK: Final = "set back to an earlier state"
 GHOST: Final = "ghost"

@@ -90,11 +90,11 @@ def check_server(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     check_timeline(record, seen, slot)
     if seen.slot is None:
         raise disagreement(
-            "the slot is gone, though Kafka has a progress record",
+            "the slot is gone, although Kafka has its progress record",
             slot,
             record.end_lsn,
-            f"changes after this LSN may be lost: restore the slot, or {RECOVER}; "
-            "after a failover, the slot was not ready (slotfailover check)",
+            f"changes after this LSN may be lost: {RECOVER}. If there was a failover, the slot was "
+            "not ready for it (slotfailover check)",
         )
     if seen.slot.invalidation_reason is not None:
         raise invalidated(seen.slot, slot)
@@ -110,8 +110,8 @@ def check_timeline(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     """
     if record.system_identifier != seen.server.system_identifier:
         raise OperatorNeeded(
-            f"this database is {seen.server.system_identifier}, Kafka's progress is of "
-            f"{record.system_identifier}",
+            f"the database has system identifier {seen.server.system_identifier}, Kafka's progress "
+            f"record {record.system_identifier}",
             operation=COMPARE,
             subject=f"slot {slot}",
             hint="correct source.conninfo, or use another kafka.topic_prefix for this database",
@@ -119,8 +119,8 @@ def check_timeline(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
         )
     if record.timeline > seen.server.timeline:
         raise Retryable(
-            f"this server is on timeline {seen.server.timeline}, Kafka's progress on "
-            f"{record.timeline}: it is an old primary",
+            f"the server is on timeline {seen.server.timeline}, Kafka's progress record on "
+            f"{record.timeline}: the server is an old primary",
             operation=COMPARE,
             subject=f"slot {slot}",
             lsn=reached(record),
@@ -278,11 +278,11 @@ def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
     origin_lsn = seen.origin_lsn or 0
     known_lsn = reached(record)
     if record.timeline == seen.server.timeline and known_lsn > seen.wal_lsn:
-        what = f"its WAL ends at {format_lsn(seen.wal_lsn)}, Kafka knows it up to"
+        what = f"its WAL ends at {format_lsn(seen.wal_lsn)}, Kafka's record has its WAL up to"
         known = known_lsn
     elif _origin_is_binding(record, seen) and seen.origin_lsn is None:
         raise disagreement(
-            "the replication origin has no position, Kafka knows that it was at "
+            "the replication origin has no position, but by Kafka's record it was at "
             f"{format_lsn(record.origin_lsn)}: it was dropped, or the server was set back",
             slot,
             record.end_lsn,
@@ -291,10 +291,10 @@ def _check_position(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
             f"'{format_lsn(record.origin_lsn)}'); else {RECOVER}",
         )
     elif _origin_is_binding(record, seen) and record.origin_lsn > origin_lsn:
-        what = f"its replication origin is at {format_lsn(origin_lsn)}, Kafka knows that it was at"
+        what = f"its replication origin is at {format_lsn(origin_lsn)}, by Kafka's record it was at"
         known = record.origin_lsn
     elif not _has_commit(record, seen):
-        what = f"its WAL does not have the commit of transaction {record.xid} that Kafka knows at"
+        what = f"its WAL lacks the commit of transaction {record.xid} that Kafka's record has at"
         known = record.commit_lsn
     else:
         return
@@ -332,12 +332,12 @@ def _check_selection(record: ProgressRecord, seen: Witnesses, slot: str) -> None
     )
     if record.seq:
         raise disagreement(
-            f"{message}; Kafka has a part of the transaction at {format_lsn(record.commit_lsn)}, "
-            "whose changes would be numbered differently",
+            f"{message}; Kafka has only a part of the transaction at "
+            f"{format_lsn(record.commit_lsn)}, and the rest would be numbered differently",
             slot,
             record.end_lsn,
-            "start with the former publication and source.origin until that transaction is "
-            f"whole; if that publication is gone, {RECOVER}",
+            "start with the former publication and source.origin until Kafka has all of that "
+            f"transaction; if the former publication is gone, {RECOVER}",
         )
     if seen.accepted == str(now):
         return

@@ -25,15 +25,15 @@ def publication_gone(publication: str, *, made_again: bool = False) -> SetupErro
 
     `made_again`: a publication of that name exists, but it was created since.
     """
-    what, hint = "is gone: changes committed without it", "make it again, and compare what its"
+    what, hint = "is gone: changes committed without it", "create the publication again"
     if made_again:
         what = "was dropped and made again: changes committed in between"
-        hint = "start again: the error then names the setting that accepts it; compare what its"
+        hint = "start the bridge again: its error then names the setting that accepts this"
     return SetupError(
         f"the publication {what} are not sent",
         operation="check the publication",
         subject=f"publication {publication}",
-        hint=f"{hint} tables got meanwhile",
+        hint=f"{hint}; compare the tables with Kafka for changes of that time",
     )
 
 

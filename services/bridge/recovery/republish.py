@@ -87,7 +87,7 @@ def _finish(
         clear(topics, notes, while_waiting)
         return
     logger.warning(
-        "publishing again what was aborted while the bridge ended what hung in Kafka",
+        "publishing records again that Kafka aborted while the bridge ended their transaction",
         records=len(again),
         partitions=_names(noted for noted, judged in found if judged.again),
     )
@@ -160,7 +160,7 @@ def _tell(
     more = len(problems) - _NAMED_MAX
     named += f"; and {more} more partitions" if more > 0 else ""
     if go_on:
-        logger.warning("going on without what was aborted", slot=slot, partitions=named)
+        logger.warning("going on without records that Kafka aborted", slot=slot, partitions=named)
         return
     raise OperatorNeeded(
         "Kafka has aborted records that it had decided to commit, as the bridge died while it "

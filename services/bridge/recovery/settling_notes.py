@@ -42,7 +42,7 @@ _OPTIONS: Final = {
     "linger.ms": 0,
     "compression.type": "lz4",
 }
-_OPERATION: Final = "note what is ended"
+_OPERATION: Final = "note which hanging transactions to end"
 
 
 def write_note(
@@ -150,7 +150,7 @@ def _write(
     if len(producer):
         producer.purge()
         raise Retryable(
-            "the broker does not acknowledge the note",
+            "no broker acknowledges the note",
             operation=_OPERATION,
             subject=topic,
             hint="check that as many replicas of the topic as min.insync.replicas asks for run",

@@ -155,7 +155,7 @@ class StartCheck:
         except Diverged as error:
             raise self._named(error) from error
         for what in unjudged(record, seen):
-            logger.info("not judged: Kafka's record does not tell it", what=what, slot=self._slot)
+            logger.info("not judged: the progress record lacks it", what=what, slot=self._slot)
         return seen
 
     def witnesses(self, record: ProgressRecord | None = None) -> Witnesses:
@@ -190,7 +190,7 @@ class StartCheck:
                 if size > len(wal):
                     wal = self._read_wal(page_of(lsn), min(end, page_of(lsn) + size), timeline)
             except SlotbridgeError as error:
-                logger.info("the WAL of the last commit is not read", reason=str(error))
+                logger.info("not judged: the last commit in the server's WAL", reason=str(error))
                 return None
             self._commits[timeline, lsn] = commit_at(wal, lsn)
         return self._commits[timeline, lsn]
@@ -229,7 +229,7 @@ class StartCheck:
         """Raise where a repair has begun: the slot may be new, and tells nothing of Kafka then."""
         if any(record.repairing for record in records):
             raise disagreement(
-                "`slotbridge recover` was broken off: the slot may begin after changes that Kafka "
+                "`slotbridge recover` was interrupted: the slot may begin after changes that Kafka "
                 "lacks",
                 self._slot,
                 None,

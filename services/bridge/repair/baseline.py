@@ -103,7 +103,7 @@ class Baseline:
             gids = ", ".join(gid for (gid,) in rows)
         if gids:
             raise SetupError(
-                f"prepared transactions are not decided, and a new slot waits for them: {gids}",
+                f"a new slot would wait for prepared transactions that are not decided: {gids}",
                 operation=OPERATION,
                 subject=f"slot {self._slot}",
                 hint="COMMIT PREPARED or ROLLBACK PREPARED each of them, then run this again",
@@ -138,10 +138,11 @@ class Baseline:
                 self._now.execute("SELECT pg_switch_wal()")
         raise SetupError(
             f"the server's WAL is at {format_lsn(now_lsn)}, Kafka has events up to "
-            f"{format_lsn(lsn)}: new events would have positions that consumers have met",
+            f"{format_lsn(lsn)}: new events would get positions of events that Kafka has",
             operation=OPERATION,
             subject=f"slot {self._slot}",
-            hint="stop the server, and move its WAL beyond that by pg_resetwal --next-wal-file",
+            hint="stop the server, and move its WAL beyond Kafka's position by pg_resetwal "
+            "--next-wal-file",
             exit_code=ExitCode.SERVER_SETTING,
         )
 
@@ -157,7 +158,12 @@ class Baseline:
             name=APPLICATION,
         )
         if self._exporter.identify() != (self._server.system_identifier, self._server.timeline):
-            raise Retryable("the server changed meanwhile", operation=OPERATION)
+            raise Retryable(
+                "another server or timeline answers than before",
+                operation=OPERATION,
+                subject=f"slot {self._slot}",
+                hint="run `slotbridge recover` again: nothing was published",
+            )
         self._told = time.monotonic()
         self.lsn, snapshot = self._exporter.create_slot(
             two_phase=two_phase, deadline_s=deadline_s, while_waiting=self._tell_open
@@ -196,7 +202,7 @@ class Baseline:
         with self._statement("inspect the published tables"):
             same = self._files(self._rows, oids) == self._files(self._now, oids)
         if not same or shapes != self.published():
-            raise _changed("a published table was emptied, altered, or made")
+            raise _changed("a published table was truncated, altered or created")
         return shapes
 
     def _lock(self, shape: TableShape) -> None:
@@ -282,13 +288,13 @@ class Baseline:
                     "the connection to the server is lost",
                     operation=operation,
                     subject=subject,
-                    hint="run this again: nothing was published",
+                    hint="run `slotbridge recover` again: nothing was published",
                     exit_code=ExitCode.SERVER_UNREACHABLE,
                 ) from error
             message = " ".join((error.diag.message_primary or str(error)).split())
             refused = server_error(error.sqlstate, message, operation, subject)
             if isinstance(refused, Retryable):
-                refused.hint = "run this again"
+                refused.hint = "run `slotbridge recover` again"
             raise refused from error
 
 
@@ -296,6 +302,6 @@ def _changed(what: str) -> Retryable:
     return Retryable(
         f"{what} while the slot was made",
         operation=OPERATION,
-        hint="run this again",
+        hint="run `slotbridge recover` again",
         exit_code=ExitCode.SERVER_UNREACHABLE,
     )

@@ -95,10 +95,10 @@ class ComparedTables:
         """
         if [shape.name for shape in found.compared] != [shape.name for shape in scope.compared]:
             raise Retryable(
-                "the published tables have changed meanwhile",
+                "tables joined or left the publication while their topics were read",
                 operation=OPERATION,
                 subject="the publication",
-                hint="run this again",
+                hint="run `slotbridge recover` again",
                 exit_code=ExitCode.SERVER_UNREACHABLE,
             )
         encoder = self._encoding.at(self._baseline.commit_lsn, self._baseline.xmin - 1)
@@ -127,7 +127,7 @@ class ComparedTables:
                     operation=OPERATION,
                     subject=f"table {table.shape.name}",
                     lsn=self._baseline.lsn,
-                    hint="correct shaping.keys, or go on without the table by --without",
+                    hint="correct shaping.keys, or leave the table out: --without schema.table",
                     exit_code=ExitCode.RECORD_REFUSED,
                 )
 

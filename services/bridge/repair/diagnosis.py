@@ -75,7 +75,7 @@ def diagnose(check: StartCheck, topics: Topics, slot: str, system: str) -> Diagn
         accepted = error.exit_code is ExitCode.WRONG_DATABASE and system
         if accepted and system != check.system_identifier:
             raise OperatorNeeded(
-                f"this database is {check.system_identifier}, and not {system}",
+                f"the database has system identifier {check.system_identifier}, not {system}",
                 operation=OPERATION,
                 subject=f"slot {slot}",
                 hint="correct --accept-system-identifier or source.conninfo",

@@ -125,7 +125,10 @@ class Repair:
                 try:
                     done = self._publish(producer, scope, last)
                 except RefusalLearned as error:
-                    logger.warning("sending again, record by record", reason=str(error))
+                    logger.warning(
+                        "Kafka refuses a record: sending the repair again, record by record",
+                        reason=str(error),
+                    )
                     producer.abandon()
                     producer = self._producer()
                     self._fence(producer)
@@ -200,16 +203,17 @@ class Repair:
                 lsn = reader.mark("recover")
                 while not reader.has_standbys_up_to(lsn) and time.monotonic() < until:
                     time.sleep(0.1)
-                why = "" if reader.has_standbys_up_to(lsn) else "they are behind"
+                why = "" if reader.has_standbys_up_to(lsn) else "the standbys are behind"
             except NotNow as error:
                 why = str(error)
         if why:
             raise Retryable(
-                f"not known whether a failover would take back what was read: {why}",
+                f"a failover could undo the rows that were read: {why}",
                 operation=OPERATION,
                 subject="synchronized_standby_slots",
                 lsn=self._baseline.lsn,
-                hint="start the standbys, or correct synchronized_standby_slots; run this again",
+                hint="start the standbys, or correct synchronized_standby_slots; then run "
+                "`slotbridge recover` again",
                 exit_code=ExitCode.SERVER_UNREACHABLE,
             )
 

@@ -26,21 +26,22 @@ def require_all_published(publication: str, unpublished: Sequence[str] | None) -
     """
     if unpublished is None:
         raise SetupError(
-            "the publication is gone: it tells which tables are compared",
+            "the publication does not exist, but it determines which tables are compared",
             operation=OPERATION,
             subject=f"publication {publication}",
-            hint="make it again for the tables that have topics, then run this again",
+            hint="create the publication for the tables that have topics, then run `slotbridge "
+            "recover` again",
             exit_code=ExitCode.SERVER_SETTING,
         )
     if unpublished:
         raise SetupError(
-            f"the publication leaves out {', '.join(unpublished)}: topics rightly differ from "
-            "their tables",
+            f"the publication leaves out {', '.join(unpublished)}: topics differ from their tables "
+            "on purpose",
             operation=OPERATION,
             subject=f"publication {publication}",
-            hint="if they are to be equal: ALTER PUBLICATION … SET (publish = 'insert, update, "
-            "delete, truncate'), run this again, and set it back; else start over with a new slot "
-            "and topic prefix",
+            hint="to make them equal: ALTER PUBLICATION … SET (publish = 'insert, update, delete, "
+            "truncate'), run `slotbridge recover` again, and set `publish` back; else start over "
+            "with a new slot and topic prefix",
             exit_code=ExitCode.SERVER_SETTING,
         )
 
@@ -69,13 +70,15 @@ def scope_of(shapes: Iterable[TableShape], shaping: Shaping, without: Sequence[s
         else:
             compared.append(shape)
     if unused:
-        raise SettingsError(f"--without {min(unused)} fits no published table", operation=OPERATION)
+        raise SettingsError(
+            f"--without {min(unused)} matches no published table", operation=OPERATION
+        )
     if impossible:
         listed = "; ".join(f"{name} {why}" for name, why in impossible.items())
         raise SettingsError(
             f"tables can't be compared with their topics: {listed}",
             operation=OPERATION,
-            hint="go on without them by --without TABLE: what their topics lack stays lacking",
+            hint="leave them out by --without TABLE: their topics then stay incomplete",
         )
     return Scope(compared, left_out)
 

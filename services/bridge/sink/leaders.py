@@ -34,9 +34,9 @@ def require_leaders(written: Iterable[Partition], missing: frozenset[Partition])
     more = len(found) - _NAMED_MAX
     raise Retryable(
         f"{', '.join(map(name_of, found[:_NAMED_MAX]))}{f' and {more} more' * (more > 0)} "
-        "have no leader: nobody can tell whether they still have the slot's events",
-        operation="look at the partitions",
+        "have no leader, so the bridge can't check that they still have the slot's events",
+        operation="check the partitions' leaders",
         subject="Kafka",
-        hint="start the brokers that have them; a topic that nobody needs may be deleted",
+        hint="start the brokers that have these partitions, or delete a topic that nobody needs",
         exit_code=ExitCode.KAFKA_UNREACHABLE,
     )

@@ -182,7 +182,7 @@ class MarkerCheck:
         """Stop waiting for partitions where another producer's open transaction hides ours."""
         if new := sorted(behind.keys() - self._others.keys()):
             logger.warning(
-                "not judged: another producer's open transaction hides what was written",
+                "not judged: another producer's open transaction hides the bridge's records",
                 partitions=[name_of(partition) for partition in new],
             )
         self._others |= behind

@@ -40,10 +40,10 @@ class TopicCreation:
                 raise _not_created(error, topic.topic) from error
             if time.monotonic() > until:
                 raise Retryable(
-                    f"{error.args[0].str()} Other topics have that many replicas",
+                    f"{error.args[0].str()} Other topics have that many replicas: a broker is down",
                     operation="create the topic",
                     subject=topic.topic,
-                    hint="start the broker that is missing",
+                    hint="start the missing broker",
                     exit_code=ExitCode.KAFKA_UNREACHABLE,
                 ) from error
             self._while_waiting()

@@ -88,7 +88,7 @@ def compare_ids(
         time.sleep(_PAUSE_S)
         told |= _ask_all(admin, [one.topic for one in changed])
     if unnoted := sorted({*topics} - noted.keys()):
-        logger.info("not judged: the record does not have the ids of topics", topics=unnoted)
+        logger.info("not judged: the progress record lacks the ids of topics", topics=unnoted)
     _tell_silent({*topics} - told.keys())
     return told, changed
 

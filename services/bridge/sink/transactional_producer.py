@@ -388,9 +388,9 @@ class TransactionalProducer:
 
     def _stalled(self) -> SlotbridgeError:
         return Retryable(
-            f"the broker has taken nothing for {self._deadline_s:.0f} s",
+            f"the broker has accepted no records for {self._deadline_s:.0f} s",
             operation="produce",
             subject=self._subject,
-            hint="check that the broker runs and its disk is not full",
+            hint="check that the broker runs, and that its disk is not full",
             exit_code=ExitCode.KAFKA_UNREACHABLE,
         )

@@ -127,7 +127,7 @@ class Primary:
                 f"a bridge uses the slot (walsender {found.active_pid})",
                 operation=operation,
                 subject=f"slot {self._settings.slot}",
-                hint="stop the bridge, then run this again",
+                hint="stop the bridge, then run the command again",
                 exit_code=ExitCode.SLOT_IN_USE,
             )
         with self._statement("read synchronous_standby_names"):

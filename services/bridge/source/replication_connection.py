@@ -313,7 +313,7 @@ class ReplicationConnection:
         except psycopg.Error as error:
             raise self._lost(str(error)) from error
         if time.monotonic() >= deadline:
-            raise self._lost("the server takes no feedback")
+            raise self._lost("the server does not accept status updates")
 
     def _execute(self, command: str, expected: pq.ExecStatus = pq.ExecStatus.TUPLES_OK) -> Any:
         with cut_off_after(self._deadline_s, self._conn.socket):
@@ -335,10 +335,10 @@ class ReplicationConnection:
     def _require_before(self, until: float) -> None:
         if time.monotonic() > until:
             raise Retryable(
-                "transactions stay open, and a new slot waits for their end",
+                "the new slot waits for open transactions, which did not end in time",
                 operation="make the slot",
                 subject=f"slot {self._slot}",
-                hint="end them, and run this again",
+                hint="end them (pg_stat_activity, pg_prepared_xacts), then run the command again",
                 exit_code=ExitCode.SERVER_UNREACHABLE,
             )
 

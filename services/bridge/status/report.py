@@ -72,7 +72,7 @@ def _slot(host: HostStatus) -> str:
 def _waiting(waiting: Waiting) -> str:
     where = {
         True: "prepared in the database",
-        False: "not prepared in the database: decided and not read yet, or lost with a primary",
+        False: "not prepared in the database: decided but not read yet, or lost at a failover",
         None: "no primary to ask",
     }[waiting.in_database]
     return f"{waiting.changes:,} changes, {_age(waiting.age_s)} old, {where}"

@@ -242,7 +242,8 @@ def _same(known: PreparedRecord, prepare: Prepare | StreamPrepare) -> None:
             operation="stage a prepared transaction",
             subject=f"slot {known.slot}, xid {prepare.xid}",
             lsn=prepare.prepare_lsn,
-            hint=f"its decision was never decoded: the slot has missed changes; {RECOVER_ANYWAY}",
+            hint="the slot has missed the decision of the other transaction, and other changes; "
+            f"{RECOVER_ANYWAY}",
         )
 
 

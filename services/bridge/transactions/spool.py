@@ -36,10 +36,11 @@ class SpoolFull(Retryable):
 def prepared_exceed_spool(error: SpoolFull) -> SetupError:
     """Return the error for a spool that prepared transactions alone have filled."""
     return SetupError(
-        f"{error.message}: prepared transactions exceed it",
+        f"{error.message}, all of prepared transactions that are not decided",
         operation="spool a prepared transaction",
         subject=error.subject,
-        hint="raise bridge.spool_bytes_max; `slotbridge status` lists what waits for its decision",
+        hint="decide the transactions that `slotbridge status` lists, or raise "
+        "bridge.spool_bytes_max",
         exit_code=ExitCode.DISK_FULL,
     )
 

@@ -74,7 +74,8 @@ def _rehearsal(settings: FailoverSettings, cluster: Cluster, view: View, name: s
         raise Retryable(
             f"no {missing} answers",
             operation="drill",
-            hint="a drill needs both: the clone gets its slots as a standby does",
+            hint="start one: a drill needs a primary and a standby; the clone gets its slots as "
+            "a standby does",
         )
     given = settings.drill
     machine = settings.machines.get(chosen.name)
@@ -100,17 +101,17 @@ def _require_room(cluster: Cluster, rehearsal: Rehearsal) -> None:
     state = rehearsal.primary.state
     if state is not None and "*" in state.setting("synchronous_standby_names"):
         raise SetupError(
-            "synchronous_standby_names has a *, so commits could wait for the clone alone",
+            "synchronous_standby_names contains *, so commits could wait for the clone only",
             operation="drill",
             subject=rehearsal.primary.name,
             hint="name the standbys in synchronous_standby_names",
         )
     if tablespaces:
         raise SetupError(
-            "a clone would need its own tablespaces",
+            "the standby has tablespaces outside of its data folder",
             operation="drill",
             subject=rehearsal.standby.name,
-            hint="a drill can't copy tablespaces outside of the data folder on this machine",
+            hint="a drill can't rehearse this standby: its clone can't copy such tablespaces",
         )
     rehearsal.clone.require_room(size)
 

@@ -175,7 +175,7 @@ class Clone:
                 self._last_words() or error.message,
                 operation="start the clone",
                 subject=str(self.folder),
-                hint="failover.drill.settings can give its server other settings",
+                hint="set failover.drill.settings for settings with which the clone can't start",
             ) from error
 
     def cut_off(self) -> None:

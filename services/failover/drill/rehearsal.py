@@ -147,8 +147,8 @@ class Rehearsal:
                     f"the slot {SLOT} is in use (process {found.active_pid})",
                     operation="drill",
                     subject=name,
-                    hint="a drill that was killed on another machine: slotfailover drill --clean "
-                    f"there, then SELECT pg_drop_replication_slot('{SLOT}')",
+                    hint="if a drill was killed on another machine: slotfailover drill --clean "
+                    f"there, then SELECT pg_drop_replication_slot('{SLOT}') on {name}",
                 )
             time.sleep(_POLL_S)
         return False

@@ -83,7 +83,7 @@ def run_command(
                 f"{command[0]} did not end within {deadline_s:.0f} s",
                 operation=operation,
                 subject=subject,
-                hint="see what the command waits for, then: slotfailover resume",
+                hint="find out what the command waits for, then: slotfailover resume",
                 exit_code=ExitCode.DEADLINE,
             ) from error
         except BaseException:

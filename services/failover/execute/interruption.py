@@ -59,7 +59,7 @@ class Interruption:
         if self.no_way_back and self.signal == signal.SIGHUP.name:
             return
         raise Interrupted(
-            f"it was interrupted by {self.signal}",
+            f"the run was interrupted by {self.signal}",
             operation="run",
             hint="go on with: slotfailover resume",
             exit_code=ExitCode.DEADLINE,

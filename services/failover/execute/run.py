@@ -348,8 +348,8 @@ def _not_done(step: Step, error: SlotbridgeError) -> Blocker:
     hints = {
         Action.FLOW: "read the subscribers' logs; the subscriptions are enabled and go on trying",
         Action.SEND: error.hint,
-        Action.BRIDGE: "see that it runs, and that source.conninfo names every node",
-        Action.REJOIN: f"mend it, then slotfailover rejoin {step.server}",
+        Action.BRIDGE: "check that the bridge runs, and that source.conninfo names every node",
+        Action.REJOIN: f"repair the cause, then slotfailover rejoin {step.server}",
         Action.READY: f"slotfailover check says why; then slotfailover rejoin {step.server}",
     }
     hint = hints.get(step.action) or error.hint or "go on with: slotfailover resume"
@@ -366,7 +366,7 @@ def _given_up(name: str, error: SlotbridgeError) -> Blocker:
 
 def _interrupted() -> Retryable:
     return Retryable(
-        "it was interrupted",
+        "the run was interrupted",
         operation="run",
         hint="go on with: slotfailover resume",
         exit_code=ExitCode.DEADLINE,

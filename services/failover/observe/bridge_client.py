@@ -77,7 +77,7 @@ def send_to(bridge: Bridge, conninfo: str) -> None:
             f"the bridge refuses ({error.code}): {text}",
             operation="send the bridge to the new primary",
             subject=bridge.control_url,
-            hint="see that bridge.token is the same on both sides; or restart the bridge with a "
+            hint="check that bridge.token is the same on both sides; or restart the bridge with a "
             "source.conninfo that names the new primary",
         ) from None
     except (OSError, HTTPException) as error:
@@ -86,7 +86,7 @@ def send_to(bridge: Bridge, conninfo: str) -> None:
             f"the bridge does not answer: {reason}",
             operation="send the bridge to the new primary",
             subject=bridge.control_url,
-            hint="start it; its source.conninfo must name the new primary",
+            hint="start the bridge; its source.conninfo must name the new primary",
         ) from error
 
 

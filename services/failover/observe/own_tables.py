@@ -128,8 +128,8 @@ def _lock(connection: Connection, name: Name, mode: LiteralString) -> None:
             f"the table {_full(name)} is not used: {reason}",
             operation="use our own tables",
             subject=_full(name),
-            hint="see who made it; then DROP SCHEMA slotfailover CASCADE there, and run "
-            "sql/roles.sql as a superuser",
+            hint="find out who created the table; then, as a superuser, DROP SCHEMA slotfailover "
+            "CASCADE there, and run sql/roles.sql",
             exit_code=ExitCode.PRIVILEGE_MISSING,
         )
 

@@ -138,7 +138,7 @@ class ServerLink:
                 "a name or text on the server is not in UTF-8",
                 operation=f"ask {self.name}",
                 subject=self.name,
-                hint="see the names of its databases, slots, roles and subscriptions",
+                hint="rename the database, slot, role or subscription whose name is not in UTF-8",
             ) from error
         except psycopg.Error as error:
             if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):

@@ -96,7 +96,7 @@ def soon(ground: Ground, *, promoted: bool = False) -> Outcome:
         promote(server)
         eventually(lambda: not in_recovery(server), what="it is promoted")
     line = refusal(bridge.start(), ExitCode.TIMELINE, "set back to an earlier state")
-    assert "does not have the commit of transaction" in line
+    assert "lacks the commit of transaction" in line
     return "refused (32, set back soon); accepted", _accepted(
         ground, bridge, server, ground.load(server)
     )
@@ -168,7 +168,7 @@ def stale(ground: Ground) -> Outcome:
     on_old = ground.bridge(old, connect_deadline_ms=ground.rng.randint(500, 3000)).start()
     on_other = ground.bridge(other).start()
     load.more(ground.rng.randint(5, 60))
-    refusal(on_other, ExitCode.WRONG_DATABASE, "this database is")
+    refusal(on_other, ExitCode.WRONG_DATABASE, "the database has system identifier")
     refusal(on_old, ExitCode.TIMELINE, "old primary")
     assert healthy.running and healthy.sessions == 1, healthy.output
     load.stop()

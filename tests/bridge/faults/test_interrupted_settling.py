@@ -49,7 +49,7 @@ def test_what_was_aborted_is_published_again(
         assert bridge.start(SLOTBRIDGE_FAILPOINT=f"{point}:1").exit_code() == -9, bridge.output
     bridge.start()
     await_session(bridge, 3)
-    assert "publishing again" in bridge.output
+    assert "publishing records again" in bridge.output
     assert_intact(bridge, load, conninfo)
 
 
@@ -63,7 +63,7 @@ def test_a_note_that_is_left_over_does_no_harm(
     assert bridge.start(SLOTBRIDGE_FAILPOINT=f"{point}:1").exit_code() == -9, bridge.output
     bridge.start()
     await_session(bridge, 3)
-    assert "publishing again" not in bridge.output
+    assert "publishing records again" not in bridge.output
     assert_intact(bridge, load, conninfo)
     assert notes(bridge) == set()
 

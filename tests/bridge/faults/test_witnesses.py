@@ -63,7 +63,7 @@ def test_the_slot_is_gone(conninfo: str, load: Load, new_bridge: NewBridge) -> N
         connection.execute("SELECT pg_drop_replication_slot(%s)", [bridge.slot])
     assert bridge.start().exit_code() == ExitCode.WITNESSES_DISAGREE, bridge.output
     line = last_line(bridge.output)
-    assert "the slot is gone, though Kafka has a progress record" in line
+    assert "the slot is gone, although Kafka has its progress record" in line
     assert "start over with a new slot" in line
 
 
