@@ -1,4 +1,4 @@
-"""The command `slotbridge`: run, status, tail, teardown, demo; others have rooms of their own."""
+"""The command `slotbridge`: run, status, tail, teardown, demo; other modules have the rest."""
 
 import contextlib
 import json as json_module

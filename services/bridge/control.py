@@ -1,4 +1,4 @@
-"""What the bridge answers by HTTP beside its probes.
+"""The bridge's HTTP routes besides its probes: POST /v1/source and GET /v1/wait.
 
 GET /v1/wait?lsn=0/1A2B3C&timeout_s=30: read your writes (`slotbridge.consumer.wait_for`)
 

@@ -1,4 +1,4 @@
-"""Out of file descriptors: told as such, wherever it shows."""
+"""Reports exhausted file descriptors as such, wherever the failure appears."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Places where a test may end or stop the process, to see what the next one makes of it.
+"""Named points where a test ends or stops the process, to test the recovery from there.
 
 `SLOTBRIDGE_FAILPOINT=name:n` ends it by SIGKILL at the n-th passage; `name:n:stop` stops it by
 SIGSTOP. Unset, a passage costs one comparison. Not for production.

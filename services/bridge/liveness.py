@@ -1,4 +1,4 @@
-"""What must go on at intervals in a session, whatever else takes long.
+"""Status updates and heartbeats of a session, performed at intervals also during long work.
 
 tick             the server is answered, the origin's SQL session is kept in use
 commit_and_tick  Kafka transactions are ended and begun, too
@@ -15,7 +15,7 @@ from services.bridge.source.standby_status import Feedback
 
 
 class Liveness:
-    """One for each session. Only the session's own thread may use it."""
+    """One session's status updates and heartbeats. Only the session's own thread may use it."""
 
     def __init__(
         self,

@@ -288,13 +288,13 @@ class Live(Collector):
         STREAMING.set(1)
 
     def disconnect(self) -> None:
-        """Show no series of a session; the age of what was delivered goes on to rise."""
+        """Hide the series of the session; the delivery age keeps rising."""
         STREAMING.set(0)
         with self._lock:
             self._connected, self._held, self._slot = False, None, None
 
     def stand_by(self) -> None:
-        """Show no age either: another bridge delivers."""
+        """Hide the delivery age too: another bridge delivers."""
         with self._lock:
             self._delivered_s = None
 

@@ -111,7 +111,7 @@ def open_session(
 
 
 class _Opening:
-    """The steps. Whatever they open is closed by `resources`."""
+    """The steps that open a session. `resources` closes whatever they open."""
 
     def __init__(self, settings: SessionSettings, resources: contextlib.ExitStack) -> None:
         self._settings = settings
@@ -181,7 +181,7 @@ class _Opening:
         connection: ReplicationConnection,
         producer: TransactionalProducer,
     ) -> _Agreed:
-        """End what hangs; the last record, where all witnesses agree, as it is to go on from."""
+        """End hanging transactions; return the record to go on from, if all witnesses agree."""
         settle_all(topics, producer, primary, self._slot, self._waiting, check)
         record = topics.last_progress(self._slot)
         producer.follow(record)

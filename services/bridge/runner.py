@@ -177,12 +177,12 @@ class Runner:
                 self._stop.wait(pause_s)
 
     def _give_up(self, final: SlotbridgeError | None, cause: Retryable) -> None:
-        """Raise `final`, unless the session ended for a step that the next one goes without."""
+        """Raise `final`, unless streaming was the cause: the next session goes without it."""
         if final is not None and not isinstance(cause, SpoolFull | MessageUnclear):
             raise final from cause
 
     def _stop_streaming(self, error: SpoolFull) -> None:
-        """Let the server spill; without streaming, only prepared transactions fill the spool."""
+        """Let the server spill. If streaming is off, raise: only prepared transactions spool."""
         if not self._settings.streaming:
             raise prepared_exceed_spool(error) from error
         self._settings = self._settings._replace(streaming=False)

@@ -33,7 +33,7 @@ WAIT_MAX_S: Final = 0.2
 
 
 class Ending(Protocol):
-    """What tells a session to end in order."""
+    """A stop request, which a session polls to end cleanly."""
 
     def is_set(self) -> bool: ...
 
@@ -80,7 +80,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to do: all that was wanted is a snapshot, and it is done."""
+        """Whether the session is complete: only a snapshot was requested, and it is done."""
         return self._parts.snapshot is not None and self._parts.snapshot.over
 
     @property
@@ -111,7 +111,7 @@ class Session:
         self._finish()
 
     def close(self) -> BaseException | None:
-        """Drop everything; what Kafka has not committed comes again in the next session.
+        """Close all connections; the next session receives again what Kafka has not committed.
 
         Return what a commit that was in progress failed with: that Kafka has fenced us may be
         known only now.

@@ -93,7 +93,7 @@ def make_client(kind: Callable[[dict[str, Any]], Client], options: dict[str, Any
 
 
 class Complaints:
-    """What a client's own threads said: its calls only tell that no broker answered.
+    """Errors that a client's own threads report; its calls only tell that no broker answered.
 
     Its errors come by `Client.poll`; pass `note` as `error_cb`.
     """

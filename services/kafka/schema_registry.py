@@ -33,7 +33,7 @@ _REASON_CHARACTERS_MAX: Final = 500
 
 
 class SchemaRegistry:
-    """One process's. What it has registered it never asks for again."""
+    """The registry client of one process; it remembers the ids of registered schemas."""
 
     def __init__(self, settings: RegistrySettings) -> None:
         self._settings = settings
@@ -46,7 +46,7 @@ class SchemaRegistry:
         return self._settings.subject_naming
 
     def require(self) -> None:
-        """Ask whether it answers. Raise Retryable if it does not, SetupError for credentials."""
+        """Check that the registry answers. Raise Retryable if not, SetupError for credentials."""
         with self._explained("ask the schema registry", ""):
             try:
                 self._client.get_compatibility()

@@ -24,7 +24,7 @@ class Family(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The name of its series, as queries use it."""
+        """The name of the metric's series, as queries use it."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
     def of(self, samples: Samples | float) -> Metric:

@@ -43,7 +43,7 @@ class Refused(NamedTuple):
 
 
 class Transaction(NamedTuple):
-    """A transaction of the source, whole; `position`: behind it.
+    """A whole transaction of the source; `position`: the position after it.
 
     `id`: `xid:commit_lsn`. `events`: of the chosen tables, in the order of the changes.
     """

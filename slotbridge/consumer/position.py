@@ -19,7 +19,7 @@ class _Stored(BaseModel):
 
 
 class Position(NamedTuple):
-    """Behind the transaction at `commit_lsn`; `offsets`: partition -> where its reading goes on.
+    """The position after the transaction at `commit_lsn`; `offsets`: partition -> next to read.
 
     A partition without an offset is read from its beginning.
     """
@@ -28,7 +28,7 @@ class Position(NamedTuple):
     offsets: Mapping[Partition, int] = {}
 
     def text(self) -> str:
-        """Return it as JSON, to be stored with what was applied."""
+        """Return the position as JSON, to be stored together with what was applied."""
         offsets: dict[str, dict[int, int]] = {}
         for (topic, number), offset in sorted(self.offsets.items()):
             offsets.setdefault(topic, {})[number] = offset

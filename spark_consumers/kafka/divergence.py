@@ -18,7 +18,7 @@ class Divergences:
         self._following.close()
 
     def require_none(self) -> None:
-        """Raise OperatorNeeded when there is one."""
+        """Raise OperatorNeeded if a divergence was accepted."""
         for record in self._following.new():
             found = self._following.parsed(record, DivergenceRecord)
             raise OperatorNeeded(

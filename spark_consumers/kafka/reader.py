@@ -95,7 +95,7 @@ def _unreachable(subject: str) -> Retryable:
 
 
 def _passes(error: BaseException) -> bool:
-    """Tell whether Kafka refused only for a moment, as it does for a topic that was just made."""
+    """Tell whether Kafka's refusal will pass, as for a topic that was just created."""
     cause = error.__cause__
     return isinstance(cause, KafkaException) and bool(cause.args[0].retriable())
 

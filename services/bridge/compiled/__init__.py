@@ -1,4 +1,4 @@
-"""The way of most rows in C, where it could be built (setup.py); without it all works the same.
+"""The C extension that encodes most rows, if setup.py could build it; else Python does the same.
 
     text           a growing text
     forms          values' usual text forms as JSON
@@ -24,7 +24,7 @@ SWITCH = "SLOTBRIDGE_COMPILED"
 
 
 class Messages(Protocol):
-    """pgoutput messages, each with its place in the WAL: a list, or messages.Messages."""
+    """pgoutput messages with their WAL positions: a list, or messages.Messages."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> tuple[int, bytes]: ...

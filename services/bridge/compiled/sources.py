@@ -1,4 +1,4 @@
-"""Tells one state of the compiled part's sources from another; setup.py runs this file alone.
+"""A digest of the C extension's sources, to detect a stale build; setup.py runs this file alone.
 
 Each module is built with the digest of all sources, and one that has another is not used.
 """

@@ -26,7 +26,7 @@ _SAMPLE_MIN: Final = 20
 
 
 def decoding(facts: Facts) -> Iterator[Finding]:
-    """Yield what the statistics of the slot and its engine tell."""
+    """Yield findings from the slot's decoding statistics and from the bridge's engine."""
     yield from _spills(facts)
     yield from _streams(facts)
     yield from _empty(facts)

@@ -81,7 +81,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything; what could not be read is in `unread`, as (subject, why)."""
+    """Everything that was read; `unread`: what could not be read, as (subject, why)."""
 
     slot: str
     prefix: str

@@ -19,7 +19,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`change`: the statement, command or setting that ends it."""
+    """One finding; `change`: the statement, command or setting that ends it."""
 
     name: str
     severity: Severity

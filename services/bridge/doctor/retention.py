@@ -11,7 +11,7 @@ _GRAVE: Final = ("unreserved", "lost")
 
 
 def retention(facts: Facts) -> Iterator[Finding]:
-    """Yield what may fill the primary's disk, or end a slot."""
+    """Yield findings about slots that may fill the primary's disk, or be lost."""
     yield from _slots(facts)
     yield from _own_slot(facts)
     yield from _settings(facts)

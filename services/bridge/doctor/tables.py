@@ -10,7 +10,7 @@ _NAMED_MAX: Final = 5
 
 
 def tables(facts: Facts) -> Iterator[Finding]:
-    """Yield what is said of tables, and of the publication as a whole."""
+    """Yield findings about published tables, and about the publication as a whole."""
     publication = facts.primary.publication
     if publication is None:
         return

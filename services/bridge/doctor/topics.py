@@ -12,7 +12,7 @@ _REPLICAS: Final = "fewer than 3 replicas"
 
 
 def topics(facts: Facts) -> Iterator[Finding]:
-    """Yield what is said of the topics that the slot writes to."""
+    """Yield findings about the topics that the slot writes to."""
     if facts.kafka is None:
         return
     yield from _kept(facts, facts.kafka)

@@ -56,7 +56,7 @@ OLD_KEY_HEADER: Final = "__debezium.oldkey"
 
 
 class Writer(NamedTuple):
-    """How rows of one relation become events without detours; `numbers`: how many each takes."""
+    """A specialised row encoder of one relation; `numbers`: how many `seq` a row takes."""
 
     write: Write
     counter: Counter
@@ -64,7 +64,7 @@ class Writer(NamedTuple):
 
 
 class Described(NamedTuple):
-    """How a relation is published; the schema event that its first change calls for, if any.
+    """How a relation is published, and the schema event before its first change, if any.
 
     `settled` False: key or types are to be asked for again in the next transaction.
     """

@@ -1,4 +1,4 @@
-"""Changes that no event can be made of, with their remedies. Pure."""
+"""Errors of changes that can't become events, with their remedies. Pure."""
 
 from schemas.errors import BadInput, ExitCode
 from services.bridge.pgoutput.errors import DecodeError

@@ -35,7 +35,7 @@ class Stamp(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A transaction among others: how many events there are up to its end."""
+    """The end of a transaction in a batch: how many of the batch's events come before it."""
 
     events: int
     stamp: Stamp

@@ -91,7 +91,7 @@ class Fields:
         self.row: Sequence[Part] = row
 
     def opening(self, op: str, schema: str, table: str) -> str:
-        """Return what the rows of a table with an operation begin with."""
+        """Return the JSON text with which a table's flat rows of one operation begin."""
         names = {"schema": quoted(schema), "table": quoted(table), "op": quoted(op)}
         deleted = f',"{DELETED}":"{"true" if op == "d" else "false"}"' if self.rewrites else ""
         return f'{{"__op":"{op}"{deleted}' + "".join(
@@ -114,11 +114,11 @@ class Fields:
         return "".join([f"{text}{values[kind]}" for text, kind in self.transaction])
 
     def of_row(self, numbers: Mapping[str, int]) -> str:
-        """Return the fields that a row has; `numbers`: by kind."""
+        """Return the JSON text of a row's own fields; `numbers`: kind -> number."""
         return "".join([f"{text}{numbers[kind]}" for text, kind in self.row])
 
     def position(self, op: str, commit_lsn: int, seq: int) -> Headers:
-        """Return the headers of a record that has no value to tell its position."""
+        """Return the headers with the position of a record that has no value."""
         values = (op, str(commit_lsn), str(seq), str(self._timeline))
         return [(field_name(name), value) for name, value in zip(POSITION, values, strict=True)]
 

@@ -95,7 +95,7 @@ class Relations:
             )
 
     def _learn_types(self, relation: Relation, xid: int) -> bool:
-        """Look up the types that are new to the encoders; say once which are text to us.
+        """Look up the types that are new to the encoders; log once which of them are sent as text.
 
         False when the catalog lacks one: where commits wait for the bridge, it may come yet.
         """

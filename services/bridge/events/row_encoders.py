@@ -45,7 +45,7 @@ class Column(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The JSON text around a row, up to what the transaction's own parts follow.
+    """The JSON text around a row, apart from the fields of its transaction.
 
     `closing` stands behind these, `key_opening` and `key_closing` around the key. `flat`: the
     fields of the row itself (text, kind), which stand between `opening`, those of the transaction,

@@ -19,7 +19,7 @@ WORTH_ROWS = 20
 
 @dataclass(slots=True)
 class Counter:
-    """A table's events in the current transaction, however often it is described; `name`: JSON."""
+    """Counts a table's events in the current transaction; `name`: the table's name as JSON text."""
 
     table: str
     name: str
@@ -151,7 +151,7 @@ class Table:
         )
 
     def _flat_opening(self, fields: Fields, op: str) -> str:
-        """Return what flat rows with this operation begin with, made once."""
+        """Return the JSON text with which flat rows of this operation begin, made once."""
         if op not in self._openings:
             self._openings[op] = fields.opening(op, self._relation.schema, self._relation.table)
         return self._openings[op]

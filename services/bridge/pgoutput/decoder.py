@@ -237,7 +237,7 @@ class Decoder:
         return Message(bool(flags & 1), lsn, prefix, data[pos:])
 
     def learn(self, other: "Decoder", arrived: Mapping[tuple[int, int], int]) -> None:
-        """Take over what `other` was told, unless a later description is known here.
+        """Take over the descriptions that `other` got, unless this decoder has later ones.
 
         `arrived`: the arrival of each by kind and oid. The server takes these for told from now on.
         """

@@ -1,4 +1,4 @@
-"""What pgoutput tells, one type for each message of protocol version 4. Pure.
+"""The messages of pgoutput, one type for each message of protocol version 4. Pure.
 
 LSNs are bytes into the WAL, times microseconds since 1970-01-01 UTC.
 Source: PostgreSQL documentation 54.9 "Logical Replication Message Formats".

@@ -1,4 +1,4 @@
-"""Whether a progress record is of this server, as it is now and as it has been. Pure.
+"""Checks whether a progress record belongs to this server and to its history. Pure.
 
     what                      known to Kafka             asked of the server
     the database              system_identifier          IDENTIFY_SYSTEM
@@ -82,7 +82,7 @@ class Witnesses:
 
 
 def check_server(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
-    """Return where `record` may be of this server.
+    """Return normally if `record` may belong to this server.
 
     Raise OperatorNeeded (WITNESSES_DISAGREE, WRONG_DATABASE), Diverged, or Retryable for an older
     timeline: the new primary may just not have been reachable.
@@ -104,7 +104,7 @@ def check_server(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
 
 
 def check_timeline(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
-    """Raise where `record` is of another database, or of a timeline that is newer or none of its.
+    """Raise if `record` is of another database, or of a newer or foreign timeline.
 
     All that a hidden record can be asked: where the server has not its events, they are aborted.
     """
@@ -167,7 +167,7 @@ def unjudged(record: ProgressRecord, seen: Witnesses) -> Iterator[str]:
 
 
 def set_back(record: ProgressRecord, switch_lsn: int) -> ProgressRecord:
-    """Return what is left of `record` where Kafka and the server agree up to `switch_lsn` only.
+    """Return `record` cut back to `switch_lsn`, up to which Kafka and the server agree.
 
     A part of a transaction stays if that transaction committed before the switch. The origin went
     back as well; the slot may be where it was announced to be, and stays so.
@@ -249,7 +249,7 @@ def _check_branch(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
 
 
 def _origin_is_binding(record: ProgressRecord, seen: Witnesses) -> bool:
-    """Tell whether the server must have the origin's move that the record tells of.
+    """Tell whether the server must have the origin position that the record notes.
 
     A promoted standby must have it if it had the WAL of that move, which ends at `wal_lsn` or
     before.

@@ -39,9 +39,9 @@ def publication_gone(publication: str, *, made_again: bool = False) -> SetupErro
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """`listed`: the first of `count`, their ENDs; a BEGIN where Kafka has only a part.
+    """Transactions beyond a switch point. `listed`: ENDs of the first, or BEGIN if partial.
 
-    Transactions without events are not among them.
+    `count`: how many there are. Transactions without events are not among them.
     """
 
     listed: Sequence[TransactionEvent]

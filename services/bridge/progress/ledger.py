@@ -1,4 +1,4 @@
-"""What Kafka has, and whether every witness agrees. Pure.
+"""The positions of a session, and the check that all witnesses agree on them. Pure.
 
     received >= published >= durable >= origin      (positions in the WAL, bytes)
                 published >= flushed
@@ -24,7 +24,7 @@ from services.postgres.slots import Slot
 
 
 class Position(NamedTuple):
-    """A place to resume: as in ProgressRecord."""
+    """A resume point, with the fields that a ProgressRecord has."""
 
     commit_lsn: int
     end_lsn: int
@@ -125,7 +125,7 @@ def check_witnesses(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
 
 
 def check_beginning(seen: Witnesses, slot: str) -> None:
-    """Check that it is right to begin anew: the server knows of nothing in Kafka either."""
+    """Check that a first start is the first: the server has no trace of an earlier one."""
     if seen.origin_lsn is not None:
         raise disagreement(
             f"the replication origin has {format_lsn(seen.origin_lsn)}, but Kafka has no progress "

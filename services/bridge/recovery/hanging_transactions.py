@@ -77,7 +77,7 @@ _ROUNDS_MAX: Final = 4
 
 
 class Judge(Protocol):
-    """Whether the server is the one whose slot and origin tell what was decided."""
+    """Judges whether this server's slot and origin may show how a transaction was decided."""
 
     def may_decide(self, record: ProgressRecord | None) -> None:
         """Raise SlotbridgeError where `record`, visible or hidden, is not of this server."""
@@ -87,7 +87,7 @@ class Judge(Protocol):
 
 
 class Ending(NamedTuple):
-    """Which partitions are told, how it was decided, and by which of the two producers."""
+    """How to end a hanging transaction: its partitions, producers (`turns`), commit or abort."""
 
     partitions: Mapping[Partition, int]
     turns: tuple[int, ...]
@@ -102,7 +102,7 @@ def settle(
     while_waiting: Callable[[], None],
     judge: Judge,
 ) -> None:
-    """End what hangs in the topics of the prefix. `producer` has begun its session.
+    """End hanging transactions in the topics of the prefix. `producer` has begun its session.
 
     Raise what `judge` raises where another server than this one knows how it was decided.
     """
@@ -142,7 +142,7 @@ def settle(
 
 
 def require_told(topics: Topics, slot: str, while_waiting: Callable[[], None]) -> None:
-    """Raise Retryable where something of ours hangs; no transaction of ours is open.
+    """Raise Retryable if a transaction of this bridge hangs. Call it while none of them is open.
 
     After the loss of a broker: before the producer of the last transaction but one writes again.
     """

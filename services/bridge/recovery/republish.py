@@ -1,4 +1,4 @@
-"""Ends what hangs in Kafka, and publishes again what an earlier attempt at that has lost.
+"""Ends hanging transactions, and publishes records again that an earlier attempt has lost.
 
     settle      what hangs is committed or aborted, as it was decided    (hanging_transactions)
     judge       each note that is left over, by what its partitions show (republish_plan)
@@ -37,7 +37,7 @@ _NAMED_MAX: Final = 5
 
 
 class StartJudge(Judge, Protocol):
-    """As in `settle`, and what an operator accepts for this start."""
+    """A Judge that also knows what an operator has accepted for this start."""
 
     go_on_without_lost: bool
 
@@ -50,7 +50,7 @@ def settle_all(
     while_waiting: Callable[[], None],
     judge: StartJudge,
 ) -> None:
-    """Return where nothing of ours hangs, and nothing that was decided is lost by ending it.
+    """End all hanging transactions of this bridge; publish records again that this has lost.
 
     Raise as `settle`; OperatorNeeded where what is lost can't be published again.
     """
@@ -155,7 +155,7 @@ def _tell(
     *,
     go_on: bool,
 ) -> None:
-    """Raise OperatorNeeded, or tell it where an operator accepts that records are lost."""
+    """Raise OperatorNeeded for lost records, or only log them if an operator accepts the loss."""
     named = "; ".join(f"{_names([noted])}: {why}" for noted, why in problems[:_NAMED_MAX])
     more = len(problems) - _NAMED_MAX
     named += f"; and {more} more partitions" if more > 0 else ""

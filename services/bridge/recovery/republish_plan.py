@@ -25,7 +25,7 @@ from services.bridge.recovery.event_positions import (
 
 
 class Terms(NamedTuple):
-    """What a range is judged by.
+    """The evidence by which a noted range of records is judged.
 
     `covers`: the furthest record, visible or noted. `own`: nobody else writes to the topic.
     `outbox`: its messages may be of an outbox; `shared`: of another bridge's too.

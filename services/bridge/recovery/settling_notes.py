@@ -69,7 +69,7 @@ def write_note(
 
 
 def clear(topics: Topics, keys: Iterable[bytes], while_waiting: Callable[[], None]) -> None:
-    """Remove notes: what they tell of is committed."""
+    """Remove the notes of transactions that are committed."""
     _write(topics, dict.fromkeys(keys), while_waiting)
 
 

@@ -50,7 +50,7 @@ _WRITTEN_WITH_EVENTS: Final = (transaction_topic, schema_topic)
 
 
 class StartCheck:
-    """One session's witnesses, called as often as the start needs them.
+    """Compares all witnesses for one session, as often as the start needs it.
 
     First `before_fencing`, which changes nothing anywhere; then, once no other bridge can write,
     `may_decide` for what hangs in Kafka, and `compare` for the last record.
@@ -83,7 +83,7 @@ class StartCheck:
 
     @property
     def system_identifier(self) -> str:
-        """Of the server that is asked."""
+        """The system identifier of the connected server."""
         return self._primary.server.system_identifier
 
     def before_fencing(self) -> None:
@@ -141,7 +141,7 @@ class StartCheck:
         return lambda timeline, commit_lsn: is_lost(timeline, commit_lsn, seen, accepted)
 
     def compare(self, record: ProgressRecord | None) -> Witnesses:
-        """Return what was seen, where all agree about `record`, the last one.
+        """Return the witnesses if all of them agree with `record`, the last one.
 
         Raise what check_witnesses raises; a divergence names the transactions that are beyond.
         """
@@ -159,7 +159,7 @@ class StartCheck:
         return seen
 
     def witnesses(self, record: ProgressRecord | None = None) -> Witnesses:
-        """Ask the server, also for what its WAL has where `record` knows of a commit."""
+        """Ask the server for its witnesses, also for the commit in its WAL that `record` notes."""
         system_identifier, timeline = self._connection.identify()
         server = self._primary.server
         if (system_identifier, timeline) != (server.system_identifier, server.timeline):

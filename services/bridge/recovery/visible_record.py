@@ -1,4 +1,4 @@
-"""The progress topic as anyone may read it at any time: without fencing, and without waiting.
+"""Reads the progress topic without fencing and without waiting, as any process may.
 
     … committed records …  | last stable offset |  … records of transactions not ended …  | end
       `record`: the last                            `hidden`: those of the slot

@@ -57,7 +57,7 @@ _EMIT: Final = "SELECT pg_logical_emit_message(false, %s, %s)"
 
 
 class Baseline:
-    """Made by `make`; read from by `shapes` and `rows`; ended by `close`."""
+    """A new slot and its database snapshot: `make`, then read `shapes` and `rows`, then `close`."""
 
     def __init__(self, conninfo: str, source: SourceSettings, server: Server) -> None:
         """Open two connections: one reads rows, the other one sees the server as it is now."""
@@ -76,7 +76,7 @@ class Baseline:
 
     @property
     def commit_lsn(self) -> int:
-        """Where the repair's events are: behind all before the slot, before all that it decodes."""
+        """The LSN of the repair's events: after all before the slot, before all that it decodes."""
         return max(0, self.lsn - 1)
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class Baseline:
         ).fetchall()
 
     def _execute(self, query: str) -> pq.abc.PGresult:
-        """Text results as the server has printed them, without psycopg's types."""
+        """Run a query and return its values as the server's text, without psycopg's types."""
         result = self._rows.pgconn.exec_params(query.encode(), [])
         if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
             raise psycopg.errors.error_from_result(result, encoding="utf-8")

@@ -21,7 +21,7 @@ UNKNOWN: Final = b""
 
 
 class Difference(NamedTuple):
-    """What makes one row of the topics that of the table. `before`, `after`: JSON objects."""
+    """A change that makes a topic's row equal to the table's. `before`, `after`: JSON objects."""
 
     op: Literal["c", "u", "d"]
     key: bytes
@@ -34,7 +34,7 @@ Rows = Iterable[tuple[bytes, bytes]]
 
 
 def differences(told: Rows, there: Rows) -> Iterator[Difference]:
-    """Yield what makes the rows `told` by the topics those that are `there` in the table."""
+    """Yield the changes that turn the rows `told` by the topics into those `there` in the table."""
     theirs, ours = iter(told), iter(there)
     one, other = next(theirs, None), next(ours, None)
     while one is not None or other is not None:

@@ -23,7 +23,7 @@ _REPAIRED = (ExitCode.WITNESSES_DISAGREE, ExitCode.TIMELINE)
 
 
 class Diagnosis(NamedTuple):
-    """`reason`: why the bridge does not start, None where it would.
+    """The result of a diagnosis. `reason`: why the bridge does not start, None if it would.
 
     `record`: the last progress record that Kafka shows.
     """
@@ -38,10 +38,10 @@ class Unjudged:
     go_on_without_lost = True
 
     def may_decide(self, _record: ProgressRecord | None) -> None:
-        """Let it be decided."""
+        """Accept any record: this server may decide hanging transactions."""
 
     def lost(self) -> Lost:
-        """Take no event for lost."""
+        """Return a function that considers no event lost."""
         return lambda _timeline, _commit_lsn: False
 
 

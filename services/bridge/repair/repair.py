@@ -60,7 +60,10 @@ _SEND_EVENTS: Final = 2_000
 
 
 class Repair:
-    """One run. `primary` owns the origin; `check` and `diagnosis` are of before."""
+    """One run of `slotbridge recover`. `primary` owns the origin.
+
+    `check` and `diagnosis` were made before it.
+    """
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class Repair:
         self._tables.close()
 
     def run(self) -> RecoveryRecord:
-        """Carry it out; return what was done. Raise SlotbridgeError."""
+        """Perform the repair; return what was done. Raise SlotbridgeError."""
         scope = self.scope
         self._baseline.require_none_prepared()
         producer = self._producer()
@@ -176,7 +179,7 @@ class Repair:
         return max(folded_lsn, recorded_lsn, self._primary.origin_lsn() or 0, *others, 0)
 
     def _note(self, producer: TransactionalProducer, last: ProgressRecord | None) -> None:
-        """Let no bridge start on the new slot before Kafka has what lies before it."""
+        """Note the repair in Kafka, so that no bridge starts on the new slot before its end."""
         beginning = self._record(self._check.witnesses(), Position(0, 0, 0))
         noted = {"repairing": True, "ahead_lsn": 0, "ts_ms": beginning.ts_ms}
         producer.commit((last or beginning).model_copy(update=noted))

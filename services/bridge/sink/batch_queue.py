@@ -39,7 +39,7 @@ class Waiting:
         return replaced
 
     def next(self) -> EventBatch:
-        """Take out the first one."""
+        """Remove and return the first batch."""
         batch = self._batches.popleft()
         self.bytes -= batch.bytes + PORTION_OVERHEAD_BYTES
         return batch

@@ -34,7 +34,7 @@ class Clocks(NamedTuple):
 
 
 def check_clocks(clocks: Clocks, topics: Iterable[Topic], servers: str) -> str:
-    """Return what is worth a warning, or "".
+    """Return a warning that the clocks differ, "" if they agree.
 
     Raise SetupError where Kafka would refuse, or soon delete, what the bridge writes.
     """

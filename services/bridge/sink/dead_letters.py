@@ -28,7 +28,7 @@ _CONTENT_BYTES_MIN: Final = 16
 
 
 class RefusalLearned(Retryable):
-    """The session is lost, but the next one knows more: no reason to wait."""
+    """The session ends, having learned which record Kafka refuses; the next one starts at once."""
 
 
 class Origin(NamedTuple):
@@ -41,7 +41,7 @@ class Origin(NamedTuple):
 
 @dataclass(slots=True)
 class Refused:
-    """What earlier sessions of this process have learned.
+    """The records that Kafka refuses, as earlier sessions of this process have learned.
 
     `careful_until`: send record by record until the transaction of this commit_lsn is through.
     """
@@ -85,7 +85,7 @@ class Origins:
 
 
 class OneOrigin(Origins):
-    """All events are of one transaction."""
+    """The origin of a batch whose events are all of one transaction."""
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin

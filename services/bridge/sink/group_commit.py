@@ -55,10 +55,10 @@ class _Commit(NamedTuple):
 
 
 class GroupCommit:
-    """One session's. Only the thread that made it may use it; `wakes` is readable after a commit.
+    """Groups a session's batches into Kafka transactions. For the thread that made it.
 
     `record_of` makes the progress record of a position, with a transaction's counts so far;
-    `record` is the one that the session resumes from.
+    `record` is the one that the session resumes from. `wakes` is readable after a commit.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class GroupCommit:
         reach("after feedback")
 
     def close(self) -> None:
-        """End. Whether a commit in progress came through is unknown; `failure` tells its error."""
+        """End all work. A commit in progress may or may not succeed; `failure` tells its error."""
         self._producer.cancel()
         self._pool.shutdown(wait=True)
         if self._committing is not None:

@@ -1,4 +1,4 @@
-"""Whether the records before an offset are still those that were there, though others follow now.
+"""Detects partitions whose last records were lost and replaced by others of a later leader.
 
 A leader that lacks the last records of a partition (an unclean election, a disk that was lost, a
 topic that was made again) writes on where its own end: the partition may by now end beyond what was

@@ -1,4 +1,4 @@
-"""Whether the partitions of a transaction were told how it was decided, asked of their leaders.
+"""Asks partitions' leaders whether a transaction's commit or abort markers have arrived.
 
 A producer must not write again where its last transaction hangs (`hanging_transactions`): the abort
 of what it writes there would take that along. So its next transaction begins only once every
@@ -63,7 +63,7 @@ class _Transaction:
 
 
 class MarkerCheck:
-    """One session's. `flushed` is called for each transaction, `require_told` before each."""
+    """Checks one session's markers: `flushed` for each transaction, `require_told` before."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class Lost(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a start has found of what is noted, for the records to come."""
+    """The noted ends and topic ids that a start has verified, for later progress records."""
 
     ends: dict[Partition, End]
     topic_ids: dict[str, str]
@@ -56,7 +56,7 @@ CutOff = Callable[[Mapping[Partition, End]], Mapping[Partition, bool]]
 
 
 class Tails:
-    """What is known of the ends, for the next progress record. One session's."""
+    """The known ends of partitions, for the next progress record of one session."""
 
     def __init__(self, slot: str, cut_off: CutOff) -> None:
         self._slot = slot

@@ -25,7 +25,7 @@ _TOLD: Final[set[str]] = set()
 
 
 class Configs:
-    """What is known of topics' configuration; of those that we may not read, nothing."""
+    """The configurations of topics, without those that the bridge may not read."""
 
     def __init__(self, admin: AdminClient, settings: KafkaSettings) -> None:
         self._admin = admin
@@ -53,7 +53,7 @@ class Configs:
             names = unknown
 
     def _describe_some(self, names: Sequence[str]) -> Iterator[str]:
-        """Yield those that the asked broker does not know, or not yet."""
+        """Yield the topics that the broker does not know, or does not know yet."""
         resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
         asked = self._admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
         for resource, future in asked.items():

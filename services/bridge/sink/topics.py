@@ -283,7 +283,7 @@ class Topics:
 
     @property
     def prefix(self) -> str:
-        """Of all their names."""
+        """The prefix of all topics' names."""
         return self.settings.topic_prefix
 
     def refresh(self) -> None:

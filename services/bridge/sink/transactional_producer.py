@@ -245,7 +245,7 @@ class TransactionalProducer:
             self.open = True
 
     def _prepare(self, topic: str) -> TopicRefused | None:
-        """Make `topic` if it is missing; why it takes no records, if it does not."""
+        """Make `topic` if it is missing; return why it takes no records, None if it does."""
         if not topic:
             return no_topic()
         if topic in self._denied:

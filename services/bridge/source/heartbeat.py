@@ -1,4 +1,4 @@
-"""What the bridge asks and tells the database at an interval, in its session with the origin.
+"""The SQL that the bridge runs at an interval: checks, and the message that moves the origin.
 
 The publication is there; whether commits wait for the bridge; whether the server withholds commits
 for standbys; and the origin is moved, by a transaction that also advances an idle slot.
@@ -69,7 +69,10 @@ class Heartbeat:
         return f"the server withholds commits until a standby has them: {self._withheld_by[0]}"
 
     def perform(self, primary: Primary, ledger: Ledger) -> None:
-        """Do all of it now, as far as the server lets it be done. Raise SlotbridgeError."""
+        """Run all checks and write the heartbeat, as far as the server allows it.
+
+        Raise SlotbridgeError.
+        """
         began = time.monotonic()
         try:
             self._perform(primary, ledger)
@@ -136,7 +139,7 @@ class Heartbeat:
             metrics.LIVE.delivered(at_s)
 
     def _tell_of_standbys(self, primary: Primary, received: int) -> None:
-        """Say why nothing comes, once: since the last time there was WAL, at least our own."""
+        """Log once that the server withholds commits, and once that it sends them again."""
         withheld_by = primary.withheld_by() if received == self._received else ()
         self._received = received
         if withheld_by and withheld_by != self._withheld_by:

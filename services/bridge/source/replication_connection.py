@@ -81,7 +81,7 @@ def walsender_name(slot: str) -> str:
 
 
 class Keepalive(NamedTuple):
-    """The server has sent everything before `wal_end`; `reply`: it wants to hear from us now."""
+    """The server has sent everything before `wal_end`; `reply`: it requests a status update."""
 
     wal_end: int
     reply: bool
@@ -302,7 +302,7 @@ class ReplicationConnection:
             raise self._lost(str(error)) from error
 
     def feedback(self, write_lsn: int, flush_lsn: int, *, ask: bool = False) -> None:
-        """Tell the server how far we are; `ask` for a keepalive. Raise Retryable at its end."""
+        """Send a status update; `ask` for a keepalive. Raise Retryable if the stream has ended."""
         now = time.time_ns() // 1000 - POSTGRES_EPOCH_US
         status = _STATUS.pack(b"r", write_lsn, flush_lsn, flush_lsn, now, ask)
         deadline = time.monotonic() + FEEDBACK_DEADLINE_S
@@ -374,7 +374,7 @@ class ReplicationConnection:
 
 
 def _gather(get: Callable[[int], tuple[int, Any]], messages: Messages) -> tuple[int, bytes, int]:
-    """Append XLogData as it comes; length and bytes of the first that is none (0 or -1: no more).
+    """Append XLogData; return length and bytes of the first other message (0 or -1: no more).
 
     And the bytes of what was appended. As services.bridge.compiled.messages.gather.
     """

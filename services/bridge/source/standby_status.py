@@ -1,4 +1,4 @@
-"""What the server hears from us, and when: often enough for its time-out, at once when it waits.
+"""Standby status updates: often enough for the server's time-out, at once if a commit waits.
 
 A server that waits for a synchronous commit learns from the flush position alone that it may go on;
 one with a short wal_sender_timeout must hear from us also while Kafka keeps us waiting.
@@ -17,7 +17,7 @@ INTERVAL_MAX_S: Final = 1.0
 
 
 class Feedback:
-    """One for each session, used by the thread that owns the connection.
+    """Sends one session's status updates, in the thread that owns the connection.
 
     `due` is when to send again (time.monotonic); `beat` when it was sent last.
     """
@@ -46,12 +46,12 @@ class Feedback:
         self._heard = now
 
     def tell_news(self, *, follow: bool) -> None:
-        """Have it sent at once when there is more to report than the server was told."""
+        """Make the next status update due at once if the position to report has advanced."""
         if self._ledger.report(follow=follow) > self._told:
             self.due = 0.0
 
     def send(self, *, follow: bool) -> None:
-        """Report. `follow`: nothing that was read is missing in Kafka (see Ledger.report).
+        """Send a status update. `follow`: Kafka has all that was read (see Ledger.report).
 
         Raise Retryable at the connection's end, and when the server has been silent for too long.
         """

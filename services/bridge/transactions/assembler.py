@@ -74,7 +74,7 @@ class EventBatch(NamedTuple):
 
 
 class Assembler:
-    """The state machine above, for one connection that resumed at `start`.
+    """Assembles one connection's messages to batches, from the resume point `start` on.
 
     `counts`: where `start` is in the middle of a transaction, its events so far, by table.
     """

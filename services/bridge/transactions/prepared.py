@@ -48,7 +48,7 @@ _OID_COUNT = struct.Struct("!IB")
 
 
 class Prepared:
-    """The state machine above, for one connection. `staged` is what Kafka has, by gid."""
+    """Stages and publishes a connection's prepared transactions; `staged`: Kafka's, by gid."""
 
     def __init__(
         self,

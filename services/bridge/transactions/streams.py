@@ -59,7 +59,7 @@ class FrameStore(Protocol):
 
 
 class Streams:
-    """The state machine above, for one connection.
+    """Keeps one connection's streamed transactions until their commit.
 
     The relations of a committed stream are those of later transactions too: `decoder` learns them,
     where it has not been told of a later shape.

@@ -293,7 +293,7 @@ def _operation(command: str) -> Iterator[None]:
 
 
 class _Order:
-    """What the commands have in common."""
+    """The course that all changing commands share: observe, plan, confirm, perform."""
 
     def __init__(self, command: str, config: Path, yes: bool, dry_run: bool, as_json: bool) -> None:
         self._command = command

@@ -24,7 +24,7 @@ from services.failover.plan.request import Plan
 
 
 class _Console(Console):
-    """One whose reader may go away without ending what is at work: a run is not left half-way."""
+    """A console that ignores a closed pipe or terminal, so that a run is not left half-done."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

@@ -91,7 +91,7 @@ class Clone:
         return self.folder.exists()
 
     def require_room(self, size_bytes: int) -> None:
-        """Raise SettingsError or SetupError (DISK_FULL) where it can't live."""
+        """Raise SettingsError or SetupError (DISK_FULL) if the folder can't hold the clone."""
         if os.geteuid() == 0 and not self._programs.os_user:
             raise SettingsError(
                 "PostgreSQL does not run as root",
@@ -179,7 +179,7 @@ class Clone:
             ) from error
 
     def cut_off(self) -> None:
-        """Let go of the primary: it is none of the clone's any more."""
+        """Disconnect the clone from the primary for good."""
         path = self._data / "postgresql.conf"
         lines = path.read_text(encoding="utf-8").splitlines()
         kept = [line for line in lines if not line.startswith("primary_")]

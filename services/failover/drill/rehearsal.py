@@ -1,4 +1,4 @@
-"""A failover rehearsed on a clone, so that production is not touched but for what stands here.
+"""A failover rehearsed on a clone. The right column lists all that it does to production.
 
     copy      pg_basebackup of the standby                 reads there; one replication connection
     start     the clone streams from the primary           a physical slot there, its feedback
@@ -80,7 +80,7 @@ class Rehearsal:
         return Outcome(self.standby.name, tuple(self.parts), tuple(found), seconds)
 
     def clean(self) -> list[str]:
-        """Remove what a killed drill has left; says what."""
+        """Remove what a killed drill has left; return what that was."""
         with self._alone():
             return self._remove()
 
@@ -185,7 +185,7 @@ class Rehearsal:
             _until(lambda: (clone.ask(read_received) or 0) >= target, self.slots_s, "catch up")
 
     def _slots(self, clone: ServerLink, wanted: list[str]) -> dict[str, str]:
-        """Synchronize until all are there for good; slot -> why it is not."""
+        """Synchronize until the clone has all slots for good; return slot -> why it lacks it."""
         deadline = time.monotonic() + self.slots_s
         reason = ""
         while True:

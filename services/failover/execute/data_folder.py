@@ -33,12 +33,12 @@ class ControlData:
 
     @property
     def clean(self) -> bool:
-        """The server was shut down in order."""
+        """Whether the server was shut down cleanly."""
         return self.state in _CLEAN
 
     @property
     def rewindable(self) -> bool:
-        """pg_rewind can tell which blocks were changed."""
+        """Whether pg_rewind can tell which blocks were changed."""
         return self.checksums or self.wal_log_hints
 
 
@@ -63,7 +63,7 @@ class DataFolder:
 
     @property
     def exists(self) -> bool:
-        """There is a cluster in it."""
+        """Whether the folder has a cluster in it."""
         return (self.path / "PG_VERSION").exists()
 
     def control(self) -> ControlData:

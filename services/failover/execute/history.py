@@ -56,7 +56,7 @@ class LastDrill:
 
     @property
     def well(self) -> bool:
-        """Every slot was usable."""
+        """Whether every slot was usable."""
         return self.outcome == DONE
 
 

@@ -136,7 +136,7 @@ def account(os_user: str) -> pwd.struct_passwd | None:
 
 
 def own(path: Path, os_user: str) -> None:
-    """Give a file to whom the programs run as."""
+    """Make the user that the programs run as the owner of a file."""
     entry = account(os_user)
     if entry is not None:
         os.chown(path, entry.pw_uid, entry.pw_gid)

@@ -26,7 +26,7 @@ class Interrupted(Retryable):
 
 
 class Interruption:
-    """The signals of one run, from `__enter__` to `__exit__`. Without these it hears none."""
+    """Records the signals of one run between `__enter__` and `__exit__`."""
 
     def __init__(self) -> None:
         self.signal = ""
@@ -67,7 +67,7 @@ class Interruption:
 
     @contextlib.contextmanager
     def shielded(self) -> Iterator[None]:
-        """Heed no signal inside."""
+        """Ignore signals inside the block."""
         self._shields += 1
         try:
             yield
@@ -121,7 +121,7 @@ def deferred_signals() -> Iterator[None]:
 
 
 class sigterm_interrupts:
-    """SIGTERM is taken as Ctrl-C, for what removes its own traces when it is broken off."""
+    """Treat SIGTERM as Ctrl-C, for commands that clean up when they are interrupted."""
 
     def __enter__(self) -> None:
         self._before = signal.signal(signal.SIGTERM, _interrupt)

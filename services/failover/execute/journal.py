@@ -76,7 +76,7 @@ class Journal:
         self.problems: list[str] = []
 
     def begin(self, view: View, intent: dict[str, Any]) -> None:
-        """Record what is wanted."""
+        """Record that a run begins, and what it was asked to do."""
         self._add(view, step=BEGIN, intent=intent, outcome="")
 
     def started(self, step: Step, view: View) -> None:

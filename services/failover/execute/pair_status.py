@@ -39,7 +39,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The screen, and what it comes to."""
+    """The lines of the screen, and the exit code that follows from them."""
 
     primary: str
     lines: tuple[Line, ...]

@@ -274,7 +274,7 @@ class Run:
         )
 
     def _take_back(self) -> str:
-        """Let the old primary go on, and standbys and subscriptions; says what came of it."""
+        """Restore the old primary, standbys and subscriptions; return what came of it."""
         stopped = {step.server for step in self.begun if step.action is Action.STOP}
         self._request = replace(
             self._request,

@@ -32,7 +32,7 @@ _CHANGE: LiteralString = """
 
 
 def hush(connection: Connection) -> None:
-    """Let the session's statements leave no text behind; `speak` ends it."""
+    """Keep the text of the session's statements out of log and views, until `speak`."""
     connection.execute(_CHANGE, [list(_QUIET), list(_QUIET.values())])
 
 

@@ -35,7 +35,7 @@ FENCE_MARK = "slotfailover.fenced"
 
 
 class Reach(StrEnum):
-    """How a server took to being asked."""
+    """How a server answered an attempt to reach it."""
 
     ANSWERS = "answers"
     REFUSED = "refused"  # nothing listens there: it is down
@@ -81,7 +81,7 @@ class NodeState:
 
     @property
     def fenced(self) -> bool:
-        """Ordinary transactions can't write, by a fence of ours on this very timeline.
+        """Whether a fence of ours on this timeline keeps ordinary transactions from writing.
 
         A base backup of a fenced primary carries the mark, on a timeline of its own once promoted.
         """

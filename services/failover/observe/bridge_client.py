@@ -22,7 +22,7 @@ _TEXT_MAX = 300
 
 
 class _StayHere(urllib.request.HTTPRedirectHandler):
-    """No redirect is followed: it would carry the token, and a GET says nothing of an order."""
+    """Refuses redirects: they would carry the token, and turn the POST into a GET."""
 
     def redirect_request(self, *_: object, **__: object) -> None:
         return None
@@ -34,7 +34,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _StayHere
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """From the settings; `control_url` "" where it can't be told anything."""
+    """The bridge of the settings; `control_url`: "" if it can't be sent to another host."""
 
     slot: str
     control_url: str = ""

@@ -164,7 +164,7 @@ class Sightings:
             self._write(self._last)
 
     def _write(self, note: _Note) -> None:
-        """Replace the file; where it can't be written, there is less to go by, and no more."""
+        """Replace the file. Ignore a failure: it only means less evidence later."""
         if self._path is None:
             return
         document = {

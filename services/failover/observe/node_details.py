@@ -26,7 +26,7 @@ from services.postgres.server import Connection, SettingValue, read_settings
 
 
 def may_look(connection: Connection) -> bool:
-    """Tell whether our role sees others' settings and activity: else absent looks like off."""
+    """Tell whether our role sees others' settings and activity; if not, hidden ones look absent."""
     row = connection.execute(
         "SELECT pg_has_role('pg_read_all_settings', 'MEMBER')"
         " AND pg_has_role('pg_read_all_stats', 'MEMBER')"

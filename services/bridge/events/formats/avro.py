@@ -76,7 +76,7 @@ def serializer(schema: Schema, schema_id: int) -> Callable[[str], bytes]:
 
 
 def first_fields(value: bytes) -> dict[str, Any]:
-    """Return what a table's value, in any schema that this module makes, tells of its place.
+    """Return the fields that give an event's position, from a value in any schema of this module.
 
     That is its field `source`, or the first fields of a flat row. They come first and are alike in
     all tables. Raise an error of any kind for other bytes.

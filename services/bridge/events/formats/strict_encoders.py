@@ -24,7 +24,7 @@ _TIMESTAMPS = (f"{connect.TIME}.MicroTimestamp", f"{connect.TIME}.NanoTimestamp"
 
 
 class StrictEncoders(Encoders):
-    """As Encoders; each encoder raises UnfitValue for what the schema lacks."""
+    """Encoders that raise UnfitValue for values that their column's schema can't hold."""
 
     def _make(self, oid: int, typmod: int) -> Encoder:
         schema = column_schema(self, oid, typmod)

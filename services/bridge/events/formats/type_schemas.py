@@ -1,4 +1,4 @@
-"""The Connect schema of a column: of the JSON form that its encoder gives. Pure.
+"""The Connect schema of a column, which describes the JSON form that its encoder gives. Pure.
 
 It goes by the same type, type modifier and modes as services.bridge.events.values.encoders. Types
 without a schema of their own are strings there, and here.

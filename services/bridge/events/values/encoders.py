@@ -58,7 +58,7 @@ class Encoders:
         return {oid for oid in oids if oid not in self._types and built_in(oid) is None}
 
     def learn(self, found: Iterable[PgType]) -> None:
-        """Take what the catalog has. What it lacks stays unknown, and is text meanwhile."""
+        """Add types from the catalog. Types that it lacks stay unknown and are encoded as text."""
         self._types |= {kind.oid: kind for kind in found}
 
     def base(self, oid: int, typmod: int) -> tuple[PgType | None, int]:
@@ -70,7 +70,7 @@ class Encoders:
         return found, typmod
 
     def understood(self, oid: int) -> bool:
-        """Tell whether values of this type are more to us than opaque text."""
+        """Tell whether the encoders know this type, so that its values are not opaque text."""
         found, _ = self.base(oid, -1)
         if found is None:
             return False
