@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -22,3 +23,10 @@ def test_the_index_names_every_page() -> None:
 def test_links_lead_to_files_that_exist(path: Path) -> None:
     links = LINK.findall(path.read_text(encoding="utf-8"))
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_examples_of_yaml_are_yaml(path: Path) -> None:
+    """One that was set as prose is a single text, or nothing that a parser takes."""
+    for block in re.findall(r"^```yaml\n(.*?)^```", path.read_text(encoding="utf-8"), re.S | re.M):
+        assert isinstance(yaml.safe_load(block), dict | list), block
