@@ -1,7 +1,9 @@
 """The images on a real engine, as a careful operator runs them: rows move, and nothing is lost."""
 
+import ast
 import contextlib
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import yaml
 from schemas.version import version
 from services.demo.copies import database_rows, kafka_tables
 from tests.image.conftest import NewContainer
-from tests.image.engine import Contained
+from tests.image.engine import ROOT, Contained
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 
@@ -153,6 +155,56 @@ def test_an_image_is_small_in_rights_and_says_what_it_is(
     names = set(json.loads(bill))
     assert {"slotbridge", "psycopg", "confluent-kafka"} <= names
     assert ("pyspark" in names) == (target == "tables")
+
+
+@pytest.mark.parametrize(
+    ("target", "rooms"),
+    [
+        ("bridge", ("services/bridge", "slotbridge")),
+        ("failover", ("services/failover",)),
+        ("tables", ("spark_consumers",)),
+    ],
+)
+def test_an_image_has_every_package_that_its_code_imports(
+    client: docker.DockerClient, image: Image, target: str, rooms: tuple[str, ...]
+) -> None:
+    """Also what is imported where a setting asks for it, such as Avro's and the registry's."""
+    shared = ("schemas", "services/kafka", "services/postgres", "services/runtime")
+    names = imported(*(shared if target != "tables" else ("schemas",)), *rooms)
+    assert "psycopg" in names or target == "tables"
+    told = client.containers.run(
+        image(target),
+        entrypoint=["python3", "-c", IMPORT],
+        command=names,
+        read_only=True,
+        network_mode="none",
+        remove=True,
+    )
+    assert json.loads(told) == []
+
+
+IMPORT = """import importlib, json, sys
+def lacks(name):
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        return error.name
+print(json.dumps(sorted(filter(None, map(lacks, sys.argv[1:])))))
+"""
+
+
+def imported(*rooms: str) -> list[str]:
+    """Modules that are not ours and not Python's, of every import statement in the rooms."""
+    found: set[str] = set()
+    for room in rooms:
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Import):
+                    found |= {alias.name for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    found.add(node.module)
+    ours = {"schemas", "services", "slotbridge", "spark_consumers", *sys.stdlib_module_names}
+    return sorted(name for name in found if name.partition(".")[0] not in ours)
 
 
 def test_rows_move_and_docker_stop_ends_the_bridge_cleanly(
