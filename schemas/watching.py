@@ -2,9 +2,34 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from schemas.tables import Milliseconds
+
+
+class LeaseSettings(BaseModel):
+    """The Kubernetes Lease by which replicas of `watch` elect their leader, beside the lock."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field("", max_length=253, pattern=r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$")
+    """The Lease in the pod's own namespace; empty: the lock on the primary alone elects."""
+    duration_ms: int = Field(15_000, ge=1_000, le=3_600_000)
+    """How long the others wait since they saw the last renewal, before one of them takes it."""
+    renew_deadline_ms: int = Field(10_000, ge=500, le=3_600_000)
+    """How long after its last renewal the leader stops leading where the API server is silent."""
+    retry_ms: int = Field(2_000, ge=100, le=3_600_000)
+    """How often it is renewed, or asked for."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "LeaseSettings":
+        """Refuse durations with which two replicas could lead, or one could not renew in time."""
+        if not 2 * self.retry_ms <= self.renew_deadline_ms <= 0.9 * self.duration_ms:
+            raise ValueError(
+                "duration_ms, renew_deadline_ms and retry_ms do not fit: the deadline must be at "
+                "least twice the retry, and at most nine tenths of the duration"
+            )
+        return self
 
 
 class WatchSettings(BaseModel):
@@ -42,3 +67,10 @@ class WatchSettings(BaseModel):
     """A file that holds the token."""
     history_points_max: int = Field(720, ge=10, le=100_000)
     """How many observations the page's lag chart shows."""
+    lease: LeaseSettings = LeaseSettings()
+
+    @field_validator("lease", mode="before")
+    @classmethod
+    def _empty(cls, section: object) -> object:
+        """Read null, which is a section with all keys commented out, as an empty section."""
+        return {} if section is None else section

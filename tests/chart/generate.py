@@ -22,6 +22,8 @@ CHART: Final = ROOT / "helm" / "slotbridge"
 CHOSEN_BY_THE_CHART: Final = {
     "BridgeSettings": ("http_host", "http_port", "spool_folder", "standby"),
     "WatchSettings": ("http_host", "http_port"),
+    "FailoverSettings": ("journal",),
+    "LeaseSettings": ("name",),
     "DrillSettings": ("folder",),
     "TablesSettings": ("http_host", "http_port"),
 }
@@ -49,6 +51,7 @@ _KNOWN: Final[dict[str, dict[str, Any]]] = {
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "networkPolicy.postgresPorts": {"$ref": "#/$defs/ports"},
     "networkPolicy.kafkaPorts": {"$ref": "#/$defs/ports"},
+    "networkPolicy.apiServerPorts": {"$ref": "#/$defs/ports"},
     "drill.schedule": {"type": "string", "minLength": 9},
     "maintain.schedule": {"type": "string", "minLength": 9},
     "monitoring.prometheusRule.lagBytes": {"type": "integer", "minimum": 1},

@@ -77,6 +77,10 @@ CASES: Final = {
     ),
     "SlotfailoverServerDown": level('slotfailover_up{server="b"}', "0", "1", server="b"),
     "SlotfailoverNoPrimary": level('slotfailover_primary{server="a"}', "0", "1"),
+    "SlotfailoverNoLeader": Case(
+        {"slotfailover_leader": "0x200"},
+        {"slotfailover_leader": "0x200", 'slotfailover_leader{pod="@-failover-1"}': "1x200"},
+    ),
     "SlotfailoverProblem": level(
         'slotfailover_problems{check="slot-wal",severity="critical"}', "1", "0", check="slot-wal"
     ),

@@ -87,7 +87,9 @@ def test_pods_hold_pod_security_restricted(rendered: dict[str, str]) -> None:
     found = pods(rendered)
     assert len(found) > 5
     for spec in found:
-        assert spec["automountServiceAccountToken"] is False
+        # The failover manager's pods ask for their Lease.
+        leads = spec["containers"][0]["name"] == "failover"
+        assert spec["automountServiceAccountToken"] is leads
         whole = spec["securityContext"]
         assert whole["runAsNonRoot"] is True
         assert whole["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -130,6 +132,7 @@ def test_the_configuration_is_what_the_services_read(
         ({"config": {"kafka": {"topic_prefx": "x"}}}, "topic_prefx"),
         ({"config": {"bridge": {"commit_interval_ms": "soon"}}}, "commit_interval_ms"),
         ({"config": {"bridge": {"http_port": 9187}}}, "http_port"),
+        ({"config": {"failover": {"watch": {"lease": {"name": "mine"}}}}}, "name"),
         ({"config": {"bridge": {"token": "t" * 20}}}, "token"),
         ({"config": {"shaping": {"salt": "s" * 20}}}, "salt"),
         ({"config": {"source": {"slot": "Bad Slot"}}}, "slot"),
@@ -184,6 +187,61 @@ def test_two_replicas_have_a_disruption_budget_and_one_has_none(helm: Helm) -> N
     assert "PodDisruptionBudget" in kinds
     alone = documents(helm.render(minimal, "--set", "bridge.replicas=1"))
     assert "PodDisruptionBudget" not in [manifest["kind"] for manifest in alone]
+
+
+def test_the_lease_is_the_one_object_that_the_failover_manager_may_write(helm: Helm) -> None:
+    found = kinds_of(helm.render(CHART / "ci/full-values.yaml"))
+    (lease,) = found["Lease"]
+    assert "spec" not in lease
+    (role,) = found["Role"]
+    (rule,) = role["rules"]
+    assert rule == {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "resourceNames": [lease["metadata"]["name"]],
+        "verbs": ["get", "update"],
+    }
+    (binding,) = found["RoleBinding"]
+    (subject,) = binding["subjects"]
+    users = {
+        deployment["metadata"]["name"]
+        for deployment in found["Deployment"]
+        if deployment["spec"]["template"]["spec"]["serviceAccountName"] == subject["name"]
+    }
+    assert users == {"r-slotbridge-failover"}
+    assert watch_of(found)["lease"] == {"name": lease["metadata"]["name"]}
+
+
+@pytest.mark.parametrize("option", ["failover.lease.enabled=false", "failover.replicas=1"])
+def test_without_a_lease_no_pod_talks_to_the_api_server(helm: Helm, option: str) -> None:
+    found = kinds_of(helm.render(CHART / "ci/full-values.yaml", "--set", option))
+    assert not {"Lease", "Role", "RoleBinding"} & found.keys()
+    assert len(found["ServiceAccount"]) == len(found["NetworkPolicy"]) == 1
+    for deployment in found["Deployment"]:
+        assert deployment["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    assert "lease" not in watch_of(found)
+
+
+def test_an_account_of_ones_own_gets_the_role(helm: Helm) -> None:
+    options = ("--set", "serviceAccount.create=false", "--set", "serviceAccount.name=ours")
+    found = kinds_of(helm.render(CHART / "ci/full-values.yaml", *options))
+    assert "ServiceAccount" not in found
+    assert found["RoleBinding"][0]["subjects"][0]["name"] == "ours"
+
+
+def kinds_of(rendered: str) -> dict[str, list[dict[str, Any]]]:
+    """kind -> its manifests."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for manifest in documents(rendered):
+        found.setdefault(manifest["kind"], []).append(manifest)
+    return found
+
+
+def watch_of(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """failover.watch of the configuration file."""
+    (config,) = [each for each in found["ConfigMap"] if "slotbridge.yaml" in each["data"]]
+    watch: dict[str, Any] = yaml.safe_load(config["data"]["slotbridge.yaml"])["failover"]["watch"]
+    return watch
 
 
 def test_every_alert_asks_for_metrics_that_exist(rendered: dict[str, str]) -> None:

@@ -130,6 +130,7 @@ PURE = (
     "services.failover.model.view",
     "services.failover.watch.assessment",
     "services.failover.watch.decision",
+    "services.failover.watch.lease.election",
     *(
         f"services.failover.watch.web.{name}"
         for name in ("lag_chart", "markup", "page", "status", "topology")

@@ -252,6 +252,13 @@ class Release:
                 found.append(name)
         return found
 
+    @property
+    def lease_holder(self) -> str:
+        """The pod that the Lease names, as the API server has it; empty for none."""
+        path = "jsonpath={.spec.holderIdentity}"
+        holder = self.kubectl("get", "lease", f"{self.name}-slotbridge-failover", "-o", path)
+        return holder.strip().rpartition("_")[0]
+
 
 def read(address: str | None, path: str, port: int) -> str:
     """What a pod answers with; nothing where nothing answers."""

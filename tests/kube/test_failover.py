@@ -26,6 +26,7 @@ def test_a_failover_by_a_command_in_a_pod(stage: Stage) -> None:
         code, said = release.execute(pod, *order)
         tell(f"slotfailover failover in a pod: {time.monotonic() - began:.1f} s\n{said}")
         assert code == 0, said
+        assert "last contact with a" in said, said  # watch, in this pod, has noted how far it was
         stage.ledger.await_more(300)
     tell(stage.ledger.compare())
     release.await_pods()

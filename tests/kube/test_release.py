@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.kube.cluster import CONFIG, Release, awaited, probe, tell
+from tests.kube.cluster import CONFIG, Release, awaited, probe, read, tell
 from tests.kube.signals import api_server, kill, paused, pids_of
 from tests.kube.stage import Stage
 from tests.providers.databases import connect
@@ -130,11 +130,50 @@ def test_a_paused_bridge_is_taken_over_and_repeats_nothing_when_it_goes_on(stage
     tell(stage.ledger.compare())
 
 
+def test_the_failover_managers_may_write_their_lease_and_nothing_else(stage: Stage) -> None:
+    release = stage.release
+    (leader,) = stage.await_leader()
+    assert release.lease_holder == leader
+    account = f"system:serviceaccount:{release.namespace}:r-slotbridge-failover"
+
+    def may(verb: str, what: str) -> bool:
+        order = ("-n", release.namespace, "auth", "can-i", verb, what, "--as", account)
+        return stage.cluster.try_kubectl(*order)[1].strip().startswith("yes")
+
+    lease = "leases.coordination.k8s.io"
+    assert may("update", f"{lease}/r-slotbridge-failover")
+    assert not may("update", f"{lease}/another")
+    assert not may("create", lease)
+    assert not may("list", lease)
+    assert not may("get", "secrets")
+
+
+def test_the_lease_of_a_pod_that_is_deleted_moves_at_once(stage: Stage) -> None:
+    """SIGTERM: it gives the Lease up. Without one, `kill_the_leader` has waited for its end."""
+    release = stage.release
+    (leader,) = stage.await_leader()
+    began = time.monotonic()
+    release.kubectl("delete", "pod", leader, "--wait=false")
+    (another,) = awaited(
+        lambda: [name for name in release.leaders() if name != leader],
+        what=f"another failover manager leads than {leader}",
+    )
+    tell(f"another failover manager leads {time.monotonic() - began:.1f} s after `delete pod`")
+    assert release.lease_holder == another
+    assert time.monotonic() - began < 12
+
+
 def test_a_paused_leader_of_the_failover_managers_is_taken_over(stage: Stage) -> None:
     release = stage.release
     (leader,) = stage.await_leader()
     began = time.monotonic()
     with paused(pids_of(release, leader)):
+        awaited(
+            lambda: release.lease_holder != leader,
+            what=f"the Lease leaves {leader}, which is paused",
+            interval_s=0.5,
+        )
+        tell(f"the Lease has moved {time.monotonic() - began:.0f} s after SIGSTOP")
         (another,) = awaited(
             lambda: [name for name in release.leaders() if name != leader],
             what=f"another failover manager leads while {leader} is paused",
@@ -148,6 +187,28 @@ def test_a_paused_leader_of_the_failover_managers_is_taken_over(stage: Stage) ->
         timeout_s=120,
         interval_s=1,
     )
+
+
+def test_nobody_leads_while_the_api_server_stands_still(stage: Stage) -> None:
+    """The leader's deadline passes; then it leads again, or the other one does."""
+    release = stage.release
+    (leader,) = stage.await_leader()
+    addresses = [pod["status"]["podIP"] for pod in release.pods("failover")]
+
+    def leading() -> list[str]:
+        pages = {address: read(address, "/metrics", 9188) for address in addresses}
+        return [address for address, page in pages.items() if "slotfailover_leader 1.0" in page]
+
+    assert len(leading()) == 1
+    with paused(api_server(stage.cluster)):
+        began = time.monotonic()
+        awaited(lambda: not leading(), what=f"{leader} stops leading", interval_s=0.2)
+        stopped_s = time.monotonic() - began
+        tell(f"nobody leads {stopped_s:.1f} s after the API server was paused")
+    assert stopped_s < 15
+    began = time.monotonic()
+    awaited(lambda: len(leading()) == 1, what="a failover manager leads again", interval_s=0.5)
+    tell(f"a failover manager leads {time.monotonic() - began:.1f} s after it went on")
 
 
 def test_nothing_needs_the_api_server_while_it_stands_still(stage: Stage) -> None:

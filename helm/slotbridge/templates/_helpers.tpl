@@ -32,6 +32,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* The Lease that elects the failover manager's leader; empty where none does. */}}
+{{- define "slotbridge.lease" -}}
+{{- if and .Values.failover.enabled .Values.failover.lease.enabled (gt (int .Values.failover.replicas) 1) -}}
+{{- printf "%s-failover" (include "slotbridge.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The failover manager's own account, as it alone may write the Lease. */}}
+{{- define "slotbridge.failoverServiceAccount" -}}
+{{- if and .Values.serviceAccount.create (include "slotbridge.lease" .) -}}
+{{- printf "%s-failover" (include "slotbridge.serviceAccount" .) -}}
+{{- else -}}
+{{- include "slotbridge.serviceAccount" . -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The image of a component: (list . "bridge") */}}
 {{- define "slotbridge.image" -}}
 {{- $root := index . 0 -}}
@@ -94,8 +110,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $_ := set $config "bridge" $bridge -}}
 {{- if .Values.failover.enabled -}}
 {{- $watch := mergeOverwrite (dig "watch" dict $config.failover) (deepCopy $http) (dict "http_port" 9188) -}}
+{{- with include "slotbridge.lease" . -}}
+{{- $_ := set $watch "lease" (mergeOverwrite (dig "lease" dict $watch) (dict "name" .)) -}}
+{{- end -}}
 {{- $drill := mergeOverwrite (dig "drill" dict $config.failover) (dict "folder" "/var/lib/slotbridge/drill") -}}
-{{- $_ := set $config "failover" (mergeOverwrite $config.failover (dict "watch" $watch "drill" $drill)) -}}
+{{- $own := dict "watch" $watch "drill" $drill "journal" "/var/lib/slotbridge/journal/failover.jsonl" -}}
+{{- $_ := set $config "failover" (mergeOverwrite $config.failover $own) -}}
 {{- else -}}
 {{- $_ := unset $config "failover" -}}
 {{- end -}}
@@ -168,12 +188,18 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{/* What every pod's spec begins with: (list . COMPONENT-VALUES) */}}
+{{/* What every pod's spec begins with: (list . COMPONENT-VALUES), or (list . COMPONENT-VALUES "lease") of a pod that
+     writes the Lease, where there is one. */}}
 {{- define "slotbridge.pod" -}}
 {{- $root := index . 0 -}}
 {{- $component := index . 1 -}}
+{{- if and (gt (len .) 2) (include "slotbridge.lease" $root) -}}
+serviceAccountName: {{ include "slotbridge.failoverServiceAccount" $root }}
+automountServiceAccountToken: true
+{{- else -}}
 serviceAccountName: {{ include "slotbridge.serviceAccount" $root }}
 automountServiceAccountToken: false
+{{- end }}
 enableServiceLinks: false
 securityContext:
   {{- toYaml $root.Values.podSecurityContext | nindent 2 }}
@@ -251,12 +277,20 @@ spec:
 {{- end }}
 {{- end -}}
 
+{{/* Of a pod that another one stands by for: what is frozen holds its slot or its lock until the kubelet ends it, so that is
+     soon: after three probes and 10 s of grace, which a process that still runs does not need. (path) */}}
 {{- define "slotbridge.probes" -}}
+startupProbe:
+  httpGet: {path: /healthz, port: http}
+  periodSeconds: 1
+  timeoutSeconds: 5
+  failureThreshold: 120
 livenessProbe:
   httpGet: {path: /healthz, port: http}
   periodSeconds: 10
   timeoutSeconds: 5
-  failureThreshold: 6
+  failureThreshold: 3
+  terminationGracePeriodSeconds: 10
 readinessProbe:
   httpGet: {path: {{ . }}, port: http}
   periodSeconds: 2

@@ -1,5 +1,6 @@
 """The command `watch`: runs until SIGTERM or SIGINT."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ def watch(
     """Look on a schedule, serve what is seen, and repoint by itself where that is configured."""
     import structlog  # all imported late: a failover, of the same command, is in a hurry
 
+    from services.failover.watch.lease.elector import election_of
     from services.failover.watch.loop import Watch
     from services.failover.watch.web.api import SECTION, Api
     from services.failover.watch.web.metrics import registry_of
@@ -35,8 +37,9 @@ def watch(
             synchronous_standbys=settings.synchronous_standbys,
         )
         stop = stop_on_signals()
-        with Cluster(settings, bridge) as cluster:
-            loop = Watch(settings, cluster, request)
+        election = election_of(given.lease, os.environ)
+        with election.keep(), Cluster(settings, bridge) as cluster:
+            loop = Watch(settings, cluster, request, election)
             api = Api(loop, request, token, given)
             with Probes(
                 given.http_host,
@@ -51,6 +54,7 @@ def watch(
                     nodes=sorted(settings.nodes),
                     url=f"http://{given.http_host}:{probes.port}/",
                     automatic=given.repoint,
+                    lease=given.lease.name or None,
                     orders="taken" if token else "refused: no token is set",
                 )
                 loop.run(stop)

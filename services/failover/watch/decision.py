@@ -114,8 +114,19 @@ def remember(memory: Memory, assessment: Assessment, now: float, rules: Rules) -
     )
 
 
-def decide(memory: Memory, now: float, rules: Rules, *, paused: bool, leading: bool) -> Decision:
-    """Decide what to do about the last observation."""
+def decide(
+    memory: Memory,
+    now: float,
+    rules: Rules,
+    *,
+    paused: bool,
+    leading: bool,
+    elsewhere: str = "",
+) -> Decision:
+    """Decide what to do about the last observation.
+
+    `elsewhere`: why this replica may not even ask for the lock that the leader has.
+    """
     assessment = memory.assessment
     aside = _forbidden(memory)
     if aside:
@@ -129,7 +140,7 @@ def decide(memory: Memory, now: float, rules: Rules, *, paused: bool, leading: b
     if not rules.automatic:
         return Decision(Verdict.PASSIVE, "failover.watch.repoint is off: slotfailover repoint")
     if not leading:
-        return Decision(Verdict.PASSIVE, "another replica of watch leads")
+        return Decision(Verdict.PASSIVE, elsewhere or "another replica of watch leads")
     missing = _not_yet(memory, now, rules)
     if missing:
         return Decision(Verdict.WAIT, missing)

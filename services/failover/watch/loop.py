@@ -10,7 +10,7 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,7 +41,8 @@ from services.failover.watch.decision import (
     decide,
     remember,
 )
-from services.failover.watch.pause import Pause, newer
+from services.failover.watch.lease.elector import Elector, NoLease
+from services.failover.watch.pause import Ordered, Pause, newer
 from services.failover.watch.shared_state import SharedState, SharedStateStore
 from services.failover.watch.snapshot import Event, Point, Snapshot, lags_of
 from services.runtime.process import Stop
@@ -55,42 +56,28 @@ _JOURNAL_EVERY_S = 2.0
 _ENTRIES_MAX = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Ordered:
-    """What came of an order to pause or resume."""
-
-    pause: Pause
-    """What holds now."""
-    in_effect: bool
-    """It is what was ordered, as far as is known."""
-    shared: bool
-    """Every replica follows it; else this one alone."""
-
-    @property
-    def status_code(self) -> int:
-        """200 done, 202 taken here and not yet known to all, 409 somebody said otherwise since."""
-        if self.in_effect:
-            return 200 if self.shared else 202
-        return 409 if self.shared else 202
-
-    def as_json(self) -> dict[str, object]:
-        """Return the document of the HTTP answer."""
-        return {**self.pause.as_json(), "in_effect": self.in_effect, "shared": self.shared}
-
-
 class Watch:
     """One replica. `run` is called once; `snapshot`, `healthy` and `order` from any thread."""
 
-    def __init__(self, settings: FailoverSettings, cluster: Cluster, request: Request) -> None:
+    def __init__(
+        self,
+        settings: FailoverSettings,
+        cluster: Cluster,
+        request: Request,
+        election: Elector | NoLease,
+    ) -> None:
         self._settings = settings
         self._request = request
         self._cluster = cluster
+        self._election = election
         watch = settings.watch
         self._interval_s = watch.interval_ms / 1000
         longest_s = settings.connect_timeout_s * 4.0
         self._rules = Rules.of(watch, longest_s)
         self._patience_s = self._rules.stale_s + settings.step_deadline_ms / 1000
-        idle_s = max(_LEAD_IDLE_S, 2 * self._rules.stale_s)
+        # Where only the Lease's holder takes the lock, no other takes it from a session that idled.
+        stale_s = self._rules.stale_s
+        idle_s = stale_s if watch.lease.name else max(_LEAD_IDLE_S, 2 * stale_s)
         self._store = SharedStateStore(cluster, settings.journal_database, idle_s)
         self._points: deque[Point] = deque(maxlen=watch.history_points_max)
         self._events: deque[Event] = deque(maxlen=_EVENTS_MAX)
@@ -173,6 +160,7 @@ class Watch:
                 at_s=time.time(),
                 took_s=self._beat - begun,
                 leading=shared_state.leading,
+                lease=self._election.report(),
                 at_work=shared_state.at_work,
                 entries=shared_state.entries or self._journal_of(view) or before.entries,
                 drilled=shared_state.drill or before.drilled,
@@ -210,7 +198,8 @@ class Watch:
         return tuple(known.items())
 
     def _may_change(self, shared_state: SharedState) -> bool:
-        return shared_state.leading and self._rules.automatic and not self._is_paused()
+        leads = shared_state.leading and self._election.holds()
+        return leads and self._rules.automatic and not self._is_paused()
 
     def _look(self) -> tuple[View | None, str]:
         """Observe what can be seen; return it with the problems of servers that can't be read.
@@ -277,7 +266,9 @@ class Watch:
         """Read the shared state (leader, pause, commands at work), and share our own orders."""
         with self._pause_lock:
             ours, orders, self._orders = self._pause, self._orders, ()
-        shared_state = self._store.look(primary, ours, ordered=bool(orders))
+        shared_state = self._store.look(
+            primary, ours, may_lead=self._election.holds(), ordered=bool(orders)
+        )
         if shared_state.problem:
             logger.warning("the journal's database can't be used", reason=shared_state.problem)
         said = shared_state.pause
@@ -305,8 +296,9 @@ class Watch:
             with locked(self._cluster, view, database, path) as lock:
                 self._recall()
                 view = self._cluster.observe()
-                if assess(view, self._request) != self._memory.assessment or self._is_paused():
-                    self._tell("repoint not done: the cluster changed meanwhile")
+                changed = assess(view, self._request) != self._memory.assessment
+                if changed or self._is_paused() or not self._election.holds():
+                    self._tell("repoint not done: the cluster, or who leads, changed meanwhile")
                     return
                 journal = Journal(path, self._cluster, database, "watch")
                 done = self._repoint(view, journal, lock)
@@ -362,8 +354,16 @@ class Watch:
             logger.info("decision changed", verdict=str(decision.verdict), reason=decision.reason)
 
     def _decide(self, leading: bool, pause: Pause) -> Decision:
-        now = time.monotonic()
-        return decide(self._memory, now, self._rules, paused=pause.paused, leading=leading)
+        lease = self._election.report()
+        elsewhere = lease.elsewhere if lease is not None and not lease.held else ""
+        return decide(
+            self._memory,
+            time.monotonic(),
+            self._rules,
+            paused=pause.paused,
+            leading=leading and not elsewhere,
+            elsewhere=elsewhere,
+        )
 
     def _is_paused(self) -> bool:
         with self._pause_lock:

@@ -36,6 +36,29 @@ class Pause:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """What came of an order to pause or resume."""
+
+    pause: Pause
+    """What holds now."""
+    in_effect: bool
+    """It is what was ordered, as far as is known."""
+    shared: bool
+    """Every replica follows it; else this one alone."""
+
+    @property
+    def status_code(self) -> int:
+        """200 done, 202 taken here and not yet known to all, 409 somebody said otherwise since."""
+        if self.in_effect:
+            return 200 if self.shared else 202
+        return 409 if self.shared else 202
+
+    def as_json(self) -> dict[str, object]:
+        """Return the document of the HTTP answer."""
+        return {**self.pause.as_json(), "in_effect": self.in_effect, "shared": self.shared}
+
+
 def newer(one: Pause, other: Pause) -> Pause:
     """Return the pause that holds; of two that were ordered independently, the one that pauses."""
     return max(one, other, key=lambda pause: (pause.version, pause.paused, pause.at, pause.by))

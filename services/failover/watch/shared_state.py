@@ -1,7 +1,8 @@
 """The database on the primary where replicas of `watch` and commands meet: one session, kept.
 
 leads     the replica whose session has the advisory lock; it ends with the process, and where the
-          machine is gone without a word, the server ends the session after `idle_s` seconds
+          machine is gone without a word, the server ends the session after `idle_s` seconds. Where
+          a Lease elects (watch.lease), only its holder takes the lock
 paused    one row that all replicas follow (watch.pausing)
 at work   who holds the commands' lock
 entries   the journal's last entries
@@ -53,10 +54,13 @@ class SharedStateStore:
         self._link: ServerLink | None = None
         self._exits = contextlib.ExitStack()
 
-    def look(self, primary: str, ours: Pause, *, ordered: bool = False) -> SharedState:
+    def look(
+        self, primary: str, ours: Pause, *, may_lead: bool = True, ordered: bool = False
+    ) -> SharedState:
         """Return the shared state ("": there is no primary); write our pause if it is the newer.
 
-        `ordered`: our pause was ordered just now, so it counts as the newer one.
+        `ordered`: our pause was ordered just now, so it counts as the newer one. `may_lead`: take
+        the leader's lock if it is free; else let go of it.
         """
         if primary != self._primary:
             self.close()
@@ -67,7 +71,9 @@ class SharedStateStore:
             self._link = self._exits.enter_context(there)
             self._primary = primary
         try:
-            return self._link.ask(lambda c: _look(c, ours, self._idle_ms, ordered=ordered))
+            return self._link.ask(
+                lambda c: _look(c, ours, self._idle_ms, may_lead=may_lead, ordered=ordered)
+            )
         except Unreachable as error:
             return SharedState(pause=ours, problem=error.detail)
         except SlotbridgeError as error:
@@ -79,7 +85,9 @@ class SharedStateStore:
         self._link, self._primary = None, ""
 
 
-def _look(connection: Connection, ours: Pause, idle_ms: int, *, ordered: bool) -> SharedState:
+def _look(
+    connection: Connection, ours: Pause, idle_ms: int, *, may_lead: bool, ordered: bool
+) -> SharedState:
     connection.execute("SELECT set_config('idle_session_timeout', %s, false)", [str(idle_ms)])
     theirs = read_pause(connection)
     if ordered and theirs.version >= ours.version:
@@ -89,7 +97,7 @@ def _look(connection: Connection, ours: Pause, idle_ms: int, *, ordered: bool) -
     if shared:
         pause = read_pause(connection)  # another replica may have been faster
     return SharedState(
-        leading=_take(connection),
+        leading=_take(connection) if may_lead else _let_go(connection),
         pause=pause,
         shared=shared,
         at_work=holder(connection),
@@ -104,3 +112,10 @@ def _take(connection: Connection) -> bool:
         return True
     row = connection.execute("SELECT pg_try_advisory_lock(%s)", [KEY]).fetchone()
     return bool(row and row[0])
+
+
+def _let_go(connection: Connection) -> bool:
+    """Let go of the lock if this session has it; return False, as it does not lead."""
+    if connection.execute(_HELD, [KEY]).fetchone() is not None:
+        connection.execute("SELECT pg_advisory_unlock(%s)", [KEY])
+    return False

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from services.failover.execute.history import LastDrill
     from services.failover.execute.journal import Entry
     from services.failover.model.view import Node, View
+    from services.failover.watch.lease.elector import LeaseReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class Snapshot:
     memory: Memory = field(default_factory=Memory)
     decision: Decision = field(default_factory=lambda: Decision(Verdict.WAIT, "not yet observed"))
     leading: bool = False
+    lease: LeaseReport | None = None
+    """None: no Lease elects."""
     automatic: bool = False
     pause: Pause = field(default_factory=Pause)
     points: tuple[Point, ...] = ()

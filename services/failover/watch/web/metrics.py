@@ -58,6 +58,19 @@ OBSERVATION: Final = Family(
 )
 JUDGED: Final = Family("slotfailover_judged", "1 if the last observation could be judged, else 0.")
 LEADER: Final = Family("slotfailover_leader", "1 if this replica of watch may act, else 0.")
+LEASE_HELD: Final = Family(
+    "slotfailover_lease_held",
+    "1 while this replica holds the Kubernetes Lease for certain, else 0; "
+    "no series where no Lease elects.",
+)
+LEASE_HOLDER: Final = Family(
+    "slotfailover_lease_holder_info",
+    "1, with the pod that holds the Kubernetes Lease as far as this replica has read.",
+    ("pod",),
+)
+LEASE_TRANSITIONS: Final = Family(
+    "slotfailover_lease_transitions", "How often the Kubernetes Lease has changed hands."
+)
 AUTOMATIC: Final = Family("slotfailover_automatic", "1 if failover.watch.repoint is on, else 0.")
 PAUSED: Final = Family("slotfailover_paused", "1 while automatic repoints are paused, else 0.")
 PENDING: Final = Family("slotfailover_pending_steps", "Steps that a repoint would run now.")
@@ -140,6 +153,7 @@ INVALIDATED: Final = Family(
 )
 FAMILIES: Final = (
     *(BUILD, *_COUNTS.values(), LAST_OBSERVATION, OBSERVATION, JUDGED, LEADER, AUTOMATIC, PAUSED),
+    *(LEASE_HELD, LEASE_HOLDER, LEASE_TRANSITIONS),
     *(PENDING, AGREEING, DRILL_AGE, DRILL_SUCCESS, UP, PRIMARY, FENCED, FENCED_AGE, TIMELINE),
     *(POSITION, LAST_CONTACT, STANDBY_LAG, LAG, READY, AHEAD, SYNC_AGE, PROBLEMS),
     *(SLOT_ACTIVE, RETAINED, SAFE, WAL_STATUS, INVALIDATED, *RUN_FAMILIES),
@@ -183,6 +197,11 @@ def _of_watch(snapshot: Snapshot) -> Iterator[Metric]:
     yield OBSERVATION.of(snapshot.took_s)
     yield JUDGED.of(not snapshot.problem)
     yield LEADER.of(snapshot.leading)
+    if snapshot.lease is not None:
+        yield LEASE_HELD.of(snapshot.lease.held)
+        if snapshot.lease.holder:
+            yield LEASE_HOLDER.of({(snapshot.lease.holder,): 1.0})
+        yield LEASE_TRANSITIONS.of(snapshot.lease.transitions)
     yield AUTOMATIC.of(snapshot.automatic)
     yield PAUSED.of(snapshot.pause.paused)
     yield PENDING.of(len(snapshot.memory.assessment.pending))

@@ -102,6 +102,7 @@ def _banner(snapshot: Snapshot) -> Element:
             *_fact("primary", _primary(snapshot)),
             *_fact("seen", snapshot.at.replace("T", " ").split(".")[0] + " UTC"),
             *_fact("this watch", _own_state(snapshot)),
+            *_lease(snapshot),
             *_fact("decision", f"{snapshot.decision.verdict}: {snapshot.decision.reason}"),
             *_fact("last drill", _drill(snapshot)),
         ),
@@ -123,7 +124,21 @@ def _own_state(snapshot: Snapshot) -> str:
         return f"paused by {snapshot.pause.by}"
     if not snapshot.automatic:
         return "observes only"
-    return "leads, repoints automatically" if snapshot.leading else "passive: another replica leads"
+    if snapshot.leading:
+        return "leads, repoints automatically"
+    lease = snapshot.lease
+    if lease is not None and not lease.held:
+        return f"passive: {lease.elsewhere}"
+    return "passive: another replica leads"
+
+
+def _lease(snapshot: Snapshot) -> tuple[Element, ...]:
+    lease = snapshot.lease
+    if lease is None:
+        return ()
+    who = "this replica" if lease.held else lease.holder or "nobody yet"
+    problem = f" ({lease.problem})" if lease.problem else ""
+    return _fact("Lease", f"{lease.name}: {who}{problem}")
 
 
 def _drill(snapshot: Snapshot) -> str:

@@ -41,6 +41,7 @@ def status_of(snapshot: Snapshot) -> dict[str, Any]:
         },
         "automatic": snapshot.automatic,
         "leading": snapshot.leading,
+        "lease": snapshot.lease.as_json() if snapshot.lease is not None else None,
         "pause": snapshot.pause.as_json(),
         "at_work": snapshot.at_work or None,
         "nodes": [_node(node) for node in view.nodes] if view is not None else [],
