@@ -40,6 +40,8 @@ FROM_THE_ENVIRONMENT: Final = {
     "TablesSettings": ("warehouse",),
 }
 """Required keys that a Secret may bring; the templates say which is missing."""
+OF_A_BRIDGE: Final = ("source", "kafka", "bridge", "shaping", "snapshot")
+"""Sections that may differ from bridge to bridge."""
 ADDITIONS: Final = {
     "ports": {"type": "array", "minItems": 1, "items": {"type": "integer", "maximum": 65535}},
     "quantity": {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"},
@@ -69,13 +71,19 @@ def schema() -> dict[str, Any]:
     for model in all_models():
         _adapt(definitions[model.__name__], model.__name__, field_meanings(model))
     properties = {
-        name: _own(value, name) for name, value in values().items() if name not in ("config",)
+        name: _own(value, name)
+        for name, value in values().items()
+        if name not in ("config", "bridges")
     }
-    properties["config"] = {
+    config = {
+        name: {"$ref": _reference(section)} for name, section in sections["properties"].items()
+    }
+    properties["config"] = _closed(config)
+    properties["bridges"] = {
         "type": "object",
         "additionalProperties": False,
-        "properties": {
-            name: {"$ref": _reference(section)} for name, section in sections["properties"].items()
+        "patternProperties": {
+            "^[a-z0-9]{1,20}$": _closed({name: config[name] for name in OF_A_BRIDGE})
         },
     }
     return {
@@ -86,6 +94,10 @@ def schema() -> dict[str, Any]:
         "properties": {**properties, "global": {"type": "object"}},
         "$defs": {**definitions, **ADDITIONS},
     }
+
+
+def _closed(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def values() -> dict[str, Any]:

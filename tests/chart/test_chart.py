@@ -4,7 +4,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import kubernetes_validate
 import pytest
@@ -242,6 +242,89 @@ def watch_of(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     (config,) = [each for each in found["ConfigMap"] if "slotbridge.yaml" in each["data"]]
     watch: dict[str, Any] = yaml.safe_load(config["data"]["slotbridge.yaml"])["failover"]["watch"]
     return watch
+
+
+BRIDGES: Final[dict[str, dict[str, Any]]] = {
+    "config": {"source": {"tables": ["public.accounts"]}},
+    "bridges": {
+        "orders": {
+            "source": {"slot": "orders", "publication": "orders", "tables": ["public.orders"]},
+            "kafka": {"topic_prefix": "orders", "partitions": 12},
+        }
+    },
+}
+
+
+def test_several_bridges_come_from_one_file_each_with_a_file_of_its_own(
+    helm: Helm, tmp_path: Path
+) -> None:
+    found = kinds_of(render_with(helm, tmp_path, BRIDGES))
+    deployments = {each["metadata"]["name"]: each for each in found["Deployment"]}
+    assert deployments.keys() >= {"r-slotbridge-bridge", "r-slotbridge-bridge-orders"}
+    selectors = [each["spec"]["selector"]["matchLabels"] for each in found["Deployment"]]
+    assert len({json.dumps(each, sort_keys=True) for each in selectors}) == len(selectors)
+    budgets = [each["metadata"]["name"] for each in found["PodDisruptionBudget"]]
+    assert {"r-slotbridge-bridge", "r-slotbridge-bridge-orders"} <= set(budgets)
+    files = {
+        each["metadata"]["name"]: yaml.safe_load(each["data"]["slotbridge.yaml"])
+        for each in found["ConfigMap"]
+        if "slotbridge.yaml" in each["data"]
+    }
+    for name, deployment in deployments.items():
+        if "bridge-orders" in name:
+            volumes = deployment["spec"]["template"]["spec"]["volumes"]
+            assert {"name": "config", "configMap": {"name": name}} in volumes
+    orders, main = files["r-slotbridge-bridge-orders"], files["r-slotbridge"]
+    assert orders["source"]["slot"] == "orders"
+    assert orders["kafka"] == {**main["kafka"], "topic_prefix": "orders", "partitions": 12}
+    assert orders["bridge"] == main["bridge"]
+    assert "tables" not in orders and "failover" not in orders
+    assert main["kafka"]["topic_prefix"] == "bank"
+
+
+def test_each_of_several_bridges_has_alerts_of_its_own(helm: Helm, tmp_path: Path) -> None:
+    (rule,) = kinds_of(render_with(helm, tmp_path, BRIDGES))["PrometheusRule"]
+    late = {
+        alert["labels"]["bridge"]: re.findall(r'pod=~"([^"]+)"', alert["expr"])[0]
+        for alert in rule["spec"]["groups"][0]["rules"]
+        if alert["alert"] == "SlotbridgeDeliveryLate"
+    }
+    pods = {"main": "r-slotbridge-bridge-7d9f-x2x", "orders": "r-slotbridge-bridge-orders-7d9f-x2x"}
+    for name, pattern in late.items():
+        assert [each for each in pods if re.fullmatch(pattern, pods[each])] == [name]
+    assert late.keys() == pods.keys()
+
+
+@pytest.mark.parametrize(
+    ("differs", "told"),
+    [
+        ({"source": {"tables": []}}, "bridges.orders.source.tables is empty"),
+        ({"source": {"slot": None}}, "bridges.orders.source.slot is missing"),
+        ({"source": {"slot": "bank"}}, "source.slot is bank, as that of"),
+        ({"source": {"publication": "slotbridge"}}, "source.publication is slotbridge, as that of"),
+        ({"kafka": {"topic_prefix": "bank"}}, "kafka.topic_prefix is bank, as that of"),
+        ({"source": {"tables": ["public.accounts"]}}, "it would be published twice"),
+        ({"failover": {}}, "failover"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else json.dumps(value)[:40],
+)
+def test_bridges_that_share_what_is_ones_own_are_refused(
+    helm: Helm, tmp_path: Path, differs: dict[str, Any], told: str
+) -> None:
+    orders = json.loads(json.dumps(BRIDGES["bridges"]["orders"]))
+    for section, keys in differs.items():
+        merged = {**orders.get(section, {}), **keys}
+        orders[section] = {key: value for key, value in merged.items() if value is not None}
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(yaml.safe_dump({**BRIDGES, "bridges": {"orders": orders}}), encoding="utf-8")
+    assert told in helm.refuse(CHART / "ci/full-values.yaml", "--values", str(wrong))
+
+
+def render_with(helm: Helm, folder: Path, values: dict[str, Any]) -> str:
+    """The full values with others over them."""
+    path = folder / "more.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return helm.render(CHART / "ci/full-values.yaml", "--values", str(path))
 
 
 def test_every_alert_asks_for_metrics_that_exist(rendered: dict[str, str]) -> None:

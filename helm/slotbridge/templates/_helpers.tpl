@@ -101,9 +101,62 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* What several bridges of one database must not share, told in one sentence. */}}
+{{- define "slotbridge.validateBridges" -}}
+{{- $config := .Values.config -}}
+{{- $all := dict "config" $config -}}
+{{- range $name, $differs := .Values.bridges -}}
+{{- $_ := set $all (printf "bridges.%s" $name) $differs -}}
+{{- end -}}
+{{- $taken := dict -}}
+{{- range $path, $differs := $all -}}
+{{- range $section, $key := dict "source" (list "slot" "publication") "kafka" (list "topic_prefix") -}}
+{{- range $key -}}
+{{- $value := dig $section . "" $differs -}}
+{{- if and (not $value) (ne $path "config") -}}
+{{- fail (printf "%s.%s.%s is missing: a bridge has a slot, a publication and a topic prefix of its own" $path $section .) -}}
+{{- end -}}
+{{- $value = default "slotbridge" $value -}}
+{{- $id := printf "%s %s" . $value -}}
+{{- if hasKey $taken $id -}}
+{{- fail (printf "%s.%s.%s is %s, as that of %s: a bridge has one of its own" $path $section . $value (get $taken $id)) -}}
+{{- end -}}
+{{- $_ := set $taken $id $path -}}
+{{- end -}}
+{{- end -}}
+{{- $tables := dig "source" "tables" list $differs -}}
+{{- if not $tables -}}
+{{- fail (printf "%s.source.tables is empty, which is every table: with `bridges`, list those of each bridge" $path) -}}
+{{- end -}}
+{{- range $tables -}}
+{{- $id := printf "table %s" . -}}
+{{- if hasKey $taken $id -}}
+{{- fail (printf "%s.source.tables has %s, as %s has: it would be published twice" $path . (get $taken $id)) -}}
+{{- end -}}
+{{- $_ := set $taken $id $path -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The configuration file of the bridge `name` of `bridges`: (list . NAME) */}}
+{{- define "slotbridge.configOfBridge" -}}
+{{- $root := index . 0 -}}
+{{- $config := include "slotbridge.config" $root | fromYaml -}}
+{{- range $section, $differs := index $root.Values.bridges (index . 1) -}}
+{{- $_ := set $config $section (mergeOverwrite (default dict (get $config $section)) (deepCopy $differs)) -}}
+{{- end -}}
+{{- /* They are of the bridge in `config`. */ -}}
+{{- $_ := unset $config "failover" -}}
+{{- $_ := unset $config "tables" -}}
+{{- toYaml $config -}}
+{{- end -}}
+
 {{/* slotbridge.yaml: the values' sections with what the chart itself decides. */}}
 {{- define "slotbridge.config" -}}
 {{- include "slotbridge.validate" . -}}
+{{- if .Values.bridges -}}
+{{- include "slotbridge.validateBridges" . -}}
+{{- end -}}
 {{- $config := deepCopy .Values.config -}}
 {{- $http := dict "http_host" "0.0.0.0" -}}
 {{- $bridge := mergeOverwrite (default dict $config.bridge) $http (dict "http_port" 9187 "spool_folder" "/var/lib/slotbridge/spool" "standby" true) -}}
@@ -157,6 +210,10 @@ envFrom:
 - name: config
   configMap:
     name: {{ include "slotbridge.fullname" . }}
+{{ include "slotbridge.commonVolumes" . }}
+{{- end -}}
+
+{{- define "slotbridge.commonVolumes" -}}
 - name: tmp
   emptyDir:
     sizeLimit: 1Gi
