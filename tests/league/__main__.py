@@ -68,6 +68,7 @@ def main(
                 runs.append(run)
                 line = json.dumps(run.as_json())
                 trace.write(f"{line}\n")
+                trace.flush()
                 sys.stdout.write(f"{line}\n")
                 sys.stdout.flush()
     if out is None:

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from typing import Final
 
 import psycopg
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from services.demo.copies import committed
 from tests.league.verdict import Seen, Verdict, judge
@@ -28,6 +31,7 @@ _LARGE_SHARE: Final = 0.02
 _ROLLED_BACK_SHARE: Final = 0.05
 _PAUSE_S: Final = 0.02
 _LAST: Final = "last"
+_ASK_S: Final = 30.0
 
 
 class Client(threading.Thread):
@@ -103,6 +107,21 @@ def has_last(bootstrap_servers: str, prefix: str) -> bool:
     return any(
         event.token == f"{_LAST}/0" for event in _events(bootstrap_servers, prefix, "ledger")
     )
+
+
+def ends(bootstrap_servers: str, prefix: str) -> int:
+    """Return the sum of the end offsets of all tables' partitions."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    known = admin.list_topics(timeout=_ASK_S).topics
+    asked = admin.list_offsets(
+        {
+            TopicPartition(topic, partition): OffsetSpec.latest()  # type: ignore[no-untyped-call]
+            for topic in (f"{prefix}.public.{table}" for table in TABLES)
+            if topic in known
+            for partition in known[topic].partitions
+        }
+    )
+    return sum(end.result(_ASK_S).offset for end in asked.values())
 
 
 def compare(connection: Connection, bootstrap_servers: str, prefix: str) -> Verdict:

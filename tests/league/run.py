@@ -16,7 +16,7 @@ from services.testbed.bed import Bed
 from services.testbed.pair import STANDBY_SLOT
 from services.testbed.postgres import PostgresServer
 from tests.league.contenders import CONTENDERS, Contender, Ground
-from tests.league.load import SETUP, Client, compare, has_last, write_last
+from tests.league.load import SETUP, Client, compare, ends, has_last, write_last
 from tests.league.verdict import Verdict
 from tests.providers.databases import connect
 from tests.providers.proxy import Proxy
@@ -31,7 +31,8 @@ _STREAMS_S: Final = 180.0
 _DELIVERS_S: Final = (0.5, 2.0)
 """Between two faults it streams for at least so long, and the fault's pause."""
 _LAST_S: Final = 240.0
-_SETTLES_S: Final = 3.0
+_SETTLES_S: Final = 20.0
+"""So long nothing more has come at the end: partitions may get their last records one by one."""
 _ALSO: Final = ("failpoint", "crash loop")
 """Faults of the torture rig that strike the bridge inside: here a SIGKILL, for everybody."""
 FAIR: Final = frozenset(
@@ -143,10 +144,19 @@ class Match:
                     run.stopped = contender.needs_operator or f"not delivered in {_LAST_S:.0f} s"
                     break
                 time.sleep(1.0)
-            time.sleep(_SETTLES_S)
+            self._settle()
             run.verdict = compare(connection, servers, self._prefix)
             kept = {tid for (tid,) in connection.execute("SELECT tid FROM ledger").fetchall()}
         assert acknowledged <= kept, f"the pair lost {len(acknowledged - kept)} transactions"
+
+    def _settle(self) -> None:
+        """Wait until no partition of a table has grown for a while."""
+        before, since = -1, time.monotonic()
+        while time.monotonic() - since < _SETTLES_S:
+            now = ends(self._brokers.bootstrap_servers, self._prefix)
+            if now != before:
+                before, since = now, time.monotonic()
+            time.sleep(1.0)
 
     def _streams(self, contender: Contender) -> None:
         """Wait until the contender uses its slot."""
