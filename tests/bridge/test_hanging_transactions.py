@@ -1,4 +1,4 @@
-"""What had Kafka decided? The pure part of services.bridge.recovery.hanging_transactions."""
+"""What had Kafka decided? services.bridge.recovery.hanging_decision."""
 
 import json
 
@@ -17,7 +17,7 @@ from services.bridge.recovery.event_positions import (
     position_of_record,
     remaining,
 )
-from services.bridge.recovery.hanging_transactions import Ending, covered, how_to_end, was_committed
+from services.bridge.recovery.hanging_decision import Ending, covered, how_to_end, was_committed
 from services.bridge.transactions.staging import tombstones
 from services.postgres.server import Server
 
@@ -152,6 +152,18 @@ def test_a_marker_that_is_late_lets_nothing_of_a_later_transaction_be_committed(
         for tried in (set(), {TABLE}, {TABLE, ENDS}):
             found = how_to_end(ours, stuck, WHOLE, record, tried, commit=None)
             assert found == Ending({TABLE: 7}, (0,), commit=True)
+
+
+def test_what_was_published_again_and_hangs_is_ended_by_its_own_producer() -> None:
+    """Its record is no further than the visible one, of whichever producer that is."""
+    ours = {PROGRESS: None, TABLE: EventPosition(100, 2)}
+    stuck = {PROGRESS: 3, TABLE: 7}
+    for visible, repeated in ((0, 0), (0, 1), (1, 0)):
+        last, hidden = record(100, 110, producer=visible), record(100, 110, producer=repeated)
+        first = how_to_end(ours, stuck, last, hidden, set(), commit=None)
+        assert first == Ending({TABLE: 7}, (repeated,), commit=True)
+        again = how_to_end(ours, stuck, last, hidden, {TABLE}, commit=None)
+        assert again == Ending({TABLE: 7}, (1 - repeated,), commit=True)
 
 
 def test_of_two_that_hang_the_covered_one_comes_first() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from schemas.events import ProgressRecord
 from services.bridge.progress import consistency
 from services.bridge.recovery import (
+    hanging_decision,
     hanging_transactions,
     republish,
     settling_notes,
@@ -24,9 +25,9 @@ from tests.torture.mistakes import mistake, put
 
 @mistake("how to end what hangs is inverted", "markers lost")
 def _settled_wrongly() -> None:
-    decide = hanging_transactions.how_to_end
+    decide = hanging_decision.how_to_end
 
-    def inverted(*arguments: Any, **options: Any) -> hanging_transactions.Ending:
+    def inverted(*arguments: Any, **options: Any) -> hanging_decision.Ending:
         ending = decide(*arguments, **options)
         return ending._replace(commit=not ending.commit)
 
@@ -51,7 +52,7 @@ def _not_noted() -> None:
 
 @mistake("the record behind what hangs is no witness", "markers lost")
 def _nothing_behind() -> None:
-    decide = hanging_transactions.was_committed
+    decide = hanging_decision.was_committed
 
     def blind(*arguments: Any, **options: Any) -> bool:
         return decide(*arguments, **{**options, "behind": ()})

@@ -24,8 +24,8 @@ left alone, or none the worse for a marker of ours.
 """
 
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Set
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Final, Protocol
 
 import structlog
 from confluent_kafka import Message
@@ -43,16 +43,20 @@ from services.bridge.recovery.event_positions import (
     NO_STAGING_KEY,
     EventPosition,
     Lost,
-    has,
     is_settling,
     position_of_record,
     record_of,
     remaining,
 )
-from services.bridge.recovery.settling_notes import clear, write_note
+from services.bridge.recovery.hanging_decision import (
+    Ending,
+    covered,
+    how_to_end,
+    was_committed,
+)
+from services.bridge.recovery.settling_notes import clear, is_note, write_note
 from services.bridge.recovery.visible_record import read_visible
 from services.bridge.sink.offsets import Partition
-from services.bridge.sink.producer_pair import BOTH
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.database import Primary
@@ -71,7 +75,8 @@ _SOON_S: Final = 0.02
 _LOOK_S: Final = 0.25
 _TAIL_RECORDS: Final = 20
 _HIDDEN_RECORDS: Final = 1000
-"""How many hidden records of a partition are looked at: another producer's may hide ours."""
+"""How many hidden records of a partition are looked at: another producer's may hide ours. As many
+visible ones, which tell no position, end the look for those that do."""
 _ROUNDS_MAX: Final = 4
 """Two transactions may hang, each of either producer; what then stays is not ours."""
 
@@ -84,14 +89,6 @@ class Judge(Protocol):
 
     def lost(self) -> Lost:
         """Return a function of (timeline or 0, commit_lsn): whether the server lacks that event."""
-
-
-class Ending(NamedTuple):
-    """How to end a hanging transaction: its partitions, producers (`turns`), commit or abort."""
-
-    partitions: Mapping[Partition, int]
-    turns: tuple[int, ...]
-    commit: bool
 
 
 def settle(
@@ -210,93 +207,6 @@ def _end(
         clear(topics, notes, while_waiting)
 
 
-def covered(
-    ours: Mapping[Partition, EventPosition | None], last: ProgressRecord | None
-) -> list[Partition]:
-    """Return the partitions that hide what the last visible record covers. Pure.
-
-    The transaction that hangs there was committed.
-    """
-    return [
-        where for where, position in ours.items() if position is not None and has(last, position)
-    ]
-
-
-def how_to_end(
-    ours: Mapping[Partition, EventPosition | None],
-    stuck: Mapping[Partition, int],
-    last: ProgressRecord | None,
-    record: ProgressRecord | None,
-    tried: Set[Partition],
-    *,
-    commit: bool | None,
-) -> Ending:
-    """Decide which hanging transaction to end first, and whether to commit or abort it. Pure.
-
-    `stuck`: partition -> its last stable offset, whoever's transaction hangs there. `ours`: those
-    of `stuck` that hide records of this bridge, with the position of the first one. `record`: the
-    first progress record that is hidden. `tried`: partitions that were committed before and hang
-    again. `commit`: what the witnesses say, needed where `last` covers nothing. A partition whose
-    first event is beyond what is committed comes later: it may hide what was aborted.
-    """
-    if last is not None and (found := covered(ours, last)):
-        partitions = found if record is not None else _not_beyond(ours, last)
-        # It is of the transaction of `last`, or of the one before, which was the other's: not where
-        # there is a later one, which began only once that one was told. Markers may be late.
-        later = record is not None or len(found) < sum(map(bool, ours.values()))
-        before = tried >= {*partitions} and not later
-        turn = 1 - last.producer if before else last.producer
-        return Ending({where: stuck[where] for where in partitions}, (turn,), commit=True)
-    if not commit:  # of which nothing could be seen
-        return Ending(stuck, BOTH, commit=False)
-    turns = BOTH if record is None else (record.producer,)
-    partitions = [*ours] if record is None else _not_beyond(ours, record)
-    return Ending({where: stuck[where] for where in partitions}, turns, commit=True)
-
-
-def _not_beyond(
-    ours: Mapping[Partition, EventPosition | None], record: ProgressRecord
-) -> list[Partition]:
-    return [where for where, position in ours.items() if position is None or has(record, position)]
-
-
-def was_committed(
-    last: ProgressRecord | None,
-    hanging: ProgressRecord | None = None,
-    *,
-    confirmed_lsn: int = 0,
-    origin_lsn: int = 0,
-    shown: Iterable[EventPosition] = (),
-    behind: Iterable[ProgressRecord] = (),
-) -> bool:
-    """Tell whether a witness shows that Kafka had decided to commit the hanging transaction. Pure.
-
-    `last`: the last visible record, `hanging`: the first that is not. `confirmed_lsn`,
-    `origin_lsn`: how far the slot and the origin have been told. `shown`: positions of the last
-    visible events. `behind`: the records from `hanging` on, whether Kafka has committed them or
-    not. The bridge begins a transaction only once the one before, which is the other producer's,
-    has committed. Slot and origin need not know: they are never told of a part of a transaction,
-    and may be out of reach.
-
-    Where commits wait, the slot is told of what was announced: but of a position with events only
-    once Kafka had committed them, so also of the end of a record that covers whole transactions.
-    A repair makes the slot anew before Kafka has committed what it publishes: then the slot tells
-    nothing.
-    """
-    if last is not None and last.repairing:
-        confirmed_lsn = 0
-    recorded = last.end_lsn if last is not None else 0
-    announced = max(recorded, last.ahead_lsn) if last is not None else 0
-    told = hanging is not None and not hanging.seq and confirmed_lsn >= hanging.end_lsn
-    return (
-        told
-        or origin_lsn > recorded
-        or confirmed_lsn > announced
-        or any(not has(last, position) for position in shown)
-        or (hanging is not None and any(one.producer != hanging.producer for one in behind))
-    )
-
-
 def _stuck(topics: Topics, while_waiting: Callable[[], None]) -> dict[Partition, int]:
     """Return the partitions that stay stuck for PATIENCE_S -> their last stable offset.
 
@@ -346,36 +256,41 @@ def _ours(
             if topic == progress:
                 records = reader.first_from(offset)
             else:
-                position = _first_position(topics, reader, offset, alone=topic in own)
-                if topic in own or position is not None:
+                position, mine = _first_position(topics, reader, offset, alone=topic in own)
+                if mine:
                     ours[topic, partition] = position
                 continue
-        if records and records[0][1] == slot.encode():
-            ours[topic, partition] = None
-            at, _, value = records[0]
-            record = parse_record(ProgressRecord, topic, at, value) if value is not None else None
+        for at, key, value in records:
+            if key == slot.encode() and value is not None:
+                record = parse_record(ProgressRecord, topic, at, value)
+            if key == slot.encode() or is_settling(key, value) or is_note(key):
+                ours[topic, partition] = None
     return ours, record
 
 
 def _first_position(
     topics: Topics, reader: TopicReader, offset: int, *, alone: bool
-) -> EventPosition | None:
+) -> tuple[EventPosition | None, bool]:
     """Return the position of this bridge's first event from `offset` on, the last stable offset.
 
-    The record at `offset` belongs to the open transaction. If it does not have a position of this
-    bridge, the open transaction is another producer's; what follows may be decided and told, and
-    proves nothing. Only in a topic that this bridge writes `alone` are later records looked at: of
-    a staged transaction, the last part alone tells the LSN.
+    And whether the transaction that is open there is this bridge's: the record at `offset` belongs
+    to it. If that does not have a position of this bridge, it is another producer's; what follows
+    may be decided and told, and proves nothing. Only in a topic that this bridge writes `alone` are
+    later records looked at: of a staged transaction, the last part alone tells the LSN. What
+    was to end a transaction under our prefix, and hangs itself, has no position and is ours.
     """
     prepared = reader.topic == prepared_topic(topics.prefix)
     end = reader.bounds()[1]
     stop = end if prepared else min(end, offset + _HIDDEN_RECORDS)
+    under_prefix = reader.topic.startswith(f"{topics.prefix}.")
     deadline = time.monotonic() + READ_DEADLINE_S
     for message in reader.messages(offset, stop, deadline):
         position = _position(topics, message)
-        if position is not None or not (alone or is_settling(message.key(), message.value())):
-            return position
-    return None
+        settles = is_settling(message.key(), message.value())
+        alone = alone or (settles and under_prefix and message.offset() == offset)
+        if position is not None or not (alone or settles):
+            return position, alone or position is not None
+    return None, alone
 
 
 def _position(topics: Topics, message: Message) -> EventPosition | None:
@@ -387,12 +302,26 @@ def shown(topics: Topics, stuck: Container[Partition] = ()) -> Iterable[EventPos
     """Yield the positions of the last visible events of each partition that shows all it has."""
     for topic, partition in topics.event_partitions():
         if (topic, partition) not in stuck:
-            with topics.reader(topic, partition) as reader:
-                deadline = time.monotonic() + READ_DEADLINE_S
-                low, end = reader.bounds()
-                tail = reader.messages(max(low, end - _TAIL_RECORDS), end, deadline)
-                positions = [_position(topics, message) for message in tail]
-            yield from (position for position in positions if position is not None)
+            yield from _last_positions(topics, topic, partition)
+
+
+def _last_positions(topics: Topics, topic: str, partition: int) -> list[EventPosition]:
+    """Read backwards, more at each step, until visible events tell their positions.
+
+    A transaction that was aborted since may have left any number of records behind them.
+    """
+    with topics.reader(topic, partition) as reader:
+        deadline = time.monotonic() + READ_DEADLINE_S
+        low, stop = reader.bounds()
+        step, silent = _TAIL_RECORDS, 0
+        while stop > low and silent < _HIDDEN_RECORDS:
+            start = max(low, stop - step)
+            tail = [_position(topics, one) for one in reader.messages(start, stop, deadline)]
+            if found := [position for position in tail if position is not None]:
+                return found
+            silent += len(tail)  # of other producers
+            stop, step = start, 2 * step
+    return []
 
 
 def _names(partitions: Mapping[Partition, int]) -> str:

@@ -12,13 +12,13 @@ import pytest
 from confluent_kafka import Producer
 
 from schemas.errors import ExitCode
-from schemas.events import ProgressRecord, progress_topic
 from schemas.settings import KafkaSettings
 from services.bridge.recovery import hanging_transactions
 from services.bridge.sink.topics import Topics
 from services.testbed.kafka import KafkaBroker
 from services.testbed.pair import alter_system
 from tests.bridge.conftest import NewBridge
+from tests.bridge.faults.following import begin_following, commit_following
 from tests.bridge.faults.load import Load, assert_intact, await_session
 from tests.bridge.faults.markers import (
     forget_markers,
@@ -171,12 +171,7 @@ def test_the_next_transaction_is_aborted_and_does_not_take_it_along(
     names = forget_markers(own_kafka, bridge.prefix, since_ms, is_any)
     tell(conninfo, bridge, record.end_lsn)
     own_kafka.start()
-    name = transactional_id(bridge, 1 - record.producer)
-    following = Producer(
-        {"bootstrap.servers": own_kafka.bootstrap_servers, "transactional.id": name}
-    )
-    following.init_transactions(30)
-    following.begin_transaction()
+    following = begin_following(bridge, record)
     for place in names:
         topic, _, partition = place.rpartition("-")
         following.produce(f"{bridge.prefix}.{topic}", b"{}", b"{}", partition=int(partition))
@@ -201,33 +196,37 @@ def test_a_record_behind_it_tells_that_it_was_committed(
     own_kafka.kill()
     assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
     own_kafka.start()
-    commit_following(own_kafka, bridge, record)
+    commit_following(bridge, record)
     bridge.start()
     await_session(bridge, 3)
     assert_intact(bridge, load, conninfo)
     assert "decision=commit" in bridge.output
 
 
-def commit_following(broker: KafkaBroker, bridge: Bridge, record: ProgressRecord) -> ProgressRecord:
-    """Commit a transaction without events after that of `record`, as the other producer."""
-    following = record.model_copy(update={"producer": 1 - record.producer, "ends": {}})
-    producer = Producer(
-        {
-            "bootstrap.servers": broker.bootstrap_servers,
-            "transactional.id": transactional_id(bridge, following.producer),
-        }
-    )
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    value = following.model_dump_json().encode()
-    producer.produce(progress_topic(bridge.prefix), value, bridge.slot.encode(), 0)
-    producer.commit_transaction(30)
-    return following
-
-
-def transactional_id(bridge: Bridge, turn: int) -> str:
-    """Of one of the bridge's two producers."""
-    return f"slotbridge.{bridge.prefix}.{bridge.slot}" + ("", "~2")[turn]
+def test_visible_events_tell_it_behind_any_number_of_aborted_records(
+    conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
+) -> None:
+    """One partition was told. The bridge went on there with its other producer, and was killed: the
+    end of that partition has nothing but records of a transaction that was aborted.
+    """
+    bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
+    load.more(20)
+    bridge.kill()
+    since_ms = commit_once(bridge, load)
+    record = bridge.progress()[-1]
+    topic = f"{bridge.prefix}.public.t"
+    own_kafka.kill()
+    names = forget_markers(own_kafka, bridge.prefix, since_ms, lambda name: name != "public.t-0")
+    assert "public.t-1" in names and len(names) >= 3, names
+    own_kafka.start()
+    following = begin_following(bridge, record)
+    for _ in range(3 * hanging_transactions._TAIL_RECORDS):
+        following.produce(topic, b"{}", b"{}", partition=0)
+    assert following.flush(30) == 0
+    bridge.start()
+    await_session(bridge, 3)
+    assert "decision=commit" in bridge.output
+    assert_intact(bridge, load, conninfo)
 
 
 def test_it_looks_at_what_a_partition_was_not_told_before_it_goes_on(

@@ -11,9 +11,10 @@ import pytest
 
 from services.testbed.kafka import KafkaBroker
 from tests.bridge.conftest import NewBridge
+from tests.bridge.faults.following import commit_following
 from tests.bridge.faults.load import await_session
 from tests.bridge.faults.markers import forget_markers, is_any, is_not_the_progress, is_of_stagings
-from tests.bridge.faults.test_hanging import commit_following, tell
+from tests.bridge.faults.test_hanging import tell
 from tests.bridge.oracle import assert_rebuilt
 from tests.bridge.running import Bridge
 from tests.bridge.test_two_phase import prepared, staged, values
@@ -63,7 +64,7 @@ def test_one_behind_it_that_is_aborted_takes_nothing_of_it_along(
     bridge = new_bridge(conninfo, broker=own_kafka, two_phase=True).start().streaming()
     since_ms = _commit_once(bridge, conninfo, step)
     record = bridge.progress()[-1]
-    following = commit_following(own_kafka, bridge, record)
+    following = commit_following(bridge, record)
     eventually(
         lambda: bridge.progress()[-1].producer == following.producer, what="its record is visible"
     )

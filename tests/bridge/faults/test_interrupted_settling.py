@@ -4,6 +4,7 @@ Kafka aborts the transaction that was to end it, and the marker of that reaches 
 had been decided to be committed. tests/bridge/faults/test_hanging.py tells how markers are lost.
 """
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -66,6 +67,56 @@ def test_a_note_that_is_left_over_does_no_harm(
     assert "publishing records again" not in bridge.output
     assert_intact(bridge, load, conninfo)
     assert notes(bridge) == set()
+
+
+@pytest.mark.parametrize("producer", [0, 1])
+def test_what_is_published_again_hangs_too(
+    conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge, producer: int
+) -> None:
+    """Kafka has decided that transaction as well, told nobody, and all died. `producer`: of the
+    one before, whose record is visible.
+    """
+    bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
+    load.more(20)
+    bridge.kill()
+    since_ms = commit_once(bridge, load)
+    if bridge.progress()[-1].producer != producer:
+        since_ms = commit_once(bridge, load)
+    assert bridge.progress()[-1].producer == producer
+    own_kafka.kill()
+    assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_not_the_progress)) >= 3
+    own_kafka.start()
+    assert bridge.start(SLOTBRIDGE_FAILPOINT="settling:1").exit_code() == -9, bridge.output
+    since_ms = int(time.time() * 1000)
+    assert bridge.start(SLOTBRIDGE_FAILPOINT="agreed:1").exit_code() == -9, bridge.output
+    assert "publishing records again" in bridge.output
+    own_kafka.kill()
+    assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
+    own_kafka.start()
+    wanted = bridge.sessions + 1
+    bridge.start()
+    await_session(bridge, wanted)
+    assert_intact(bridge, load, conninfo)
+    assert notes(bridge) == set()
+
+
+def test_what_was_to_end_it_hangs_itself(
+    conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
+) -> None:
+    """Of the two producers, the second was told to abort, and no partition heard of it: all that
+    hangs there is the record that means nothing.
+    """
+    bridge = new_bridge(conninfo, broker=own_kafka)
+    leave_hanging(bridge, conninfo, load, own_kafka, is_any, told=False)
+    since_ms = int(time.time() * 1000)
+    assert bridge.start(SLOTBRIDGE_FAILPOINT="agreed:1").exit_code() == -9, bridge.output
+    assert "decision=abort" in bridge.output
+    own_kafka.kill()
+    assert len(forget_markers(own_kafka, bridge.prefix, since_ms, is_any)) >= 3
+    own_kafka.start()
+    bridge.start()
+    await_session(bridge, 3)
+    assert_intact(bridge, load, conninfo)
 
 
 def test_what_can_not_be_published_again_stops_the_bridge(
