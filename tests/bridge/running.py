@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,18 @@ class Bridge:
         bootstrap_servers: str = "",
         publication: str = "",
         loaded: bool = True,
+        program: Sequence[str | Path] = (),
         replication_factor: int | None = None,
         snapshot: dict[str, Any] | None = None,
         formats: Mapping[str, str] | None = None,
         registry: Mapping[str, Any] | None = None,
         **bridge: Any,
     ) -> None:
-        """`loaded`: as tests.providers.loaded; else always by its program. `formats`: of kafka."""
-        self._loaded = loaded
+        """`loaded`: as tests.providers.loaded; else always by its program, or what is given as
+        `program`. `formats`: of kafka.
+        """
+        self._loaded = loaded and not program
+        self._program = program or [Path(sys.executable).parent / "slotbridge"]
         self.conninfo = conninfo
         self.prefix = prefix
         self.slot = slot or SLOT_OF_TEST.format(prefix)
@@ -93,9 +97,10 @@ class Bridge:
         if self._loaded and environment.keys() <= {failpoints.VARIABLE}:
             self._process = Loaded(command, log=self.log, environment=whole)
             return self
-        program = Path(sys.executable).parent / "slotbridge"
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen([program, *command], stdout=log, stderr=log, env=whole)
+            self._process = subprocess.Popen(
+                [*self._program, *command], stdout=log, stderr=log, env=whole
+            )
         return self
 
     def streaming(self, conninfo: str = "") -> "Bridge":
@@ -133,6 +138,11 @@ class Bridge:
     def sessions(self) -> int:
         """How many sessions have come to stream, over all starts."""
         return self.output.count("[info     ] streaming") if self.log.exists() else 0
+
+    @property
+    def streams(self) -> bool:
+        """Whether a session has come to stream since the last start."""
+        return self.sessions > self._sessions_before
 
     @property
     def pid(self) -> int:

@@ -11,14 +11,27 @@ import time
 import traceback
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from services.testbed.bed import Bed
-from tests.bridge.evidence.cases import CASES, Case
+from tests.bridge.evidence import cases, lone_witness, point_in_time
+from tests.bridge.evidence.cases import Case
 from tests.bridge.evidence.ground import Compared, new_ground
 from tests.providers.memory import roomy_memory
+
+CASES: Final[dict[str, Case]] = {
+    "restore": cases.restore,
+    "soon": cases.soon,
+    "crash": cases.crash,
+    "promotion": cases.promotion,
+    "number": lone_witness.same_number,
+    "foreign": lone_witness.foreign,
+    "pitr": point_in_time.restored,
+    "stale": cases.stale,
+    "publication": cases.publication,
+}
 
 
 def main(

@@ -39,7 +39,7 @@ def restore(ground: Ground) -> Outcome:
     """The volume is set back to a snapshot; in every other round the server then overtakes Kafka's
     record before the bridge sees it again."""
     overtaken = ground.rng.random() < 0.5
-    server, bridge, load = _running(ground)
+    server, bridge, load = running(ground)
     image = ground.image(server)
     before = wal_lsn(server)
     load.more(ground.rng.randint(20, 120))
@@ -59,7 +59,7 @@ def restore(ground: Ground) -> Outcome:
         bridge.start()
     refusal(bridge, ExitCode.TIMELINE, "set back to an earlier state")
     how = "overtaken" if overtaken else "behind"
-    return f"refused (32, set back, {how}); accepted", _accepted(ground, bridge, server, load)
+    return f"refused (32, set back, {how}); accepted", accepted(ground, bridge, server, load)
 
 
 def soon_and_promoted(ground: Ground) -> Outcome:
@@ -97,7 +97,7 @@ def soon(ground: Ground, *, promoted: bool = False) -> Outcome:
         eventually(lambda: not in_recovery(server), what="it is promoted")
     line = refusal(bridge.start(), ExitCode.TIMELINE, "set back to an earlier state")
     assert "lacks the commit of transaction" in line
-    return "refused (32, set back soon); accepted", _accepted(
+    return "refused (32, set back soon); accepted", accepted(
         ground, bridge, server, ground.load(server)
     )
 
@@ -107,7 +107,7 @@ def crash(ground: Ground) -> Outcome:
 
     Large WAL records, not flushed by their own commit, so that flushed WAL often ends inside one.
     """
-    server, bridge, load = _running(ground)
+    server, bridge, load = running(ground)
     crashes = ground.rng.randint(3, 5)
     for _ in range(crashes):
         with connect(server, DBNAME) as connection:
@@ -132,7 +132,7 @@ def _crash(server: PostgresServer) -> None:
 
 def promotion(ground: Ground) -> Outcome:
     """Two servers are promoted to timeline 2 from one primary, at different places."""
-    first, bridge, load = _running(ground)
+    first, bridge, load = running(ground)
     assert bridge.stop() == 0, bridge.output
     second = ground.copy(ground.image(first))
     load.more(ground.rng.randint(5, 60))
@@ -150,13 +150,13 @@ def promotion(ground: Ground) -> Outcome:
     load.more(ground.rng.randint(5, 60))
     bridge = ground.bridge(first).start()
     refusal(bridge, ExitCode.TIMELINE, "another timeline of the same number")
-    return "refused (32, same number); accepted", _accepted(ground, bridge, first, load)
+    return "refused (32, same number); accepted", accepted(ground, bridge, first, load)
 
 
 def stale(ground: Ground) -> Outcome:
     """A bridge that sees only the old primary, started again and again, beside a healthy one; and
     one with a wrong database."""
-    old, bridge, load = _running(ground)
+    old, bridge, load = running(ground)
     assert bridge.stop() == 0, bridge.output
     new = ground.copy(ground.image(old))
     load.stop()
@@ -184,7 +184,7 @@ def publication(ground: Ground) -> Outcome:
 
 
 def _switched(ground: Ground) -> Outcome:
-    server, bridge, load = _running(ground)
+    server, bridge, load = running(ground)
     assert bridge.stop() == 0, bridge.output
     load.more(ground.rng.randint(5, 60))
     with connect(server, DBNAME) as connection:
@@ -201,7 +201,7 @@ def _switched(ground: Ground) -> Outcome:
 
 def _made_again(ground: Ground) -> Outcome:
     """What was committed while there was none is not sent: that is what is accepted."""
-    server, bridge, load = _running(ground)
+    server, bridge, load = running(ground)
     load.stop()
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
@@ -217,7 +217,7 @@ def _made_again(ground: Ground) -> Outcome:
 
 def _made_again_while_it_runs(ground: Ground) -> Outcome:
     """At once, so that nothing was committed without it."""
-    server, bridge, load = _running(ground)
+    server, bridge, load = running(ground)
     load.stop()
     bridge.caught_up()
     with connect(server, DBNAME) as connection, connection.transaction():
@@ -230,9 +230,9 @@ def _made_again_while_it_runs(ground: Ground) -> Outcome:
 
 def _accept_publication(ground: Ground, server: PostgresServer, bridge: Bridge) -> None:
     line = refusal(bridge.start(), ExitCode.WITNESSES_DISAGREE, "dropped and made again")
-    accepted = re.search(rf"{ACCEPT}=(\S+?)\)?$", line)
-    assert accepted is not None, line
-    sessions_after(bridge, lambda: bridge.start(**{ACCEPT: accepted[1]}))
+    offered = re.search(rf"{ACCEPT}=(\S+?)\)?$", line)
+    assert offered is not None, line
+    sessions_after(bridge, lambda: bridge.start(**{ACCEPT: offered[1]}))
     load = ground.load(server)
     load.more(10)
     load.stop()
@@ -242,7 +242,8 @@ def _accept_publication(ground: Ground, server: PostgresServer, bridge: Bridge) 
     assert bridge.stop() == 0, bridge.output
 
 
-def _running(ground: Ground) -> tuple[PostgresServer, Bridge, Load]:
+def running(ground: Ground) -> tuple[PostgresServer, Bridge, Load]:
+    """A server, a bridge that streams from it, and a load that has begun."""
     server = ground.server()
     bridge = ground.bridge(server, connect_deadline_ms=30_000).start().streaming()
     load = ground.load(server)
@@ -250,8 +251,8 @@ def _running(ground: Ground) -> tuple[PostgresServer, Bridge, Load]:
     return server, bridge, load
 
 
-def _accepted(ground: Ground, bridge: Bridge, server: PostgresServer, load: Load) -> Compared:
-    """`on_divergence: continue` for one start, then without it."""
+def accepted(ground: Ground, bridge: Bridge, server: PostgresServer, load: Load) -> Compared:
+    """What is there after `on_divergence: continue` for one start, then without it."""
     sessions_after(bridge, lambda: bridge.start(**CONTINUE))
     load.more(10)
     load.stop()
@@ -260,13 +261,3 @@ def _accepted(ground: Ground, bridge: Bridge, server: PostgresServer, load: Load
     sessions_after(bridge, bridge.start)
     assert bridge.stop() == 0, bridge.output
     return compare(server, bridge)
-
-
-CASES: Final[dict[str, Case]] = {
-    "restore": restore,
-    "soon": soon,
-    "crash": crash,
-    "promotion": promotion,
-    "stale": stale,
-    "publication": publication,
-}

@@ -6,7 +6,7 @@ import random
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,6 +96,8 @@ class Ground:
     broker: Broker
     folder: Path
     rng: random.Random
+    program: Sequence[str | Path] = ()
+    """Of the bridges, in place of `slotbridge`."""
     prefix: str = field(default_factory=lambda: f"g{os.urandom(6).hex()}")
     _servers: list[PostgresServer] = field(default_factory=list)
     _bridges: list[Bridge] = field(default_factory=list)
@@ -112,7 +114,7 @@ class Ground:
 
     def server(self) -> PostgresServer:
         """A new primary with the table `t`, running."""
-        server = self._named()
+        server = self.named()
         server.create()
         server.start()
         with connect(server) as connection:
@@ -145,7 +147,7 @@ class Ground:
 
     def copy(self, image: Path) -> PostgresServer:
         """Another server on a copy of the image, not started."""
-        server = self._named()
+        server = self.named()
         _copy(image, server.data)
         return server
 
@@ -162,20 +164,29 @@ class Ground:
             host=",".join(["127.0.0.1"] * len(servers)),
             port=",".join(str(server.port) for server in servers),
         )
-        known = {"connect_deadline_ms": 1500, "transaction_bytes_max": 2**16, **settings}
-        self._bridges.append(Bridge(self.folder, conninfo, self.broker, self.prefix, **known))
+        known: dict[str, Any] = {
+            "prefix": self.prefix,
+            "connect_deadline_ms": 1500,
+            "transaction_bytes_max": 2**16,
+            "program": self.program,
+            **settings,
+        }
+        self._bridges.append(Bridge(self.folder, conninfo, self.broker, **known))
         return self._bridges[-1]
 
-    def _named(self) -> PostgresServer:
+    def named(self) -> PostgresServer:
+        """A server that is neither created nor started."""
         server = self.bed.server(f"ground-{next(_names)}")
         self._servers.append(server)
         return server
 
 
 @contextmanager
-def new_ground(bed: Bed, broker: Broker, folder: Path, seed: int) -> Iterator[Ground]:
+def new_ground(
+    bed: Bed, broker: Broker, folder: Path, seed: int, program: Sequence[str | Path] = ()
+) -> Iterator[Ground]:
     """A ground that is closed at the end of the block."""
-    ground = Ground(bed, broker, folder, random.Random(seed))
+    ground = Ground(bed, broker, folder, random.Random(seed), program)
     try:
         yield ground
     finally:
@@ -209,15 +220,28 @@ def await_noted(bridge: Bridge, lsn: int) -> None:
     eventually(lambda: bridge.progress()[-1].origin_lsn > lsn, what="the record notes the origin")
 
 
+class NotRefused(AssertionError):
+    """A bridge that had to be refused by name goes on, or has ended otherwise."""
+
+    def __init__(self, what: str, *, streams: bool = False) -> None:
+        super().__init__(what)
+        self.streams = streams
+
+
 def refusal(bridge: Bridge, code: ExitCode, words: str) -> str:
-    """It ends by itself, with `code` and one line that has `words`; return that line."""
+    """It ends by itself, with `code` and one line that has `words`; return that line.
+
+    Raises NotRefused.
+    """
     try:
         found = bridge.exit_code()
     except subprocess.TimeoutExpired:
-        found = None
-    assert found == code, bridge.output
+        streams = bridge.streams
+        what = "it streams" if streams else "it neither streams nor ends"
+        raise NotRefused(f"{what}: {bridge.output}", streams=streams) from None
     line = bridge.output.strip().splitlines()[-1]
-    assert line.startswith("error: ") and words in line, line
+    if found != code or not line.startswith("error: ") or words not in line:
+        raise NotRefused(f"exit code {found}: {bridge.output}")
     return line
 
 

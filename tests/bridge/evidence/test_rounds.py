@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.bridge.evidence import cases
+from tests.bridge.evidence import cases, lone_witness, point_in_time
 from tests.bridge.evidence.ground import Compared, Ground
 
 
@@ -45,6 +45,19 @@ def test_a_primary_that_crashes_is_not_refused(ground: Ground) -> None:
 
 def test_two_promotions_to_the_same_timeline(ground: Ground) -> None:
     assert_nothing_lost_or_twice(cases.promotion(ground)[1])
+
+
+def test_two_promotions_to_the_same_timeline_that_its_history_alone_tells(ground: Ground) -> None:
+    assert_nothing_lost_or_twice(lone_witness.same_number(ground)[1])
+
+
+def test_another_database_that_its_identifier_alone_tells(ground: Ground) -> None:
+    assert_nothing_lost_or_twice(lone_witness.foreign(ground)[1])
+
+
+@pytest.mark.parametrize("how", point_in_time.KINDS)
+def test_a_server_that_was_restored_to_a_point_in_time(ground: Ground, how: cases.Case) -> None:
+    assert_nothing_lost_or_twice(how(ground)[1])
 
 
 def test_a_stale_bridge_leaves_the_healthy_one_alone(ground: Ground) -> None:
