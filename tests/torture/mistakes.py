@@ -6,6 +6,7 @@ from typing import Any, Final
 _STEPS: Final[dict[str, Callable[[], None]]] = {}
 _TELLING: Final[dict[str, str]] = {}
 _WAITING: Final[set[str]] = set()
+_DRILLS: Final[dict[str, str]] = {}
 
 
 def commit(name: str) -> None:
@@ -24,17 +25,24 @@ def telling(name: str) -> str:
     return _TELLING.get(name, "")
 
 
+def drill_of(name: str) -> str:
+    """The drill in which the mistake shows; "": it shows among faults that are drawn."""
+    return _DRILLS.get(name, "")
+
+
 def commits_wait(name: str) -> bool:
     """Whether the mistake shows where commits wait for the bridge."""
     return name in _WAITING
 
 
 def mistake(
-    name: str, faults: str = "", *, commits_wait: bool = False
+    name: str, faults: str = "", *, commits_wait: bool = False, drill: str = ""
 ) -> Callable[[Callable[[], None]], Callable[[], None]]:
     def note(step: Callable[[], None]) -> Callable[[], None]:
         _STEPS[name] = step
         _TELLING[name] = faults
+        if drill:
+            _DRILLS[name] = drill
         if commits_wait:
             _WAITING.add(name)
         return step

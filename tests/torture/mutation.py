@@ -1,15 +1,17 @@
 """`make torture SABOTAGE=all`: is the rig strong enough to find a bridge with a mistake in it?
 
 Runs the rig on a bridge with each mistake of `sabotage`, for longer and longer, until it finds
-something; prints a table. Exit code 1 when it misses one, or finds anything in the control.
+something; prints a table. A mistake that shows where faults that are drawn seldom come has a drill
+instead (`drills`). Exit code 1 when one is missed, or anything is found in the control, which goes
+through all drills, too.
 """
 
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
@@ -18,10 +20,11 @@ import typer
 from services.testbed.bed import Bed
 from tests.torture.brokers import Brokers
 from tests.torture.checker import Finding
+from tests.torture.drills import DRILLS, drilled
 from tests.torture.faults import faults_with, only, shuffled_schedule
 from tests.torture.report import Report
 from tests.torture.rig import Rig
-from tests.torture.sabotage import CONTROL, commits_wait, names, telling
+from tests.torture.sabotage import CONTROL, commits_wait, drill_of, names, telling
 from tests.torture.servers import Kafka, servers
 
 ROUNDS_S: Final = (25.0, 50.0, 100.0)
@@ -29,13 +32,13 @@ _EXAMPLE_CHARACTERS: Final = 160
 
 
 class Outcome(NamedTuple):
-    """What became of one mistake: `fire_s` seconds under fire, over `runs`."""
+    """What became of one mistake: `fire_s` seconds under fire, or in its `drill`."""
 
     name: str
-    runs: int
     fire_s: float
     sigkills: int
     findings: list[Finding]
+    drill: str = ""
 
     @property
     def as_expected(self) -> bool:
@@ -48,7 +51,8 @@ class Outcome(NamedTuple):
         """Of the table."""
         kinds = Counter(_verdict(finding) for finding in self.findings)
         verdict = ", ".join(f"{kind} {n}" for kind, n in kinds.most_common()) or "nothing"
-        return f"| {self.name} | {self.fire_s:.0f} s | {self.sigkills} | {verdict} |"
+        how = f"drill `{self.drill}`" if self.drill else f"{self.sigkills} kills"
+        return f"| {self.name} | {self.fire_s:.0f} s, {how} | {verdict} |"
 
 
 def _verdict(finding: Finding) -> str:
@@ -58,7 +62,10 @@ def _verdict(finding: Finding) -> str:
 
 
 def tried(bed: Bed, brokers: Brokers, folder: Path, name: str, faults: str) -> Outcome:
-    """Run after run until something is found."""
+    """Run after run until something is found; or its drill, where no `faults` are asked for."""
+    drill = drill_of(name)
+    if drill and not faults:
+        return _drilled(bed, brokers, folder, name, drill)
     fire_s, sigkills = 0.0, 0
     for number, seconds in enumerate(ROUNDS_S, 1):
         kept_in = folder / f"{names().index(name)}-{number}"
@@ -67,7 +74,23 @@ def tried(bed: Bed, brokers: Brokers, folder: Path, name: str, faults: str) -> O
         sigkills += report.sigkills
         if report.findings:
             break
-    return Outcome(name, number, fire_s, sigkills, report.findings)
+    findings = report.findings
+    if name == CONTROL:
+        for drill in DRILLS:
+            findings += _drilled(bed, brokers, folder, name, drill).findings
+    return Outcome(name, fire_s, sigkills, findings)
+
+
+def _drilled(bed: Bed, brokers: Brokers, folder: Path, name: str, drill: str) -> Outcome:
+    began = time.monotonic()
+    kept_in = folder / f"{names().index(name)}-{drill.replace(' ', '-')}"
+    kept_in.mkdir()
+    brokers.recover()
+    try:
+        findings = drilled(bed, brokers, kept_in, name, drill)
+    except Exception:
+        findings = [_stuck(kept_in)]
+    return Outcome(name, time.monotonic() - began, 0, findings, drill)
 
 
 def _run(
@@ -90,9 +113,14 @@ def _run(
             )
             return rig.run((pair.primary, pair.standby), seconds, subscriber)
     except Exception:
-        what = traceback.format_exc()
-        (folder / "traceback.txt").write_text(what, encoding="utf-8")
-        return Report(seed, findings=[Finding("stuck", what.strip().splitlines()[-1])])
+        return Report(seed, findings=[_stuck(folder)])
+
+
+def _stuck(folder: Path) -> Finding:
+    """What the rig itself has met."""
+    what = traceback.format_exc()
+    (folder / "traceback.txt").write_text(what, encoding="utf-8")
+    return Finding("stuck", what.strip().splitlines()[-1])
 
 
 def _known(faults: str, brokers: Brokers) -> str:
@@ -100,14 +128,20 @@ def _known(faults: str, brokers: Brokers) -> str:
     return ",".join(name for name in faults.split(",") if name in faults_with(brokers.count))
 
 
-def _chosen(wanted: str) -> Iterator[str]:
-    for number, name in enumerate(names()):
-        if wanted == "all" or str(number) in wanted.split(","):
-            yield name
+def _chosen(wanted: str) -> list[str]:
+    """All, those of some numbers, or those whose name has these words in it."""
+    numbers = wanted.split(",")
+    return [
+        name
+        for number, name in enumerate(names())
+        if wanted == "all" or str(number) in numbers or (wanted in name and wanted.strip())
+    ]
 
 
 def main(
-    sabotage: Annotated[str, typer.Argument(help="`all`, or numbers in the list: 3,5")] = "all",
+    sabotage: Annotated[
+        str, typer.Argument(help="`all`, numbers in the list (3,5), or words of a name.")
+    ] = "all",
     folder: Annotated[Path | None, typer.Option(help="Keeps the logs.")] = None,
     faults: Annotated[str, typer.Option(help="Only these, by commas: broker killed,kill")] = "",
     brokers: Annotated[int, typer.Option(help="1, or 3 that replicate every topic.")] = 1,
@@ -120,10 +154,10 @@ def main(
     base = folder or Path(tempfile.mkdtemp(prefix="slotbridge-sabotage-"))
     base.mkdir(parents=True, exist_ok=True)
     base.chmod(0o755)
-    right = True
-    sys.stdout.write("| mistake | found after | kills | by |\n|---|---|---|---|\n")
+    right = bool(chosen := _chosen(sabotage))
+    sys.stdout.write("| mistake | found after | by |\n|---|---|---|\n")
     with servers(base / "servers", kafka=Kafka(brokers)) as (bed, kafka):
-        for name in _chosen(sabotage):
+        for name in chosen:
             outcome = tried(bed, kafka, base, name, faults)
             right = right and outcome.as_expected
             sys.stdout.write(outcome.row() + "\n")

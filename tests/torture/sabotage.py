@@ -31,7 +31,15 @@ from services.bridge.transactions.prepared import Prepared
 from services.bridge.transactions.spool import Spool
 from services.bridge.transactions.streams import Streams
 from tests.torture import snapshot_sabotage, start_sabotage
-from tests.torture.mistakes import commit, commits_wait, mistake, names, put, telling
+from tests.torture.mistakes import (
+    commit,
+    commits_wait,
+    drill_of,
+    mistake,
+    names,
+    put,
+    telling,
+)
 
 CONTROL: Final = "control: the server is asked for more than is needed"
 
@@ -167,7 +175,7 @@ def _seq_too_high() -> None:
     put(Assembler, "_part", wrong)
 
 
-@mistake("a keepalive makes the record forget a part")
+@mistake("a keepalive makes the record forget a part", drill="part forgotten")
 def _reached_forgets() -> None:
     def reached(_self: Assembler, position: Position) -> Position:
         return position
@@ -350,6 +358,7 @@ __all__ = [
     "CONTROL",
     "commit",
     "commits_wait",
+    "drill_of",
     "names",
     "snapshot_sabotage",
     "start_sabotage",

@@ -50,7 +50,7 @@ def _not_noted() -> None:
     put(hanging_transactions, "write_note", nothing)
 
 
-@mistake("the record behind what hangs is no witness", "markers lost")
+@mistake("the record behind what hangs is no witness", "markers lost", drill="record behind")
 def _nothing_behind() -> None:
     decide = hanging_decision.was_committed
 
@@ -123,7 +123,9 @@ def _origin_lower() -> None:
     put(consistency, "_origin_is_binding", never)
 
 
-@mistake("another commit in the server's WAL is not noticed", "volume restored")
+@mistake(
+    "another commit in the server's WAL is not noticed", "volume restored", drill="set back soon"
+)
 def _any_commit() -> None:
     def fine(*_arguments: Any) -> bool:
         return True
@@ -131,7 +133,7 @@ def _any_commit() -> None:
     put(consistency, "_has_commit", fine)
 
 
-@mistake("a leader of another epoch is not asked", "records lost")
+@mistake("a leader of another epoch is not asked", "records lost", drill="written on")
 def _not_led_anew() -> None:
     def nothing(*_arguments: Any) -> dict[Any, Any]:
         return {}
@@ -155,7 +157,7 @@ def _any_slot() -> None:
     put(start_check, "read_visible", alone)
 
 
-@mistake("a timeline is known by its number", "failover")
+@mistake("a timeline is known by its number", "failover", drill="same number")
 def _number_only() -> None:
     def same(record: ProgressRecord, seen: consistency.Witnesses) -> bool:
         return record.timeline == seen.server.timeline or record.timeline in seen.switch_points
@@ -163,7 +165,7 @@ def _number_only() -> None:
     put(consistency, "descends", same)
 
 
-@mistake("another database is not noticed", "stray bridge")
+@mistake("another database is not noticed", "stray bridge", drill="foreign database")
 def _any_database() -> None:
     check = consistency.check_timeline
 

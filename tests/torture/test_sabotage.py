@@ -2,11 +2,15 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from services.testbed.bed import Bed
+from tests.torture.brokers import Brokers
+from tests.torture.drills import DRILLS, drilled
 from tests.torture.faults import faults_with, only
-from tests.torture.sabotage import CONTROL, names, telling
+from tests.torture.sabotage import CONTROL, drill_of, names, telling
 
 EACH_IN_A_PROCESS = """
 import os, sys
@@ -35,6 +39,19 @@ def test_every_mistake_can_be_made() -> None:
 def test_the_faults_that_show_it_are_drawn(name: str) -> None:
     only(iter(()), telling(name))
     assert not telling(name) or set(telling(name).split(",")) & set(faults_with(1))
+
+
+def test_every_drill_is_some_mistakes() -> None:
+    assert {drill_of(name) for name in names()} == {"", *DRILLS}
+
+
+def test_the_right_bridge_passes_the_drill_of_a_forgotten_part(
+    local_bed: Bed, tmp_path: Path
+) -> None:
+    """The others are tests of tests/bridge/evidence and tests/bridge/faults."""
+    local_bed.start("kafka")
+    drill = drill_of("a keepalive makes the record forget a part")
+    assert drilled(local_bed, Brokers(local_bed.kafka), tmp_path, "", drill) == []
 
 
 def test_there_is_a_control_among_the_mistakes() -> None:

@@ -1,0 +1,11 @@
+"""`python -m tests.torture.sabotaged MISTAKE ARGUMENT …`: `slotbridge` with a mistake in it."""
+
+import sys
+
+from services.bridge.command import app
+from tests.torture.sabotage import commit
+
+if __name__ == "__main__":
+    mistake, *arguments = sys.argv[1:]
+    commit(mistake)
+    app(arguments)
