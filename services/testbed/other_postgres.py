@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 from schemas.errors import ExitCode, SetupError
-from services.testbed.jars import OTHER_POSTGRES, resolve
+from services.testbed.jars import OTHER_POSTGRES, TLS_POSTGRES, resolve
 
 
 def programs_of(version: str, folder: Path, clients: Path) -> Path:
@@ -27,7 +27,7 @@ def programs_of(version: str, folder: Path, clients: Path) -> Path:
     """
     if version.startswith("/"):
         return Path(version)
-    if version not in OTHER_POSTGRES:
+    if version not in (*OTHER_POSTGRES, TLS_POSTGRES):
         raise SetupError(
             f"PostgreSQL {version} is not among the locked jars",
             operation="find PostgreSQL",

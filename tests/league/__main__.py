@@ -56,7 +56,7 @@ def main(
     base.chmod(0o755)
     runs: list[Run] = []
     failed = 0
-    with servers(base / "servers") as (bed, brokers), (base / "trace").open("a") as trace:
+    with servers(base / "servers") as (bed, brokers, _), (base / "trace").open("a") as trace:
         for seed in range(int(first), int(last or first) + 1):
             for name in names:
                 try:

@@ -14,18 +14,15 @@ from typing import Annotated
 
 import typer
 
-from services.testbed.bed import Bed
-from tests.torture.brokers import Brokers
 from tests.torture.checker import Finding
 from tests.torture.faults import only, schedule
 from tests.torture.report import Report, exit_code, sums, table
 from tests.torture.rig import Rig, kept
-from tests.torture.servers import Kafka, servers
+from tests.torture.servers import Kafka, Servers, servers
 
 
 def one_run(
-    bed: Bed,
-    brokers: Brokers,
+    ground: Servers,
     folder: Path,
     seed: int,
     seconds: float,
@@ -36,12 +33,14 @@ def one_run(
 ) -> Report:
     """With a pair of its own. The folder is kept when something is found, or the rig fails."""
     folder.mkdir(exist_ok=True)
+    brokers = ground.brokers
     try:
         brokers.recover()
-        with bed.new_pair() as (pair, subscriber):
+        with ground.new_pair() as (pair, subscriber):
             rig = Rig(
-                *(bed, folder, seed),
+                *(ground.bed, folder, seed),
                 brokers=brokers,
+                tls=ground.tls.conninfo if ground.tls is not None else None,
                 faults=only(schedule(seed, brokers.count), faults),
                 commits_wait=commits_wait,
                 to_tables=to_tables,
@@ -74,7 +73,8 @@ def main(
         int, typer.Option(help="1, or 3 that replicate every topic: then their own faults, too.")
     ] = 1,
     secured: Annotated[
-        bool, typer.Option("--secured", help="To Kafka by SASL_SSL with SCRAM.")
+        bool,
+        typer.Option("--secured", help="To Kafka by SASL_SSL, to PostgreSQL by TLS."),
     ] = False,
     skew_hours: Annotated[
         float, typer.Option(help="Clocks: one broker's right, one so fast, one so slow.")
@@ -97,14 +97,14 @@ def main(
         raise typer.BadParameter(str(error)) from error
     lines = []
     wrong = False
-    with servers(base / "servers", postgres, wanted_kafka) as (bed, kafka):
+    with servers(base / "servers", postgres, wanted_kafka) as ground:
         until = time.monotonic() + 60 * minutes
         for number in wanted:
             if not last and time.monotonic() > until:
                 break
             kept_in = base / f"seed-{number}"
             report = one_run(
-                *(bed, kafka, kept_in, number, run_seconds),
+                *(ground, kept_in, number, run_seconds),
                 faults=faults,
                 commits_wait=commits_wait,
                 to_tables=to_tables,

@@ -156,7 +156,7 @@ def main(
     base.chmod(0o755)
     right = bool(chosen := _chosen(sabotage))
     sys.stdout.write("| mistake | found after | by |\n|---|---|---|\n")
-    with servers(base / "servers", kafka=Kafka(brokers)) as (bed, kafka):
+    with servers(base / "servers", kafka=Kafka(brokers)) as (bed, kafka, _):
         for name in chosen:
             outcome = tried(bed, kafka, base, name, faults)
             right = right and outcome.as_expected

@@ -69,6 +69,8 @@ class Report:
     """By snapshots: events with op r."""
     table_rows: int = 0
     """In Iceberg, compared with the database; 0 where none were filled."""
+    by_tls: int = 0
+    """The bridge's connections to PostgreSQL at the end, all by TLS; 0: not all of them."""
     hidden_s_max: float = 0.0
     """How long a read_committed consumer could not see the same record, at most."""
     rss_mib_max: float = 0.0

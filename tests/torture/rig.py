@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,9 +75,10 @@ class Rig:
         faults: Iterator[Fault] | None = None,
         commits_wait: bool = False,
         to_tables: bool = False,
+        tls: Mapping[str, str] | None = None,
     ) -> None:
         """`brokers`: by default the bed's, straight. `to_tables`: what Kafka has at the end also
-        goes into Iceberg tables, compared too.
+        goes into Iceberg tables, compared too. `tls`: as Tls.conninfo, which the bridge must use.
         """
         self._bed = bed
         self._folder = folder
@@ -88,6 +89,7 @@ class Rig:
         self._faults = faults or schedule(seed, self._brokers.count)
         self._commits_wait = commits_wait
         self._to_tables = to_tables
+        self._tls = tls
         self._part_bytes = _PART_BYTES[seed % len(_PART_BYTES)]
 
     def run(
@@ -109,6 +111,7 @@ class Rig:
             brokers=self._brokers,
             sabotage=self._sabotage,
             commits_wait=self._commits_wait,
+            tls=self._tls,
         )
         try:
             report = self._tortured(seconds)
@@ -200,6 +203,9 @@ class Rig:
         with connect(run.primary, self._bed.dbname) as connection:
             decide_leftovers(connection)
             stalled = self._catch_up(connection) or self._read_all(connection)
+        self._by_tls = run.tls_connections()
+        if self._tls is not None and not self._by_tls and not run.given_up:
+            stalled.append(Finding("wrong", "a connection of the bridge's is not by TLS"))
         code = supervised.operator_needed
         if code is not None:
             return [Finding("wrong", f"exit code {code}: {self._bridge.output[-1500:]}")]
@@ -308,6 +314,7 @@ class Rig:
             ),
             exit_codes=ends.codes,
             table_rows=table_rows,
+            by_tls=self._by_tls,
             findings=findings,
         )
 

@@ -2,13 +2,17 @@
 
 import contextlib
 import dataclasses
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from services.testbed.bed import Bed
+from services.testbed.jars import TLS_POSTGRES
 from services.testbed.kafka import KafkaBroker
 from services.testbed.kafka_cluster import BROKERS, KafkaCluster
+from services.testbed.pair import Pair
+from services.testbed.postgres import PostgresServer
 from tests.providers.proxy import Proxy
 from tests.providers.secured import SASL_PASSWORD, Certificates, scram_options, scram_settings
 from tests.torture.brokers import Brokers
@@ -20,8 +24,9 @@ _FAKETIME: Final = "/usr/lib/*-linux-gnu/faketime/libfaketimeMT.so.1"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kafka:
-    """What Kafka is in a run: 1 broker or 3; `secured`: the bridge comes by SASL_SSL with SCRAM;
-    `skew_h`: the clocks of three brokers are right, so many hours fast, and as many slow.
+    """What Kafka is in a run: 1 broker or 3; `secured`: the bridge comes by SASL_SSL with SCRAM,
+    and to PostgreSQL by TLS; `skew_h`: the clocks of three brokers are right, so many hours fast,
+    and as many slow.
     """
 
     brokers: int = 1
@@ -36,18 +41,37 @@ class Kafka:
             raise ValueError(f"clocks of one broker can't differ; ask for {BROKERS}")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tls:
+    """PostgreSQL's: settings of the servers, and what the bridge's conninfo has for it."""
+
+    settings: Mapping[str, str]
+    conninfo: Mapping[str, str]
+
+
+class Servers(NamedTuple):
+    """A bed, and brokers whose clients come through proxies. `tls`: None where there is none."""
+
+    bed: Bed
+    brokers: Brokers
+    tls: Tls | None
+
+    def new_pair(self) -> contextlib.AbstractContextManager[tuple[Pair, PostgresServer]]:
+        """As that of the bed, with TLS where it is asked for."""
+        return self.bed.new_pair(settings=self.tls.settings if self.tls is not None else None)
+
+
 @contextlib.contextmanager
-def servers(
-    folder: Path, postgres: str = "", kafka: Kafka | None = None
-) -> Iterator[tuple[Bed, Brokers]]:
-    """A bed, and brokers whose clients come through proxies. `postgres`: see Bed."""
+def servers(folder: Path, postgres: str = "", kafka: Kafka | None = None) -> Iterator[Servers]:
+    """Start them. `postgres`: see Bed."""
     kafka = kafka or Kafka()
+    postgres = postgres or (TLS_POSTGRES if kafka.secured else "")
     proxies = [Proxy() for _ in range(kafka.brokers)]
     with contextlib.ExitStack() as stack:
         for proxy in proxies:
             stack.callback(proxy.close)
         bed = stack.enter_context(Bed(folder, lazy=True, postgres=postgres))
-        secured, options = _secured(bed.folder) if kafka.secured else ({}, {})
+        secured, options, tls = _secured(bed) if kafka.secured else ({}, {}, None)
         ports = [proxy.port for proxy in proxies]
         made: KafkaBroker | KafkaCluster
         if kafka.brokers == 1:
@@ -67,18 +91,33 @@ def servers(
             for proxy, broker in zip(proxies, made.brokers, strict=True):
                 proxy.target_port = broker.proxied_port
         made.start(timeout_s=_START_S)
-        yield bed, Brokers(made, proxies, options)
+        yield Servers(bed, Brokers(made, proxies, options), tls)
 
 
-def _secured(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """What a broker takes for it, and the options of its clients."""
-    certificates = Certificates(folder / "certificates")
+def _secured(bed: Bed) -> tuple[dict[str, Any], dict[str, str], Tls]:
+    """What a broker takes for it, the options of its clients, and PostgreSQL's TLS."""
+    certificates = Certificates(bed.folder / "certificates")
     certificates.make()
-    return {
-        "settings": scram_settings(certificates, "proxied"),
-        "users": {"bridge": SASL_PASSWORD},
-        "proxy_protocol": "SASL_SSL",
-    }, scram_options(certificates)
+    key = Path(shutil.copy(certificates.path("server.key"), certificates.path("postgres.key")))
+    key.chmod(0o600)
+    bed.run_as.own(key)
+    tls = Tls(
+        {
+            "ssl": "on",
+            "ssl_cert_file": str(certificates.path("server.pem")),
+            "ssl_key_file": str(key),
+        },
+        {"sslmode": "verify-full", "sslrootcert": str(certificates.path("authority.pem"))},
+    )
+    return (
+        {
+            "settings": scram_settings(certificates, "proxied"),
+            "users": {"bridge": SASL_PASSWORD},
+            "proxy_protocol": "SASL_SSL",
+        },
+        scram_options(certificates),
+        tls,
+    )
 
 
 def _clocks(skew_h: float) -> list[Mapping[str, str]]:

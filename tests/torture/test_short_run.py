@@ -11,6 +11,7 @@ import pytest
 
 from services.testbed.bed import Bed
 from tests.conftest import OLDEST_POSTGRES
+from tests.torture.brokers import Brokers
 from tests.torture.faults import Fault, faults_with, schedule, shuffled_schedule
 from tests.torture.fork_server import STREAMS
 from tests.torture.report import (
@@ -23,6 +24,8 @@ from tests.torture.report import (
     table,
 )
 from tests.torture.rig import Rig, kept
+from tests.torture.servers import Kafka, Servers
+from tests.torture.servers import servers as started
 
 SECONDS = 45.0
 MET = (
@@ -33,7 +36,7 @@ MET = (
 
 @pytest.mark.timeout(900)
 def test_nothing_lost_nothing_twice(local_bed: Bed, tmp_path: Path) -> None:
-    report = run(local_bed, tmp_path, 52)
+    report = run(straight(local_bed), tmp_path, 52)
     assert not [kind for kind in KINDS if not report.kinds[kind]], report.kinds
     assert not [name for name in MET if not report.passages[name]], report.passages
 
@@ -42,25 +45,33 @@ def test_nothing_lost_nothing_twice(local_bed: Bed, tmp_path: Path) -> None:
 def test_nor_while_commits_wait_for_the_bridge_nor_in_tables(
     local_bed: Bed, tmp_path: Path
 ) -> None:
-    report = run(local_bed, tmp_path, 10, commits_wait=True, to_tables=True)
+    report = run(straight(local_bed), tmp_path, 10, commits_wait=True, to_tables=True)
     assert report.table_rows > 100
 
 
 @pytest.mark.timeout(1500)
-def test_nor_on_the_oldest_postgresql(servers: None, tmp_path: Path) -> None:
+def test_nor_by_tls_on_the_oldest_postgresql(servers: None, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    with Bed(tmp_path / "bed", lazy=True, postgres=OLDEST_POSTGRES) as bed:
-        run(bed, tmp_path, 52)
+    with started(tmp_path / "servers", OLDEST_POSTGRES, Kafka(secured=True)) as ground:
+        report = run(ground, tmp_path, 52)
+    assert report.by_tls >= 2
+
+
+def straight(bed: Bed) -> Servers:
+    """Its broker, without a proxy."""
+    bed.start("kafka")
+    return Servers(bed, Brokers(bed.kafka), None)
 
 
 def run(
-    bed: Bed, folder: Path, seed: int, *, commits_wait: bool = False, to_tables: bool = False
+    ground: Servers, folder: Path, seed: int, *, commits_wait: bool = False, to_tables: bool = False
 ) -> Report:
     """Find nothing, but meet much."""
-    bed.start("kafka")
-    with bed.new_pair() as (pair, subscriber):
+    with ground.new_pair() as (pair, subscriber):
         rig = Rig(
-            *(bed, folder, seed),
+            *(ground.bed, folder, seed),
+            brokers=ground.brokers,
+            tls=ground.tls.conninfo if ground.tls is not None else None,
             faults=shuffled_schedule(seed),
             commits_wait=commits_wait,
             to_tables=to_tables,

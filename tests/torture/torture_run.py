@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -56,12 +56,14 @@ class TortureRun:
         brokers: Brokers,
         sabotage: str,
         commits_wait: bool,
+        tls: Mapping[str, str] | None = None,
     ) -> None:
         self.dbname = bed.dbname
         self.folder = folder
         self.sabotage = sabotage
         self.brokers = brokers
         self.commits_wait = commits_wait
+        self._tls = tls
         self.primary, self.standby = servers
         self.foreign = foreign
         self.proxies = [Proxy(server.port) for server in servers]
@@ -110,17 +112,27 @@ class TortureRun:
     @property
     def proxied_conninfo(self) -> str:
         """Of the pair, for the bridge: its walsender streams what is larger than 64 kB."""
-        options = "-c logical_decoding_work_mem=64kB"
-        return self._conninfo([proxy.port for proxy in self.proxies], options=options)
+        more = {"options": "-c logical_decoding_work_mem=64kB"}
+        if self._tls is not None:  # the certificate names no address
+            more |= {"host": "localhost,localhost", "hostaddr": "127.0.0.1,127.0.0.1", **self._tls}
+        return self._conninfo([proxy.port for proxy in self.proxies], **more)
 
     def _conninfo(self, ports: Sequence[int], **more: str) -> str:
-        return self.primary.conninfo(
-            self.dbname,
-            host="127.0.0.1,127.0.0.1",
-            port=",".join(map(str, ports)),
-            target_session_attrs="read-write",
-            **more,
-        )
+        given = {
+            "host": "127.0.0.1,127.0.0.1",
+            "port": ",".join(map(str, ports)),
+            "target_session_attrs": "read-write",
+        }
+        return self.primary.conninfo(self.dbname, **(given | more))
+
+    def tls_connections(self) -> int:
+        """How many connections to the primary a bridge has, all of them by TLS; 0: not all."""
+        with connect(self.primary) as connection:
+            row = connection.execute(
+                "SELECT count(*), coalesce(bool_and(ssl), false) FROM pg_stat_ssl"
+                " JOIN pg_stat_activity USING (pid) WHERE application_name LIKE 'slotbridge%'"
+            ).fetchone()
+        return int(row[0]) if row is not None and row[1] else 0
 
     @property
     def given_up(self) -> bool:

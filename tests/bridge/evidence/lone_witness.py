@@ -63,7 +63,11 @@ def foreign(ground: Ground) -> Outcome:
     reached = _ends_with_a_message(ours, bridge)
     _overtake(theirs, reached)
     load = ground.load(theirs)
-    refusal(ground.bridge(theirs, **names).start(), ExitCode.WRONG_DATABASE, "this database is")
+    refusal(
+        ground.bridge(theirs, **names).start(),
+        ExitCode.WRONG_DATABASE,
+        "the database has system identifier",
+    )
     load.stop()
     bridge.start().streaming()
     _written(ground, ours)
