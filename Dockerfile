@@ -74,7 +74,7 @@ ENTRYPOINT ["slotfailover"]
 CMD ["watch", "--config", "/etc/slotbridge/slotbridge.yaml"]
 
 FROM local AS spark
-RUN sed -n '/^\(pyspark\|py4j\)==/,/[^\\]$/p' requirements/lock.txt > spark.txt \
+RUN sed -n '/^\(numpy\|py4j\|pyarrow\|pyroaring\|pyspark\)==/,/[^\\]$/p' requirements/lock.txt > spark.txt \
  && /opt/build/bin/pip wheel -q --no-deps --no-build-isolation --require-hashes --wheel-dir /spark -r spark.txt \
  && /opt/local/bin/pip --python /opt/slotbridge/bin/python install -q --no-deps /spark/*.whl
 RUN jars=$(for group in spark iceberg-aws; do \

@@ -193,6 +193,10 @@ class TablesSettings(_Part):
     """How often `run` compacts tables and expires snapshots; 0: never."""
     compact_files_min: int = Field(12, ge=2)
     """A table (or partition) is compacted once at least this many files can be put together."""
+    key_index: bool = False
+    """Find the rows of large tables that change by an index of their keys, which is kept in the
+    warehouse's folder, or in this machine's folder for temporary files: what an epoch costs then
+    does not grow with the table. 16 bytes a row, and its key's bytes unless that is one integer."""
     orphans_older_ms: int = Field(24 * 3600 * 1000, ge=0)
     """`maintain` removes files that no snapshot names once they are older than this."""
     http_host: str = "127.0.0.1"

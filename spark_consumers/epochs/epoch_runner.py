@@ -126,7 +126,8 @@ class EpochRunner:
                 log.warning("maintenance of a table failed", table=state.source, error=str(failure))
 
     def close(self) -> None:
-        """Close the connections to the broker."""
+        """Close the connections to the broker, and give back the key indexes."""
+        self._stage.close()
         for tail in (self._shapes, self._dead, self._divergences):
             tail.close()
 
@@ -186,7 +187,10 @@ class EpochRunner:
             cut.transactions,
             time.monotonic() - started,
             max((p.ts_us_max // 1000 for p in taken.summaries.values()), default=cut.ts_ms),
-            {name: _report(taken.summaries.get(self._topic(name))) for name in cut.counts},
+            {
+                name: _report(taken.summaries.get(self._topic(name)), self._stage.ways.get(name))
+                for name in cut.counts
+            },
             sum(without.values()),
             quarantined,
         )
@@ -379,9 +383,10 @@ def _require_first(table: str, offset: int) -> None:
         )
 
 
-def _report(summary: TopicSummary | None) -> TableReport:
+def _report(summary: TopicSummary | None, way: str | None) -> TableReport:
     if summary is None:
         return TableReport(0, 0, 0, 0)
     return TableReport(
-        summary.rows, summary.events, summary.late + summary.duplicates, summary.lsn_max
+        *(summary.rows, summary.events, summary.late + summary.duplicates, summary.lsn_max),
+        way=way or "",
     )

@@ -54,6 +54,13 @@ class Metrics:
             name: Counter(f"slottables_{name}", text, registry=self.registry)
             for name, text in counters.items()
         }
+        self._writes = Counter(
+            "slottables_table_writes",
+            "Epochs' parts that came into a table, by the way: append, replace, merge, and index "
+            "or scan where rows were deleted by position, as the key index or a scan found them.",
+            ["way"],
+            registry=self.registry,
+        )
         self._batch_seconds = Histogram(
             "slottables_batch_seconds",
             "Seconds that a micro-batch of the streaming query took, its epochs included.",
@@ -99,6 +106,9 @@ class Metrics:
         document = report.document()
         for name, counter in self._counters.items():
             counter.inc(float(str(document[name])))
+        for table in report.tables.values():
+            if table.way:
+                self._writes.labels(table.way).inc()
         self._epoch.set(report.epoch)
         self._lsn.set(report.commit_lsn)
         self._seconds.observe(report.seconds)

@@ -8,12 +8,17 @@ from schemas.lsn import format_lsn
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """What an epoch brought to one table. `duplicates`: events that it has had before."""
+    """What an epoch brought to one table.
+
+    `duplicates`: events that it has had before. `way`: how its rows came into the table
+    (table_writer.Way), empty where it has had the epoch.
+    """
 
     rows: int
     events: int
     duplicates: int
     commit_lsn_max: int
+    way: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class EpochReport:
                     "events": report.events,
                     "duplicates": report.duplicates,
                     "commit_lsn_max": format_lsn(report.commit_lsn_max),
+                    "way": report.way,
                 }
                 for name, report in sorted(self.tables.items())
             },

@@ -6,6 +6,7 @@ others where it is itself. Then each has it in one commit (iceberg/staging.py).
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -13,14 +14,20 @@ from schemas.tables import TablesSettings
 from spark_consumers.epochs import incomplete_tables, snapshot_rows, table_writer
 from spark_consumers.epochs.ledger import EpochRecord
 from spark_consumers.epochs.quarantine import Bad, Quarantine, without
-from spark_consumers.epochs.table_writer import Work
+from spark_consumers.epochs.table_writer import Way, Work
 from spark_consumers.epochs.threads import at_once
 from spark_consumers.events import changes
 from spark_consumers.iceberg import catalog, sums
+from spark_consumers.iceberg.delete_insert import Deletes
+from spark_consumers.iceberg.indexed_delete import Indexes, Target
 from spark_consumers.iceberg.layout import layout_of
 from spark_consumers.iceberg.staging import Adopted, Base, Staging
 from spark_consumers.iceberg.tables import NEVER, State
 from spark_consumers.kafka.transactions import Cut
+from spark_consumers.session import local_folder
+
+INDEXES = "_indexes"
+"""The folder on this machine that has the key indexes."""
 
 
 class Stage:
@@ -34,6 +41,16 @@ class Stage:
         self._quarantine = Quarantine(spark, namespace)
         self._bases: dict[str, Base] = {}
         self._work: dict[str, Work] = {}
+        self._indexes: Indexes | None = None
+        if settings.key_index:
+            self._indexes = Indexes(spark, local_folder(settings) / INDEXES)
+        self.ways: dict[str, Way] = {}
+        """How the last epoch came into each table."""
+
+    def close(self) -> None:
+        """Give back what this writer has to itself on this machine."""
+        if self._indexes is not None:
+            self._indexes.close()
 
     def write(
         self,
@@ -48,8 +65,9 @@ class Stage:
 
         `states` is updated: it tells which tables lack events from now on.
         """
-        for option, value in ((catalog.EPOCH, epoch), (catalog.COMMIT_LSN, cut.commit_lsn)):
-            self._spark.conf.set(catalog.SUMMARY_OPTION + option, str(value))
+        values = {catalog.EPOCH: str(epoch), catalog.COMMIT_LSN: str(cut.commit_lsn)}
+        for option, value in values.items():
+            self._spark.conf.set(catalog.SUMMARY_OPTION + option, value)
         bad: Bad = {}
         if self._settings.on_bad_event == "quarantine":
             summaries = [(item.summary, item.shapes) for item in work]
@@ -61,6 +79,7 @@ class Stage:
         snapshot_rows.mark(self._spark, seen, opened, states)
         self._work = {item.name: replace(item, table=opened[item.name]) for item in work}
         self._bases = {}
+        self.ways = {}
 
         def own(topic: str) -> DataFrame:
             return without(changes.own_events(events, topic), bad.get(topic, ()))
@@ -69,13 +88,22 @@ class Stage:
             state = states.get(item.name)
             known = state.sealed if state else (NEVER, NEVER)
             base = self._staging.begin(item.table.identifier, known)
-            table_writer.write(item, own(item.summary.topic))
+            by_index = self._deletes(item, base, values)
+            self.ways[item.name] = table_writer.write(item, own(item.summary.topic), by_index)
             self._bases[item.name] = self._staging.written(base)
 
         with self._staging.writing():
             at_once(stage, self._work.values())
         self._add_up(epoch, cut, own, states, before)
         return sum(map(len, bad.values()))
+
+    def _deletes(self, work: Work, base: Base, values: dict[str, str]) -> Deletes | None:
+        """Return what deletes a table's changed rows by the index of its keys, if it has one."""
+        if self._indexes is None:
+            return None
+        target = Target(base.identifier, base.snapshot, self._staging.name, values)
+        events = work.summary.events
+        return partial(self._indexes.delete, target, work.table.layout, events=events)
 
     def adopt(self, epoch: int, cut: Cut) -> dict[str, Adopted]:
         """Let all tables that were written have the epoch, each in one commit with its tag."""
@@ -89,7 +117,10 @@ class Stage:
             if item and item.table.rebuild:
                 unset.append(catalog.REBUILD)
             kept = self._settings.epochs_kept
-            adopted[name] = self._staging.adopt(self._bases[name], values, tag, kept, unset)
+            base = self._bases[name]
+            done = adopted[name] = self._staging.adopt(base, values, tag, kept, unset)
+            if self.ways.get(name) == "index" and self._indexes and done.snapshot is not None:
+                self._indexes.advance(base.identifier, done.snapshot)
 
         at_once(adopt, sorted(self._bases))
         return adopted

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pyspark.sql import DataFrame
 
@@ -9,8 +10,12 @@ from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
 from spark_consumers.events.shape import Position, Shape
 from spark_consumers.iceberg import changelog, current, history
-from spark_consumers.iceberg.delete_insert import delete_and_insert
+from spark_consumers.iceberg.delete_insert import Deletes, delete_and_insert
 from spark_consumers.iceberg.tables import OpenTable
+
+Way = Literal["append", "replace", "merge", "index", "scan"]
+"""How an epoch came into a table: rows were only added, or put in place of all others, or merged by
+key; or those that changed were deleted by position, found by the index or by a scan, and added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +32,17 @@ class Work:
         return self.table.layout.shape.name
 
 
-def write(work: Work, own: DataFrame) -> None:
-    """Bring the events of a table (`own`) into it, by its kind."""
+def write(work: Work, own: DataFrame, by_index: Deletes | None = None) -> Way:
+    """Bring the events of a table (`own`) into it, by its kind; return the way that was taken."""
     table, summary, shapes = work.table, work.summary, work.shapes
     kind, keyless = table.layout.kind, table.layout.shape.keyless
     if kind == "changelog":
-        _write_changelog(table, own, summary, shapes)
-    elif kind == "history":
-        _write_history(table, own, summary, shapes)
-    elif keyless:
-        _write_keyless(table, own, summary, shapes)
-    else:
-        _write_current(table, own, summary, shapes)
+        return _write_changelog(table, own, summary, shapes)
+    if kind == "history":
+        return _write_history(table, own, summary, shapes)
+    if keyless:
+        return _write_keyless(table, own, summary, shapes)
+    return _write_current(table, own, summary, shapes, by_index)
 
 
 def begins_anew(work: Work) -> bool:
@@ -61,48 +65,58 @@ def _beginning(table: OpenTable, summary: TopicSummary) -> Position | None:
 
 
 def _write_current(
-    table: OpenTable, own: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
-) -> None:
+    table: OpenTable,
+    own: DataFrame,
+    summary: TopicSummary,
+    shapes: Sequence[Shape],
+    by_index: Deletes | None,
+) -> Way:
     beginning = _beginning(table, summary)
     if beginning is not None:
         own = changes.after(own, beginning)
     folded = changes.row_changes(own, shapes, unavailable=summary.unavailable)
+    identifier, layout = table.identifier, table.layout
     if beginning is not None or table.rebuild:
-        current.replace(table.identifier, table.layout, folded)
-    elif not summary.identified_rows and table.appends:
-        current.insert(table.identifier, table.layout, folded)
-    elif table.large and not summary.unavailable:
-        delete_and_insert(table.identifier, table.layout, folded, events=summary.events)
-    else:
-        current.merge(table.identifier, table.layout, folded, unavailable=summary.unavailable)
+        current.replace(identifier, layout, folded)
+        return "replace"
+    if not summary.identified_rows and table.appends:
+        current.insert(identifier, layout, folded)
+        return "append"
+    if table.large and not summary.unavailable:
+        events = summary.events
+        return delete_and_insert(identifier, layout, folded, events=events, by_index=by_index)
+    current.merge(identifier, layout, folded, unavailable=summary.unavailable)
+    return "merge"
 
 
 def _write_keyless(
     table: OpenTable, own: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
-) -> None:
+) -> Way:
     beginning = _beginning(table, summary)
     if beginning is not None:
         own = changes.after(own, beginning)
     rows = changes.distinct_events(changes.parsed(own, shapes))
     if beginning is not None or table.rebuild:
         current.replace(table.identifier, table.layout, rows)
-    else:
-        current.insert(table.identifier, table.layout, rows)
+        return "replace"
+    current.insert(table.identifier, table.layout, rows)
+    return "append"
 
 
 def _write_changelog(
     table: OpenTable, own: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
-) -> None:
+) -> Way:
     rows = changes.distinct_events(changes.parsed(own, shapes))
     rows = changelog.of_rows(table.layout, rows)
     if summary.truncates:
         rows = changelog.with_truncates(table.layout, rows, summary.truncates)
     changelog.append(table.identifier, table.layout, rows, replace=table.rebuild)
+    return "replace" if table.rebuild else "append"
 
 
 def _write_history(
     table: OpenTable, own: DataFrame, summary: TopicSummary, shapes: Sequence[Shape]
-) -> None:
+) -> Way:
     rows = changes.distinct_events(changes.parsed(own, shapes))
     truncates = set(summary.truncates)
     if table.replaced is not None:
@@ -112,7 +126,7 @@ def _write_history(
     if table.rebuild:
         cuts = sorted(truncates)
         history.replace(table.identifier, table.layout, rows, cuts, snapshot_rows=read)
-        return
+        return "replace"
     history.write(
         table.identifier,
         table.layout,
@@ -121,3 +135,4 @@ def _write_history(
         unavailable=summary.unavailable,
         snapshot_rows=read,
     )
+    return "merge"

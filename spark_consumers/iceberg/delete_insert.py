@@ -1,9 +1,13 @@
 """Changes rows of a large table: those that changed are deleted by position, and added anew.
 
-MERGE joins the whole table with the changes by shuffling and sorting both. Here only the table's
-keys are read, and the changes are sent to wherever they are (a broadcast). The two commits go to
-the epoch's branch (staging.py), so that readers see both or none.
+MERGE joins the whole table with the changes by shuffling and sorting both. Here the rows are found
+by the index of the table's keys (indexed_delete.py), or only the keys are read, and the changes are
+sent to wherever they are (a broadcast). The two commits go to the epoch's branch (staging.py), so
+that readers see both or none.
 """
+
+from collections.abc import Callable
+from typing import Literal
 
 from pyspark.sql import DataFrame
 
@@ -16,7 +20,20 @@ SENT_EVENTS_MAX = 200_000
 """With more events Spark decides whether the changes are sent, or both sides are shuffled."""
 
 
-def delete_and_insert(identifier: str, layout: Layout, changes: DataFrame, *, events: int) -> None:
+Found = Literal["index", "scan"]
+"""How the rows that changed were found."""
+Deletes = Callable[[DataFrame], bool]
+"""Deletes the rows that changes are of, by an index; False: it does not cover them."""
+
+
+def delete_and_insert(
+    identifier: str,
+    layout: Layout,
+    changes: DataFrame,
+    *,
+    events: int,
+    by_index: Deletes | None = None,
+) -> Found:
     """Bring changes into a large table: delete the changed rows by position, then insert them.
 
     `changes` has at most one change for each key, all after the table's last epoch, so that none
@@ -25,12 +42,15 @@ def delete_and_insert(identifier: str, layout: Layout, changes: DataFrame, *, ev
     """
     changes = changes.persist()
     try:
-        with catalog.viewed(changes, identifier) as view:
-            sql = _delete_sql(identifier, layout, view, send=events <= SENT_EVENTS_MAX)
-            changes.sparkSession.sql(sql)
+        found: Found = "index" if by_index is not None and by_index(changes) else "scan"
+        if found == "scan":
+            with catalog.viewed(changes, identifier) as view:
+                sql = _delete_sql(identifier, layout, view, send=events <= SENT_EVENTS_MAX)
+                changes.sparkSession.sql(sql)
         insert(identifier, layout, changes.where("op <> 'd'"))
     finally:
         changes.unpersist()
+    return found
 
 
 def _delete_sql(identifier: str, layout: Layout, view: str, *, send: bool) -> str:

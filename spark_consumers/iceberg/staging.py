@@ -45,6 +45,11 @@ class Staging:
         self._spark = spark
         self._branch = f"{BRANCH}_{uuid.uuid4().hex[:12]}"
 
+    @property
+    def name(self) -> str:
+        """The name of this writer's branches."""
+        return self._branch
+
     def begin(self, identifier: str, known: tuple[int, int], *, explicit: bool = False) -> Base:
         """Prepare a table for an epoch after `known` (epoch and commit LSN, -1 for none).
 

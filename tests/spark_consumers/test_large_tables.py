@@ -4,7 +4,7 @@ import pytest
 
 from schemas.events import UNAVAILABLE
 from spark_consumers.iceberg import catalog, staging
-from tests.spark_consumers.conftest import Pipeline
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.test_current import ITEMS, item, rows
 
 
@@ -12,6 +12,12 @@ from tests.spark_consumers.test_current import ITEMS, item, rows
 def any_table_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """From its second epoch on."""
     monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)
+
+
+@pytest.fixture(params=[False, True], ids=["scan", "index"])
+def pipeline(new_pipeline: NewPipeline, request: pytest.FixtureRequest) -> Pipeline:
+    """The rows that change are found by a scan of the keys, or by the index."""
+    return new_pipeline(key_index=request.param)
 
 
 def filled(pipeline: Pipeline) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from spark_consumers.iceberg import catalog
-from tests.spark_consumers.conftest import Pipeline
+from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 
 TABLE = SourceTable(
@@ -52,9 +52,11 @@ def load(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> str:
     return first
 
 
+@pytest.mark.parametrize("key_index", [False, True])
 def test_pyiceberg_and_duckdb_read_the_rows_of_now_and_of_a_tag(
-    pipeline: Pipeline, warehouse: Path, monkeypatch: pytest.MonkeyPatch
+    new_pipeline: NewPipeline, warehouse: Path, monkeypatch: pytest.MonkeyPatch, key_index: bool
 ) -> None:
+    pipeline = new_pipeline(key_index=key_index)
     tag = load(pipeline, monkeypatch)
     uri = f"sqlite:///{warehouse / 'catalog.db'}"
     others = SqlCatalog("slotbridge", uri=uri, init_catalog_tables="false")

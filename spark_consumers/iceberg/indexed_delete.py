@@ -1,0 +1,138 @@
+"""Deletes rows of a large table by position, found by the index of its keys.
+
+What this costs follows the number of changes and of the data files that they touch, not the size
+of the table. The deletion vectors of those files are written anew, with what they had, and come to
+the epoch's branch in one commit.
+"""
+
+import contextlib
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import structlog
+from pyroaring import BitMap64
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.layout import Layout
+from spark_consumers.key_index import table_files
+from spark_consumers.key_index.deletion_vectors import puffin
+from spark_consumers.key_index.index import KeyIndex
+from spark_consumers.key_index.keys import Keys, is_indexable, keys_of
+from spark_consumers.key_index.table_files import UnknownFilesError
+
+log = structlog.get_logger()
+KEYS_MAX = 1_000_000
+"""Keys of one epoch that come to the driver; rows of more are found by a scan of the table."""
+
+
+class Target(NamedTuple):
+    """Where an epoch goes: a table as its writer knows it, a branch, what its summaries tell."""
+
+    identifier: str
+    snapshot: int | None
+    branch: str
+    summary: Mapping[str, str]
+
+
+class Indexes:
+    """The key indexes of one writer's tables, in a folder of this machine."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark, self._folder = spark, folder
+        self._known: dict[str, KeyIndex] = {}
+        self._refused: dict[str, str] = {}
+
+    def delete(self, target: Target, layout: Layout, changes: DataFrame, *, events: int) -> bool:
+        """Delete the rows that changes are of; False where the index does not cover that.
+
+        Nothing has been done then.
+        """
+        kinds = [field.type.simpleString() for field in layout.key]
+        if target.snapshot is None or events > KEYS_MAX or not is_indexable(kinds):
+            return False
+        table = catalog.load(self._spark, target.identifier)
+        if int(table.operations().current().formatVersion()) < 3:
+            return False
+        names = [f"c{field.source_index}" for field in layout.key]
+        found: pa.Table = changes.select(*names).toArrow()
+        if not found.num_rows:
+            return True
+        keys = keys_of([found.column(name).combine_chunks() for name in names])
+        try:
+            index = self._of(table, layout)
+            index.bring_to(table, target.snapshot)
+            delete_rows(table, index, keys, target)
+        except UnknownFilesError as error:
+            name, reason = layout.shape.name, str(error)
+            if self._refused.get(name) != reason:
+                log.warning("rows are found by a scan of the table", table=name, reason=reason)
+            self._refused[name] = reason
+            return False
+        return True
+
+    def advance(self, identifier: str, snapshot: int) -> None:
+        """Bring a table's index to the snapshot that an epoch has made.
+
+        Done at once, while all snapshots in between are there: maintenance removes them.
+        """
+        table = catalog.load(self._spark, identifier)
+        index = self._known.get(str(table.uuid()))
+        if index is not None:
+            with contextlib.suppress(UnknownFilesError):
+                index.bring_to(table, snapshot)
+
+    def close(self) -> None:
+        """Let another program have the indexes."""
+        for index in self._known.values():
+            index.close()
+
+    def _of(self, table: Any, layout: Layout) -> KeyIndex:
+        identity = str(table.uuid())
+        if identity not in self._known:
+            schema = table.schema()
+            ids = [int(schema.findField(field.name).fieldId()) for field in layout.key]
+            self._known[identity] = KeyIndex(self._folder, identity, ids)
+        return self._known[identity]
+
+
+def delete_rows(table: Any, index: KeyIndex, keys: Keys, target: Target) -> int:
+    """Delete the rows of keys in one commit to the branch; return how many were there."""
+    vectors: dict[str, BitMap64] = {}
+    replaced = []
+    rows = 0
+    for path, positions in index.find(keys).items():
+        old, file = index.vector(table, path)
+        new = old | BitMap64(positions.astype("uint64"))
+        if len(new) > len(old):
+            rows += len(new) - len(old)
+            vectors[path] = new
+            replaced += [] if file is None else [file]
+    if not vectors:
+        return 0
+    content, blobs = puffin(vectors)
+    name = f"{uuid.uuid4()}-deletes.puffin"
+    location = str(table.locationProvider().newDataLocation(name))
+    table_files.write(table, location, content)
+    delta = table.newRowDelta().toBranch(target.branch).validateFromSnapshot(target.snapshot)
+    metadata = table_files.java_class(table, "org.apache.iceberg.FileMetadata")
+    for path, blob in blobs.items():
+        data = index.file(path)
+        spec = table.specs().get(data.specId())
+        builder = metadata.deleteFileBuilder(spec).ofPositionDeletes().withFormat("puffin")
+        builder = builder.withPath(location).withFileSizeInBytes(len(content))
+        if spec.isPartitioned():
+            builder = builder.withPartition(data.partition())
+        builder = builder.withReferencedDataFile(path).withContentOffset(blob.offset)
+        builder = builder.withContentSizeInBytes(blob.length).withRecordCount(blob.rows)
+        delta.addDeletes(builder.build())
+        index.keep_vector(f"{location}#{blob.offset}", vectors[path])
+    for file in replaced:
+        delta.removeDeletes(file)
+    for key, value in target.summary.items():
+        delta.set(key, value)
+    delta.commit()
+    return rows

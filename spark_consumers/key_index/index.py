@@ -1,0 +1,299 @@
+"""The key index of one table: which data file and position each key's row has.
+
+It is a cache on this machine, named by the table's UUID and by the snapshot that it is of. The
+table is the authority: an index of another snapshot is brought to the wanted one by the keys of
+the files that were added since, and made anew from the keys of all files where that is impossible.
+A row that was deleted may still be in it: deleting it again changes nothing. One program at a time
+has the folder.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+import uuid
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+from pyroaring import BitMap64
+
+from spark_consumers.key_index import segments as search
+from spark_consumers.key_index import table_files
+from spark_consumers.key_index.keys import Keys, joined, keys_of
+from spark_consumers.key_index.segments import Segment
+from spark_consumers.key_index.table_files import Files, UnknownFilesError
+
+log = structlog.get_logger()
+SEGMENT_ROWS_MAX = 16_000_000
+"""Segments are not merged into one of more rows: what a merge takes of memory is bounded."""
+RETRY_S = 600.0
+"""After that time it is tried again to make the index of a table where it was impossible."""
+_UNSAVED_MAX = 8
+"""Up to _UNSAVED_MAX changes of the index are not written down: who starts anew follows them."""
+_VECTORS_KEPT = 1_000
+_VERSION = 1
+_MANIFEST = "manifest.json"
+
+
+@dataclass(slots=True)
+class Known:
+    """What the index is of: the snapshot, its files, and the number of each path."""
+
+    snapshot: int
+    files: Files
+    numbers: dict[str, int]
+
+
+class KeyIndex:
+    """One table's index; `key`: the field ids of the key's columns."""
+
+    def __init__(self, folder: Path, table_uuid: str, key: list[int]) -> None:
+        self._folder = folder / table_uuid
+        self._lock: int | None = None
+        self._refused, self._refused_until = "", 0.0
+        self._key = key
+        self._known: Known | None = None
+        self._paths: list[str] = []
+        self._segments: list[tuple[str, Segment]] = []
+        self._vectors: dict[str, BitMap64] = {}
+        self._unsaved = 0
+
+    def bring_to(self, table: Any, snapshot: int) -> None:
+        """Make the index that of a snapshot; raise UnknownFilesError where it can't be."""
+        self._take_folder()
+        if time.monotonic() < self._refused_until:
+            raise UnknownFilesError(self._refused)
+        try:
+            try:
+                if self._known is None:
+                    self._load(table)
+                if self._known is None or not self._follow(table, snapshot):
+                    self._build(table, snapshot)
+            except OSError as error:  # the folder was removed
+                log.warning("the key index was lost", folder=str(self._folder), error=str(error))
+                self._build(table, snapshot)
+        except BaseException as error:
+            self._forget()
+            if isinstance(error, UnknownFilesError):
+                self._refused, self._refused_until = str(error), time.monotonic() + RETRY_S
+            raise
+
+    def close(self) -> None:
+        """Let another program have the folder."""
+        self._forget()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def find(self, keys: Keys) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the positions of the keys' rows by data file."""
+        live = self._live()
+        places = search.find(keys, [segment for _, segment in self._segments], live)
+        places = np.sort(places[places != search.NOWHERE])
+        if not len(places):
+            return {}
+        files, firsts = np.unique(search.files_of(places), return_index=True)
+        positions = np.split(search.positions_of(places), firsts[1:])
+        return {self._paths[number]: p for number, p in zip(files, positions, strict=True)}
+
+    def file(self, path: str) -> Any:
+        """Return a data file of the snapshot, as Java has it."""
+        return self._state.files.data[path]
+
+    def vector(self, table: Any, path: str) -> tuple[BitMap64, Any]:
+        """Return the deletion vector of a data file, and Java's delete file (None without one)."""
+        delete = self._state.files.vectors.get(path)
+        if delete is None:
+            return BitMap64(), None
+        name = f"{delete.location()}#{int(delete.contentOffset())}"
+        if name not in self._vectors:
+            self.keep_vector(name, table_files.vector(table, delete))
+        return self._vectors[name], delete
+
+    def keep_vector(self, name: str, vector: BitMap64) -> None:
+        """Remember a deletion vector by its file and offset."""
+        if len(self._vectors) >= _VECTORS_KEPT:
+            del self._vectors[next(iter(self._vectors))]
+        self._vectors[name] = vector
+
+    @property
+    def _state(self) -> Known:
+        assert self._known is not None
+        return self._known
+
+    def _take_folder(self) -> None:
+        """Raise UnknownFilesError where another program has it."""
+        if self._lock is not None:
+            return
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(f"{self._folder}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise UnknownFilesError("another program has the table's key index") from None
+        self._lock = lock
+
+    def _live(self) -> search.Booleans:
+        numbers = self._state.numbers
+        live = np.zeros(len(self._paths), bool)
+        live[[numbers[path] for path in self._state.files.data]] = True
+        return live
+
+    def _follow(self, table: Any, snapshot: int) -> bool:
+        """Bring the index to a later snapshot; whether it is one."""
+        known = self._state
+        if known.snapshot == snapshot:
+            return True
+        added = table_files.follow(table, known.files, known.snapshot, snapshot)
+        if added is None:
+            return False
+        known.snapshot = snapshot
+        if added:
+            self._add(table, added)
+            self._merge()
+        self._unsaved += 1
+        if self._unsaved > _UNSAVED_MAX:
+            self._save()
+        return True
+
+    def _build(self, table: Any, snapshot: int) -> None:
+        """Make the index from the keys of all files."""
+        self._forget()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        files = table_files.listed(table, snapshot)
+        self._known = Known(snapshot, files, {})
+        self._add(table, list(files.data), whole=True)
+        self._save()
+        rows = sum(len(segment.places) for _, segment in self._segments)
+        log.info("the key index was made from the table", table=str(table.name()), rows=rows)
+
+    def _add(self, table: Any, paths: list[str], *, whole: bool = False) -> None:
+        """Read the keys of data files into new segments; `whole`: of all files of the table."""
+        parts: list[tuple[Keys, Any]] = []
+        rows = 0
+        for path in paths:
+            number = self._state.numbers[path] = len(self._paths)
+            self._paths.append(path)
+            if number >= search.FILES_MAX:
+                raise UnknownFilesError("the table has had too many files")
+            found = self._rows(table, path, number)
+            if parts and rows + len(found[1]) > SEGMENT_ROWS_MAX:
+                self._put(parts)
+                parts, rows = [], 0
+            parts.append(found)
+            rows += len(found[1])
+        if parts:
+            self._put(parts)
+        if whole and self._has_twice():
+            raise UnknownFilesError("a key has more than one row")
+
+    def _rows(self, table: Any, path: str, number: int) -> tuple[Keys, Any]:
+        """Return the keys of a data file's rows that are not deleted, and their places."""
+        groups = [keys_of(group) for group in table_files.columns(table, path, self._key)]
+        if not groups:
+            raise UnknownFilesError(f"{path} has no rows")
+        keys = joined(groups)
+        positions = np.arange(len(keys.numbers), dtype=np.int64)
+        vector, _ = self.vector(table, path)
+        if len(vector):
+            alive = np.ones(len(positions), bool)
+            alive[np.fromiter(vector, np.int64, len(vector))] = False
+            positions = positions[alive]
+            keys = keys.take(positions)
+        return keys, search.places_in(number, positions)
+
+    def _put(self, parts: list[tuple[Keys, Any]]) -> None:
+        keys = joined([part for part, _ in parts])
+        self._insert(Segment.of(keys, np.concatenate([places for _, places in parts])))
+
+    def _insert(self, segment: Segment) -> None:
+        """Write a segment, and take it as the newest one."""
+        name = uuid.uuid4().hex
+        segment.write(self._folder / name)
+        self._segments.insert(0, (name, Segment.read(self._folder / name)))
+
+    def _has_twice(self) -> bool:
+        found = [segment for _, segment in self._segments]
+        if any(segment.has_twice() for segment in found):
+            return True
+        everywhere = np.ones(len(self._paths), bool)
+        return any(
+            (search.find(one.keys, found[place + 1 :], everywhere) != search.NOWHERE).any()
+            for place, one in enumerate(found[:-1])
+        )
+
+    def _merge(self) -> None:
+        """Merge the newest segments while they are not much smaller than the next one."""
+        count, rows = 1, len(self._segments[0][1].places)
+        while count < len(self._segments):
+            following = len(self._segments[count][1].places)
+            if 2 * rows < following or rows + following > SEGMENT_ROWS_MAX:
+                break
+            count, rows = count + 1, rows + following
+        if count == 1:
+            return
+        old = [segment for _, segment in self._segments[:count]]
+        live = self._live() if count == len(self._segments) else None
+        del self._segments[:count]
+        self._insert(search.merged(old, live))
+
+    def _load(self, table: Any) -> None:
+        """Take what the folder has; an index that is damaged or of another form is none."""
+        try:
+            found = json.loads((self._folder / _MANIFEST).read_text(encoding="utf-8"))
+            if (found["form"], found["key"]) != (_form(), self._key):
+                return
+            names = found["segments"]
+            read = [(name, Segment.read(self._folder / name)) for name in names]
+            snapshot, numbers = int(found["snapshot"]), dict(found["numbers"])
+            paths = [""] * int(found["files"])
+            for path, number in numbers.items():
+                paths[number] = path
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            return
+        if table.snapshot(snapshot) is None:
+            return
+        files = table_files.listed(table, snapshot)
+        if not set(files.data) <= set(numbers):
+            return
+        self._known, self._paths, self._segments = Known(snapshot, files, numbers), paths, read
+
+    def _save(self) -> None:
+        """Write down what the index is of, and remove segments that are no longer its own."""
+        names = [name for name, _ in self._segments]
+        document = {
+            "form": _form(),
+            "key": self._key,
+            "snapshot": self._state.snapshot,
+            "files": len(self._paths),
+            "numbers": {path: self._state.numbers[path] for path in self._state.files.data},
+            "segments": names,
+        }
+        fresh = self._folder / f"{_MANIFEST}.new"
+        fresh.write_text(json.dumps(document), encoding="utf-8")
+        fresh.replace(self._folder / _MANIFEST)
+        stems = {p.name.rsplit("-", 1)[0] for p in self._folder.glob("*.npy")}
+        for name in stems - set(names):
+            Segment.remove(self._folder / name)
+        self._unsaved = 0
+
+    def _forget(self) -> None:
+        self._known, self._paths, self._segments = None, [], []
+        self._vectors.clear()
+
+
+@cache
+def _form() -> str:
+    """Return the form of the files, and since when this machine runs.
+
+    Segments are not forced to the disk: what a machine that went down has left is not believed.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{_VERSION} {boot.read_text(encoding='ascii').strip() if boot.exists() else ''}"

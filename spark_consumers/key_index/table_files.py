@@ -1,0 +1,191 @@
+"""The data files of an Iceberg table and their deletion vectors, through Spark's Java.
+
+Files are read and written through the table's FileIO, wherever they are.
+"""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from py4j.java_gateway import JavaClass  # type: ignore[import-untyped]
+from pyroaring import BitMap64
+
+from spark_consumers.key_index.deletion_vectors import vector_of
+
+SNAPSHOTS_MAX = 50
+"""Up to SNAPSHOTS_MAX snapshots are followed one by one; more make the index anew."""
+_LOCAL = ("/", "file:")
+
+
+class UnknownFilesError(Exception):
+    """A table has files that the index does not understand: it says which."""
+
+
+@dataclass(slots=True)
+class Files:
+    """A table's data files by path, and the deletion vectors of those that have one."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    vectors: dict[str, Any] = field(default_factory=dict)
+
+
+def listed(table: Any, snapshot: int) -> Files:
+    """List the files of a snapshot."""
+    found = Files()
+    tasks = table.newScan().useSnapshot(snapshot).planFiles()
+    try:
+        for task in _each(tasks):
+            data = task.file()
+            path = _add_data(found, data)
+            for delete in _each(task.deletes()):
+                found.vectors[path] = _require_vector(delete)
+    finally:
+        tasks.close()
+    return found
+
+
+def follow(table: Any, files: Files, before: int, snapshot: int) -> list[str] | None:
+    """Change `files` from those of the snapshot `before` to those of a later one.
+
+    Return the paths of the data files that have come, the oldest first; None, with `files` as they
+    were, where that snapshot does not descend from `before`, or is too many snapshots away.
+    """
+    chain: list[Any] = []
+    at: int | None = snapshot
+    while at != before:
+        found = None if at is None else table.snapshot(at)
+        if found is None or len(chain) == SNAPSHOTS_MAX:
+            return None
+        chain.append(found)
+        parent = found.parentId()
+        at = None if parent is None else int(parent)
+    added: dict[str, None] = {}
+    changes = java_class(table, "org.apache.iceberg.SnapshotChanges")
+    for snapshot_of in reversed(chain):
+        one = changes.builderFor(table).snapshot(snapshot_of).build()
+        for data in _each(one.addedDataFiles()):
+            added[_add_data(files, data)] = None
+        for data in _each(one.removedDataFiles()):
+            path = str(data.location())
+            files.data.pop(path, None)
+            files.vectors.pop(path, None)
+            added.pop(path, None)
+        for delete in _each(one.removedDeleteFiles()):
+            files.vectors.pop(str(_require_vector(delete).referencedDataFile()), None)
+        for delete in _each(one.addedDeleteFiles()):
+            files.vectors[str(_require_vector(delete).referencedDataFile())] = delete
+    return list(added)
+
+
+def vector(table: Any, delete: Any) -> BitMap64:
+    """Read a deletion vector."""
+    with opened(table, str(delete.location())) as file:
+        file.seek(int(delete.contentOffset()))
+        return vector_of(file.read(int(delete.contentSizeInBytes())))
+
+
+def write(table: Any, path: str, content: bytes) -> None:
+    """Write a new file."""
+    if _is_local(path):
+        with _local(path).open("xb") as file:
+            file.write(content)
+        return
+    stream = table.io().newOutputFile(path).create()
+    try:
+        stream.write(content)
+    finally:
+        stream.close()
+
+
+def columns(table: Any, path: str, field_ids: list[int]) -> Iterator[list[pa.Array]]:
+    """Read the columns with the given ids of a data file, row group by row group, in order."""
+    with opened(table, path) as file, pq.ParquetFile(file) as parquet:
+        by_id = {
+            int((one.metadata or {}).get(b"PARQUET:field_id", -1)): place
+            for place, one in enumerate(parquet.schema_arrow)
+        }
+        if not set(field_ids) <= set(by_id):
+            raise UnknownFilesError(f"{path} lacks a column of the key")
+        names = [parquet.schema_arrow.names[by_id[number]] for number in field_ids]
+        for group in range(parquet.num_row_groups):
+            rows = parquet.read_row_group(group, columns=names, use_threads=False)
+            yield [rows.column(name).combine_chunks() for name in names]
+
+
+def opened(table: Any, path: str) -> io.BufferedIOBase | io.RawIOBase:
+    """Open a file for reading."""
+    if _is_local(path):
+        return _local(path).open("rb")
+    return _JavaFile(table.io().newInputFile(path))
+
+
+class _JavaFile(io.RawIOBase):
+    """A file behind Iceberg's FileIO, read by ranges."""
+
+    def __init__(self, file: Any) -> None:
+        self._length, self._stream, self._at = int(file.getLength()), file.newStream(), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        wanted = self._length - self._at if size < 0 else min(size, self._length - self._at)
+        if wanted <= 0:
+            return b""
+        self._stream.seek(self._at)
+        found = bytes(self._stream.readNBytes(wanted))
+        self._at += len(found)
+        return found
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+
+def _add_data(files: Files, data: Any) -> str:
+    path = str(data.location())
+    if str(data.format()).upper() != "PARQUET":
+        raise UnknownFilesError(f"{path} is not a Parquet file")
+    files.data[path] = data
+    return path
+
+
+def _require_vector(delete: Any) -> Any:
+    if str(delete.format()).upper() != "PUFFIN":
+        raise UnknownFilesError(f"{delete.location()} deletes rows, and is not a deletion vector")
+    return delete
+
+
+def _each(values: Any) -> Iterator[Any]:
+    rest = values.iterator()
+    while rest.hasNext():
+        yield rest.next()
+
+
+def _is_local(path: str) -> bool:
+    return path.startswith(_LOCAL)
+
+
+def _local(path: str) -> Path:
+    return Path("/" + path.removeprefix("file:").lstrip("/"))
+
+
+def java_class(known: Any, name: str) -> Any:
+    """Return a Java class by its qualified name, through the gateway of a Java object."""
+    return JavaClass(name, known._gateway_client)
