@@ -24,6 +24,6 @@ def test_memory_threads_descriptors_and_arrears_are_each_growth() -> None:
     assert [verdict(70_000.0, leak).grew for leak in leaks] == [True] * 4
 
 
-def test_what_is_taken_up_while_warming_up_is_no_growth() -> None:
+def test_memory_taken_while_warming_up_is_not_growth() -> None:
     warmed = [replace(s, resident_mib=70.0) if s.minutes < 1.9 else s for s in STEADY]
     assert not verdict(70_000.0, warmed).grew

@@ -313,7 +313,7 @@ def test_messages_are_kept_as_in_a_list(expected: list[tuple[int, bytes]]) -> No
     assert [messages[index] for index in range(len(messages))] == expected
 
 
-def test_what_is_older_than_its_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_compiled_module_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiled.hot is not None and compiled._modules() == compiled.hot
     monkeypatch.setattr(compiled.hot.rows, "DIGEST", "of other sources")
     assert compiled._modules() is None

@@ -63,7 +63,7 @@ def test_each_lack_is_told(name: str, replicas: int, change: dict[str, str], sai
     assert len(lacks([topic], "p")) == 1
 
 
-def test_what_may_not_be_read_is_told_as_not_judged() -> None:
+def test_unreadable_settings_are_not_judged() -> None:
     topic = Topic("p.progress", 3, None)
     assert "not judged" in whats(topic)
     refuse_unfit([topic], "p", "b:9092")
@@ -83,7 +83,7 @@ def test_a_topic_that_forgets_is_refused_with_the_command(name: str, policy: str
     refuse_unfit([Topic("p.public.t", 3, bounded)], "p", "b:9092")
 
 
-def test_clocks() -> None:
+def test_clocks_that_differ_by_hours_are_told() -> None:
     ours, theirs = Topic("p.t", 3, GOOD), Topic("p.old", 3, {})
     assert check_clocks(Clocks(NOW, NOW + 5000, NOW - 9 * HOUR_MS), [ours, theirs], "b") == ""
     behind = Clocks(NOW, NOW + 2 * HOUR_MS, None)

@@ -21,7 +21,7 @@ def decoder_with(described: list[Relation]) -> Decoder:
 
 
 @given(changes())
-def test_what_the_server_writes_is_what_is_decoded(
+def test_decoder_reads_what_the_server_writes(
     case: tuple[list[Relation], AnyMessage],
 ) -> None:
     described, message = case

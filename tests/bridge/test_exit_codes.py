@@ -45,14 +45,14 @@ def test_a_retryable_error_has_a_code_to_retry_and_no_other_has() -> None:
 @pytest.mark.parametrize(
     "state", ["08006", "40001", "40P01", "53200", "53300", "55006", "55P03", "57014", "57P01"]
 )
-def test_what_passes_on_a_server_is_retried(state: str) -> None:
+def test_passing_server_error_is_retried(state: str) -> None:
     error = server_error(state, "what it says", "read the slot", "slot s")
     assert isinstance(error, Retryable)
     assert error.exit_code in PASSING
 
 
 @pytest.mark.parametrize("state", ["42501", "42704", "42P01", "53100", "55000", "58P01", "22P02"])
-def test_what_an_operator_has_to_mend_on_a_server_is_not_retried(state: str) -> None:
+def test_lasting_server_error_is_not_retried(state: str) -> None:
     error = server_error(state, "what it says", "read the slot", "slot s")
     assert isinstance(error, SetupError)
     assert error.exit_code >= 20

@@ -160,7 +160,7 @@ def allow_sessions(trio: Trio, *, allowed: bool) -> None:
         run(trio, f"{end}'slotbridge'")
 
 
-def test_what_can_not_be_asked_is_not_judged_while_changes_flow(trio: Trio, bridge: Bridge) -> None:
+def test_unreachable_witness_is_not_judged_while_changes_flow(trio: Trio, bridge: Bridge) -> None:
     with psycopg.connect(bridge.conninfo, autocommit=True) as connection:
         allow_sessions(trio, allowed=False)
         eventually(lambda: "not judged" in unready(bridge), what="/readyz says so")

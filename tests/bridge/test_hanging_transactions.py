@@ -85,7 +85,7 @@ def test_a_slot_that_a_repair_has_made_anew_proves_nothing() -> None:
 
 
 @given(st.binary() | st.binary().map(lambda data: b"\0" + data) | st.none())
-def test_what_is_no_event_has_no_place(value: bytes | None) -> None:
+def test_value_that_is_not_an_event_has_no_position(value: bytes | None) -> None:
     assert position_of(value, "p") is None or isinstance(position_of(value, "p"), EventPosition)
 
 
@@ -134,7 +134,7 @@ PROGRESS, TABLE, ENDS = ("p.progress", 0), ("p.public.t", 1), ("p.transaction", 
 HIDDEN = record(120, 130, producer=1)
 
 
-def test_what_the_visible_record_covers_was_committed_by_its_producer_or_the_one_before() -> None:
+def test_visible_record_proves_a_commit_of_its_producer_or_the_one_before() -> None:
     last = record(100, 110, producer=1)
     ours = {TABLE: EventPosition(100, 2), ENDS: None}
     stuck = {TABLE: 7, ENDS: 8, ("p.other", 0): 9}
@@ -183,7 +183,7 @@ def test_a_hidden_record_tells_whose_it_is() -> None:
     assert aborted == Ending(stuck, (0, 1), commit=False)
 
 
-def test_what_is_beyond_the_committed_record_is_not_committed_with_it() -> None:
+def test_transaction_beyond_the_committed_record_is_not_committed() -> None:
     """An abort of the same producer's earlier transaction may have been told to fewer, too."""
     beyond = ("p.public.t", 2)
     hidden = {PROGRESS: None, TABLE: EventPosition(120, 2), beyond: EventPosition(130, 0)}

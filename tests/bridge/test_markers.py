@@ -92,7 +92,7 @@ def test_it_waits_for_a_marker_that_is_under_way() -> None:
     check.close()
 
 
-def test_what_another_producer_has_open_is_looked_at_once() -> None:
+def test_open_transaction_of_another_producer_is_asked_for_once() -> None:
     cluster, looks = Cluster(), []
     check = checked(cluster, lambda: looks.append(1))
     cluster.ends[("t", 1)] = 7
@@ -109,7 +109,7 @@ def test_what_another_producer_has_open_is_looked_at_once() -> None:
     check.close()
 
 
-def test_what_an_earlier_session_left_hidden_is_looked_at_once_it_shows() -> None:
+def test_hidden_end_of_an_earlier_session_is_judged_once_it_shows() -> None:
     cluster, looks = Cluster(), []
     check = checked(cluster, lambda: looks.append(1))
     cluster.ends[("t", 1)] = 7

@@ -20,7 +20,9 @@ TOPICS = 30
 
 
 @pytest.mark.parametrize(("careful", "size"), [(True, 10), (False, 400_000)])
-def test_none_is_lost(kafka: Broker, topic_prefix: str, careful: bool, size: int) -> None:
+def test_topics_made_while_running_lose_nothing(
+    kafka: Broker, topic_prefix: str, careful: bool, size: int
+) -> None:
     settings, topics = prepared(kafka, topic_prefix)
     refused = Refused(careful_until=2**62) if careful else None
     producer = TransactionalProducer(settings, BridgeSettings(), topics, "mine", refused)

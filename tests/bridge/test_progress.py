@@ -119,7 +119,7 @@ def test_agreement(given: ProgressRecord, seen: Witnesses) -> None:
     check_witnesses(given, seen, "s")
 
 
-def test_what_an_older_release_did_not_record_is_named_as_not_judged() -> None:
+def test_fields_missing_in_an_older_record_are_not_judged() -> None:
     assert not [*unjudged(RECORD, SEEN)]
     assert len([*unjudged(OLD, SEEN)]) == 4
     assert [*unjudged(RECORD, replace(SEEN, commit=None))] == [
@@ -361,7 +361,7 @@ lsns = st.integers(0, 100)
         )
     )
 )
-def test_what_is_followed_was_read_and_announced(steps: list[tuple[str, int]]) -> None:
+def test_only_announced_timelines_are_followed(steps: list[tuple[str, int]]) -> None:
     ledger = Ledger(Position(0, 0, 0), 0)
     reported = 0
     announced = 0

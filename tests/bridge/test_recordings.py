@@ -75,7 +75,7 @@ def test_every_kind_of_message_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_was_recorded_makes_the_tables_of_the_server(name: str) -> None:
+def test_recorded_messages_rebuild_the_tables_of_the_server(name: str) -> None:
     replica = Replica()
     for step in steps(name):
         replica.take(step)

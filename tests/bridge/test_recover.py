@@ -146,7 +146,7 @@ def test_a_topic_without_its_first_events(stopped: Bridge, conninfo: str, kafka:
     assert min((e["source"]["seq"], e["op"]) for e in events) == (0, "t")
 
 
-def test_what_a_repair_refuses(stopped: Bridge, conninfo: str) -> None:
+def test_repair_refuses_what_it_can_not_prove(stopped: Bridge, conninfo: str) -> None:
     bridge = stopped
     with psycopg.connect(conninfo, autocommit=True) as connection:
         bridge.start().streaming()

@@ -26,7 +26,7 @@ ORIGIN = Origin(77, 0x1_0000_0010, 0x1_0000_0040)
     header=st.binary(max_size=500),
     bytes_max=st.integers(3000, 12_000),
 )
-def test_a_letter_fits_and_has_all_that_fits(
+def test_dead_letter_fits_its_limit_and_keeps_what_fits(
     key: bytes | None, value: bytes | None, header: bytes, bytes_max: int
 ) -> None:
     event = Event("bank.public.t", key, value, [("h", header)], False, "public.t", 4, 99)
@@ -82,7 +82,7 @@ def test_the_bridge_goes_on_without_records_of_tables_and_messages_alone() -> No
         assert may_be_dead(event, "bank") is expected
 
 
-def test_what_is_known_is_forgotten_once_it_is_through() -> None:
+def test_refusals_are_forgotten_once_progress_is_made() -> None:
     event = Event("t", None, None, None, False, "public.t", 4)
     refused = Refused(careful_until=100, records={identity(event, ORIGIN): "x"}, topics={"t"})
     assert identity(event, ORIGIN) == ("t", ORIGIN.commit_lsn, 4, True)

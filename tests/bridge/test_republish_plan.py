@@ -44,20 +44,20 @@ def again(there: list[Record], seen: list[Record], terms: Terms = TERMS) -> list
     return [*judged.again]
 
 
-def test_what_no_reader_has_is_written_again_in_order_with_its_tombstones() -> None:
+def test_unseen_records_are_written_again_in_order_with_their_tombstones() -> None:
     there = [event(3, 90), event(4, 100, 1), tombstone(5)]
     assert again(there, []) == there
     assert again(there, there) == []
 
 
-def test_what_was_written_again_already_is_not_written_once_more() -> None:
+def test_rewritten_records_are_not_written_again() -> None:
     there = [event(3, 100), tombstone(4)]
     copies = [record._replace(offset=record.offset + 7) for record in there]
     assert again(there, copies) == []
     assert again(there, copies[:1]) == there[1:]
 
 
-def test_what_the_server_sends_again_is_not_written() -> None:
+def test_records_that_the_server_sends_again_are_not_written() -> None:
     there = [event(3, 100), event(4, 110), event(5, 120), tombstone(6)]
     assert again(there, []) == there[:1]
     part = TERMS._replace(covers=record(200, 110, seq=2))
@@ -67,7 +67,7 @@ def test_what_the_server_sends_again_is_not_written() -> None:
     assert again(ends, [], part._replace(own=True)) == ends[:1]
 
 
-def test_what_is_another_bridges_or_of_a_lost_timeline_is_left() -> None:
+def test_records_of_another_bridge_or_a_lost_timeline_are_left() -> None:
     foreign = [event(3, 100, of="q"), tombstone(4), Record(TOPIC, 5, None, b"anything")]
     assert again(foreign, []) == []
     lost = TERMS._replace(lost=lambda timeline, lsn: timeline == 2 and lsn >= 95)
@@ -75,7 +75,7 @@ def test_what_is_another_bridges_or_of_a_lost_timeline_is_left() -> None:
     assert again(mixed, [], lost) == mixed[1:]
 
 
-def test_what_only_ends_a_transaction_is_nothing() -> None:
+def test_record_that_only_ends_a_transaction_is_not_written() -> None:
     there = [tombstone(3, SETTLED_KEY, "p.transaction"), tombstone(4, NO_STAGING_KEY)]
     assert again(there, [], TERMS._replace(own=True)) == []
 
@@ -140,7 +140,7 @@ def test_a_later_transaction_does_not_tell_that_readers_had_what_is_gone() -> No
     assert "5 of 6 records are gone" in judge_range(noted(later, 6), later, later, TERMS).problem
 
 
-def test_what_several_notes_tell_of_is_written_once_in_order() -> None:
+def test_records_in_several_notes_are_written_once_in_order() -> None:
     there = [event(3, 90), tombstone(4), event(5, 100)]
     copies = [record._replace(offset=record.offset + 7) for record in there]
     later = event(20, 105)

@@ -55,9 +55,7 @@ def test_a_passing_error_that_does_not_pass_ends_in_its_own_exit_code() -> None:
 @pytest.mark.parametrize(
     ("state", "code"), [("XX000", 40), ("53200", 40), ("53300", 10), ("57P01", 10), ("08006", 10)]
 )
-def test_what_the_server_reports_at_one_place_again_and_again_needs_an_operator(
-    state: str, code: int
-) -> None:
+def test_repeated_error_at_one_lsn_needs_an_operator(state: str, code: int) -> None:
     stagnation = Stagnation(0.0)
     for _ in range(SESSIONS_MIN):
         error = server_error(state, "invalid memory alloc request", READ_THE_STREAM, "slot s")

@@ -64,7 +64,9 @@ def test_no_more_than_the_queue_holds(twin: str) -> None:
     producer.purge()
 
 
-def test_what_comes_is_what_was_sent(twin: str, kafka: Broker, topic_prefix: str) -> None:
+def test_consumers_read_the_records_that_were_sent(
+    twin: str, kafka: Broker, topic_prefix: str
+) -> None:
     one, other = f"{topic_prefix}.one", f"{topic_prefix}.other"
     _settings, topics = prepared(kafka, topic_prefix)
     assert topics.partitions(one) == topics.partitions(other) == 3

@@ -113,7 +113,7 @@ changes_of_person = st.lists(
         ]
     ),
 )
-def test_what_is_left_out_or_masked_is_in_no_byte(
+def test_excluded_and_masked_values_are_in_no_byte(
     changes: list[AnyMessage], settings: dict[str, Any]
 ) -> None:
     for event in events(settings, *changes):

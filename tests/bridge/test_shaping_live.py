@@ -51,7 +51,9 @@ def values(bridge: Bridge, topic: str) -> list[dict[str, Any]]:
     return [json.loads(value) for _, value in bridge.records(topic) if value is not None]
 
 
-def test_everything_at_once(pair: Provider, fresh_database: str, new_bridge: NewBridge) -> None:
+def test_all_ways_of_shaping_work_together(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
     conninfo = pair.primary.conninfo(fresh_database)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("CREATE TABLE hidden (id int PRIMARY KEY, what text)")
@@ -240,7 +242,7 @@ def test_without_tombstones(pair: Provider, fresh_database: str, new_bridge: New
         ({"columns": {"a.t": {"exclude": ["id"]}}}, "would lose its key column id"),
     ],
 )
-def test_what_can_not_be_published_so_stops_the_bridge(
+def test_value_that_the_shaping_can_not_publish_stops_the_bridge(
     shaping: dict[str, Any],
     expected: str,
     pair: Provider,

@@ -157,7 +157,7 @@ def test_both_folds_are_the_table_whatever_is_visible_when(
 
 
 @given(st.integers(2**32, 2**40), st.integers(-(2**31) + 1, 2**31 - 1))
-def test_an_xid_gets_the_epoch_that_is_nearest(near: int, distance: int) -> None:
+def test_xid_gets_the_nearest_epoch(near: int, distance: int) -> None:
     assert with_epoch((near + distance) % 2**32, near) == near + distance
 
 

@@ -34,7 +34,7 @@ def all_is_kept(then: Mapping[Partition, End]) -> dict[Partition, bool]:
 
 
 @given(ENDS)
-def test_what_is_noted_is_read(ends: dict[tuple[str, int], End]) -> None:
+def test_noted_end_offsets_are_read_back(ends: dict[tuple[str, int], End]) -> None:
     kept = type(record(1)).model_validate_json(
         record(1).model_copy(update={"ends": noted(ends)}).model_dump_json()
     )
@@ -63,7 +63,7 @@ def test_the_last_written_are_kept_and_told_once_a_second() -> None:
     assert tails.note()["t"] == told
 
 
-def test_what_is_lost_is_named() -> None:
+def test_lost_offsets_are_named() -> None:
     judge_lost([], "s", 1, go_on=False)
     lost = [Lost(("t", number), 9, 5) for number in range(7)]
     judge_lost(lost, "s", 1, go_on=True)

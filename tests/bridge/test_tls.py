@@ -187,7 +187,7 @@ BROKEN_KAFKA = {
 
 
 @pytest.mark.parametrize("case", BROKEN_KAFKA)
-def test_what_kafka_or_the_client_refuses_is_one_line_with_its_exit_code(
+def test_kafka_tls_refusal_is_one_line_with_its_exit_code(
     secured: Secured, new_bridge: NewBridge, case: str
 ) -> None:
     protocol, host, changes, code, told = BROKEN_KAFKA[case]
@@ -224,7 +224,7 @@ BROKEN_POSTGRES: dict[str, tuple[dict[str, str | None], int, str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN_POSTGRES)
-def test_what_postgres_or_the_client_refuses_is_one_line_with_its_exit_code(
+def test_postgres_tls_refusal_is_one_line_with_its_exit_code(
     secured: Secured, new_bridge: NewBridge, case: str
 ) -> None:
     changes, code, told = BROKEN_POSTGRES[case]

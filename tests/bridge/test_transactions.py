@@ -177,7 +177,7 @@ def test_a_message_that_ends_where_a_commit_begins_hides_nothing() -> None:
     assert source.commit_lsn < 200
 
 
-def test_what_comes_before_a_resumed_transaction_does_not_forget_its_events() -> None:
+def test_earlier_transactions_do_not_discard_a_resumed_ones_events() -> None:
     large = transaction(900, *(Insert(TABLE, row(n)) for n in range(9)))
     whole = raw_batches(assembler(bytes_max=1500), large)
     start = whole[0].position

@@ -76,7 +76,7 @@ def test_the_commit_of_a_prepared_transaction_has_no_xid() -> None:
 
 
 @given(st.binary(min_size=100, max_size=200), LSNS)
-def test_what_is_no_commit_is_told_as_such_or_not_at_all(record: bytes, lsn: int) -> None:
+def test_record_that_is_not_a_commit_is_never_read_as_one(record: bytes, lsn: int) -> None:
     found = commit_at(paged(record, lsn), lsn)
     assert found is None or found == NO_COMMIT or record[21] == 1
 

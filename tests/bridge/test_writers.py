@@ -216,7 +216,7 @@ def test_every_truncation_and_surplus_is_a_decode_error(row: Row, old: Row | Non
 
 
 @pytest.mark.parametrize("value", [b"1x", b"", b"--1", b"\xff"])
-def test_what_is_no_value_of_its_type_is_a_decode_error(value: bytes) -> None:
+def test_invalid_value_raises_decode_error(value: bytes) -> None:
     machine, decoder = prepared_decoder()
     with pytest.raises(DecodeError, match="text form") as raised:
         machine.take(decoder, encode(Insert(TABLE, [value, *ROW[1:]])), LSN, NOW_US)

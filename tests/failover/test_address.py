@@ -113,7 +113,7 @@ def test_a_service_that_only_its_own_machine_can_read_leads_nowhere_known(
     assert dict(moved.pairs)["hostaddr"] == "", "else the service file's would be used"
 
 
-def test_what_is_no_conninfo_is_refused_without_repeating_it() -> None:
+def test_invalid_conninfo_is_refused_without_repeating_it() -> None:
     with pytest.raises(SettingsError) as caught:
         parse_conninfo("password=hush nonsense", subject="node b")
     assert "hush" not in str(caught.value)

@@ -26,7 +26,7 @@ from tests.providers.databases import connect
 from tests.providers.waiting import eventually
 
 
-def test_what_a_fence_does_not_bind_is_refused_without_a_stop_command(
+def test_failover_refuses_sessions_past_the_fence_without_a_stop_command(
     local_trio: NewTrio, local_bed: Bed, tmp_path: Path
 ) -> None:
     trio = local_trio()

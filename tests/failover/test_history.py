@@ -129,7 +129,7 @@ def kept(world: World) -> list[int]:
 
 
 @given(worlds())
-def test_what_one_primary_does_has_no_anomaly(world: World) -> None:
+def test_history_of_one_primary_has_no_anomaly(world: World) -> None:
     assert check(world.history, world.lists, world.accepted) == []
 
 

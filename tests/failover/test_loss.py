@@ -222,7 +222,7 @@ def test_a_run_is_later_than_those_it_has_read_whatever_the_clocks_say(tmp_path:
         assert begun.stale(View((node("a", state(standby=False)),), ()))
 
 
-def test_what_commits_wait_for_is_noted_at_once(tmp_path: Path) -> None:
+def test_names_of_synchronous_standbys_are_noted_at_once(tmp_path: Path) -> None:
     """The next process must not take the standbys of a moment before for those that count."""
     settings = FailoverSettings(
         nodes={name: SecretStr("") for name in "ab"}, journal=tmp_path / "journal"

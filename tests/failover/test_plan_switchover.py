@@ -189,7 +189,9 @@ def test_nobody_is_promoted_beside_a_primary_that_takes_writes(
         ),
     ],
 )
-def test_what_refuses_it_while_nothing_is_changed(view: View, code: ExitCode, says: str) -> None:
+def test_switchover_is_refused_before_anything_changes(
+    view: View, code: ExitCode, says: str
+) -> None:
     with pytest.raises((OperatorNeeded, SetupError)) as caught:
         plan_switchover(view, Request())
     assert caught.value.exit_code is code
@@ -209,7 +211,7 @@ def test_a_switchover_leaves_no_subscription_behind_where_none_may_be() -> None:
     assert choose(away, Request(), begun)[1].require_subscribers
 
 
-def test_targets_that_are_none() -> None:
+def test_invalid_targets_are_refused() -> None:
     with pytest.raises(SettingsError, match="x is not a node"):
         plan_switchover(pair(), Request(target="x"))
     assert actions(plan_switchover(pair(), Request(target="a"))) == []

@@ -14,7 +14,7 @@ conninfos = st.dictionaries(
 
 
 @given(conninfos)
-def test_it_leads_nowhere_and_can_be_led_back(conninfo: Conninfo) -> None:
+def test_cut_off_conninfo_leads_nowhere_and_can_be_restored(conninfo: Conninfo) -> None:
     cut = cut_off(conninfo)
     assert is_cut(cut)
     assert cut_off(cut) == cut

@@ -120,7 +120,9 @@ def interrupted_ones(config: Path, trio: Trio, bed: Bed) -> None:
     assert again.out == "nothing is left of a drill\n"
 
 
-def test_what_a_drill_refuses(local_trio: NewTrio, local_bed: Bed, tmp_path: Path) -> None:
+def test_drill_refuses_clones_it_can_not_make(
+    local_trio: NewTrio, local_bed: Bed, tmp_path: Path
+) -> None:
     trio = local_trio()
     config = configured(tmp_path, trio, local_bed)
 

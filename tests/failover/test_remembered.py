@@ -27,7 +27,7 @@ BEGUN = {"run": "r", "number": 1, "at": "2026-01-01T00:00:00+00:00", "by": "a pe
 NOTHING = View(nodes=(), subscribers=())
 
 
-def test_what_watch_has_seen_often_hides_no_run_of_the_file(tmp_path: Path) -> None:
+def test_many_watch_entries_hide_no_run_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with path.open("w") as file:
         for n in range(SEEN_OFTEN):
@@ -39,9 +39,7 @@ def test_what_watch_has_seen_often_hides_no_run_of_the_file(tmp_path: Path) -> N
     assert found is not None and found.run == "r"
 
 
-def test_what_watch_has_seen_often_hides_no_run_of_the_table(
-    pair: Provider, fresh_database: str
-) -> None:
+def test_many_watch_entries_hide_no_run_of_the_table(pair: Provider, fresh_database: str) -> None:
     with psycopg.connect(pair.primary.conninfo(fresh_database), autocommit=True) as connection:
         with writing(connection, "journal"):
             connection.execute(

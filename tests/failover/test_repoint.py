@@ -109,7 +109,7 @@ def test_fencing_a_living_primary_and_labels(
     await_equal(trio, trio.primary)
 
 
-def test_what_can_be_wrong_has_one_clear_answer(new_pair: NewPair, tmp_path: Path) -> None:
+def test_repoint_answers_each_wrong_state_with_one_error(new_pair: NewPair, tmp_path: Path) -> None:
     trio = new_pair()
     for changes, code, says in (
         ({"machines": {"x": {}}}, 2, "failover.machines names x, which is not a node"),

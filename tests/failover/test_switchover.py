@@ -48,7 +48,9 @@ def writing_past_the_fence(server: Server) -> Iterator[None]:
         thread.join(60)
 
 
-def test_there_and_back_again(local_trio: NewTrio, local_bed: Bed, tmp_path: Path) -> None:
+def test_switchover_there_and_back_again(
+    local_trio: NewTrio, local_bed: Bed, tmp_path: Path
+) -> None:
     trio = local_trio()
     subscribe(trio, "s1")
     write(trio.primary, trio.dbname, 1)
@@ -92,9 +94,7 @@ def test_nodes_by_unix_socket_and_by_ipv6(local_trio: NewTrio, tmp_path: Path) -
     await_equal(trio, trio.standby)
 
 
-def test_what_a_fenced_primary_gave_out_late_is_told_once_by_its_last_number(
-    local_trio: NewTrio, tmp_path: Path
-) -> None:
+def test_late_sequence_numbers_are_told_once(local_trio: NewTrio, tmp_path: Path) -> None:
     trio = local_trio()
     subscribe(trio, "s1")
     config = configuration(tmp_path, trio)

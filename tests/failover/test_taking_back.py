@@ -161,7 +161,7 @@ def test_an_error_while_an_error_is_told_hides_neither_it_nor_the_journals_end(
 @pytest.mark.parametrize(
     ("ordered", "goes_on"), [(True, False), (False, True), (None, True)], ids=str
 )
-def test_what_is_taken_back_asks_every_standby_whether_it_is_to_be_a_primary(
+def test_rollback_asks_every_standby_for_a_promotion_order(
     ordered: bool | None, goes_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promotion_order, "promotion_ordered", lambda _link: ordered)

@@ -102,7 +102,7 @@ def test_watch_follows_the_timeline_that_was_met_and_no_branch_of_that_number() 
         assert found.verdict is verdict, found.reason
 
 
-def test_what_is_not_known_never_lets_watch_act() -> None:
+def test_watch_never_acts_on_an_unknown_timeline() -> None:
     """An unreadable history, nothing remembered with a node that is down, an unknown publisher."""
     rules = Rules(True, 2, 0.0, 0.0, 0.0, 10.0, first_s=100.0)
     sound = promoted(1000)

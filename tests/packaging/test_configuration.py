@@ -128,7 +128,7 @@ def test_every_key_has_a_meaning() -> None:
 
 
 @pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
-def test_what_is_made_from_the_settings_is_current(path: Path) -> None:
+def test_files_generated_from_the_settings_are_current(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == generated()[path], "run: make generate"
 
 

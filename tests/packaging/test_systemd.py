@@ -26,7 +26,7 @@ def test_there_is_a_unit_for_each_service() -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_what_needs_a_person_is_not_started_again(unit: Path) -> None:
+def test_unit_does_not_restart_after_an_operators_exit_code(unit: Path) -> None:
     service = read(unit)["Service"]
     final = {code for code in ExitCode if code == ExitCode.SETTINGS or 20 <= code < 50}
     assert {int(code) for code in service["RestartPreventExitStatus"].split()} == final

@@ -26,7 +26,7 @@ def test_events_that_are_stamped_later_than_their_transactions_end(
     assert len(rows(pipeline)) == 2
 
 
-def test_what_was_read_may_expire_and_what_was_not_may_not(
+def test_read_records_may_expire_and_unread_ones_may_not(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind the last event that was read stands a marker, which retention removes with it."""
@@ -71,7 +71,7 @@ def two_items(pipeline: Pipeline) -> Callable[[], None]:
     return show
 
 
-def test_what_is_not_to_be_seen_yet_is_waited_for_and_all_read_once(
+def test_hidden_records_are_awaited_and_read_once(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = []

@@ -74,7 +74,7 @@ KAFKA = {"bootstrap_servers": "127.0.0.1:1", "topic_prefix": "x"}
         ),
     ],
 )
-def test_what_stops_it_before_spark_starts(
+def test_wrong_configuration_stops_it_before_spark_starts(
     tmp_path: Path,
     section: dict[str, Any],
     code: int,

@@ -161,6 +161,6 @@ def test_the_same_in_the_options_of_the_java_client(certificates: Certificates) 
         ({"ssl.keystore.location": "k.p12"}, "ssl.keystore.location in kafka.options"),
     ],
 )
-def test_what_the_java_client_can_t_do_is_refused(given: dict[str, str], expected: str) -> None:
+def test_option_that_the_java_client_lacks_is_refused(given: dict[str, str], expected: str) -> None:
     with pytest.raises(SetupError, match=expected):
         java_security(given)

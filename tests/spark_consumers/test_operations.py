@@ -247,7 +247,7 @@ def test_a_table_that_can_not_be_maintained_keeps_nothing_else_from_it(
 @pytest.mark.parametrize(
     "bridge", [{"transaction_metadata": False}, {"decimal_handling": "precise"}]
 )
-def test_what_tables_can_not_be_made_of_is_refused(
+def test_topics_that_tables_can_not_be_made_of_are_refused(
     pipeline: Pipeline, bridge: dict[str, object]
 ) -> None:
     changed = pipeline.settings.bridge.model_copy(update=bridge)

@@ -29,13 +29,13 @@ def test_embedded_it_shuffles_little() -> None:
     assert session_options(tables(spark__sql__shuffle__partitions="9"), KAFKA, None)[SHUFFLE] == "9"
 
 
-def test_what_spark_submit_was_given_stays() -> None:
+def test_options_of_spark_submit_stay() -> None:
     given = {SHUFFLE: "400", "spark.ui.enabled": "true", "spark.driver.memory": "8g"}
     found = session_options(tables(), KAFKA, given)
     assert not {*given, ADAPTIVE, "spark.master", "spark.driver.extraJavaOptions"} & set(found)
 
 
-def test_what_the_rows_are_made_by_is_ours() -> None:
+def test_options_that_rows_depend_on_are_ours() -> None:
     given = {"spark.sql.session.timeZone": "Europe/Paris", "spark.sql.extensions": "other.One"}
     found = session_options(tables(), KAFKA, given)
     assert found["spark.sql.session.timeZone"] == "UTC"

@@ -40,7 +40,7 @@ def test_topics_of_a_template_and_a_route_are_followed(new_pipeline: NewPipeline
         ({"flat": {"tables": ["public.two"]}}, "public.two has flat rows"),
     ],
 )
-def test_what_can_not_be_followed_is_said(
+def test_shaping_that_tables_can_not_follow_is_refused(
     shaping: dict[str, Any], expected: str, new_pipeline: NewPipeline
 ) -> None:
     pipeline = new_pipeline(shaping=shaping)

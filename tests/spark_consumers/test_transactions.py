@@ -55,7 +55,7 @@ def test_the_last_cut_goes_on_after_everything_that_was_read() -> None:
     assert last is not None and last.offset == 77
 
 
-def test_what_was_taken_before_changes_nothing() -> None:
+def test_transactions_taken_before_change_nothing() -> None:
     log = taken([end(1, t=1), end(2, t=1)], offset=10)
     log.take([end(1, t=1), end(2, t=1), end(3, t=1)], 20)
     cut = log.cut(100)

@@ -65,7 +65,7 @@ def markers_in_gaps(records: list[Record]) -> KafkaTransactionOf:
     return gaps_before
 
 
-def test_nothing_where_nothing_is() -> None:
+def test_complete_topics_have_no_finding() -> None:
     assert kinds(*good()) == set()
 
 
@@ -219,7 +219,7 @@ def test_a_row_under_the_name_that_its_column_had_before(column: str, found: set
     assert kinds(records, Truth({"a": {"renamed": 1, "ledger": 1}}, {})) == found
 
 
-def test_what_was_rolled_back() -> None:
+def test_checker_finds_a_published_rollback() -> None:
     records, truth = good()
     records[0] = records[0]._replace(value=event(10, 0, "item", "never"))
     assert kinds(records, truth) == {"phantom"}
@@ -256,7 +256,7 @@ def repaired(*rows: tuple[str, str]) -> list[Record]:
     return [*found, *topic("transaction", (10, json.dumps(boundary).encode()))]
 
 
-def test_what_a_repair_has_published_is_in_kafka_once() -> None:
+def test_repaired_rows_are_in_kafka_once() -> None:
     records, truth = good()
     truth = replace(truth, repairs=[Repair(21, 26, 25)])
     left = [r for r in records if b'"commit_lsn": 20' not in (r.value or b"")]

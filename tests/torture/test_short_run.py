@@ -114,7 +114,7 @@ def test_a_short_run_that_has_not_met_everything_is_told_and_right() -> None:
     assert exit_code(full, wrong=False) == 1
 
 
-def test_what_was_never_met_is_told() -> None:
+def test_faults_that_were_not_drawn_are_told() -> None:
     report = Report(1)
     report.kinds["items"] = 3
     report.passages["sent"] = 7

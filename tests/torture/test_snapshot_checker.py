@@ -74,7 +74,7 @@ def kinds(
     return {one.kind for one in check_snapshots(records, told, SIGNALS, kafka_transaction_of)}
 
 
-def test_nothing_where_nothing_is() -> None:
+def test_complete_topics_have_no_finding() -> None:
     assert kinds(*good()) == set()
 
 
@@ -129,7 +129,7 @@ def test_a_signal_that_is_not_heard_or_twice() -> None:
     assert [one.kind for one in found] == ["lost"]
 
 
-def test_what_is_not_read_yet() -> None:
+def test_tables_that_are_not_read_yet_are_unfinished() -> None:
     _, told = good()
     assert unfinished(told, ["t"]) == []
     assert unfinished(told, ["t", "u"]) == ["u"]
@@ -138,7 +138,7 @@ def test_what_is_not_read_yet() -> None:
     assert unfinished(Told(told.progress[:1], [request(15, "stop")]), ["t"]) == []
 
 
-def test_what_was_given_up_or_read_in_part() -> None:
+def test_stopped_or_partial_reads_are_incomplete() -> None:
     _, told = good()
     assert incomplete(told, ["t"]) == []
     assert incomplete(Told(told.progress, [request(50, "stop")]), ["t"]) == ["t"]

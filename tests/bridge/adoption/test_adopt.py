@@ -148,7 +148,7 @@ def _snapshot_is_unfinished(one: Taken) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_refusals(killed: list[Taken]) -> None:
+def test_adopt_refuses_before_it_changes_anything(killed: list[Taken]) -> None:
     _, one, *_ = killed
     assert one.load is not None
     one.load.stop()

@@ -60,7 +60,7 @@ def test_defaults_are_debeziums() -> None:
     assert [*differences(found.settings, settings.model_dump())] == []
 
 
-def test_what_can_be_translated_is() -> None:
+def test_connector_settings_are_translated() -> None:
     config = {
         "table.include.list": r"public\.accounts,public.pgbench_.*",
         "column.exclude.list": r"public\.accounts\.pin",
@@ -108,7 +108,7 @@ def test_what_can_be_translated_is() -> None:
         ("connector.class", "io.debezium.connector.mysql.MySqlConnector"),
     ],
 )
-def test_what_has_no_counterpart_is_refused_by_name(key: str, value: str) -> None:
+def test_connector_setting_without_a_counterpart_is_refused_by_name(key: str, value: str) -> None:
     (refusal,) = translated(**{key: value}).refusals
     assert key in refusal
     connector = connector_of({"name": "b", "config": {**CONFIG, key: value}}, WORKER)

@@ -196,7 +196,7 @@ def test_an_event_that_the_server_lacks_is_refused() -> None:
         tails.beyond(400, {5: Transaction(5, 450, 458, 0)}, {})
 
 
-def test_what_the_offset_claims_and_kafka_lacks_is_counted() -> None:
+def test_events_that_kafka_lacks_are_counted() -> None:
     again = {5: Transaction(5, 200, 208, 0), 6: Transaction(6, 300, 308, 0)}
     tails = Tails(PREFIX, 0)
     tails.take(record_of(Told(Change(1, "u", 6, 250)), 0, 0))

@@ -45,7 +45,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("forgotten", "told", "decision"), CASES)
-def test_what_kafka_left_open_is_ended_as_it_was_decided(
+def test_hanging_transaction_is_ended_as_kafka_decided(
     conninfo: str,
     load: Load,
     own_kafka: KafkaBroker,
@@ -72,7 +72,7 @@ def test_what_kafka_left_open_is_ended_as_it_was_decided(
 
 
 @pytest.mark.since_18
-def test_that_only_the_removal_of_a_staging_is_visible_tells_it(
+def test_visible_removal_of_a_staging_proves_its_commit(
     conninfo: str, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
     """Aborted and sent again, COMMIT PREPARED would find nothing staged."""

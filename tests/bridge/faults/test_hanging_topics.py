@@ -102,7 +102,7 @@ def test_topics_of_any_name_lose_and_repeat_nothing(
     assert_all_once(bridge, topics, 70)
 
 
-def test_what_another_producer_has_open_in_a_shared_topic_is_not_ours(
+def test_open_transaction_of_another_producer_is_left_alone(
     conninfo: str, kafka: Broker, new_bridge: NewBridge, topic_prefix: str
 ) -> None:
     """It hides what the bridge has committed behind it: nothing hangs, and nothing is ended."""
@@ -138,7 +138,7 @@ def test_what_another_producer_has_open_in_a_shared_topic_is_not_ours(
     assert SETTLED_KEY not in {record.key for record in found}
 
 
-def test_what_hangs_behind_another_producers_open_transaction_is_ended_after_it(
+def test_hanging_transaction_behind_another_producers_is_ended_after_it(
     conninfo: str, own_kafka: KafkaBroker, new_bridge: NewBridge, topic_prefix: str
 ) -> None:
     """Until then nobody can tell that it hangs: it is named as not judged."""

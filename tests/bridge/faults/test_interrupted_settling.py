@@ -35,7 +35,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("forgotten", "told", "points"), CASES)
-def test_what_was_aborted_is_published_again(
+def test_aborted_events_are_published_again(
     conninfo: str,
     load: Load,
     own_kafka: KafkaBroker,
@@ -119,7 +119,7 @@ def test_what_was_to_end_it_hangs_itself(
     assert_intact(bridge, load, conninfo)
 
 
-def test_what_can_not_be_published_again_stops_the_bridge(
+def test_events_that_retention_removed_stop_the_bridge(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
     """The topic's retention has removed it meanwhile; an operator may go on without it."""
@@ -140,7 +140,7 @@ def test_what_can_not_be_published_again_stops_the_bridge(
     assert notes(bridge) == set()
 
 
-def test_what_was_in_a_topic_that_is_gone_stops_the_bridge(
+def test_events_of_a_missing_topic_stop_the_bridge(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
     """It may also be a broker, or a privilege, that does not show the topic."""

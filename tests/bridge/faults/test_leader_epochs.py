@@ -67,7 +67,7 @@ def test_a_leader_that_is_not_heard_is_no_answer(
     assert sought
 
 
-def test_what_retention_has_deleted_is_not_cut_off(own_kafka: KafkaBroker, topic: str) -> None:
+def test_records_that_retention_deleted_are_not_cut_off(own_kafka: KafkaBroker, topic: str) -> None:
     own_kafka.restart()  # another epoch
     write(own_kafka, topic)
     admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap_servers})

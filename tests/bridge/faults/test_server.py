@@ -146,9 +146,7 @@ UNPRINTABLE = (
 """The server takes any bytes as a value, and fails with XX000 when it is to print them."""
 
 
-def test_what_the_server_can_never_decode_ends_in_an_exit_code(
-    conninfo: str, new_bridge: NewBridge
-) -> None:
+def test_undecodable_wal_ends_in_an_exit_code(conninfo: str, new_bridge: NewBridge) -> None:
     bridge = new_bridge(conninfo, connect_deadline_ms=1000).start().streaming()
     with psycopg.connect(conninfo, autocommit=True) as connection:
         for statement in UNPRINTABLE:

@@ -129,7 +129,7 @@ def test_a_decimal_tells_its_scale_and_at_least_as_much_precision() -> None:
     assert kind["connect.parameters"] == {"scale": "5", "connect.decimal.precision": "3"}
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_value_that_does_not_fit_its_schema_is_refused() -> None:
     serialize = serializer(connect.key("b.s.t", {"n": connect.plain("int64")}), 1)
     for document in ({"n": 2**63}, {"n": "text"}, {"m": 1}):
         with pytest.raises(UnfitValue, match="Avro"):

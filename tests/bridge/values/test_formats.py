@@ -55,7 +55,7 @@ def envelope(kafka: KafkaSettings, **shaping: Any) -> tuple[dict[str, Any], dict
         ("_numeric", -1, b"{1,NaN}"),
     ],
 )
-def test_what_no_schema_has_is_refused_with_the_reason(
+def test_type_without_a_schema_is_refused_with_the_reason(
     kind: str, typmod: int, value: bytes
 ) -> None:
     encoders = StrictEncoders(ValueSettings(**DEBEZIUM))

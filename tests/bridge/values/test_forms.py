@@ -160,7 +160,7 @@ def test_precise_decimals_are_unscaled_bytes(number: Decimal) -> None:
         ("int2vector", -1, {}, "1 2", "1 2"),
     ],
 )  # fmt: skip
-def test_edges(
+def test_values_at_the_edges_of_their_types(
     kind: str, typmod: int, settings: dict[str, Any], text: str, expected: object
 ) -> None:
     assert form(kind, text, typmod, **settings) == expected
@@ -168,7 +168,7 @@ def test_edges(
 
 @pytest.mark.parametrize("settings", [{}, DEBEZIUM, {**DEBEZIUM, **DOUBLE, **NANOSECONDS}])
 @given(st.sampled_from(sorted(TYPE_NAMES)), st.integers(-1, 6), st.binary(max_size=30))
-def test_what_is_no_text_form_is_a_value_error_at_most(
+def test_invalid_text_form_raises_value_error_at_most(
     settings: dict[str, Any], oid: int, typmod: int, text: bytes
 ) -> None:
     with contextlib.suppress(ValueError):
@@ -184,7 +184,7 @@ def test_what_is_no_text_form_is_a_value_error_at_most(
         ("_text", '{"a}'), ("_int4", "{{1}"), ("_int4", "{1}}"), ("numeric", "1.2.3"),
     ],
 )  # fmt: skip
-def test_refused(kind: str, text: str) -> None:
+def test_invalid_texts_raise_value_error(kind: str, text: str) -> None:
     with pytest.raises(ValueError):
         form(kind, text, **DEBEZIUM)
 

@@ -55,7 +55,7 @@ def using(found: Node, name: str) -> Node:
     return replace(found, state=replace(found.state, settings=settings))
 
 
-def test_what_holds_back_vacuum_is_critical() -> None:
+def test_slot_that_holds_back_vacuum_is_critical() -> None:
     left = physical("formerly", xmin_age=628)
     above = using(node("a", state(standby=False)), "formerly")
     view = View((above, node("b", state(left))), ())

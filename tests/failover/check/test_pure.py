@@ -202,7 +202,7 @@ def test_lines_of_pg_hba() -> None:
         {"broken": True},
     ],
 )
-def test_what_can_not_be_told_refuses_nothing(unknown: dict[str, object]) -> None:
+def test_unknown_facts_refuse_nothing(unknown: dict[str, object]) -> None:
     assert not refused(rule(1, method="reject", **unknown), rule(2, method="reject"))
 
 

@@ -52,7 +52,7 @@ def test_list_names_an_inactive_slot_that_never_reserved_wal(sound: Examiner) ->
     sound.carry_out(sound.expect("leftover-slot")["leftover-slot"][0])
 
 
-def test_list_is_empty(sound: Examiner) -> None:
+def test_empty_list_of_standby_slots_is_a_warning(sound: Examiner) -> None:
     """Breaker 13, before it happens."""
     set_on(sound.trio.primary, synchronized_standby_slots="")
     found = sound.expect("standby-slot-listed")

@@ -104,7 +104,7 @@ def opened(browser: Browser, watching: Watching, **options: object) -> Page:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 360])
-def test_it_is_readable_in_light_and_dark_wide_and_narrow(
+def test_page_is_readable_in_light_and_dark_wide_and_narrow(
     browser: Browser, watching: Watching, scheme: str, width: int, tmp_path: Path
 ) -> None:
     page = opened(browser, watching, viewport={"width": width, "height": 700}, color_scheme=scheme)
@@ -125,7 +125,7 @@ def test_it_is_readable_in_light_and_dark_wide_and_narrow(
         page.close()
 
 
-def test_what_it_shows_is_what_the_api_says(browser: Browser, watching: Watching) -> None:
+def test_page_shows_what_the_api_says(browser: Browser, watching: Watching) -> None:
     page = opened(browser, watching)
     try:
         status = watching.status
@@ -143,7 +143,7 @@ def test_what_it_shows_is_what_the_api_says(browser: Browser, watching: Watching
         page.close()
 
 
-def test_it_refreshes_by_itself_and_keeps_what_was_opened(
+def test_page_refreshes_by_itself_and_keeps_what_was_opened(
     browser: Browser, watching: Watching, trio: Trio
 ) -> None:
     page = opened(browser, watching)
@@ -183,7 +183,7 @@ def test_nothing_comes_from_elsewhere(watching: Watching) -> None:
         assert "://" not in watching.ask(name).text
 
 
-def test_who_may_order_what(watching: Watching) -> None:
+def test_orders_need_the_token(watching: Watching) -> None:
     said = watching.ask("v1/pause", body=b"")
     assert (said.status, "a token is needed" in said.text) == (401, True)
     assert said.headers["www-authenticate"].startswith("Bearer")

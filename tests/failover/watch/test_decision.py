@@ -39,7 +39,7 @@ looks = st.lists(
 
 
 @given(looks)
-def test_it_acts_only_on_a_whole_picture_seen_often_and_long_enough(
+def test_watch_acts_only_on_a_whole_view_seen_often_and_long_enough(
     looks: list[tuple[Assessment, float, bool, bool, bool]],
 ) -> None:
     memory, now, acts = Memory(), 0.0, [(-1000.0, True)]
@@ -122,7 +122,7 @@ def test_a_promotion_is_acted_on_after_the_quorum_and_not_again() -> None:
     assert "1 of 3" in found.reason  # after a failure, and after a row that was broken
 
 
-def test_what_a_sight_says() -> None:
+def test_assessment_names_what_allows_and_forbids_a_repoint() -> None:
     assert assess(promoted_pair(), Request()).actionable
     silent = assess(promoted_pair(reach=Reach.SILENT), Request())
     assert silent.actionable

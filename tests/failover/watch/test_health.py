@@ -52,7 +52,9 @@ def pair_view(
         (None, {}, 503),
     ],
 )
-def test_primary(view: View | None, query: dict[str, str], status: int) -> None:
+def test_primary_health_has_its_status(
+    view: View | None, query: dict[str, str], status: int
+) -> None:
     assert primary_health(view, query)[0] == status
 
 
@@ -75,7 +77,9 @@ def test_primary(view: View | None, query: dict[str, str], status: int) -> None:
         (None, {}, 503),
     ],
 )
-def test_replica(view: View | None, query: dict[str, str], status: int) -> None:
+def test_replica_health_has_its_status(
+    view: View | None, query: dict[str, str], status: int
+) -> None:
     assert replica_health(view, query)[0] == status
 
 

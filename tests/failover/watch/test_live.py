@@ -25,7 +25,7 @@ from tests.providers.waiting import eventually
 LEADS_TO = "SELECT subconninfo FROM pg_subscription WHERE subname = 's1'"
 
 
-def test_it_follows_a_promotion_pauses_and_hands_over_to_another_replica(
+def test_watch_follows_a_promotion_pauses_and_hands_over_to_another_replica(
     local_trio: NewTrio, local_bed: Bed, kafka: Broker, topic_prefix: str, tmp_path: Path
 ) -> None:
     trio = local_trio()
