@@ -53,18 +53,20 @@ class Staging:
     def begin(self, identifier: str, known: tuple[int, int], *, explicit: bool = False) -> Base:
         """Prepare a table for an epoch after `known` (epoch and commit LSN, -1 for none).
 
-        `explicit`: make the branch at once, for `branch`; else the first write in `writing` does.
+        The branch is made at once: one that a write makes would count the table's rows and bytes
+        from zero in its snapshot's summary. `explicit`: so is that of a table without snapshots.
         Raise Retryable (NOT_READY) where the table has another epoch.
         """
         table = catalog.load(self._spark, identifier)
         found = catalog.require_known(table, identifier, known)
         snapshot = catalog.snapshot_id(table)
         left = [name for name in catalog.ref_names(table) if name.startswith(BRANCH)]
-        if left or explicit:
+        anew = explicit or snapshot is not None
+        if left or anew:
             manage = table.manageSnapshots()
             for name in left:
                 manage.removeBranch(name)
-            if explicit:
+            if anew:
                 arguments = [self._branch] if snapshot is None else [self._branch, snapshot]
                 manage.createBranch(*arguments)
             manage.commit()

@@ -98,6 +98,20 @@ def test_killed_between_its_commits(pipeline: Pipeline, monkeypatch: pytest.Monk
     assert not branches(pipeline)
 
 
+def test_a_large_table_stays_large(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 2**30)
+    monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_ROWS_MAX", 8)
+    filled(pipeline)
+    for epoch in range(3):
+        with pipeline.publisher.transaction() as t:
+            t.update(ITEMS, item(epoch, "updated"))
+        assert pipeline.apply().tables["public.items"].way in ("scan", "index")
+        table = catalog.load(pipeline.spark, pipeline.identifier("items"))
+        assert catalog.summary(table)["total-records"] == str(10 + epoch)
+        assert pipeline.runner.states["public.items"].large
+    assert len(rows(pipeline)) == 9
+
+
 def killed(*_: object, **__: object) -> None:
     raise RuntimeError("killed")
 
