@@ -22,6 +22,8 @@ _LOWERCASE_NAME: Final = r"^[a-z0-9_]{1,40}$"
 _WORDS_FOR_PATTERN: Final = {
     _LOWERCASE_NAME: "must be 1 to 40 lower-case letters, digits or underscores, such as `bank_1`",
     r"^[A-Za-z0-9._-]{1,100}$": "must be 1 to 100 letters, digits, dots, underscores or hyphens",
+    r"^[a-zA-Z0-9._-]{1,249}$": "must be a topic: 1 to 249 letters, digits, dots, `_` or hyphens",
+    r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$": "must be lower-case letters, digits, dots or hyphens",
     r"^(https?://[^/\s@]+/?)?$": "must be http://HOST:PORT or https://HOST:PORT, without a path",
     r"^https?://[^\s@,]+$": "must be one URL, https://HOST:PORT, without a user in it",
     r"^[^:]*$": "must not have a colon",
