@@ -31,6 +31,9 @@ output.print_performed = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 """Put before COMMAND: the process dies by SIGKILL as soon as one step is done."""
 
 
+_LEFT_CLIENT = "[debug    ] kafka client"
+
+
 @dataclass(frozen=True)
 class Ran:
     """A command that has ended."""
@@ -41,7 +44,9 @@ class Ran:
 
     @property
     def json(self) -> Any:
-        return json.loads(self.out)
+        """The document; a Kafka client that another test has left may log between its lines."""
+        lines = self.out.splitlines()
+        return json.loads("\n".join(line for line in lines if _LEFT_CLIENT not in line))
 
 
 def configuration(folder: Path, trio: Trio, *, as_roles: bool = AS_ROLES, **changes: Any) -> Path:
