@@ -16,15 +16,15 @@ from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.bars import Bars
 from services.bridge.snapshot.opening import read_known
 from services.bridge.snapshot.progress import Known
-from services.bridge.snapshot.requests import Signal, asked_of, check
+from services.bridge.snapshot.requests import Signal, check
 from services.bridge.snapshot.signal_table import send
 from services.bridge.snapshot.signal_topic import send_to_topic
+from services.bridge.snapshot.table_state import FINISHED, state
 from services.runtime.process import configure_logging, exit_codes, stop_on_signals
 
 snapshot = typer.Typer(help="Rows that were in the tables before the bridge.", no_args_is_help=True)
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
 Tables = Annotated[list[str] | None, typer.Argument(help="schema.table; none: all.")]
-_FINISHED = ("done", "stopped")
 
 
 @snapshot.command()
@@ -80,7 +80,7 @@ class _Seen(NamedTuple):
         """Whether all that was begun or asked for is done."""
         names = {f"{one.schema_}.{one.table}" for one in self.tables}
         ahead = {one.tables for one in self.asked if one.type == "read" and "*" not in one.tables}
-        done = all(said in _FINISHED for said in self.states)
+        done = all(said in FINISHED for said in self.states)
         return bool(self.tables) and not ahead - names and done
 
     def as_json(self, mode: str) -> dict[str, Any]:
@@ -160,18 +160,6 @@ def _signal(config: Path, kind: str, data: dict[str, object]) -> None:
                 "(docs/SNAPSHOTS.md)",
             )
         typer.echo(signal.id)
-
-
-def state(one: SnapshotProgress, asked: list[SnapshotRequest]) -> str:
-    """Return what becomes of a table whose progress is `one`."""
-    request, paused = asked_of(one.schema_, one.table, asked)
-    if request is not None and request.type == "stop":
-        return "done" if one.done else "stopped"
-    if paused and not one.done:
-        return "paused"
-    if request is not None and one.commit_lsn < request.commit_lsn:
-        return "asked for"
-    return "done" if one.done else "being read"
 
 
 def print_tables(found: list[SnapshotProgress], states: list[str], mode: str) -> None:

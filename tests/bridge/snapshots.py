@@ -4,7 +4,7 @@ import contextlib
 import json
 import random
 import threading
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 
@@ -24,19 +24,16 @@ def fill(conninfo: str, rows: int) -> None:
         connection.execute("INSERT INTO t SELECT g, 'old' FROM generate_series(1, %s) g", [rows])
 
 
-class Changes:
-    """Inserts, updates, deletes and changes of keys, all over the table, until it is left."""
+class Writers:
+    """Threads that write until the block is left; `_run` writes until `_stop` is set."""
 
-    def __init__(self, conninfo: str, keys: int, synchronous_commit: str = "local") -> None:
-        self._conninfo = psycopg.conninfo.make_conninfo(
-            conninfo, options=f"-c synchronous_commit={synchronous_commit}"
-        )
-        self._keys = keys
+    def __init__(self, conninfo: str, count: int) -> None:
+        self._conninfo = conninfo
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(2)]
+        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(count)]
         self.committed = 0
 
-    def __enter__(self) -> "Changes":
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
@@ -46,6 +43,18 @@ class Changes:
         for thread in self._threads:
             thread.join(60)
         assert not any(thread.is_alive() for thread in self._threads), "a commit hangs"
+
+    def _run(self, number: int) -> None:
+        raise NotImplementedError
+
+
+class Changes(Writers):
+    """Inserts, updates, deletes and changes of keys, all over the table, until it is left."""
+
+    def __init__(self, conninfo: str, keys: int, synchronous_commit: str = "local") -> None:
+        options = f"-c synchronous_commit={synchronous_commit}"
+        super().__init__(psycopg.conninfo.make_conninfo(conninfo, options=options), 2)
+        self._keys = keys
 
     def _run(self, number: int) -> None:
         chance = random.Random(number)

@@ -29,7 +29,7 @@ from services.bridge.snapshot.slot_making import beginning_event
 from services.bridge.snapshot.visibility import Sight
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import INITIAL, await_chunks, chunks, done, read_all
+from tests.bridge.snapshots import INITIAL, Writers, await_chunks, chunks, done, read_all
 from tests.bridge.test_failover import both, promote
 from tests.bridge.test_snapshot_core import OWNER, shape
 from tests.conftest import NewPair
@@ -43,27 +43,13 @@ LOG = shape("public.log")
 BEGINNING = Beginning(Sight(90, 100, frozenset({95})), all_tables=True, files={1: 500})
 
 
-class Inserts:
+class Inserts(Writers):
     """Rows of numbers that come once each, with savepoints and rollbacks, until it is left."""
 
     def __init__(self, conninfo: str, first: int) -> None:
-        self._conninfo = conninfo
+        super().__init__(conninfo, 3)
         self._next = first
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(3)]
-        self.committed = 0
-
-    def __enter__(self) -> "Inserts":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in self._threads), "a commit hangs"
 
     def _run(self, number: int) -> None:
         chance = random.Random(number)

@@ -29,7 +29,7 @@ from services.bridge.sink.dead_letters import Refused
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot.opening import read_known
-from services.bridge.snapshot.requests import asked_of
+from services.bridge.snapshot.table_state import FINISHED, state
 from services.bridge.source.database import Primary
 
 logger = structlog.get_logger(__name__)
@@ -121,12 +121,11 @@ class Release:
             return
         known, slot = read_known(self._topics), self._source.slot
         requests = [one for one in known.requests if one.slot == slot]
-        undone = []
-        for one in known.progress:
-            asked, _ = asked_of(one.schema_, one.table, requests)
-            is_read = one.done and (asked is None or asked.commit_lsn <= one.commit_lsn)
-            if one.slot == slot and not is_read and not (asked and asked.type == "stop"):
-                undone.append(f"{one.schema_}.{one.table}")
+        undone = [
+            f"{one.schema_}.{one.table}"
+            for one in known.progress
+            if one.slot == slot and state(one, requests) not in FINISHED
+        ]
         if undone:
             raise self._refused(
                 f"the snapshot has not read all rows of {', '.join(sorted(undone)[:_NAMED])}",
