@@ -12,7 +12,7 @@ import pytest
 
 from schemas.errors import ExitCode
 from schemas.shaping import ShapingSettings
-from schemas.snapshot import SlotBeginning, SnapshotProgress, SnapshotSettings
+from schemas.snapshot import SlotBeginning, SnapshotProgress, SnapshotRequest, SnapshotSettings
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.failpoints import OF_A_SNAPSHOT, VARIABLE
 from services.bridge.snapshot.places import Beginning, Density, Place, from_before
@@ -316,6 +316,7 @@ def planned(
     told: SnapshotProgress | None = None,
     unpublished: tuple[str, ...] = (),
     place: Place | None = Place(500, new=False),  # noqa: B008
+    asked: tuple[SnapshotRequest, ...] = (),
     **settings: Any,
 ) -> Plan:
     """The plan for public.log."""
@@ -323,7 +324,7 @@ def planned(
     apart = beginning and Apart(beginning, places, unpublished)
     given = SnapshotSettings.model_validate({**READ, **settings})
     found = [] if told is None else [told]
-    return plan([LOG], found, given, Shaping(ShapingSettings(), "p"), OWNER, (), apart)
+    return plan([LOG], found, given, Shaping(ShapingSettings(), "p"), OWNER, asked, apart)
 
 
 def progress(**changed: Any) -> SnapshotProgress:
@@ -338,6 +339,22 @@ def test_the_rows_from_before_the_slot_are_planned() -> None:
     assert (table.last, table.rows) == (["(7,3)"], 60)
     assert planned(told=progress(done=True), place=Place(501, new=False)).next is None
     assert not planned(told=progress(done=True), place=Place(501, new=False)).refused
+
+
+def test_a_request_does_not_read_a_table_again_once_the_setting_is_taken_back() -> None:
+    asked = SnapshotRequest(
+        slot="s",
+        tables="public.*",
+        where="",
+        type="read",
+        id="1",
+        timeline=OWNER.timeline,
+        commit_lsn=950,
+        seq=0,
+        ts_ms=1,
+    )
+    found = planned(None, progress(done=True), asked=(asked,), without_key="refuse")
+    assert found.next is None
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,12 @@ def plan(
         progress = TableProgress(shape, paused=paused, where=condition(settings, schema, table))
         if not shape.key and apart is not None:
             progress.before = apart.beginning.rows(shape)
-        elif told is not None and request is not None and told.commit_lsn < request.commit_lsn:
+        elif (
+            shape.key  # without one, rows that were changed since would come twice
+            and told is not None
+            and request is not None
+            and told.commit_lsn < request.commit_lsn
+        ):
             told = None
         if request is not None and request.where:
             progress.where, progress.asked = request.where, True
