@@ -7,6 +7,7 @@ others where it is itself. Then each has it in one commit (iceberg/staging.py).
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -19,12 +20,14 @@ from spark_consumers.epochs.threads import at_once
 from spark_consumers.events import changes
 from spark_consumers.iceberg import catalog, sums
 from spark_consumers.iceberg.delete_insert import Deletes
-from spark_consumers.iceberg.indexed_delete import Indexes, Target
 from spark_consumers.iceberg.layout import layout_of
 from spark_consumers.iceberg.staging import Adopted, Base, Staging
 from spark_consumers.iceberg.tables import NEVER, State
 from spark_consumers.kafka.transactions import Cut
 from spark_consumers.session import local_folder
+
+if TYPE_CHECKING:
+    from spark_consumers.iceberg.indexed_delete import Indexes
 
 INDEXES = "_indexes"
 """The folder on this machine that has the key indexes."""
@@ -42,8 +45,10 @@ class Stage:
         self._bases: dict[str, Base] = {}
         self._work: dict[str, Work] = {}
         self._indexes: Indexes | None = None
-        if settings.key_index:
-            self._indexes = Indexes(spark, local_folder(settings) / INDEXES)
+        if settings.key_index:  # numpy, pyarrow and pyroaring are for this alone
+            from spark_consumers.iceberg import indexed_delete
+
+            self._indexes = indexed_delete.Indexes(spark, local_folder(settings) / INDEXES)
         self.ways: dict[str, Way] = {}
         """How the last epoch came into each table."""
 
@@ -101,6 +106,8 @@ class Stage:
         """Return what deletes a table's changed rows by the index of its keys, if it has one."""
         if self._indexes is None:
             return None
+        from spark_consumers.iceberg.indexed_delete import Target
+
         target = Target(base.identifier, base.snapshot, self._staging.name, values)
         events = work.summary.events
         return partial(self._indexes.delete, target, work.table.layout, events=events)

@@ -9,13 +9,13 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from py4j.java_gateway import JavaClass  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.lsn import format_lsn
 from schemas.settings import KafkaSettings
 from schemas.tables import TablesSettings
+from spark_consumers.java import java_class
 from spark_consumers.session import CATALOG
 from spark_consumers.sql import null, quoted
 
@@ -66,7 +66,7 @@ def tag_name(commit_lsn: int) -> str:
 def load(spark: SparkSession, identifier: str) -> Any:
     """Load the Java table as it is now."""
     session = spark._jsparkSession
-    return _java(session, "org.apache.iceberg.spark.Spark3Util").loadIcebergTable(
+    return java_class(session, "org.apache.iceberg.spark.Spark3Util").loadIcebergTable(
         session, identifier
     )
 
@@ -212,7 +212,7 @@ def set_properties(table: Any, values: Mapping[str, str]) -> None:
 def columns(table: Any) -> tuple[str, ...]:
     """Return the names of a table's columns, in one call to Java."""
     schema = table.schema()
-    parser = _java(schema, "org.apache.iceberg.SchemaParser")
+    parser = java_class(schema, "org.apache.iceberg.SchemaParser")
     return tuple(str(field["name"]) for field in json.loads(parser.toJson(schema))["fields"])
 
 
@@ -227,8 +227,8 @@ def expire(table: Any, *, keep: int, older_than_ms: int) -> None:
 def column_type(spark: SparkSession, kind: str) -> Any:
     """Return Iceberg's type for a Spark type's simple string."""
     session = spark._jsparkSession
-    java_type = _java(session, "org.apache.spark.sql.types.DataType").fromDDL(kind)
-    return _java(session, "org.apache.iceberg.spark.SparkSchemaUtil").convert(java_type)
+    java_type = java_class(session, "org.apache.spark.sql.types.DataType").fromDDL(kind)
+    return java_class(session, "org.apache.iceberg.spark.SparkSchemaUtil").convert(java_type)
 
 
 @contextlib.contextmanager
@@ -265,22 +265,14 @@ def completed(identifier: str, rows: DataFrame, kept: Collection[str]) -> DataFr
     )
 
 
-def _java(known: Any, name: str) -> Any:
-    """Return a Java class by its qualified name, through the gateway of the Java object `known`.
-
-    With `jvm.org.apache…`, Py4J would look for each part of the name as a class first, in all jars.
-    """
-    return JavaClass(name, known._gateway_client)
-
-
 def _texts(values: Any) -> dict[str, str]:
     """Convert a Java map of texts in a few calls to Java, not in several for each entry."""
-    mapper = _java(values, "com.fasterxml.jackson.databind.ObjectMapper")()
+    mapper = java_class(values, "com.fasterxml.jackson.databind.ObjectMapper")()
     found: dict[str, str] = json.loads(mapper.writeValueAsString(values))
     return found
 
 
 def _names(values: Any) -> list[str]:
     """Return the keys of a Java map in a few calls to Java, not in several for each key."""
-    joined = _java(values, "java.lang.String").join("\n", values.keySet())
+    joined = java_class(values, "java.lang.String").join("\n", values.keySet())
     return str(joined).split("\n") if joined else []

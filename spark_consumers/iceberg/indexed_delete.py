@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.layout import Layout
+from spark_consumers.java import java_class
 from spark_consumers.key_index import table_files
 from spark_consumers.key_index.deletion_vectors import puffin
 from spark_consumers.key_index.index import KeyIndex
@@ -118,7 +119,7 @@ def delete_rows(table: Any, index: KeyIndex, keys: Keys, target: Target) -> int:
     location = str(table.locationProvider().newDataLocation(name))
     table_files.write(table, location, content)
     delta = table.newRowDelta().toBranch(target.branch).validateFromSnapshot(target.snapshot)
-    metadata = table_files.java_class(table, "org.apache.iceberg.FileMetadata")
+    metadata = java_class(table, "org.apache.iceberg.FileMetadata")
     for path, blob in blobs.items():
         data = index.file(path)
         spec = table.specs().get(data.specId())

@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from py4j.java_gateway import JavaClass  # type: ignore[import-untyped]
 from pyroaring import BitMap64
 
+from spark_consumers.java import java_class
 from spark_consumers.key_index.deletion_vectors import vector_of
 
 SNAPSHOTS_MAX = 50
@@ -184,8 +184,3 @@ def _is_local(path: str) -> bool:
 
 def _local(path: str) -> Path:
     return Path("/" + path.removeprefix("file:").lstrip("/"))
-
-
-def java_class(known: Any, name: str) -> Any:
-    """Return a Java class by its qualified name, through the gateway of a Java object."""
-    return JavaClass(name, known._gateway_client)
