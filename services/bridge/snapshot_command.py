@@ -9,13 +9,11 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from schemas.errors import ExitCode, SettingsError
-from schemas.events import snapshot_topic
 from schemas.settings import load_settings, require
 from schemas.snapshot import SnapshotProgress, SnapshotRequest
 from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.bars import Bars
-from services.bridge.snapshot.opening import read_known
-from services.bridge.snapshot.progress import Known
+from services.bridge.snapshot.opening import look_for_known
 from services.bridge.snapshot.requests import Signal, check
 from services.bridge.snapshot.signal_table import send
 from services.bridge.snapshot.signal_topic import send_to_topic
@@ -99,8 +97,7 @@ class _Seen(NamedTuple):
 
 
 def _look(topics: Topics, slot: str) -> _Seen:
-    there = topics.there(snapshot_topic(topics.prefix))
-    known = read_known(topics) if there else Known([], [])
+    known = look_for_known(topics)
     tables = [one for one in known.progress if one.slot == slot]
     asked = [one for one in known.requests if one.slot == slot]
     tables.sort(key=lambda one: (one.schema_, one.table))

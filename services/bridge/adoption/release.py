@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from schemas.errors import OperatorNeeded
-from schemas.events import ProgressRecord, progress_topic, snapshot_topic
+from schemas.events import ProgressRecord, progress_topic
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, require
 from services.bridge.adoption.connect_offsets import ConnectOffsets
@@ -28,8 +28,8 @@ from services.bridge.recovery.visible_record import read_visible
 from services.bridge.sink.dead_letters import Refused
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
-from services.bridge.snapshot.opening import read_known
-from services.bridge.snapshot.table_state import FINISHED, state
+from services.bridge.snapshot.progress import Owner
+from services.bridge.snapshot.unread import unread_tables
 from services.bridge.source.database import Primary
 
 logger = structlog.get_logger(__name__)
@@ -49,6 +49,7 @@ class Release:
         check: StartCheck,
         offsets: ConnectOffsets,
     ) -> None:
+        self._settings = settings
         self._source = require(settings.source, "source")
         self._kafka = require(settings.kafka, "kafka")
         self._bridge = settings.bridge
@@ -74,7 +75,7 @@ class Release:
             )
         if record is None:
             return 0
-        self._require_rows()
+        self._require_rows(record)
         self._require_whole(record)
         return record.end_lsn
 
@@ -115,22 +116,16 @@ class Release:
         self._require_whole(record)
         return record
 
-    def _require_rows(self) -> None:
-        """Raise OperatorNeeded where a snapshot has not read all rows: Debezium will not either."""
-        if not self._topics.there(snapshot_topic(self._topics.prefix)):
-            return
-        known, slot = read_known(self._topics), self._source.slot
-        requests = [one for one in known.requests if one.slot == slot]
-        undone = [
-            f"{one.schema_}.{one.table}"
-            for one in known.progress
-            if one.slot == slot and state(one, requests) not in FINISHED
-        ]
-        if undone:
+    def _require_rows(self, record: ProgressRecord) -> None:
+        """Raise SlotbridgeError where a snapshot has rows left to read: Debezium reads none."""
+        timeline, points = self._primary.server.timeline, self._check.switch_points
+        owner = Owner(self._source.slot, timeline, record.end_lsn, points)
+        unread = unread_tables(self._settings, self._primary, self._topics, owner, OPERATION)
+        if unread:
             raise self._refused(
-                f"the snapshot has not read all rows of {', '.join(sorted(undone)[:_NAMED])}",
-                "start the bridge until `slotbridge snapshot status` shows them done, or stop "
-                "the snapshot (`slotbridge snapshot stop`)",
+                f"the snapshot has not read all rows of {', '.join(unread[:_NAMED])}",
+                "start the bridge until `slotbridge snapshot status` shows them done, stop the "
+                "snapshot (`slotbridge snapshot stop`), or name them in snapshot.exclude",
             )
 
     def _require_whole(self, record: ProgressRecord) -> None:

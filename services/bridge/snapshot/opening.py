@@ -71,6 +71,12 @@ def open_snapshot(
     )
 
 
+def look_for_known(topics: Topics) -> Known:
+    """Return what `<prefix>.snapshot` has, nothing where no bridge has made that topic."""
+    there = topics.there(snapshot_topic(topics.prefix))
+    return read_known(topics) if there else Known([], [])
+
+
 def read_known(topics: Topics) -> Known:
     """Return the last records of each kind in `<prefix>.snapshot`."""
     topic = snapshot_topic(topics.prefix)

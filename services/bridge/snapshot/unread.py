@@ -1,0 +1,60 @@
+"""Tells which tables have rows that a snapshot has yet to read, while no bridge runs."""
+
+import contextlib
+
+from schemas.errors import Retryable
+from schemas.settings import Settings, require
+from services.bridge.events.shaping.tables import Shaping
+from services.bridge.sink.topics import Topics
+from services.bridge.snapshot.opening import look_for_known
+from services.bridge.snapshot.progress import Apart, Known, Owner, beginning_for, plan
+from services.bridge.snapshot.reader import Inspection, NotNow, SnapshotReader
+from services.bridge.snapshot.table_state import FINISHED, state
+from services.bridge.source.database import Primary
+
+
+def unread_tables(
+    settings: Settings, primary: Primary, topics: Topics, owner: Owner, operation: str
+) -> list[str]:
+    """Return the published tables of whose rows Kafka lacks some that it is to have, sorted.
+
+    Those that a bridge which starts now would read on, those that it can't read, each with the
+    reason, and those that were begun under other settings. Raise SlotbridgeError.
+    """
+    known, snapshot = look_for_known(topics), settings.snapshot
+    beginning = None
+    if snapshot.without_key == "read":
+        beginning = beginning_for(owner, known.beginnings)
+    source = require(settings.source, "source")
+    reader = SnapshotReader(
+        *(primary.conninfo, source.publication, source.slot, primary.server),
+        deadline_ms=settings.bridge.sql_deadline_ms,
+    )
+    with contextlib.closing(reader):
+        try:
+            seen = reader.inspect(beginning and beginning.sight)
+        except NotNow as reason:
+            raise Retryable(
+                f"which rows Kafka lacks is not judged: {reason}",
+                operation=operation,
+                subject=f"slot {owner.slot}",
+                hint="run this again once the server takes writes",
+            ) from reason
+    shaping = Shaping(settings.shaping, topics.prefix)
+    apart = beginning and Apart(beginning, seen.places, seen.unpublished)
+    found = plan(seen.shapes, known.progress, snapshot, shaping, owner, known.requests, apart)
+    planned = [name for name, table in found.tables.items() if not table.done]
+    refused = [f"{name} ({reason})" for name, reason in found.refused.items()]
+    begun = _begun(known, seen, owner.slot) - {*found.tables, *found.refused}
+    return sorted([*planned, *refused, *begun])
+
+
+def _begun(known: Known, seen: Inspection, slot: str) -> set[str]:
+    """Return the published tables of whose rows Kafka has a part."""
+    published = {shape.name for shape in seen.shapes}
+    requests = [one for one in known.requests if one.slot == slot]
+    return published & {
+        f"{one.schema_}.{one.table}"
+        for one in known.progress
+        if one.slot == slot and state(one, requests) not in FINISHED
+    }
