@@ -5,11 +5,12 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import psycopg
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from psycopg import sql
@@ -17,9 +18,12 @@ from psycopg import sql
 from schemas.events import table_topic
 from services.demo.comparison import Change, Rebuilt, Row, Rows, rebuild
 
+logger = structlog.get_logger(__name__)
+
 _EPOCH: Final = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - a timestamp without time zone
 _READ_TIMEOUT_S: Final = 30.0
 _MARKERS_S: Final = 2.0
+_WHOLE_S: Final = 30.0
 
 
 def database_rows(conninfo: str, tables: tuple[str, ...]) -> dict[str, Rows]:
@@ -52,7 +56,7 @@ def _json_form(value: Any) -> Any:
 
 
 def _changes(bootstrap_servers: str, topic: str) -> Iterator[Change]:
-    for partition, key, value in committed(bootstrap_servers, topic):
+    for partition, key, value in committed(bootstrap_servers, topic, decided_s=_WHOLE_S):
         if value is None:
             continue
         event = json.loads(value)
@@ -63,37 +67,22 @@ def _changes(bootstrap_servers: str, topic: str) -> Iterator[Change]:
         yield Change(source["commit_lsn"], source["seq"], copy, event["op"], name, row)
 
 
-def decided_ends(
-    consumer: Consumer, bootstrap_servers: str, partitions: Sequence[TopicPartition]
-) -> dict[tuple[str, int], int]:
-    """Return the offset up to which a read_committed `consumer` may read each of `partitions`.
-
-    Kafka acknowledges a commit before it writes the markers that make it visible. What was written
-    before this call is waited for, but not for long: it may belong to a transaction that hangs.
-    """
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = admin.list_offsets(dict.fromkeys(partitions, latest)) if partitions else {}
-    deadline = time.monotonic() + _MARKERS_S
-    found = {}
-    for partition, written in asked.items():
-        end = written.result(_READ_TIMEOUT_S).offset
-        while (
-            stable := consumer.get_watermark_offsets(partition, timeout=_READ_TIMEOUT_S)[1]
-        ) < end:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.01)
-        found[partition.topic, partition.partition] = stable
-    return found
-
-
 def committed(
-    bootstrap_servers: str, topic: str
+    bootstrap_servers: str, topic: str, *, decided_s: float = _MARKERS_S
 ) -> Iterator[tuple[int, bytes | None, bytes | None]]:
-    """Yield (partition, key, value) of all that a read_committed consumer sees up to now.
+    """Yield (partition, key, value) of all that a read_committed consumer sees up to now."""
+    for message in committed_messages(bootstrap_servers, [topic], decided_s=decided_s):
+        yield message.partition() or 0, message.key(), message.value()
 
-    Up to the offsets at the call: a topic that is written all the time has no end otherwise.
+
+def committed_messages(
+    bootstrap_servers: str, topics: Collection[str], *, decided_s: float = _MARKERS_S
+) -> Iterator[Message]:
+    """Yield all that a read_committed consumer sees of `topics` up to now.
+
+    Up to the offsets at the call: a topic that is written all the time has no end otherwise. What
+    follows a Kafka transaction that is still undecided after `decided_s` is left out, and a warning
+    names it. Raises KafkaException if a topic is not there.
     """
     consumer = Consumer(
         {
@@ -106,26 +95,64 @@ def committed(
         }
     )
     try:
-        metadata = consumer.list_topics(topic, timeout=_READ_TIMEOUT_S).topics[topic]
-        if metadata.error is not None:
-            raise KafkaException(metadata.error)
-        partitions = [TopicPartition(topic, partition, 0) for partition in metadata.partitions]
-        found = decided_ends(consumer, bootstrap_servers, partitions)
-        ends = {partition: end for (_, partition), end in found.items()}
-        left = {partition for partition, end in ends.items() if end > 0}
-        consumer.assign(partitions)
+        partitions = [one for topic in topics for one in _partitions(consumer, topic)]
+        ends = _decided_ends(consumer, bootstrap_servers, partitions, decided_s)
+        left = {place for place, end in ends.items() if end > 0}
+        consumer.assign([one for one in partitions if (one.topic, one.partition) in left])
         while left:
             for message in consumer.consume(1000, timeout=0.1):
-                failure, partition = message.error(), message.partition() or 0
-                offset = message.offset() or 0
+                failure, offset = message.error(), message.offset() or 0
+                place = (message.topic() or "", message.partition() or 0)
                 if failure is None:
-                    if offset < ends[partition]:
-                        yield partition, message.key(), message.value()
+                    if offset < ends[place]:
+                        yield message
                 elif failure.code() == KafkaError._PARTITION_EOF:
-                    left.discard(partition)
+                    left.discard(place)
                 else:
                     raise KafkaException(failure)
-                if offset >= ends[partition] - 1:
-                    left.discard(partition)
+                if offset >= ends[place] - 1:
+                    left.discard(place)
     finally:
         consumer.close()
+
+
+def _partitions(consumer: Consumer, topic: str) -> list[TopicPartition]:
+    metadata = consumer.list_topics(topic, timeout=_READ_TIMEOUT_S).topics[topic]
+    if metadata.error is not None:
+        raise KafkaException(metadata.error)
+    return [TopicPartition(topic, partition, 0) for partition in metadata.partitions]
+
+
+def _decided_ends(
+    consumer: Consumer,
+    bootstrap_servers: str,
+    partitions: Sequence[TopicPartition],
+    decided_s: float,
+) -> dict[tuple[str, int], int]:
+    """Return the offset up to which a read_committed `consumer` may read each of `partitions`.
+
+    Kafka acknowledges a commit before it writes the markers that make it visible. What was written
+    before this call is waited for, but not for ever: it may belong to a transaction that hangs.
+    """
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    asked = admin.list_offsets(dict.fromkeys(partitions, latest)) if partitions else {}
+    deadline = time.monotonic() + decided_s
+    found = {}
+    for partition, written in asked.items():
+        end = written.result(_READ_TIMEOUT_S).offset
+        while (
+            stable := consumer.get_watermark_offsets(partition, timeout=_READ_TIMEOUT_S)[1]
+        ) < end:
+            if time.monotonic() > deadline:
+                logger.warning(
+                    "a Kafka transaction is undecided; what follows it is not read",
+                    topic=partition.topic,
+                    partition=partition.partition,
+                    offset=stable,
+                    end=end,
+                )
+                break
+            time.sleep(0.01)
+        found[partition.topic, partition.partition] = stable
+    return found

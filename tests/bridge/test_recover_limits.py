@@ -132,7 +132,7 @@ def test_a_table_that_changes_while_the_slot_is_made(
             assert running.stderr is not None
             said = running.stderr.read()
             assert running.wait(60) == ExitCode.SERVER_UNREACHABLE, said
-        assert "run this again" in said, said
+        assert "run `slotbridge recover` again" in said, said
         recovered(bridge)
         bridge.start().streaming()
         connection.execute("INSERT INTO t VALUES (3)")
@@ -216,9 +216,8 @@ def test_publications_that_do_not_tell_all(conninfo: str, new_bridge: NewBridge)
         assert "leaves out delete, truncate" in archive.stderr
         connection.execute(f"DROP PUBLICATION {name}".encode())
         gone = recover(bridge)
-        assert (gone.returncode, "is gone" in gone.stderr) == (ExitCode.SERVER_SETTING, True), (
-            gone.stderr
-        )
+        assert gone.returncode == ExitCode.SERVER_SETTING, gone.stderr
+        assert "the publication does not exist" in gone.stderr
         assert connection.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
         connection.execute(f"CREATE PUBLICATION {name} FOR TABLE t".encode())
         assert recovered(bridge).tables["public.t"].deleted == 1

@@ -23,12 +23,14 @@ from tests.providers.waiting import eventually
 AS_ROLES = os.environ.get("AS_ROLES", "") not in ("", "0")
 """Run the tests of this folder as the roles of sql/, with superusers as failover.admins."""
 COMMAND = "from services.start import slotfailover; slotfailover()"
-KILLED_AFTER_A_STEP = """
-import os, signal
+KILLED_AFTER_STEPS = """
+import itertools, os, signal
 from services.failover.cli import output
-output.print_performed = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+left = itertools.count({steps} - 1, -1)
+output.print_performed = lambda *_: next(left) or os.kill(os.getpid(), signal.SIGKILL)
 """
-"""Put before COMMAND: the process dies by SIGKILL as soon as one step is done."""
+KILLED_AFTER_A_STEP = KILLED_AFTER_STEPS.format(steps=1)
+"""Put before COMMAND: the process dies by SIGKILL as soon as that many steps are done."""
 
 
 _LEFT_CLIENT = "[debug    ] kafka client"

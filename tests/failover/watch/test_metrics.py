@@ -11,7 +11,7 @@ from services.failover.watch.web.metrics import registry_of
 from services.testbed.bed import Bed
 from tests.failover.conftest import NewTrio, machines
 from tests.failover.servers import (
-    KILLED_AFTER_A_STEP,
+    KILLED_AFTER_STEPS,
     configuration,
     slotfailover_process,
     subscribe,
@@ -100,10 +100,13 @@ def test_a_fence_and_an_unfinished_run_are_told_until_they_end(
         assert abs(time.time() - seen_s) < 60
         command = ("switchover", "--to", "b", "--config", str(config), "--yes")
         ended = ""
-        while "slotfailover_fenced_age_seconds{" not in ended:
-            assert slotfailover_process(*command, before=KILLED_AFTER_A_STEP).code == -9
+        for steps in range(1, 10):
+            killed = KILLED_AFTER_STEPS.format(steps=steps)
+            assert slotfailover_process(*command, before=killed).code == -9
             watching.await_rounds(2)
             ended = watching.ask("metrics").text
+            if "slotfailover_fenced_age_seconds{" in ended:
+                break
         assert watching.metric('slotfailover_fenced{server="a"}') == 1
         eventually(
             lambda: "slotfailover_unfinished_run{" in watching.ask("metrics").text,
