@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from schemas.errors import ExitCode, SlotbridgeError
+from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.settings import FailoverSettings
 from services.failover.checks.check_report import check_up
 from services.failover.execute.history import read_history
@@ -72,10 +72,9 @@ class Watch:
         self._election = election
         watch = settings.watch
         self._interval_s = watch.interval_ms / 1000
-        longest_s = settings.connect_timeout_s * 4.0
-        self._rules = Rules.of(watch, longest_s)
+        self._rules = Rules.of(watch, settings.connect_timeout_s * 4.0)
         self._patience_s = self._rules.stale_s + settings.step_deadline_ms / 1000
-        # Where only the Lease's holder takes the lock, no other takes it from a session that idled.
+        # Nobody but the Lease's holder takes the lock of a session that idles through an act.
         stale_s = self._rules.stale_s
         idle_s = stale_s if watch.lease.name else max(_LEAD_IDLE_S, 2 * stale_s)
         self._store = SharedStateStore(cluster, settings.journal_database, idle_s)
@@ -300,8 +299,7 @@ class Watch:
                 if changed or self._is_paused() or not self._election.holds():
                     self._tell("repoint not done: the cluster, or who leads, changed meanwhile")
                     return
-                journal = Journal(path, self._cluster, database, "watch")
-                done = self._repoint(view, journal, lock)
+                done = self._repoint(view, Journal(path, self._cluster, database, "watch"), lock)
         except SlotbridgeError as error:
             self._tell(f"repoint failed: {error}")
             # Where another command is at work, this does not count as an attempt.
@@ -320,6 +318,16 @@ class Watch:
         self._publish(replace(self.snapshot, counts=counts))
 
     def _repoint(self, view: View, journal: Journal, lock: Lock) -> Result:
+        def hold(seen: View) -> None:
+            lock.hold(seen)
+            if elsewhere := self._elsewhere():
+                raise Retryable(
+                    f"this replica does not go on: {elsewhere}",
+                    operation="repoint",
+                    hint="the replica that holds the Lease does the rest",
+                    exit_code=ExitCode.LOCKED,
+                )
+
         def narrate(done: Performed) -> None:
             self._tell(f"{done.seconds:.1f} s {done.step.text}: {done.detail}")
             self._beat = time.monotonic()
@@ -332,7 +340,7 @@ class Watch:
             narrate=narrate,
             tell=lambda text: logger.info("waiting", progress=text),
             started=time.monotonic(),
-            hold=lock.hold,
+            hold=hold,
         )
         return run.carry_out(view, self._request, plan_repoint)
 
@@ -354,8 +362,7 @@ class Watch:
             logger.info("decision changed", verdict=str(decision.verdict), reason=decision.reason)
 
     def _decide(self, leading: bool, pause: Pause) -> Decision:
-        lease = self._election.report()
-        elsewhere = lease.elsewhere if lease is not None and not lease.held else ""
+        elsewhere = self._elsewhere()
         return decide(
             self._memory,
             time.monotonic(),
@@ -364,6 +371,11 @@ class Watch:
             leading=leading and not elsewhere,
             elsewhere=elsewhere,
         )
+
+    def _elsewhere(self) -> str:
+        """Return why this replica does not hold the Lease, "" if it does or none elects."""
+        lease = self._election.report()
+        return lease.elsewhere if lease is not None and not lease.held else ""
 
     def _is_paused(self) -> bool:
         with self._pause_lock:

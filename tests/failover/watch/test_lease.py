@@ -3,6 +3,7 @@
 What answers here is a stand-in with one object. The API server itself is asked in tests/kube.
 """
 
+import contextlib
 import json
 import threading
 import time
@@ -11,27 +12,37 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from schemas.errors import SettingsError
 from schemas.settings import load_settings
 from schemas.watching import LeaseSettings
 from services.failover.observe.cluster import Cluster
+from services.failover.plan.request import Request
 from services.failover.watch.lease.election import Lease, Rules
 from services.failover.watch.lease.elector import Elector, LeaseReport, NoLease, election_of
 from services.failover.watch.lease.lease_api import Conflict, LeaseApi, Unanswered, lease_api
+from services.failover.watch.loop import Watch
 from services.failover.watch.pause import Pause
 from services.failover.watch.shared_state import SharedStateStore
 from services.failover.watch.snapshot import Snapshot
 from services.failover.watch.web.metrics import registry_of
 from services.failover.watch.web.page import page
 from services.failover.watch.web.status import status_of
+from services.runtime.process import Stop
 from tests.failover.conftest import NewTrio
-from tests.failover.servers import configuration
+from tests.failover.servers import ask, await_equal, configuration, subscribe, write
+from tests.failover.watch.test_live import LEADS_TO, promote, unquoted
+from tests.failover.watch.watching import SETTINGS
+from tests.providers.interface import Trio
 from tests.providers.waiting import eventually
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/cdc/leases"
 RULES = Rules(duration_s=1.5, deadline_s=1.0, retry_s=0.1)
+WAITING = """
+    SELECT count(*) FROM pg_locks WHERE relation = 'pg_subscription'::regclass AND NOT granted
+"""
 
 
 class ApiServer(ThreadingHTTPServer):
@@ -239,3 +250,58 @@ def test_only_who_may_lead_takes_the_lock_and_lets_go_of_it_else(
         assert first.look("a", Pause(), may_lead=True).leading
         first.close()
         second.close()
+
+
+def test_a_leader_that_loses_the_lease_between_two_steps_does_not_go_on(
+    local_trio: NewTrio, server: ApiServer, api: LeaseApi, tmp_path: Path
+) -> None:
+    trio = local_trio()
+    subscribe(trio, "s1")
+    watch = {**SETTINGS, "lease": {"name": api.name}}
+    settings = load_settings(configuration(tmp_path, trio, watch=watch)).failover
+    assert settings is not None
+    elector = Elector(api, RULES, "p1_x")
+    with Cluster(settings, None) as cluster, elector.keep():
+        loop = Watch(settings, cluster, Request(), elector)
+        with running(loop):
+            eventually(lambda: loop.snapshot.leading, what="it leads")
+            with no_subscription_changes(trio):
+                promote(trio.primary, trio.standby)
+                eventually(lambda: ask(trio.subscriber, WAITING), what="its first step is held up")
+                server.answers_with = 503
+                eventually(lambda: not elector.holds(), what="the Lease's deadline passes")
+            eventually(lambda: "the Lease r-failover is not held" in told(loop), what="it stops")
+            assert not ask(trio.subscriber, "SELECT subenabled FROM pg_subscription", trio.dbname)
+            leads_to = unquoted(ask(trio.subscriber, LEADS_TO, trio.dbname))
+            assert f"port={trio.primary.port}" in leads_to
+            assert loop.snapshot.counts.failures == 0
+            server.answers_with = None
+            eventually(lambda: loop.snapshot.counts.repoints == 1, what="who holds it goes on")
+        write(trio.standby, trio.dbname, 1)
+        await_equal(trio, trio.standby)
+
+
+@contextlib.contextmanager
+def running(loop: Watch) -> Iterator[None]:
+    """The loop runs in a thread until the end of the block."""
+    stop = Stop()
+    thread = threading.Thread(target=loop.run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(60)
+
+
+@contextlib.contextmanager
+def no_subscription_changes(trio: Trio) -> Iterator[None]:
+    """No subscription can be changed until the end of the block."""
+    with psycopg.connect(trio.subscriber.conninfo(trio.dbname)) as session:
+        session.execute("LOCK TABLE pg_subscription IN SHARE MODE")
+        yield
+
+
+def told(loop: Watch) -> str:
+    """What the loop has told so far."""
+    return "; ".join(event.text for event in loop.snapshot.events)
