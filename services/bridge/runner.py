@@ -16,6 +16,7 @@ from services.bridge import metrics
 from services.bridge.descriptors import descriptors_needed
 from services.bridge.opening import SessionSettings, open_session
 from services.bridge.progress.ledger import Position
+from services.bridge.recovery.hanging_transactions import TransactionHangs
 from services.bridge.session import Session
 from services.bridge.sink.dead_letters import RefusalLearned, Refused
 from services.bridge.stagnation import Stagnation
@@ -125,16 +126,21 @@ class Runner:
         return self._stop.is_set() or self._moved.is_set()
 
     def run(self) -> None:
-        """Stream until the stop is set. Raise what no new session can mend."""
+        """Stream until the stop is set. Raise what no new session can mend.
+
+        Where a transaction hangs in Kafka at the stop, one more session ends it.
+        """
         gc.freeze()  # what is there now stays; the rest is freed by count, and seldom in cycles
         gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
         backoff = Backoff()
         stagnation = Stagnation(self._settings.bridge.connect_deadline_ms / 1000)
-        while not self._stop.is_set():
+        hung = False
+        while hung or not self._stop.is_set():
             session = self._open_with_retries()
             if session is None:
                 return
             pause_s, over = 0.0, False
+            hung_before, hung = hung, False
             try:
                 self._session, self.server = session, session.server
                 with descriptors_needed("stream"):
@@ -143,7 +149,11 @@ class Runner:
             except Retryable as error:
                 if error.exit_code is ExitCode.FENCED:
                     raise
-                if isinstance(error, SpoolFull):
+                if isinstance(error, TransactionHangs):
+                    if hung_before:
+                        raise
+                    hung = self._stop.is_set()
+                elif isinstance(error, SpoolFull):
                     self._stop_streaming(error)
                 elif isinstance(error, MessageUnclear):
                     self._settings = self._settings._replace(streaming=False)

@@ -135,7 +135,10 @@ class Session:
         self._parts.liveness.tell_server()
 
     def _finish(self) -> None:
-        """Stop cleanly: commit what is whole, confirm it, and leave the origin where Kafka is."""
+        """Stop cleanly: commit what is whole, confirm it, and leave the origin where Kafka is.
+
+        Raise TransactionHangs where consumers do not see it: no bridge is there to end that later.
+        """
         heartbeat, group_commit = self._parts.heartbeat, self._parts.group_commit
         reach("stopping")
         heartbeat.commits_wait = False
@@ -143,4 +146,5 @@ class Session:
         heartbeat.perform(self._parts.primary, self._parts.ledger)
         heartbeat.commits_wait = False
         group_commit.note()
+        group_commit.require_visible()
         logger.info("stopped", lsn=format_lsn(self.durable.end_lsn))

@@ -78,6 +78,24 @@ def test_the_last_but_one_is_looked_at_before_its_producer_goes_on() -> None:
     check.close()
 
 
+@pytest.mark.parametrize("hanging", ["t", "u"])
+def test_at_the_end_the_last_one_is_looked_at_too(hanging: str) -> None:
+    cluster = Cluster()
+    check = checked(cluster, hangs)
+    check.require_all_told()
+    cluster.ends = {("t", 1): 7, ("u", 0): 4}
+    cluster.stable = {("t", 1): 8, ("u", 0): 5}
+    check.flushed({"t"})
+    check.flushed({"u"})
+    check.require_all_told()
+    cluster.stable[hanging, 1 if hanging == "t" else 0] = 2
+    check.flushed({"t"})
+    check.flushed({"u"})
+    with pytest.raises(Retryable, match="hangs"):
+        check.require_all_told()
+    check.close()
+
+
 def test_it_waits_for_a_marker_that_is_under_way() -> None:
     cluster = Cluster()
 

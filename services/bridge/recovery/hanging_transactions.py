@@ -81,6 +81,13 @@ _ROUNDS_MAX: Final = 4
 """Two transactions may hang, each of either producer; what then stays is not ours."""
 
 
+class TransactionHangs(Retryable):
+    """Kafka has decided a transaction of ours without telling every partition.
+
+    Consumers see nothing of what follows it until the next session of the bridge has ended it.
+    """
+
+
 class Judge(Protocol):
     """Judges whether this server's slot and origin may show how a transaction was decided."""
 
@@ -139,13 +146,13 @@ def settle(
 
 
 def require_told(topics: Topics, slot: str, while_waiting: Callable[[], None]) -> None:
-    """Raise Retryable if a transaction of this bridge hangs. Call it while none of them is open.
+    """Raise TransactionHangs if a transaction of this bridge hangs; none of them may be open.
 
     After the loss of a broker: before the producer of the last transaction but one writes again.
     """
     stuck = _stuck(topics, while_waiting)
     if stuck and _ours(topics, slot, stuck)[0]:
-        raise Retryable(
+        raise TransactionHangs(
             f"Kafka has decided a transaction, but {_names(stuck)} did not get its marker",
             operation="begin a Kafka transaction",
             subject=f"slot {slot}",

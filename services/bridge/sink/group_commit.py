@@ -161,6 +161,10 @@ class GroupCommit:
             self._begin_commit()
             self._await_commit()
 
+    def require_visible(self) -> None:
+        """Return once consumers see all that is committed. Raise Retryable where that hangs."""
+        self._producer.markers.require_all_told()
+
     def note(self) -> None:
         """Commit the progress record once more, because what it tells has changed.
 

@@ -139,6 +139,18 @@ class MarkerCheck:
             before.stable = self._ask_all(behind, self._await, committed=True)
         self._before = None
 
+    def require_all_told(self) -> None:
+        """Return where the last two transactions are told everywhere: nothing follows them.
+
+        Raise what `require_told` raises.
+        """
+        self.require_told()
+        self._before, self._last = self._last, None
+        if self._before is not None:
+            asked = self._ask_all(self._before.partitions, self._await, committed=True)
+            self._before.stable = asked
+        self.require_told()
+
     def _require_kept(self, ends: Ends) -> None:
         """Judge partitions that lost records; ask twice, as a former leader may answer first."""
         for _ in range(2):

@@ -7,12 +7,14 @@ found, had it died a moment before, and, like after such a death, never writes t
 import time
 from collections.abc import Callable
 
+import psutil
 import psycopg
 import pytest
 from confluent_kafka import Producer
 
 from schemas.errors import ExitCode
 from schemas.settings import KafkaSettings
+from services.bridge.failpoints import VARIABLE
 from services.bridge.recovery import hanging_transactions
 from services.bridge.sink.topics import Topics
 from services.testbed.kafka import KafkaBroker
@@ -27,6 +29,7 @@ from tests.bridge.faults.markers import (
     is_not_of_transactions,
     is_not_the_progress,
 )
+from tests.bridge.oracle import assert_rebuilt
 from tests.bridge.running import Bridge
 from tests.providers.interface import Provider, Server
 from tests.providers.proxy import Proxy
@@ -69,6 +72,33 @@ def test_hanging_transaction_is_ended_as_kafka_decided(
     await_session(bridge, 3)
     assert f"decision={decision}" in bridge.output
     assert_intact(bridge, load, conninfo)
+
+
+def test_what_hangs_at_the_stop_is_ended_before_the_bridge_ends(
+    conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
+) -> None:
+    """No later session comes soon: consumers would not see what the bridge says it has published.
+
+    The broker dies without the markers of the last transaction that has events.
+    """
+    bridge = new_bridge(conninfo, broker=own_kafka).start().streaming()
+    load.more(20)
+    bridge.kill()
+    load.more(20)
+    load.stop()
+    since_ms = int(time.time() * 1000)
+    bridge.start(**{VARIABLE: "after kafka commit:1:stop"})
+    process = psutil.Process(bridge.pid)
+    eventually(lambda: process.status() == psutil.STATUS_STOPPED, what="it has committed")
+    own_kafka.kill()
+    names = forget_markers(own_kafka, bridge.prefix, since_ms, is_any)
+    assert len(names) >= 2, names
+    own_kafka.start()
+    process.terminate()
+    process.resume()
+    assert bridge.exit_code() == 0, bridge.output
+    assert_rebuilt(bridge)
+    assert "decision=commit" in bridge.output
 
 
 @pytest.mark.since_18
