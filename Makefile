@@ -7,6 +7,9 @@ WORKERS ?= 3
 # Empty: an environment without pyspark, and no tests of the Spark consumers.
 SPARK  ?= 1
 
+# Bytecode is kept: the tests start thousands of processes, each of which would compile it anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BENCH := $(or $(OUT),bench-results)
 
 .PHONY: help demo test quick properties coverage pythons torture league bench check lint types fix hooks lock dist generate \
