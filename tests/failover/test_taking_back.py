@@ -298,13 +298,17 @@ def test_watch_sees_before_each_step_that_its_lock_is_held(
         return SimpleNamespace(carry_out=lambda *_: None)
 
     monkeypatch.setattr(loop, "Run", run)
-    held = SimpleNamespace(hold=lambda _view: None)
+    view, seen = View((), ()), []
     watch = SimpleNamespace(
-        _cluster=None, _settings=SimpleNamespace(step_deadline_ms=1000), _request=Request()
+        _cluster=None,
+        _settings=SimpleNamespace(step_deadline_ms=1000),
+        _request=Request(),
+        _elsewhere=lambda: "",
     )
     repoint: Any = loop.Watch._repoint
-    repoint(watch, View((), ()), None, cast("Lock", held))
-    assert given["hold"] is held.hold
+    repoint(watch, view, None, cast("Lock", SimpleNamespace(hold=seen.append)))
+    given["hold"](view)
+    assert seen == [view]
 
 
 def test_a_primary_that_answers_and_was_fenced_by_this_run_goes_on_beside_a_dead_standby(
