@@ -298,7 +298,8 @@ def test_watch_sees_before_each_step_that_its_lock_is_held(
         return SimpleNamespace(carry_out=lambda *_: None)
 
     monkeypatch.setattr(loop, "Run", run)
-    view, seen = View((), ()), []
+    view = View((), ())
+    seen: list[View] = []
     watch = SimpleNamespace(
         _cluster=None,
         _settings=SimpleNamespace(step_deadline_ms=1000),
