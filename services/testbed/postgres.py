@@ -239,6 +239,7 @@ class PostgresServer:
         *,
         timeout_s: float = 300.0,
         check: bool = True,
+        cwd: Path = Path("/"),
     ) -> subprocess.CompletedProcess[str]:
         """Run a PostgreSQL client program (pgbench, pg_rewind, psql …) as the server's user.
 
@@ -254,7 +255,7 @@ class PostgresServer:
                 capture_output=True,
                 text=True,
                 env=environment(self.tool_environment()),
-                cwd="/",
+                cwd=cwd,
                 user=self._user.uid if switch else None,
                 group=self._user.gid if switch else None,
                 extra_groups=[] if switch else None,

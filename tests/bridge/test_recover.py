@@ -1,7 +1,6 @@
 """`slotbridge recover`: topics that lack changes are repaired in place, and the bridge goes on."""
 
 from collections import Counter
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -169,8 +168,8 @@ def test_repair_refuses_what_it_can_not_prove(stopped: Bridge, conninfo: str) ->
     assert_goes_on(bridge, conninfo)
 
 
-def test_another_database_only_by_its_name(stopped: Bridge, conninfo: str, tmp_path: Path) -> None:
-    """Named wrongly it is refused, and so is an acceptance where nothing is to be accepted."""
+def test_the_same_database_needs_no_acceptance(stopped: Bridge, conninfo: str) -> None:
+    """One that is given is no obstacle; of another database see test_recover_upgrade."""
     bridge = stopped
     with psycopg.connect(conninfo, autocommit=True) as connection:
         drop_slot(connection, bridge.slot)
