@@ -78,6 +78,9 @@ class SnapshotSettings(_Part):
     hold_ms: int = Field(100, ge=1, le=10_000)
     """About how long the stream of changes may pause for a chunk; it determines the size of
     chunks."""
+    rows_per_second_max: int | None = Field(None, ge=1)
+    """Most rows that a snapshot reads in a second, to spare the primary. null: as many as
+    possible."""
 
     @model_validator(mode="after")
     def _signals(self) -> "SnapshotSettings":

@@ -4,6 +4,7 @@ import json
 import random
 import threading
 import time
+from itertools import pairwise
 
 import psycopg
 import pytest
@@ -110,6 +111,28 @@ def test_changed_all_the_time_and_killed_at_random_moments(
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     assert_exact(bridge, conninfo)
+
+
+def test_no_more_rows_a_second_than_the_settings_allow(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """Changes do not wait for the rows."""
+    conninfo, rows, a_second = pair.primary.conninfo(fresh_database), 1_000, 250
+    fill(conninfo, rows)
+    bridge = new_bridge(conninfo, snapshot={**INITIAL, "rows_per_second_max": a_second})
+    bridge.start().streaming()
+    await_chunks(bridge, 1)
+    began = time.monotonic()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("UPDATE t SET note = 'new' WHERE id = 1000")
+    bridge.caught_up()
+    assert not told(bridge)[-1].done
+    done(bridge)
+    assert time.monotonic() - began > 0.8 * (rows - 2 * a_second) / a_second
+    assert bridge.stop() == 0, bridge.output
+    assert_exact(bridge, conninfo)
+    read = [one.rows for one in told(bridge)]
+    assert max(later - one for one, later in pairwise([0, *read])) <= a_second
 
 
 def test_its_sql_sessions_may_be_ended_at_any_moment(

@@ -12,7 +12,7 @@ from schemas.shaping import MaskSettings, ShapingSettings
 from schemas.snapshot import SnapshotProgress, SnapshotSettings
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.pgoutput.messages import Relation, RelationColumn
-from services.bridge.snapshot.pace import ChunkSize, Patience
+from services.bridge.snapshot.pace import ChunkSize, Patience, RateLimit
 from services.bridge.snapshot.progress import (
     ChunkPosition,
     Owner,
@@ -201,6 +201,26 @@ def test_a_chunk_of_a_filtered_table_looks_at_no_more_rows() -> None:
         b" ORDER BY 3",
         [b"1"],
     )
+
+
+@given(
+    rate=st.integers(1, 5_000),
+    chunks=st.lists(st.tuples(st.integers(0, 5_000), st.floats(0, 3)), max_size=30),
+)
+def test_no_more_rows_are_read_in_a_time_than_the_rate_allows(
+    rate: int, chunks: list[tuple[int, float]]
+) -> None:
+    """But for the last chunk, which has the rows of one second at most."""
+    limit, now, read = RateLimit(rate), 0.0, 0
+    for rows, idle_s in chunks:
+        now = max(now + idle_s, limit.due)
+        few = min(rows, limit.bound(5_000))
+        assert read <= rate * now + 1e-6
+        limit.learn(few, now)
+        read += few
+    unlimited = RateLimit(None)
+    unlimited.learn(5_000, 10.0)
+    assert (unlimited.due, unlimited.bound(5_000)) == (0.0, 5_000)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 100)), max_size=30))

@@ -1,4 +1,4 @@
-"""How long the stream is held up for a snapshot: the size of chunks, and what is awaited. Pure."""
+"""How long a snapshot holds up the stream: the size and rate of chunks, what is awaited. Pure."""
 
 from typing import Final
 
@@ -20,6 +20,26 @@ class ChunkSize:
     def shrink(self) -> None:
         """Note that a chunk took too long to be read at all."""
         self.rows = max(1, self.rows // 4)
+
+
+class RateLimit:
+    """When the next chunk may be read, so that no more than `rows_per_second` are; None: at once.
+
+    Times are those of time.monotonic.
+    """
+
+    def __init__(self, rows_per_second: int | None) -> None:
+        self._rows_per_second = rows_per_second
+        self.due = 0.0
+
+    def bound(self, rows: int) -> int:
+        """Return how many rows a chunk of `rows` may have: at most those of one second."""
+        return min(rows, self._rows_per_second or rows)
+
+    def learn(self, rows: int, began: float) -> None:
+        """Note that a chunk of `rows` rows was read, from `began` on."""
+        if self._rows_per_second is not None:
+            self.due = max(self.due, began) + rows / self._rows_per_second
 
 
 class Patience:

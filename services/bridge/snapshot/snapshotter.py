@@ -33,7 +33,7 @@ from services.bridge.failpoints import reach
 from services.bridge.snapshot.chunk_events import ChunkEvents
 from services.bridge.snapshot.chunk_source import ChunkSource, SeenChunk
 from services.bridge.snapshot.narration import Narration
-from services.bridge.snapshot.pace import ChunkSize
+from services.bridge.snapshot.pace import ChunkSize, RateLimit
 from services.bridge.snapshot.progress import (
     Apart,
     ChunkPosition,
@@ -121,6 +121,7 @@ class Snapshotter:
         self._bytes_max = bytes_max
         self._take = take
         self._size = ChunkSize(settings.chunk_rows_max, settings.hold_ms / 1000)
+        self._rate = RateLimit(settings.rows_per_second_max)
         self._narration = Narration()
         self._inspecting: Inspecting | None = None
         self._reading: Reading | None = None
@@ -255,6 +256,9 @@ class Snapshotter:
         if reading is None or reading.awaited is None or batch.mark != reading.awaited.token:
             return batch
         reading.awaited = None
+        if time.monotonic() < self._rate.due:
+            self._due = self._rate.due
+            return batch
         table = reading.plan.next
         if table is None or stamp is None or batch.position.seq:
             return batch
@@ -269,6 +273,7 @@ class Snapshotter:
             took_s = time.monotonic() - began
             metrics.SNAPSHOT_HOLD_SECONDS.observe(took_s)
         self._size.learn(count, took_s)
+        self._rate.learn(count, began)
         self._narration.chunk(reading.plan, table, reading.rows_estimates)
         if reading.plan.next is None:
             self._complete = reading.plan.done == len(reading.plan.tables)
@@ -280,7 +285,9 @@ class Snapshotter:
     ) -> tuple[EventBatch, int]:
         """Return the batch with the table's next chunk, and how many rows were looked at."""
         seen = self._source.take(
-            table, reading.published, rows_max=self._size.rows, bytes_max=self._bytes_max
+            *(table, reading.published),
+            rows_max=self._rate.bound(self._size.rows),
+            bytes_max=self._bytes_max,
         )
         chunk, lsn = seen.chunk, seen.next_mark.end_lsn
         reading.awaited = AwaitedMark(seen.next_mark.token)
