@@ -128,7 +128,7 @@ def test_timeline_fork_3node_auto_detect(three: Three) -> None:
     a.kill()
     refused = three.order("failover")
     assert (refused.code, three.primaries()) == (34, []), refused.err
-    assert "what was committed on timeline 2 is not on b" in refused.err
+    assert "b lacks the commits of timeline 2" in refused.err
     other = three.order("failover", "--to", "c")
     assert (other.code, three.primaries()) == (34, []), other.err
     assert "c left timeline 1 at " in other.err

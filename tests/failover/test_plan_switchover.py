@@ -285,7 +285,7 @@ def test_repoint_touches_subscriptions_alone() -> None:
     )
     plan = plan_repoint(view, Request())
     assert actions(plan) == ["disable", "repoint", "enable", "flow"]
-    assert any("names standbys not there" in note for note in plan.notes)
+    assert any("names standbys that are not there" in note for note in plan.notes)
 
 
 def test_a_bridge_whose_slot_is_gone_is_told_of_if_it_ever_ran() -> None:

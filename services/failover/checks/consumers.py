@@ -85,7 +85,7 @@ def subscription_enabled(facts: Facts) -> Iterator[Seen]:
             f"{where}: subenabled = {state}{mark}",
             "" if subscription.enabled else f"the subscription {where} is disabled",
             remedies.run(
-                "run slotfailover failover again, it ends what was begun"
+                "run slotfailover failover again: it completes the interrupted command"
                 if subscription.marked
                 else "",
                 remedies.order(subscriber.name, f"ALTER SUBSCRIPTION {name} ENABLE"),
@@ -225,7 +225,7 @@ def kafka_record(facts: Facts) -> Iterator[Seen]:
     elif published.system_identifier and published.system_identifier not in systems:
         wrong = "Kafka's progress record is of another database"
     elif origin is not None and origin > (published.latest or 0):
-        wrong = "Kafka has less than the bridge had published: it lost what was committed"
+        wrong = "Kafka has less than the bridge had published: it lost committed records"
     yield Seen(
         slot,
         published.problem

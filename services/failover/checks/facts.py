@@ -66,7 +66,7 @@ class Facts:
             found.append("no node answers as a standby")
         if check.wants:
             found += [
-                f"{subscriber.name} does not answer: which slots it needs is not known"
+                f"{subscriber.name} does not answer: the slots that it needs are unknown"
                 for subscriber in self.view.subscribers
                 if not subscriber.usable
             ]

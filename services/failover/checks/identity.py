@@ -112,9 +112,9 @@ def subscription_identified(facts: Facts) -> Iterator[Seen]:
                 name = f"{where.name}/{found.name}"
                 yield Seen(
                     name,
-                    f"{node.name} is known as {node.address}",
-                    f"{name} could not be led to {node.name}: {node.address} means another server "
-                    f"on the machine of {where.name}",
+                    f"the only known address of {node.name} is {node.address}",
+                    f"{name} could not be led to {node.name}: {node.address} leads to another "
+                    f"server on the machine of {where.name}",
                     remedies.manual(
                         f"set failover.advertised.{node.name} to the address by which {where.name} "
                         "reaches it",

@@ -47,16 +47,17 @@ def standby_lag(facts: Facts) -> Iterator[Seen]:
         evidence = (
             f"{primary.name} has written up to {format_lsn(written)}, {standby.name} lacks "
             f"{behind} bytes of it, and has "
-            + ("not told what it has replayed" if waiting is None else f"{waiting} to replay")
+            + ("an unknown part of it" if waiting is None else f"{waiting} bytes")
+            + " to replay"
             + (f"; its newest commit is {age:.0f} s old" if age is not None else "")
             + (f", last message {heard:.0f} s ago" if heard is not None else ", and no sender")
         )
         what = ""
         if behind > limit.bytes_max:
-            what = f"{standby.name} lacks {behind} bytes of WAL: those commits are lost now"
+            what = f"{standby.name} lacks {behind} bytes of WAL: a failover now loses those commits"
         late = behind > 0 and age is not None and limit.seconds_max > 0 and age > limit.seconds_max
         if late and not what:
-            what = f"{standby.name} is {age:.0f} s behind: those commits are lost now"
+            what = f"{standby.name} is {age:.0f} s behind: a failover now loses those commits"
         slow = waiting is not None and waiting > REPLAY_BYTES_MAX
         yield Seen(
             standby.name,

@@ -55,8 +55,9 @@ def last_contact(view: View, chosen: Node) -> str:
     newest = f"; its newest commit is {replayed:.0f} s old" if replayed is not None else ""
     if behind is None:
         return (
-            f"commits that may be lost: not judged, as nobody has noted how far the primary was "
-            f"(failover.journal, and watch or check, do), nor for which standbys commits waited; "
+            f"commits that may be lost: not judged, as neither the primary's position nor the "
+            f"standbys that commits waited for are noted (with failover.journal, watch and check "
+            f"note both); "
             f"{chosen.name} has WAL up to {format_lsn(chosen.received)}{newest}"
         )
     contact = ""
@@ -99,8 +100,8 @@ def _against_standbys(view: View, chosen: Node) -> list[Loss]:
             return [
                 Loss(
                     max(0, other.received - begins),
-                    f"{chosen.name} is on timeline {mine}, {other.name} on {theirs}: what was "
-                    f"committed on timeline {theirs} is not on {chosen.name}",
+                    f"{chosen.name} is on timeline {mine}, {other.name} on {theirs}: "
+                    f"{chosen.name} lacks the commits of timeline {theirs}",
                     f"promote {other.name}: --to {other.name}",
                 )
             ]
@@ -159,7 +160,7 @@ def _left_behind(view: View, node: Node, timeline: int, lsn: int, who: str) -> L
     return Loss(
         lsn - left,
         f"{node.name} left timeline {timeline} at {format_lsn(left)}, and {who} had it up to "
-        f"{format_lsn(lsn)}: what was committed there since is not on {node.name}",
+        f"{format_lsn(lsn)}: {node.name} lacks the commits between these positions",
         f"promote a standby that is on timeline {timeline} (--to NODE), or start the old primary",
     )
 
@@ -236,8 +237,8 @@ def _quorum(view: View, chosen: Node) -> Loss | None:
     return Loss(
         lacking(view, chosen) or 0,
         f"commits waited for {count} of the {members} standbys in synchronous_standby_names of "
-        f"{seen.node} ('{seen.synchronous}'), and {heard} of them tell how far they are: the "
-        f"silent ones may have commits that {chosen.name} never had",
+        f"{seen.node} ('{seen.synchronous}'), and only {heard} of them report their position: "
+        f"the silent ones may have commits that {chosen.name} never had",
         f"start {members - count + 1 - heard} more of them",
     )
 

@@ -39,8 +39,8 @@ def fence_command(facts: Facts) -> Iterator[Seen]:
     "stop-command",
     group=GROUP,
     title="every node has a command that stops it in order",
-    consequence="after a switchover the old primary runs on, fenced: what a client writes there "
-    "that asks for READ WRITE itself is lost at the rejoin; where the fence does not bind "
+    consequence="after a switchover the old primary runs on, fenced: if a client asks for READ "
+    "WRITE itself, its writes there are lost at the rejoin; if the fence does not bind "
     "everybody, a switchover refuses (34)",
     severity=Severity.WARNING,
     applies=_promotes,

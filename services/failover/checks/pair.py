@@ -22,7 +22,7 @@ GROUP = "nodes"
     "primary-answers",
     group=GROUP,
     title="a primary answers",
-    consequence="what only the primary knows is not judged; slotfailover failover makes the "
+    consequence="checks of the primary's state are not judged; slotfailover failover makes the "
     "standby the primary",
     severity=Severity.WARNING,
 )
@@ -71,8 +71,8 @@ def primary_fenced(facts: Facts) -> Iterator[Seen]:
             f"{FENCE} is on on {primary.name}{mark}",
             f"{primary.name} is fenced by {by}: ordinary transactions can't write",
             remedies.run(
-                "slotfailover resume goes on with what was broken off, slotfailover resume "
-                "--rollback lets writes in again; where no run of slotfailover is behind it",
+                "slotfailover resume completes the interrupted command, slotfailover resume "
+                "--rollback lets writes in again; if no run of slotfailover set the fence",
                 remedies.order(primary.name, *UNFENCED),
                 by_hand="somebody may be in the middle of a switchover",
             ),

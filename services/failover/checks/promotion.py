@@ -110,7 +110,7 @@ def standby_admits_consumers(facts: Facts) -> Iterator[Seen]:
     "fence-overrides",
     group=GROUP,
     title="a fence would keep everybody from writing",
-    consequence="what a fence can't keep out writes on after the final LSN: a switchover refuses",
+    consequence="some sessions could write on after the final LSN: a switchover refuses",
     severity=Severity.WARNING,
     needs=Needs.PRIMARY,
 )

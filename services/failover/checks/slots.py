@@ -48,7 +48,7 @@ def slot_on_primary(facts: Facts) -> Iterator[Seen]:
                     remedies.manual(
                         "start the bridge, which makes its slot; for a subscription create the "
                         "slot, or correct its slot_name",
-                        because="what its consumer missed must be loaded anew",
+                        because="the data that its consumer missed must be loaded anew",
                     ),
                 )
 
@@ -200,7 +200,7 @@ def slot_invalidated(facts: Facts) -> Iterator[Seen]:
                 if copy
                 else remedies.manual(
                     "drop the slot, create it again with failover, and load its consumer anew",
-                    because="what its consumer missed is gone",
+                    because="the changes that its consumer missed are gone",
                 ),
                 since=slot.inactive_since or "",
             )

@@ -88,9 +88,9 @@ def slotsync_worker(facts: Facts) -> Iterator[Seen]:
             evidence,
             "" if runs else f"no slotsync worker runs on {standby.name}",
             remedies.follow(
-                f"correct what the other checks of the standby name; if that is nothing, read the "
-                f"log of {standby.name}: its role may lack a password for an ordinary connection "
-                "(a .pgpass line for `replication` does not serve one)"
+                f"repair the findings of the other checks of the standby; if there are none, read "
+                f"the log of {standby.name}: its role may lack a password for an ordinary "
+                "connection (a .pgpass line for `replication` does not serve one)"
             ),
         )
 
@@ -224,8 +224,8 @@ def _resumption(facts: Facts, standby: Node, state: NodeState) -> Remedy:
     """Return what lets a standby replay again: not by itself where its limits are too low."""
     if any(too_low(above, state) for _, above in facts.above):
         return remedies.follow(
-            f"raise what recovery-settings names, and restart {standby.name}: resumed as it is, "
-            "the server ends"
+            f"raise the settings that recovery-settings names, and restart {standby.name}: if only "
+            "replay is resumed, the server ends"
         )
     return remedies.run(
         "where its log tells of insufficient parameter settings, raise them and restart it instead",

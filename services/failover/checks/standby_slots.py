@@ -204,8 +204,8 @@ def synchronous_before(facts: Facts) -> Iterator[Seen]:
             remedy = remedies.run(
                 "",
                 *remedies.alter_system(primary, "synchronous_standby_names", value).orders,
-                by_hand="commits wait for standbys from then on; failover.synchronous_standbys "
-                "has it done after each rejoin",
+                by_hand="commits wait for standbys from then on; a rejoin sets it by "
+                "failover.synchronous_standbys",
             )
         yield Seen(
             primary.name,

@@ -110,8 +110,8 @@ def standby_streams(facts: Facts) -> Iterator[Seen]:
     "standby-cut-off",
     group=GROUP,
     title="no node that answers is cut off from every primary",
-    consequence="it receives nothing: what is committed meanwhile is not on it, and its copies of "
-    "slots grow old",
+    consequence="the node receives nothing: it lacks all later commits, and its copies of slots "
+    "grow old",
 )
 def standby_cut_off(facts: Facts) -> Iterator[Seen]:
     """Look for nodes that a failover cut off and did not reconnect.
@@ -143,8 +143,8 @@ def _reconnect(facts: Facts, node: Node) -> Remedy:
     right = primary is not None and primary.writable and not outdated(facts.view, primary)
     if not node.leading and not (right and primary is not None and follows(node, primary)):
         return remedies.manual(
-            f"go on with the command that was broken off: slotfailover resume, which leads "
-            f"{node.name} to the primary; or, where nothing was promoted, slotfailover resume "
+            f"complete the interrupted command with slotfailover resume, which leads {node.name} "
+            "to the primary; or, if nothing was promoted, take it back with slotfailover resume "
             "--rollback",
             because="the primary that fed it before may not be the right one now",
         )
@@ -227,7 +227,11 @@ def pg_hba(facts: Facts) -> Iterator[Seen]:
             yield Seen(primary.name, "", unknown=why)
             continue
         if not dbname or not slot:
-            yield Seen(primary.name, "", unknown=f"by which way {standby.name} comes is not known")
+            yield Seen(
+                primary.name,
+                "",
+                unknown=f"the database or slot that {standby.name} connects to is unknown",
+            )
             continue
         followers = [f for f in around.followers if f.slot == slot]
         if not followers:

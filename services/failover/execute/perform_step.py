@@ -202,7 +202,7 @@ def _ask_upstream(step: Step, cluster: Cluster, interruption: Interruption) -> N
         interruption.check()
         if link.ask(_receives):
             raise OperatorNeeded(
-                f"a primary lives: {step.server} has just connected anew to what feeds it",
+                f"a primary is still alive: {step.server} has just connected anew to it",
                 operation=step.text,
                 subject=step.server,
                 hint="the old primary is not off: find it, and fence or stop it",

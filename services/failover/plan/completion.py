@@ -66,7 +66,9 @@ def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
     left += _settings_out_of_reach(node)
     left += _read_only(node) if draft.request.promoted == name else []
     if not standbys:
-        notes += [f"{setting} of {name} names standbys not there" for setting, _ in _stale(node)]
+        notes += [
+            f"{setting} of {name} names standbys that are not there" for setting, _ in _stale(node)
+        ]
         return _drawn(draft, name, left, notes)
     notes += _written_late(draft)
     rest = attach(draft, name)
@@ -132,7 +134,7 @@ def _subscriptions(draft: Draft, primary: str, left: list[Blocker]) -> list[str]
         if feeds and subscription.slot_name:
             fed.add(subscription.slot_name)
         if not subscription.enabled and not subscription.marked:
-            notes.append(f"{subscriber.name}/{subscription.name} was disabled before, it stays so")
+            notes.append(f"{subscriber.name}/{subscription.name} was disabled, and stays so")
     # After a move all are verified, also those that have come by themselves.
     fresh = draft.request.promoted == primary
     waiting = {name for name in fed if fresh or not _flows(node, name)}
@@ -151,8 +153,8 @@ def reachable_from(subscriber: Subscriber, subscription: Subscription, node: Nod
 def _no_address(subscriber: Subscriber, subscription: Subscription, node: Node) -> Blocker:
     return Blocker(
         f"{subscriber.name}/{subscription.name}",
-        f"{node.name} is known as {node.address} only, which means another server on the machine "
-        f"of {subscriber.name}",
+        f"the only known address of {node.name}, {node.address}, leads to another server on the "
+        f"machine of {subscriber.name}",
         f"set failover.advertised.{node.name} to the address by which {subscriber.name} reaches "
         "it, and run slotfailover repoint",
         ExitCode.SETTINGS,
@@ -173,8 +175,9 @@ def _written_late(draft: Draft) -> list[str]:
     return [
         Measured(
             f"{node.name} gave out {node.state.next_xid - request.final_xid} transaction numbers "
-            "after the final LSN: by autovacuum, the bridge's heartbeat, or a client that asked "
-            f"for READ WRITE, whose changes are lost when {node.name} rejoins; its log may tell",
+            "after the final LSN, to autovacuum, the bridge's heartbeat, or a client that asked "
+            f"for READ WRITE; changes of such a client are lost when {node.name} rejoins (the log "
+            f"of {node.name} may name the client)",
             about=f"late writes of {node.name}",
         )
         for node in draft.view.nodes
@@ -251,8 +254,8 @@ def _read_only(node: Node) -> list[Blocker]:
     if node.state is None or not node.state.read_only or node.state.fence_mark:
         return []
     sql = f"ALTER SYSTEM RESET {FENCE}; SELECT pg_reload_conf()"
-    why = f"{FENCE} is on there, and not by slotfailover: every write fails"
-    return [Blocker(node.name, why, f"unless somebody wants it so: {sql}")]
+    why = f"{FENCE} is on, and slotfailover did not set it: every write fails"
+    return [Blocker(node.name, why, f"if nobody set it on purpose: {sql}")]
 
 
 def _settings_out_of_reach(node: Node) -> list[Blocker]:

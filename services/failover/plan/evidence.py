@@ -67,13 +67,12 @@ def require_proof(view: View, request: Request, new: Node) -> None:
     heard = (*_receiving(view, request, new), *_fed(view, request, new))
     if heard:
         raise StillHeard(
-            f"a primary lives: {'; '.join(heard)}",
+            f"a primary is still alive: {'; '.join(heard)}",
             operation=OPERATION,
             subject=new.name,
-            hint="find it, and stop or fence it; slotfailover switchover replaces one that lives; "
-            "the connections of a machine without power end after wal_receiver_timeout, or are "
-            "counted as dead with --old-primary-is-off; a subscription of another cluster is told "
-            "apart by failover.others",
+            hint="find that primary and stop or fence it, or replace it: slotfailover switchover; "
+            "connections of a machine without power end after wal_receiver_timeout, or count as "
+            "dead with --old-primary-is-off; name publishers of other clusters in failover.others",
             exit_code=ExitCode.SPLIT_BRAIN,
         )
 
@@ -82,8 +81,8 @@ def cant_tell(view: View, request: Request, new: Node) -> list[str]:
     """Return notes on what was not judged."""
     notes: list[str] = [
         Measured(
-            f"not judged: {node.name} does not answer ({node.detail}), and what it sees is not "
-            "known",
+            f"not judged: {node.name} does not answer ({node.detail}), so nobody knows whether it "
+            "sees a primary",
             about=f"witness {node.name}",
         )
         for node in view.nodes
@@ -99,12 +98,13 @@ def cant_tell(view: View, request: Request, new: Node) -> list[str]:
     said = new.state
     if view.bridge_slot is not None and said is not None and not said.may_see_origins:
         notes.append(
-            f"not judged: how far the bridge is; our role may not see the replication origins of "
-            f"{new.name} (sql/roles.sql lets it)"
+            f"not judged: the bridge's position; our role may not see the replication origins of "
+            f"{new.name} (run sql/roles.sql)"
         )
     notes += [
         Measured(
-            f"taken on your word: {node.name} does not answer ({node.detail}), and is off",
+            f"{node.name} does not answer ({node.detail}), and counts as off because of "
+            "--old-primary-is-off",
             about=f"word for {node.name}",
         )
         for node in view.nodes
@@ -128,8 +128,10 @@ def _require_gone(node: Node, request: Request, *, suspect: bool) -> None:
             f"{node.name} answers as a primary" + _fenced_by(node),
             operation=OPERATION,
             subject=node.name,
-            hint=f"slotfailover switchover --to … replaces a living one; failover --fence fences "
-            f"{node.name} first" + (", resume goes on, resume --rollback ends it" * node.fenced),
+            hint=f"slotfailover switchover --to … replaces a primary that is alive; failover "
+            f"--fence fences {node.name} first"
+            + ("; resume completes the unfinished command, resume --rollback takes it back")
+            * node.fenced,
             exit_code=ExitCode.SPLIT_BRAIN,
         )
     if not suspect:

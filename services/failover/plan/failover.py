@@ -133,7 +133,7 @@ def _unfenced(view: View, request: Request, chosen: Node) -> list[str]:
         armed = node.machine is not None and node.machine.has("fence")
         if node.name == chosen.name or node.state is not None or armed:
             continue
-        done = "nothing fences it, also with --fence" if request.fence else "nothing fences it"
+        done = "nothing fences it, even with --fence" if request.fence else "nothing fences it"
         notes.append(
             f"{node.name} has no `fence` command (failover.machines.{node.name}): {done}. If "
             "something starts it again, there are two primaries: keep it off until it rejoins"
@@ -276,8 +276,8 @@ def _drain(draft: Draft, old: Node, chosen: Node) -> list[str]:
     accepted = draft.request.accept_data_loss or 0
     if lacking > accepted:
         raise OperatorNeeded(
-            f"{chosen.name} lacks {lacking} bytes of WAL that {old.name} has, which answers"
-            + ("" if streams else f"; {chosen.name} does not stream from it"),
+            f"{chosen.name} lacks {lacking} bytes of WAL that {old.name} has, and {old.name} "
+            "answers" + ("" if streams else f"; {chosen.name} does not stream from it"),
             operation=OPERATION,
             subject=chosen.name,
             lsn=final,

@@ -41,7 +41,7 @@ def require_unpromoted(view: View, request: Request, old: Node) -> None:
         else:
             continue
         raise OperatorNeeded(
-            f"{what}: the run that was broken off may have told {node.name} to promote itself, so "
+            f"{what}: the interrupted run may have ordered {node.name} to promote itself, so "
             f"{old.name} must not take writes again",
             operation="roll back",
             subject=node.name,
@@ -255,8 +255,8 @@ def require_changeable(node: Node) -> None:
             f"allow_alter_system is off on {node.name}, so its settings can't be changed",
             operation=OPERATION,
             subject=node.name,
-            hint="this server's settings are managed by something else: have that fail over, then "
-            "slotfailover repoint; or set allow_alter_system = on",
+            hint="another program manages this server's settings: let it promote the standby, "
+            "then run slotfailover repoint; or set allow_alter_system = on",
             exit_code=ExitCode.SERVER_SETTING,
         )
 

@@ -55,8 +55,8 @@ def _not_judged(view: View, chosen: Node) -> list[str]:
     seen, mine = view.sighting, chosen.known_state.server.timeline
     notes: list[str] = [
         Measured(
-            f"not judged: how much WAL {node.name} has; it was started anew, and has read it up to "
-            f"{format_lsn(node.received)}",
+            f"not judged: how much WAL {node.name} has; it was restarted, and has read its WAL up "
+            f"to {format_lsn(node.received)}",
             about=f"WAL of {node.name}",
         )
         for node in view.standbys
@@ -74,7 +74,7 @@ def _not_judged(view: View, chosen: Node) -> list[str]:
     ]
     if seen is not None and seen.timeline < mine:
         notes.append(
-            f"not judged: for which standbys commits waited on timeline {mine}, as {seen.node} was "
+            f"not judged: which standbys commits waited for on timeline {mine}, as {seen.node} was "
             f"last seen as the primary on timeline {seen.timeline}"
         )
     return notes

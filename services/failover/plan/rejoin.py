@@ -64,7 +64,7 @@ def _primary(view: View, operation: str) -> Node:
             "no node is a primary that takes writes",
             operation=operation,
             subject=", ".join(node.name for node in view.nodes),
-            hint="promote one first: slotfailover failover; or go on with what was broken off: "
+            hint="promote one first: slotfailover failover; or complete the interrupted command: "
             "slotfailover resume",
             exit_code=ExitCode.NOT_READY,
         )

@@ -225,8 +225,8 @@ def _require_drainable(request: Request, old: Node, new: Node, final: int) -> No
     if new.known_state.replication.receiver_streaming and follows(new, old):
         return
     raise OperatorNeeded(
-        f"{new.name} lacks {lacking} bytes of WAL that {old.name} has, which is fenced; {new.name} "
-        "does not stream from it",
+        f"{new.name} lacks {lacking} bytes of WAL that {old.name} has; {old.name} is "
+        f"fenced, and {new.name} does not stream from it",
         operation=OPERATION,
         subject=new.name,
         lsn=final,

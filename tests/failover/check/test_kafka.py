@@ -80,7 +80,7 @@ def test_the_position_in_kafka(bridged: Examiner, kafka: Broker, topic_prefix: s
 
     lost = changed(bridged, topic_prefix=f"{topic_prefix}x")
     (finding,) = lost.expect("kafka-record")["kafka-record"]
-    assert "it lost what was committed" in finding["what"]
+    assert "it lost committed records" in finding["what"]
 
     other = f"{topic_prefix}y"
     record = ProgressRecord(

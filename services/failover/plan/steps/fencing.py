@@ -51,7 +51,7 @@ def replay(old: Node, new: Node) -> Step:
         server=new.name,
         subject="",
         node=new.name,
-        text=f"wait until {new.name} has replayed what it has received",
+        text=f"wait until {new.name} has replayed all WAL that it received",
         before=f"{old.name} is writable",
         after=f"{new.name} has replayed WAL up to {format_lsn(lsn)}",
         effect=lambda view: with_state(view, new.name, _all_replayed),

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def ask(standby: Node, new: Node) -> Step:
-    """Let the standby connect anew to what feeds it: what lives, answers."""
+    """Let the standby connect anew to the server that feeds it: a primary that is alive answers."""
     return Step(
         action=Action.ASK,
         server=standby.name,
         subject="",
         node=new.name,
-        text=f"let {standby.name} connect anew to what it receives from",
-        before=f"{standby.name} holds a connection, and somebody vouches that its primary is off",
+        text=f"let {standby.name} connect anew to its primary",
+        before=f"{standby.name} holds a connection, though its primary counts as off",
         after=f"no primary has answered {standby.name}",
         effect=lambda view: with_state(view, standby.name, _deaf),
         holds=lambda view: not _receives(view.node(standby.name)),
@@ -39,7 +39,7 @@ def cut(standby: Node, new: Node) -> Step:
         subject="",
         node=new.name,
         text=f"cut off the receiver of {standby.name}",
-        before=f"what {standby.name} still receives does not count: nobody else has seen a primary",
+        before=f"no other server sees a primary; what {standby.name} alone receives is no proof",
         after=f"{standby.name} has no receiver, and can't start one",
         effect=lambda view: with_state(view, standby.name, _cut),
         holds=lambda view: is_cut(view.node(standby.name)),
