@@ -16,6 +16,7 @@ from services.bridge import compiled, failpoints, metrics
 from services.bridge.adopt_command import adopt, release
 from services.bridge.doctor.command import doctor
 from services.bridge.opening import SessionSettings
+from services.bridge.publication.command import publication
 from services.bridge.recover_command import recover, repair_by_itself
 from services.bridge.runner import Runner
 from services.bridge.setup_commands import check_config, docs, init, schema, sql
@@ -31,7 +32,10 @@ app = typer.Typer(
 )
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
 JsonLogs = Annotated[bool, typer.Option("--json", help="Write the log as JSON lines.")]
-for command in (init, check_config, doctor, recover, adopt, release, schema, sql, docs):
+for command in (
+    *(init, check_config, doctor, publication, recover, adopt, release),
+    *(schema, sql, docs),
+):
     app.command()(command)
 app.add_typer(snapshot, name="snapshot")
 

@@ -1,6 +1,6 @@
 """Publications, their tables and keys, as typed rows."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import LiteralString
 
@@ -44,13 +44,91 @@ def unpublished_changes(connection: Connection, publication: str) -> tuple[str, 
 
 def create_publication(connection: Connection, publication: str, tables: tuple[str, ...]) -> None:
     """Create the publication for `tables` (`schema.table` each), or for all tables when empty."""
+    split = (table.partition(".") for table in tables)
+    names = tuple((schema, table) for schema, _, table in split)
+    connection.execute(publication_statement(publication, names))
+
+
+def publication_statement(publication: str, tables: Collection[tuple[str, str]]) -> sql.Composed:
+    """Return what creates the publication for `tables` ((schema, table) each); empty: for all."""
     name = sql.Identifier(publication)
-    if tables:
-        parts = sql.SQL(", ").join(sql.Identifier(*table.split(".")) for table in tables)
-        statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(name, parts)
-    else:
-        statement = sql.SQL("CREATE PUBLICATION {} FOR ALL TABLES").format(name)
-    connection.execute(statement)
+    if not tables:
+        return sql.SQL("CREATE PUBLICATION {} FOR ALL TABLES").format(name)
+    parts = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
+    return sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(name, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """What a publication is for: single tables ((schema, table) each), whole schemas, or all.
+
+    `publishes_old_rows`: it publishes updates or deletes, which need a replica identity.
+    """
+
+    all_tables: bool
+    tables: frozenset[tuple[str, str]]
+    schemas: tuple[str, ...]
+    publishes_old_rows: bool
+
+
+def members(connection: Connection, publication: str) -> Members | None:
+    """Return what the publication is for, None where there is none."""
+    row = connection.execute(
+        "SELECT puballtables, pubupdate OR pubdelete,"
+        " ARRAY(SELECT nspname::text FROM pg_publication_namespace s"
+        " JOIN pg_namespace n ON n.oid = pnnspid WHERE pnpubid = p.oid ORDER BY 1)"
+        " FROM pg_publication p WHERE pubname = %s",
+        [publication],
+    ).fetchone()
+    if row is None:
+        return None
+    tables = connection.execute(
+        "SELECT nspname::text, relname::text FROM pg_publication_rel r"
+        " JOIN pg_publication p ON p.oid = prpubid JOIN pg_class c ON c.oid = prrelid"
+        " JOIN pg_namespace n ON n.oid = relnamespace WHERE pubname = %s",
+        [publication],
+    ).fetchall()
+    names = frozenset((schema, table) for schema, table in tables)
+    return Members(row[0], names, tuple(row[2]), row[1])
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """Of a table, or of a partitioned one: its tables that have no replica identity.
+
+    Without one, the server refuses UPDATE and DELETE of a published table.
+    """
+
+    without_identity: tuple[tuple[str, str], ...]
+
+
+def table_facts(
+    connection: Connection, tables: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], TableFacts]:
+    """Return (schema, table) -> TableFacts of those of `tables` that are there."""
+    rows = connection.execute(
+        _TABLE_FACTS, [[schema for schema, _ in tables], [table for _, table in tables]]
+    ).fetchall()
+    return {
+        (schema, table): TableFacts(tuple((one, other) for one, other in lacking))
+        for schema, table, lacking in rows
+    }
+
+
+_TABLE_FACTS: LiteralString = """
+    SELECT n.nspname::text, c.relname::text,
+           ARRAY(SELECT ARRAY[m.nspname::text, l.relname::text]
+                   FROM pg_class l JOIN pg_namespace m ON m.oid = l.relnamespace
+                  WHERE l.relkind = 'r'
+                    AND (l.oid = c.oid OR l.oid IN (SELECT relid FROM pg_partition_tree(c.oid)))
+                    AND (l.relreplident = 'n' OR l.relreplident = 'd' AND NOT EXISTS (
+                          SELECT FROM pg_index WHERE indrelid = l.oid AND indisprimary))
+                  ORDER BY 1)
+      FROM unnest(%s::text[], %s::text[]) AS wanted (schema, name)
+      JOIN pg_namespace n ON n.nspname = wanted.schema
+      JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name
+     WHERE c.relkind IN ('r', 'p')
+"""
 
 
 def published_columns(

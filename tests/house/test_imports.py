@@ -150,7 +150,8 @@ LAYERS = {
         *(
             *(("stopped_bridge",), ("liveness",), ("session",), ("opening",), ("runner",)),
             (
-                *("control", "doctor", "status", "tail", "teardown", "setup_commands"),
+                *("control", "doctor", "publication", "status", "tail", "teardown"),
+                "setup_commands",
                 *("snapshot_command", "recover_command", "adopt_command"),
             ),
             ("command",),

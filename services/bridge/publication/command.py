@@ -1,0 +1,130 @@
+"""The command `slotbridge publication`: the publication becomes what `source.tables` says."""
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated
+
+import psycopg
+import typer
+
+from schemas.errors import ExitCode, SettingsError, SetupError
+from schemas.settings import Settings, SourceSettings, load_settings, require
+from services.bridge.publication.plan import OPERATION, Changes, TableName, changes
+from services.bridge.source.candidates import find_primary, require_one_writable
+from services.bridge.source.server_errors import server_error
+from services.postgres.publications import members, table_facts
+from services.postgres.server import Connection
+from services.runtime.process import configure_logging, exit_codes
+
+_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '10s'"
+_ROWS = {
+    "never": "rows that they have already are not sent: snapshot.mode is never",
+    "on_request": "rows that they have already are sent on request: slotbridge snapshot start",
+    "initial_only": "rows that they have already are sent by a start with snapshot.mode: initial",
+}
+_BY_ITSELF = "the bridge sends the rows that they have already by itself"
+
+
+def publication(
+    config: Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the statements, for psql.")
+    ] = False,
+    identity_full: Annotated[
+        bool,
+        typer.Option(
+            "--identity-full", help="Set REPLICA IDENTITY FULL on added tables without an identity."
+        ),
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Answer with one JSON document on stdout.")
+    ] = False,
+) -> None:
+    """Add tables to the publication, or leave tables out, until it is what source.tables says.
+
+    The bridge may run meanwhile. Exit codes: 0 it is so now; 1 you said no; 20 the role does not
+    own the publication; 25 it can't be done.
+    """
+    configure_logging(json_lines=False)
+    with exit_codes():
+        settings = load_settings(config)
+        source = require(settings.source, "source")
+        wanted = _wanted(settings, source)
+        require_one_writable(source, OPERATION)
+        with find_primary(source).connection as connection:
+            try:
+                found = members(connection, source.publication)
+                facts = table_facts(connection, wanted)
+                planned = changes(
+                    source.publication, wanted, found, facts, identity_full=identity_full
+                )
+                statements = [one.as_string(connection) for one in planned.statements()]
+                _tell(planned, statements, settings, json=json)
+                if statements and not (dry_run or yes or typer.confirm("Do it?", err=True)):
+                    raise SystemExit(int(ExitCode.CHECK_FAILED))
+                if not dry_run:
+                    _execute(connection, planned)
+            except psycopg.Error as error:
+                raise _failed(error, source) from error
+        if json:
+            typer.echo(json_module.dumps(_document(planned, statements, dry_run=dry_run)))
+        elif not statements:
+            typer.echo("nothing to change", err=True)
+
+
+def _wanted(settings: Settings, source: SourceSettings) -> frozenset[TableName]:
+    """Return source.tables as (schema, table). Raise SettingsError where a needed one lacks."""
+    signals = settings.snapshot.signal_table
+    if source.tables and signals is not None and signals not in source.tables:
+        raise SettingsError(
+            f"snapshot.signal_table {signals} is not in source.tables",
+            operation=OPERATION,
+            hint="add it: the bridge reads signals from the publication",
+        )
+    split = (table.partition(".") for table in source.tables)
+    return frozenset((schema, table) for schema, _, table in split)
+
+
+def _execute(connection: Connection, planned: Changes) -> None:
+    with connection.transaction():
+        connection.execute(_LOCK_TIMEOUT)
+        for statement in planned.statements():
+            connection.execute(statement)
+
+
+def _tell(planned: Changes, statements: list[str], settings: Settings, *, json: bool) -> None:
+    """Print the statements on stdout, and what they mean on stderr."""
+    for statement in statements:
+        typer.echo(f"{statement};", err=json)
+    if planned.add:
+        rows = _ROWS.get(settings.snapshot.mode, _BY_ITSELF)
+        typer.echo(f"tables that are added: {rows}", err=True)
+    if planned.leave_out:
+        typer.echo("tables that are left out: their topics keep what they have", err=True)
+
+
+def _document(planned: Changes, statements: list[str], *, dry_run: bool) -> dict[str, object]:
+    return {
+        "publication": planned.publication,
+        "created": planned.create,
+        "added": [".".join(table) for table in planned.add],
+        "left_out": [".".join(table) for table in planned.leave_out],
+        "identity_full": [".".join(table) for table in planned.identity_full],
+        "statements": statements,
+        "dry_run": dry_run,
+    }
+
+
+def _failed(error: psycopg.Error, source: SourceSettings) -> Exception:
+    state, text = error.sqlstate or "08", error.diag.message_primary or str(error)
+    subject = f"publication {source.publication}"
+    if state == "42501":
+        return SetupError(
+            text,
+            operation=OPERATION,
+            subject=subject,
+            hint="give what --dry-run prints to the owner of publication and tables, for psql",
+            exit_code=ExitCode.PRIVILEGE_MISSING,
+        )
+    return server_error(state, text, OPERATION, subject)
