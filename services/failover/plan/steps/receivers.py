@@ -39,7 +39,7 @@ def cut(standby: Node, new: Node) -> Step:
         subject="",
         node=new.name,
         text=f"cut off the receiver of {standby.name}",
-        before=f"no other server sees a primary; what {standby.name} alone receives is no proof",
+        before=f"no other server sees a primary; what {standby.name} alone receives is not proof",
         after=f"{standby.name} has no receiver, and can't start one",
         effect=lambda view: with_state(view, standby.name, _cut),
         holds=lambda view: is_cut(view.node(standby.name)),
