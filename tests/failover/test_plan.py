@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
 from services.failover.checks.readiness import judge_all
 from services.failover.model.timelines import Feeding
-from services.failover.model.view import Published, Reach, View
+from services.failover.model.view import NodeState, Published, Reach, View
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.request import Plan, Request
 from services.failover.plan.steps.step import Action
@@ -201,6 +201,28 @@ def test_the_standby_with_the_most_wal_is_chosen_even_if_its_slots_refuse_it() -
     assert plan_failover(view, Request(frozenset({"s1"}))).new_primary == "b"
     same = replace(view, nodes=(*view.nodes[:2], node("c", state(slot("s1"), received=2000))))
     assert plan_failover(same, Request()).new_primary == "c"
+
+
+def paused(said: NodeState) -> NodeState:
+    return replace(said, replication=replace(said.replication, replay_pause="paused"))
+
+
+def test_among_equals_a_standby_that_replays_is_promoted_instead_of_a_paused_one() -> None:
+    b, c = node("b", paused(state(slot("s1")))), node("c", state(slot("s1")))
+    plan = plan_failover(View((node("a", None), b, c), ()), Request())
+    assert plan.new_primary == "c"
+    assert "b is not chosen: its replay is paused" in plan.notes
+    named = plan_failover(View((node("a", None), b, c), ()), Request(target="c"))
+    assert not any("not chosen" in note for note in named.notes)
+
+
+def test_a_paused_standby_with_more_wal_is_resumed_and_not_passed_over() -> None:
+    ahead = node("b", paused(state(slot("s1"), received=RECEIVED + 8)))
+    refused = refusal(View((node("a", None), ahead, node("c", state(slot("s1")))), ()))
+    assert refused.exit_code is ExitCode.NOT_READY
+    assert "replay is paused on b" in refused.message
+    assert "pg_wal_replay_resume() on b" in refused.hint
+    assert "choose another with --to; other standbys now: c" in refused.hint
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,20 @@ def actions(plan: Plan) -> list[str]:
 BEFORE = ["checkpoint", "fence", "mark", "drain", "disable", "stop", "promote"]
 AFTER = ["repoint", "enable", "flow", "bridge", "slot", "rejoin", "reset", "ready"]
 
+
+def test_the_standby_of_a_switchover_replays_also_where_a_paused_one_is_further() -> None:
+    """Writes go on, so that standbys differ by some bytes; both get the rest before the end."""
+    whole = pair()
+    assert whole.nodes[1].state is not None
+    said = whole.nodes[1].state.replication
+    ahead = replace(said, received_lsn=RECEIVED + 8, replay_pause="paused")
+    b = replace(whole.nodes[1], state=replace(whole.nodes[1].state, replication=ahead))
+    c = node("c", state(slot("s1"), streams=True))
+    plan = plan_switchover(replace(whole, nodes=(whole.nodes[0], b, c)), Request())
+    assert plan.new_primary == "c"
+    assert "b is not chosen: its replay is paused" in plan.notes
+
+
 pairs = st.builds(
     pair,
     hands=st.booleans(),

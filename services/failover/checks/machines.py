@@ -52,7 +52,7 @@ def stop_command(facts: Facts) -> Iterator[Seen]:
 def _commands(facts: Facts, name: str) -> Iterator[Seen]:
     """See whether each node has the command, as any of them may come to be the primary."""
     for node in facts.view.nodes:
-        has = node.machine is not None and node.machine.has(name)
+        has = node.has_command(name)
         yield Seen(
             node.name,
             f"failover.machines.{node.name} has {'a' if has else 'no'} `{name}` command",

@@ -120,8 +120,7 @@ def fence_overrides(facts: Facts) -> Iterator[Seen]:
     This does not matter where the primary's machine has a command that stops or fences it.
     """
     for primary, state in facts.above:
-        machine = primary.machine
-        stopped = machine is not None and (machine.has("stop") or machine.has("fence"))
+        stopped = primary.has_command("stop") or primary.has_command("fence")
         lasting = [leak for leak in state.leaks if not leak.startswith(_PASSING)]
         found = "; ".join(lasting)
         yield Seen(

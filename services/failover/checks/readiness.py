@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schemas.lsn import format_lsn
-from services.failover.checks.facts import Facts, Required, facts_of, required_slots
+from services.failover.checks.facts import Facts, Required, required_slots
 from services.failover.checks.loss import branched
 from services.failover.checks.slots import GATE, PROMOTED, positions
 from services.failover.checks.standby import standby_answers
@@ -92,10 +92,11 @@ def judge_promoted(view: View, node: Node) -> tuple[Readiness, ...]:
 def candidate(view: View) -> Node | None:
     """Return the standby to promote: on the newest timeline, with the most WAL.
 
-    Among equals, take the one of the highest priority, then one with all slots ready. A standby on
-    an older timeline lacks what was committed since, whatever its LSN says. One that was promoted
-    beside the last primary is chosen only where there is no other. A standby of priority 0 is never
-    chosen.
+    Among equals, take one that replays, then the one of the highest priority, then one with all
+    slots ready. While a primary answers, all of them get the rest of its WAL, and one that replays
+    comes first. A standby on an older timeline lacks what was committed since, whatever
+    its LSN says. One that was promoted beside the last primary is chosen only where there is no
+    other. A standby of priority 0 is never chosen.
     """
     eligible = [node for node in view.standbys if node.priority]
     eligible = [node for node in eligible if not branched(view, node)] or eligible
@@ -103,13 +104,25 @@ def candidate(view: View) -> Node | None:
     return min(
         (node for node in eligible if _timeline(node) == newest),
         key=lambda node: (
+            node.replay_paused and view.primary is not None,
             -node.received,
+            node.replay_paused,
             -node.priority,
             sum(not slot.ready for slot in judge_all(view, node)),
             node.name,
         ),
         default=None,
     )
+
+
+def passed_over(view: View, chosen: Node) -> list[str]:
+    """Return notes on the standbys that `candidate` did not choose as their replay is paused."""
+    return [
+        f"{node.name} is not chosen: its replay is paused"
+        for node in view.standbys
+        if node.replay_paused and node.priority and node.received >= chosen.received
+        if node is not chosen
+    ]
 
 
 def _timeline(node: Node) -> int:
@@ -131,6 +144,3 @@ def _readiness(facts: Facts, required: Required, reasons: tuple[Finding, ...]) -
 
 def _wrong(checks: Iterable[Check], facts: Facts) -> tuple[Finding, ...]:
     return tuple(found for check in checks for found in check.findings(facts) if found.wrong)
-
-
-__all__ = ["Readiness", "candidate", "facts_of", "judge", "judge_all", "judge_promoted"]

@@ -192,8 +192,9 @@ def databases(facts: Facts) -> Iterator[Seen]:
     "replay",
     group=GROUP,
     title="the standby replays what it receives",
-    consequence="promotion waits for the replay of all that was received; until then slots are not "
-    "synchronized either, as copies are advanced through replayed WAL only",
+    consequence="promotion waits for the replay of all that was received, and is refused (34) "
+    "while replay is paused; slots are not synchronized meanwhile either, as copies are advanced "
+    "through replayed WAL only",
     severity=Severity.WARNING,
     needs=Needs.STANDBY,
     reads=("recovery_min_apply_delay",),
@@ -207,6 +208,7 @@ def replay(facts: Facts) -> Iterator[Seen]:
                 f"pg_get_wal_replay_pause_state() = {state.replication.replay_pause}",
                 f"replay is paused on {standby.name}",
                 _resumption(facts, standby, state),
+                Severity.CRITICAL,
             )
         elif delay != "0":
             yield Seen(

@@ -160,6 +160,15 @@ class Node:
         """Whether the node answers as a standby."""
         return self.state is not None and self.state.server.in_recovery
 
+    @property
+    def replay_paused(self) -> bool:
+        """Whether the node answers as a standby whose replay is, or is about to be, paused."""
+        return self.state is not None and self.state.replication.replay_paused
+
+    def has_command(self, name: str) -> bool:
+        """Tell whether failover.machines has a command of that name for the node."""
+        return self.machine is not None and self.machine.has(name)
+
     def milestone(self, address: str) -> Milestone | None:
         """Return the timeline as a subscription that reaches the node at `address` notes it.
 

@@ -105,7 +105,7 @@ def _label(draft: Draft, name: str, primary: str) -> None:
     """
     node = draft.view.node(name)
     given = draft.request.labels if name == primary else name in draft.request.rejoin
-    if given and node.machine is not None and node.machine.has("label"):
+    if given and node.has_command("label"):
         draft.add(promotion.label(node, draft.view.node(primary)))
 
 

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError
-from services.failover.checks.readiness import candidate, judge_all
+from services.failover.checks.readiness import candidate, judge_all, passed_over
 from services.failover.model.preconditions import (
     require_newest,
     require_one_primary,
@@ -121,8 +121,7 @@ def _shoot_the_rest(draft: Draft, new: Node) -> None:
     """Plan, with --fence, the `fence` command of every node not seen to be a standby."""
     for node in draft.view.nodes:
         needed = node.name not in (new.name, *draft.request.power_fenced) and not node.standby
-        armed = node.machine is not None and node.machine.has("fence")
-        if draft.request.fence and needed and armed:
+        if draft.request.fence and needed and node.has_command("fence"):
             draft.add(fencing.shoot(node, new))
 
 
@@ -130,8 +129,7 @@ def _unfenced(view: View, request: Request, chosen: Node) -> list[str]:
     """Return notes on nodes that give no answer, and that no command makes sure of."""
     notes: list[str] = []
     for node in view.nodes:
-        armed = node.machine is not None and node.machine.has("fence")
-        if node.name == chosen.name or node.state is not None or armed:
+        if node.name == chosen.name or node.state is not None or node.has_command("fence"):
             continue
         done = "nothing fences it, even with --fence" if request.fence else "nothing fences it"
         notes.append(
@@ -188,7 +186,7 @@ def _promotion(draft: Draft, before: View) -> Plan:
     _require_powers(draft, chosen, old)
     require_newest(view, chosen, OPERATION)
     require_readable_history(chosen)
-    require_replaying(chosen)
+    require_replaying(view, chosen)
     for standby in to_ask(draft.view, draft.request, chosen):
         draft.add(receivers.ask(standby, chosen))
     require_proof(fencing.gone(draft.view, old) if old else draft.view, draft.request, chosen)
@@ -196,6 +194,7 @@ def _promotion(draft: Draft, before: View) -> Plan:
     require_ready(readiness, request)
     stale = resets(chosen)
     notes = [*cant_tell(before, request, chosen), *_unfenced(before, request, chosen)]
+    notes += [] if request.target else passed_over(view, chosen)
     if old is not None:
         notes += _drain(draft, old, chosen)
     elif request.final_lsn is None:
@@ -290,11 +289,10 @@ def _drain(draft: Draft, old: Node, chosen: Node) -> list[str]:
 
 def _put_down(draft: Draft, old: Node, chosen: Node) -> None:
     """Plan the end of a primary that was drained, by what its machine has for it."""
-    machine = old.machine
-    if machine is not None and machine.has("fence"):
+    if old.has_command("fence"):
         if old.name not in draft.request.power_fenced:
             draft.add(fencing.shoot(old, chosen))
-    elif machine is not None and machine.has("stop"):
+    elif old.has_command("stop"):
         draft.add(fencing.stop(old, chosen))
 
 

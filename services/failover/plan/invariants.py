@@ -106,11 +106,9 @@ def _broken_rule(step: Step, view: View, request: Request) -> str:
     node = view.node(step.node)
     if step.action is Action.PROMOTE:
         try:
-            require_proof(view, request, node)
+            require_promotable(view, request, node.name)
         except OperatorNeeded as error:
             return error.message
-        if node.state is not None and node.state.replication.replay_paused:
-            return f"replay is paused on {node.name}"
         leaking = [n for n in view.nodes if n is not node and n.leading and _leaks(n)]
         if leaking:
             return f"{leaking[0].name} can still be written: {_leaks(leaking[0])}"
@@ -166,14 +164,15 @@ def require_ready(readiness: tuple[Readiness, ...], request: Request) -> None:
         )
 
 
-def require_replaying(node: Node) -> None:
+def require_replaying(view: View, node: Node) -> None:
     """Raise OperatorNeeded (NOT_READY) for a standby whose replay is paused.
 
     Where a person has paused it, a promotion would go on by itself. Where its limits are lower than
     those of its primary, it would never end, and nothing could be taken back. Both look the same.
     Source: xlogrecovery.c, recoveryPausesHere, RecoveryRequiresIntParameter.
     """
-    if node.state is not None and node.state.replication.replay_paused:
+    if node.state is not None and node.replay_paused:
+        others = ", ".join(n.name for n in view.standbys if n is not node) or "none"
         raise OperatorNeeded(
             f"replay is {node.state.replication.replay_pause} on {node.name}: where its limits are "
             "lower than the primary's, it could never be promoted",
@@ -181,7 +180,8 @@ def require_replaying(node: Node) -> None:
             subject=node.name,
             lsn=node.state.replication.replayed_lsn,
             hint=f"SELECT pg_wal_replay_resume() on {node.name}, then run this again; if the "
-            "server ends then, its log names the settings to raise before it is started",
+            "server ends then, its log names the settings to raise before it is started; or choose "
+            f"another with --to; other standbys now: {others}",
             exit_code=ExitCode.NOT_READY,
         )
 
@@ -189,7 +189,7 @@ def require_replaying(node: Node) -> None:
 def require_promotable(view: View, request: Request, name: str) -> None:
     """Raise OperatorNeeded where the order to promote must not be given, as things stand now."""
     require_proof(view, request, view.node(name))
-    require_replaying(view.node(name))
+    require_replaying(view, view.node(name))
 
 
 def require_limits(old: Node, new: Node) -> None:
@@ -234,8 +234,7 @@ def require_tight(node: Node, ends: tuple[str, ...]) -> None:
 
     `ends` are the commands that the plan would use for it.
     """
-    machine = node.machine
-    if machine is not None and any(machine.has(command) for command in ends):
+    if any(node.has_command(command) for command in ends):
         return
     if leaks := _leaks(node):
         raise OperatorNeeded(

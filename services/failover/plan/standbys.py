@@ -126,7 +126,7 @@ def _rights(draft: Draft, name: str, primary: str) -> list[Blocker]:
     """Return a blocker for the privileges that our role lacks to make the node a standby."""
     node, above = draft.view.node(name), draft.view.node(primary)
     rights, slot = above.known_state.replication, slot_of(node)
-    own = node.machine is not None and node.machine.may_rejoin and not node.machine.has("rejoin")
+    own = node.machine is not None and node.machine.may_rejoin and not node.has_command("rejoin")
     lacking = []
     if not rights.may_replicate and not has_slot(above, slot):
         lacking.append(f"REPLICATION (to make the slot {slot})")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from services.failover.checks.blockers import unreachable
-from services.failover.checks.readiness import candidate, judge_all
+from services.failover.checks.readiness import candidate, judge_all, passed_over
 from services.failover.model.preconditions import require_one_primary, require_one_system
 from services.failover.model.standby_settings import listed
 from services.failover.model.topology import failover_slots, follows
@@ -129,7 +129,7 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
     require_privileges(new, resets=bool(stale), promotion=True)
     draft = Draft(view, request)
     draft.add(*stale)
-    stops = old.machine is not None and old.machine.has("stop")
+    stops = old.has_command("stop")
     slots = _connected(old, stops=stops)
     ahead = fencing.written(view, old) - request.lag_bytes_max
     if old.writable and stops:
@@ -158,10 +158,11 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
     require_proof(draft.view, told, draft.view.node(new.name))
     draft.add(promotion.promote(new, final, lambda seen: require_promotable(seen, told, new.name)))
     rest = complete(draft, new.name)
+    notes = [] if request.target else passed_over(view, new)
+    notes += _notes(view, old, slots, stops=stops)
     return replace(
-        rest, why=f"{old.name} hands over to it", slots=readiness,
-        notes=(*_notes(view, old, slots, stops=stops), *rest.notes),
-    )  # fmt: skip
+        rest, why=f"{old.name} hands over to it", slots=readiness, notes=(*notes, *rest.notes)
+    )
 
 
 def _target(view: View, request: Request, old: Node) -> Node:
@@ -182,7 +183,7 @@ def _require_fit(view: View, request: Request, old: Node, new: Node) -> None:
     """Raise if the switchover would fail or lose something, while nothing is changed yet."""
     require_ready(judge_all(view, new), request)
     require_limits(old, new)
-    require_replaying(new)
+    require_replaying(view, new)
     if not old.known_state.replication.may_fence:
         raise missing_privilege(old, "to end sessions and to fence")
     for node in (old, new):
@@ -272,4 +273,4 @@ def _stopped(view: View, request: Request) -> Node | None:
         return None
     node = found[0]
     ours = node.name in request.stopped or (request.revive and node.reach is Reach.REFUSED)
-    return node if ours and node.machine is not None and node.machine.has("start") else None
+    return node if ours and node.has_command("start") else None
