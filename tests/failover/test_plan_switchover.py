@@ -58,6 +58,22 @@ BEFORE = ["checkpoint", "fence", "mark", "drain", "disable", "stop", "promote"]
 AFTER = ["repoint", "enable", "flow", "bridge", "slot", "rejoin", "reset", "ready"]
 
 
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_limits_that_a_node_does_not_tell_are_no_proof_that_they_suffice(name: str) -> None:
+    view = pair()
+    said = view.node(name).known_state
+    less = {key: value for key, value in said.settings.items() if key != "max_connections"}
+    nodes = tuple(
+        replace(each, state=replace(said, settings=less)) if each.name == name else each
+        for each in view.nodes
+    )
+    with pytest.raises(OperatorNeeded) as caught:
+        plan_switchover(replace(view, nodes=nodes), Request())
+    assert caught.value.exit_code is ExitCode.NOT_READY
+    assert f"max_connections of {name}" in caught.value.message
+    assert "nobody can tell" in caught.value.message
+
+
 def test_the_standby_of_a_switchover_replays_also_where_a_paused_one_is_further() -> None:
     """Writes go on, so that standbys differ by some bytes; both get the rest before the end."""
     whole = pair()

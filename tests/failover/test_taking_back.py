@@ -25,7 +25,7 @@ from services.failover.model.view import Node, Reach, View
 from services.failover.observe.cluster import Cluster
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.request import Request
-from services.failover.plan.resume import Intent, choose
+from services.failover.plan.resume import Intent, choose, offering_way_back
 from services.failover.plan.steps.step import Action, Step
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.failover.watch import loop
@@ -153,7 +153,7 @@ def test_an_error_while_an_error_is_told_hides_neither_it_nor_the_journals_end(
     with pytest.raises(Retryable, match="it failed; and it could not be taken back") as caught:
         run.carry_out(fake.view, Request(target="b"), plan_switchover, undo=True)
     assert "nothing can be seen" in caught.value.message
-    assert caught.value.hint.startswith("try again. Now a is the primary, fenced")
+    assert caught.value.hint.startswith("try again; or let a take writes again: slotfailover")
     (outcome,) = ended
     assert "it failed" in outcome
 
@@ -286,6 +286,33 @@ def test_a_rejoin_believes_only_what_was_made_for_the_same_source(
     Rebuild("")._note_done(marker)
     (tmp_path / "rewound").unlink()
     assert does("") == ["rewound", "configured"]
+
+
+def test_a_refused_resume_names_the_way_back_while_writes_are_fenced() -> None:
+    view = pair(fenced=True)
+    planner, request = choose(view, Request(), Intent("switchover", "b"))
+    gone = unanswered(view, "b", Reach.REFUSED)
+    with pytest.raises(Retryable) as caught:
+        offering_way_back(planner)(gone, request)
+    assert "or let a take writes again: slotfailover resume --rollback" in caught.value.hint
+    lacks = pair(fenced=True, standby={"received": RECEIVED - 8, "streams": False})
+    told = replace(request, final_lsn=RECEIVED)
+    with pytest.raises(OperatorNeeded) as once:
+        offering_way_back(planner)(lacks, told)
+    assert once.value.hint.count("--rollback") == 1
+    with pytest.raises(Retryable) as writable:
+        offering_way_back(planner)(unanswered(pair(), "b", Reach.REFUSED), request)
+    assert "--rollback" not in writable.value.hint
+
+
+def test_a_resume_that_fails_in_a_step_names_the_way_back_while_writes_are_fenced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = Fake(pair(fenced=True))
+    run = run_of(fake, monkeypatch, lambda _view: None, fails=Action.DISABLE)
+    with pytest.raises(Retryable, match="it failed") as caught:
+        run.carry_out(fake.view, Request(target="b"), plan_switchover)
+    assert "or let a take writes again: slotfailover resume --rollback" in caught.value.hint
 
 
 def test_watch_sees_before_each_step_that_its_lock_is_held(

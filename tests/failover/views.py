@@ -4,6 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from services.failover.checks.capacity import RECOVERY_SETTINGS
 from services.failover.model.conninfo import Address, Conninfo
 from services.failover.model.replication import Replication
 from services.failover.model.view import (
@@ -96,6 +97,7 @@ def state(
             "synchronized_standby_slots": SettingValue(synchronized, source),
             "synchronous_standby_names": SettingValue(synchronous, source),
             "allow_alter_system": SettingValue(alter_system, source),
+            **{name: SettingValue("100", source) for name in RECOVERY_SETTINGS},
         },
         slots=slots,
         origins={},

@@ -40,6 +40,15 @@ def too_low(above: NodeState, below: NodeState) -> tuple[str, ...]:
     )
 
 
+def untold(above: NodeState, below: NodeState) -> tuple[tuple[str, bool], ...]:
+    """Return (setting, the standby does not tell it) for each that one of the two does not tell."""
+    return tuple(
+        (name, not below.setting(name))
+        for name in RECOVERY_SETTINGS
+        if not (above.setting(name) and below.setting(name))
+    )
+
+
 @check(
     "recovery-settings",
     group=GROUP,

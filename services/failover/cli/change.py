@@ -35,7 +35,7 @@ from services.failover.plan.failover import plan_failover
 from services.failover.plan.notes import merge
 from services.failover.plan.rejoin import plan_rejoin, plan_repoint
 from services.failover.plan.request import OPERATION, Plan, Request, plan_as_json
-from services.failover.plan.resume import Intent, Planner, choose
+from services.failover.plan.resume import Intent, Planner, choose, offering_way_back
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.runtime.process import exit_codes
 
@@ -187,7 +187,8 @@ def resume(
             require_nothing_ordered(cluster, view)
             return plan_rollback, request
         intent = Intent.of(begun.command, begun.intent, _age_s(begun)) if begun else None
-        return choose(view, request, intent)
+        planner, request = choose(view, request, intent)
+        return offering_way_back(planner), request
 
     order.give(choose_it)
 

@@ -24,7 +24,7 @@ from services.failover.observe.cluster import Cluster
 from services.failover.plan.evidence import StillHeard
 from services.failover.plan.notes import merge
 from services.failover.plan.request import Plan, Request, after_step
-from services.failover.plan.resume import Planner, intent_of
+from services.failover.plan.resume import Planner, intent_of, with_way_back
 from services.failover.plan.steps.step import (
     AFTERWARDS,
     GIVES_WRITES,
@@ -262,6 +262,8 @@ class Run:
                 hint += "; then slotfailover resume goes on with what this one began"
                 if not self.interruption.no_way_back:
                     hint += ", or slotfailover resume --rollback takes it back"
+            elif not self.interruption.no_way_back:
+                hint = with_way_back(hint, view)
             self.journal.end(view, f"{cause}{about}", time.monotonic() - self.started)
         kind = type(cause)
         return kind(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, SetupError, SlotbridgeError
-from services.failover.checks.capacity import too_low
+from services.failover.checks.capacity import too_low, untold
 from services.failover.checks.readiness import Readiness, judge_all
 from services.failover.model import statements
 from services.failover.model.view import Reach
@@ -193,7 +193,20 @@ def require_promotable(view: View, request: Request, name: str) -> None:
 
 
 def require_limits(old: Node, new: Node) -> None:
-    """Raise OperatorNeeded (NOT_READY) where the standby's limits are lower than the primary's."""
+    """Raise OperatorNeeded (NOT_READY) where the standby's limits are lower than the primary's.
+
+    Limits that one of them does not tell prove nothing, and are refused too.
+    """
+    if hidden := untold(old.known_state, new.known_state):
+        names = ", ".join(f"{name} of {new.name if b else old.name}" for name, b in hidden)
+        raise OperatorNeeded(
+            f"{names} can't be read: nobody can tell whether {new.name} could go on replaying and "
+            "be promoted",
+            operation=OPERATION,
+            subject=new.name,
+            hint="connect as a role that may read pg_settings: failover.nodes, or failover.admins",
+            exit_code=ExitCode.NOT_READY,
+        )
     lower = too_low(old.known_state, new.known_state)
     if lower:
         values = ", ".join(

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import ExitCode, OperatorNeeded
+from schemas.errors import ExitCode, OperatorNeeded, SlotbridgeError
 from services.failover.model.preconditions import require_one_primary, require_one_system
 from services.failover.plan.failover import plan_failover, took_over
 from services.failover.plan.request import Plan, Request
@@ -74,6 +74,28 @@ class Intent:
         if self.timeline and newest > self.timeline + 1:
             return f"it began on timeline {self.timeline}, and this is timeline {newest}"
         return ""
+
+
+def offering_way_back(planner: Planner) -> Planner:
+    """Return the planner with errors that name the way back as long as writes are fenced."""
+
+    def plan(view: View, request: Request) -> Plan:
+        try:
+            return planner(view, request)
+        except SlotbridgeError as error:
+            error.hint = with_way_back(error.hint, view)
+            raise
+
+    return plan
+
+
+def with_way_back(hint: str, view: View) -> str:
+    """Return the hint, with the way back where writes are fenced and the hint lacks it."""
+    old = view.primary
+    if old is None or not old.fenced or "--rollback" in hint:
+        return hint
+    known = f"or let {old.name} take writes again: slotfailover resume --rollback"
+    return "; ".join(filter(None, (hint, known)))
 
 
 def intent_of(request: Request, view: View) -> dict[str, Any]:
