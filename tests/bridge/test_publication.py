@@ -113,7 +113,7 @@ def test_tables_come_and_go_while_the_bridge_runs(
         connection.execute("UPDATE c SET id = 8")
         bridge.caught_up()
         assert bridge.stop() == 0, bridge.output
-    assert [event["op"] for event in bridge.events("c")] == ["c", "u"]
+    assert {event["op"] for event in bridge.events("c")} == {"c", "u"}
 
 
 def answer(ran: subprocess.CompletedProcess[str]) -> dict[str, Any]:
