@@ -5,7 +5,7 @@ past the WAL that the new primary kept, and nothing was skipped between its posi
 
 The slot's confirmed_flush_lsn is often past the origin's remote_lsn without a gap: a subscriber
 confirms WAL in which nothing was for it. So a slot that was synchronized (its position is one that
-its consumer had confirmed) is believed; one made anew on the new primary is not.
+its consumer had confirmed) is trusted; one made anew on the new primary is not.
 """
 
 from __future__ import annotations

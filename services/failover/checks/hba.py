@@ -1,7 +1,8 @@
 """Whether pg_hba.conf admits an ordinary connection, by the server's own reading of it. Pure.
 
-The first line that fits decides; none that fits refuses. What can't be told from here (a group, a
-pattern, a host name, `samenet`) makes the verdict unknown, and unknown refuses nothing.
+The first line that fits decides; if none fits, the connection is refused. A line that can't be
+judged from here (a group, a pattern, a host name, `samenet`) makes the verdict unknown, and an
+unknown verdict refuses nothing.
 Source: PostgreSQL documentation 20.1 The pg_hba.conf File.
 """
 
@@ -24,7 +25,7 @@ class Verdict:
     text: str
     refuses: bool
     unknown: bool = False
-    """It can't be told from here."""
+    """The verdict can't be judged from here."""
 
     def __str__(self) -> str:
         return self.text

@@ -1,4 +1,4 @@
-"""How far the standby is behind: what is lost with the primary now, and how long a promotion takes.
+"""How far the standby is behind: the loss if the primary dies now, and a promotion's duration.
 
 Source: PostgreSQL documentation 27.2.4 pg_stat_replication, 9.28.4 Recovery Control Functions.
 """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A reason for which commits may be lost, and how many bytes of WAL of them are known of."""
+    """A reason for which commits may be lost, and the known bytes of their WAL."""
 
     lacking: int
     reason: str
@@ -147,7 +147,7 @@ def _of_primaries(view: View) -> list[tuple[int, int, str]]:
 
 
 def _left_behind(view: View, node: Node, timeline: int, lsn: int, who: str) -> Loss | None:
-    """Return the loss of what `who` had of an older timeline after `node` had left that.
+    """Return the loss of WAL that `who` wrote on an older timeline after `node` had left it.
 
     Return None where a consumer, the journal or Kafka has met a later timeline: its primary was
     promoted on purpose, and this promotion does not lose what that one lost.

@@ -1,4 +1,4 @@
-"""The commands that end a primary: what is missing is told before it is needed. Pure."""
+"""Finds missing commands that end a primary before a failover needs them. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUP = "promotion"
 
 
 def _promotes(facts: Facts) -> bool:
-    """Tell whether it is we who promote: a manager has its own ways to end a primary."""
+    """Tell whether slotfailover promotes: a manager has its own ways to end a primary."""
     return not is_managed(facts.view.managed_by)
 
 

@@ -98,7 +98,7 @@ class Seen:
     severity: Severity | None = None
     """Other than the check's own."""
     since: str = ""
-    """Since when, where a catalog tells (UTC)."""
+    """Since when (UTC), if a catalog has it."""
     unknown: str = ""
     """Why it can't be judged; "" where it was."""
 
@@ -112,7 +112,7 @@ class Finding:
     severity: Severity
     subject: str
     what: str
-    """What is wrong; what was asked for, where all is well."""
+    """What is wrong; the check's title if all is well."""
     evidence: str
     consequence: str
     remedy: Remedy

@@ -51,7 +51,7 @@ def primary_answers(facts: Facts) -> Iterator[Seen]:
     needs=Needs.PRIMARY,
 )
 def primary_fenced(facts: Facts) -> Iterator[Seen]:
-    """Look for a fence of the primary, whose mark tells who set it and since when.
+    """Look for a fence of the primary, whose mark has who set it and since when.
 
     Only slotfailover's own fence has such a mark.
     """

@@ -1,4 +1,4 @@
-"""What stands in the way once the standby is the primary, and on the way there and back. Pure.
+"""Obstacles for the standby as the primary, for its promotion and for the rejoin. Pure.
 
 Source: PostgreSQL documentation 19.5.3 Archiving, 19.6.1 Sending Servers, 19.11.1 Statement
 Behavior, 20.1 pg_hba.conf, pg_rewind.

@@ -38,7 +38,7 @@ class Readiness:
 
     @property
     def since(self) -> str:
-        """Since when the slot is not ready, where a catalog tells: the earliest of the reasons."""
+        """Since when the slot is not ready, if a catalog has it: the earliest of the reasons."""
         return min((reason.since for reason in self.reasons if reason.since), default="")
 
     def as_json(self) -> dict[str, object]:
@@ -94,9 +94,9 @@ def candidate(view: View) -> Node | None:
 
     Among equals, take one that replays, then the one of the highest priority, then one with all
     slots ready. While a primary answers, all of them get the rest of its WAL, and one that replays
-    comes first. A standby on an older timeline lacks what was committed since, whatever
-    its LSN says. One that was promoted beside the last primary is chosen only where there is no
-    other. A standby of priority 0 is never chosen.
+    comes first. A standby on an older timeline lacks later commits, whatever its LSN says. A
+    standby that was promoted beside the last primary is chosen only if there is no other. A standby
+    of priority 0 is never chosen.
     """
     eligible = [node for node in view.standbys if node.priority]
     eligible = [node for node in eligible if not branched(view, node)] or eligible

@@ -317,7 +317,7 @@ def _subscriptions_of(view: View, slot: str) -> list[tuple[Subscriber, Subscript
 
 
 def _hasten(facts: Facts, text: str) -> Remedy:
-    """Log what a copy needs to become consistent, and end the worker's nap."""
+    """Log the snapshot that a copy needs to become consistent, and wake the worker."""
     orders = [
         remedies.order(primary.name, "SELECT pg_log_standby_snapshot()")
         for primary, _ in facts.above

@@ -223,7 +223,7 @@ def replay(facts: Facts) -> Iterator[Seen]:
 
 
 def _resumption(facts: Facts, standby: Node, state: NodeState) -> Remedy:
-    """Return what lets a standby replay again: not by itself where its limits are too low."""
+    """Return the remedy for paused replay; too low limits must be raised before it resumes."""
     if any(too_low(above, state) for _, above in facts.above):
         return remedies.follow(
             f"raise the settings that recovery-settings names, and restart {standby.name}: if only "

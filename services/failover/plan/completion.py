@@ -1,4 +1,4 @@
-"""What is left to do once a node is the new primary, whoever promoted it. Pure.
+"""Plans the steps that are left once a node is the new primary, whoever promoted it. Pure.
 
 on               step     before it                              after it (by observing)
 the new primary  reset    a setting names standbys not there     it names none of them
@@ -99,7 +99,7 @@ def _drawn(draft: Draft, name: str, left: list[Blocker], notes: list[str]) -> Pl
 
 
 def _label(draft: Draft, name: str, primary: str) -> None:
-    """Tell the world outside of the primary, and of what rejoins.
+    """Run the `label` commands of the primary and of the nodes that rejoin.
 
     This is done in each run: nobody can see whether an earlier run, which was killed, did it.
     """
@@ -170,7 +170,7 @@ def _flows(node: Node, name: str) -> bool:
 
 
 def _written_late(draft: Draft) -> list[str]:
-    """Return notes on what a fenced primary wrote after its final LSN, which will be lost."""
+    """Return notes on a fenced primary's writes after its final LSN, which will be lost."""
     request = draft.request
     return [
         Measured(

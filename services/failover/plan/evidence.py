@@ -1,4 +1,4 @@
-"""Whether the old primary is gone, by all who can tell: what every promotion needs. Pure.
+"""Judges by all witnesses whether the old primary is gone: every promotion needs that. Pure.
 
 seen                                                  then
 a node answers as a primary                           refused, unless this run drained and fenced it
@@ -8,15 +8,16 @@ a subscription is still fed by another server         refused
 a node does not answer at all (time-out, no route)    refused without a `fence` command that ended
                                                       with 0, a `stop` command after the drain, or
                                                       --old-primary-is-off
-another node that does so, or does not let us in,     it can't tell: noted, and not counted
+another node that does so, or does not let us in,     not a witness: noted, and not counted
 and was a standby when it was last seen
 a node refuses connections, and none of the above     it is gone
-a subscriber does not answer                          it can't tell: noted, and not counted
+a subscriber does not answer                          not a witness: noted, and not counted
 
-A refused connection alone is not proof: it may come from a proxy or a firewall. That no standby
-receives and no subscription is fed any more is what others have seen. A machine that lost its power
-closes no connection: with the flag, or after a `fence` command, standbys that still hold one are
-made to connect anew (`to_ask`), and a subscription's that has been silent for QUIET_S is dead.
+A refused connection alone is not proof: it may come from a proxy or a firewall. The proof is what
+others see: no standby receives, and no subscription is fed any more. A machine that lost its power
+closes no connection. So with the flag, or after a `fence` command, standbys that still hold a
+connection must connect anew (`to_ask`), and a subscription's connection that has been silent for
+QUIET_S is dead.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from services.failover.plan.request import Request
 
 QUIET_S = 3.0
-"""An open connection is dead once silent for this long, if somebody vouches for it."""
+"""An open connection that is silent for this long is dead, if an operator says so (`_vouched`)."""
 
 
 def not_let_in(node: Node, also: str = "") -> OperatorNeeded:
@@ -53,7 +54,7 @@ def not_let_in(node: Node, also: str = "") -> OperatorNeeded:
 
 
 class StillHeard(OperatorNeeded):
-    """Somebody still hears a primary: connections of one that has just died end in a moment."""
+    """A server still hears a primary. Connections of a primary that just died end in a moment."""
 
 
 def require_proof(view: View, request: Request, new: Node) -> None:
@@ -200,7 +201,7 @@ def to_ask(view: View, request: Request, new: Node) -> list[Node]:
 
     A person says that this server is off, or a command of this run has ended it.
 
-    An idle primary says nothing for minutes, as one without power does: a new connection tells.
+    An idle primary is silent for minutes, like one without power: only a new connection shows it.
     """
     return [
         standby for standby, above in _streaming(view, request, new) if _vouched(above, request)

@@ -126,7 +126,7 @@ def _shoot_the_rest(draft: Draft, new: Node) -> None:
 
 
 def _unfenced(view: View, request: Request, chosen: Node) -> list[str]:
-    """Return notes on nodes that give no answer, and that no command makes sure of."""
+    """Return notes on nodes that give no answer and have no `fence` command."""
     notes: list[str] = []
     for node in view.nodes:
         if node.name == chosen.name or node.state is not None or node.has_command("fence"):
@@ -146,9 +146,9 @@ def _timeline(node: Node) -> int:
 def took_over(node: Node, view: View) -> bool:
     """Tell whether this primary was a standby once, and something of a failover may be left to do.
 
-    Its slots tell, as those of a promoted standby keep synced = t; or subscriptions that were
-    disabled for a failover and lead elsewhere. A primary that streams to every other node has
-    nothing to take over from; it tells of the standbys that do not answer here.
+    The evidence is in its slots, as those of a promoted standby keep synced = t, or in
+    subscriptions that were disabled for a failover and lead elsewhere. A primary that streams to
+    every other node has nothing to take over from; it also reports standbys that do not answer.
     """
     state = node.known_state
     slots = [slot for slot in state.slots if slot.failover]
@@ -238,7 +238,7 @@ def _answering(view: View, request: Request, chosen: Node) -> Node | None:
 
 
 def _require_powers(draft: Draft, chosen: Node, old: Node | None) -> None:
-    """Raise SetupError if anything of it is not allowed there, while nothing is changed yet."""
+    """Raise SetupError, before anything is changed, if a server does not allow the failover."""
     require_privileges(chosen, resets=bool(resets(chosen)), promotion=True)
     require_unfencing(chosen)
     if resets(chosen):

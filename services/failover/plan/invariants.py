@@ -1,4 +1,4 @@
-"""What no plan may do, and what refuses one: rules that every plan is checked against. Pure."""
+"""Rules that every plan must keep, and the errors that refuse a plan. Pure."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def require_unpromoted(view: View, request: Request, old: Node) -> None:
     """Raise OperatorNeeded (SPLIT_BRAIN) where the old primary must not be let write again.
 
-    An order to promote that a killed run gave can't be seen on a node that does not answer, nor one
-    that was carried out: every other node must answer as a standby, on no newer timeline. Of what
-    this run itself found writable and fenced, it knows that it has given no such order.
+    A killed run may have ordered a promotion. On a node that does not answer, nobody can see that
+    order or its result: so every other node must answer as a standby, on no newer timeline. If this
+    run itself found the primary writable and fenced it, it knows that it gave no such order.
     """
     if old.name in request.found_writable:
         return
@@ -53,9 +53,9 @@ def require_unpromoted(view: View, request: Request, old: Node) -> None:
 
 
 def require_same_timeline(view: View, old: Node, new: Node) -> None:
-    """Raise OperatorNeeded (TIMELINE) unless bytes tell what `new` lacks of the old primary's WAL.
+    """Raise OperatorNeeded (TIMELINE) unless a count of bytes says which WAL `new` lacks.
 
-    They do on one timeline only: what a standby has of another one is other WAL.
+    It does so only if both are on one timeline: WAL of another timeline is other WAL.
     """
     if old.state is None or new.state is None:
         return
@@ -92,7 +92,7 @@ def _start(node: Node) -> int | None:
 
 
 def check_invariants(plan: Plan, view: View, request: Request) -> None:
-    """Walk the plan in thought; raise SlotbridgeError (BUG) if a step would be dangerous there."""
+    """Simulate the plan; raise SlotbridgeError (BUG) if a step would be dangerous in its view."""
     for step in plan.steps:
         broken = _broken_rule(step, view, request)
         if broken:
@@ -322,7 +322,7 @@ def require_unfencing(node: Node) -> None:
 
 
 def require_readable_history(node: Node) -> None:
-    """Raise SetupError where our role could not tell, after a promotion, who is past its start."""
+    """Raise SetupError if our role could not find, after a promotion, who is past its start."""
     if node.state is not None and not node.state.provenance.may_read_history:
         raise missing_privilege(
             node,

@@ -1,12 +1,12 @@
-"""What commits a promotion would lose: counted where a witness tells, said where none does. Pure.
+"""Counts the commits that a promotion would lose, and notes where no witness knows. Pure.
 
-witness                                        what it tells
+witness                                        its report
 a standby that answers                         the WAL it has; what its primary last said it had
 the sighting: the last primary, as this        its position, timeline, synchronous_standby_names,
 machine saw it (`services.failover.observe.last_contact`)  and how long ago that was
 
 A commit that was acknowledged under `ANY w (n names)` is on w of the n. If fewer than n - w + 1 of
-them answer, all w may be among the silent ones: then nobody can tell that nothing is lost.
+them answer, all w may be among the silent ones: then nobody knows whether commits are lost.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def require_no_loss(view: View, request: Request, chosen: Node, operation: str) 
 
 
 def _not_judged(view: View, chosen: Node) -> list[str]:
-    """Return notes on what might be lost where nobody who answers can tell."""
+    """Return notes on possible losses that no answering server can judge."""
     seen, mine = view.sighting, chosen.known_state.server.timeline
     notes: list[str] = [
         Measured(

@@ -1,4 +1,4 @@
-"""Remarks of plans: a run plans often, and tells each thing once, as it was last seen. Pure."""
+"""Remarks of plans: a run plans often, and reports each remark once, in its last form. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 class Measured(str):
     """A remark with a figure or a cause that changes from one plan to the next.
 
-    `about` is what it is about: of two remarks about the same, the later one is told.
+    `about` names the subject: of two remarks about one subject, only the later one is kept.
     """
 
     __slots__ = ("about",)
@@ -25,7 +25,7 @@ class Measured(str):
 
 
 def merge(earlier: Iterable[str], later: Iterable[str]) -> tuple[str, ...]:
-    """Return all remarks in the order in which they came up, each as it was last told."""
+    """Return all remarks in the order in which they came up, each in its last form."""
     found: dict[str, str] = {}
     for note in (*earlier, *later):
         found[note.about if isinstance(note, Measured) else note] = note

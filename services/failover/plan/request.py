@@ -1,4 +1,4 @@
-"""What is asked for, and what comes of it: a request and a plan. Pure."""
+"""A request: what an operator asks for; and the plan that answers it. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Request:
     given_up: frozenset[str] = frozenset()
     """`subscriber/subscription` of what could not be changed in this run, and is left as it is."""
     begun_on: int = 0
-    """The timeline on which the command that is gone on with began; 0: it is not known."""
+    """The timeline on which the resumed command began; 0 if that is unknown."""
     labels: bool = False
     """The new primary's `label` command is run."""
     require_subscribers: bool = False
@@ -49,7 +49,7 @@ class Request:
     subscribers_may_stay: bool = False
     """A subscription that can't be changed is left, instead of ending the run."""
     revive: bool = True
-    """To take it back, a primary that does not run is started; else only one we have stopped."""
+    """A rollback starts a primary that does not run; without this, only one that we stopped."""
     found_writable: frozenset[str] = frozenset()
     """The nodes that took writes when this run began, if it takes back what it did itself."""
     stopped: frozenset[str] = frozenset()
@@ -77,7 +77,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What has to be done, why so, and what can't be done now."""
+    """The steps to perform, the reasons for them, and the blockers that are left."""
 
     new_primary: str
     why: str

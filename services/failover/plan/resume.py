@@ -1,4 +1,4 @@
-"""What an interrupted command was about, from what is observed and from the journal. Pure.
+"""Finds the command that was interrupted, by observation and by the journal. Pure.
 
 seen                                             then
 a primary that was promoted, something is left   complete it
@@ -7,7 +7,7 @@ no primary; marked subscriptions, or a begin     the promotion goes on
 a primary that was never replaced, a begin       the switchover begins again
 … and no begin in the journal                    marked subscriptions are enabled again
 
-A begin of another cluster, of an older timeline, or that is more than a day off counts for none.
+A begin of another cluster, of an older timeline, or more than a day away does not count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Planner = Callable[["View", Request], Plan]
 INTENT_MAX_S = 24 * 3600.0
-"""What began earlier is history."""
+"""A run that began earlier is not resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Intent:
     rejoin: frozenset[str] = frozenset()
     system: str = ""
     timeline: int = 0
-    """That of the primary when it began; 0 where none answered: a standby may tell an older one."""
+    """The primary's timeline when it began; 0 if none answered: a standby may have an older one."""
     age_s: float = 0.0
     require_subscribers: bool = False
-    """It asks for more, and consents to nothing: so it is taken up."""
+    """This option demands more and consents to nothing: so a resumed run keeps it."""
 
     @classmethod
     def of(cls, command: str, document: dict[str, Any], age_s: float = 0.0) -> Intent:

@@ -1,4 +1,4 @@
-"""From a living primary to another, without losing anything; and back, before that. Pure.
+"""Plans the way from a live primary to another without loss, and the way back. Pure.
 
     on               step     before it (checked when planned)       after it (by observing)
     the standby      reset    a setting names standbys not there     it names none of them
@@ -15,7 +15,7 @@
     then             what plan.completion says
 
 Until `promote` all of it can be taken back: `plan_rollback`. Consumers are drained before they are
-disabled, as a disabled subscription would not get what is left.
+disabled, as a disabled subscription would not get the last changes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def plan_switchover(view: View, request: Request) -> Plan:
 def plan_rollback(view: View, request: Request) -> Plan:
     """Plan the steps that undo an unfinished switchover or failover.
 
-    The old primary goes on, where it lives or was stopped by us. Raise as `plan_switchover` does.
+    The old primary goes on if it is alive, or if we have stopped it. Raise as `plan_switchover`.
     """
     require_one_system(view)
     require_one_primary(view, "roll back")

@@ -269,7 +269,7 @@ def _fenced(state: NodeState, by_whom: str) -> NodeState:
 
 
 def gone(view: View, old: Node) -> View:
-    """Return the view in which a primary is down, and nobody hears it any more."""
+    """Return the view in which a primary is down and feeds no server any more."""
 
     def deaf(node: Node) -> Node:
         if node.name == old.name:

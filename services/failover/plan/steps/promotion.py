@@ -64,7 +64,7 @@ def lift(node: Node) -> Step:
 def promote(
     node: Node, lsn: int | None = None, guard: Callable[[View], None] = lambda _view: None
 ) -> Step:
-    """Make the standby the primary; `lsn` is what it must have, where the old one could tell.
+    """Make the standby the primary; `lsn` is the position that it must have, if one is known.
 
     `guard` is asked of a fresh observation right before the order.
     """
@@ -74,7 +74,7 @@ def promote(
         subject="",
         node=node.name,
         text=f"{PROMOTES}{node.name}",
-        before="no other primary is alive, as far as all servers that answer can tell",
+        before="no server that answers sees another primary alive",
         after=f"{node.name} is writable",
         effect=lambda view: with_state(view, node.name, _promoted),
         holds=lambda view: view.node(node.name).writable,

@@ -1,8 +1,8 @@
 """A step: what it says, what it runs, what it is expected to do, and what proves it. Pure.
 
-`shown` is the exact SQL or command with secrets masked, `sql` what is run. `effect` is what the
-step does in thought, with which plans are checked; `holds` is its postcondition, asked of what is
-observed.
+`shown` is the exact SQL or command with secrets masked; `sql` is run. `effect` is the expected
+change of the view, with which plans are checked. `holds` is the postcondition, judged on an
+observed view.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ class Action(StrEnum):
 
 
 NO_WAY_BACK = frozenset({Action.PROMOTE})
-"""What can't be taken back once it was ordered, whether or not it was seen to be done."""
+"""Steps that can't be taken back once ordered, whether or not their effect was seen."""
 SEEN_TO_THE_END = NO_WAY_BACK | {Action.STOP, Action.SHOOT, Action.START}
-"""What is not broken off by a signal once it was ordered: half done, nothing true could be said."""
+"""Steps that no signal interrupts once ordered: half done, their state would be unknown."""
 GIVES_WRITES = frozenset({Action.UNFENCE, Action.START})
-"""What lets an old primary take writes: never beside a standby that was told to promote itself."""
+"""Steps that let an old primary write: never beside a standby with an order to promote itself."""
 OF_SUBSCRIBERS = frozenset({Action.DISABLE, Action.REPOINT, Action.ENABLE})
 AFTERWARDS = frozenset(
     {Action.LABEL, Action.FLOW, Action.SEND, Action.BRIDGE, Action.SLOT, Action.FOLLOW}
     | {Action.REJOIN, Action.CLEAN, Action.READY, Action.RECONNECT}
 )
-"""Writes are taken again before these, so that what fails of them is left, and the rest goes on."""
+"""Steps that run once writes work again: one that fails is left, and the rest goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

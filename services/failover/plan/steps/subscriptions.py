@@ -88,8 +88,8 @@ def enable(subscriber: Subscriber, subscription: Subscription, node: Node) -> St
 def _cluster_of(node: Node, subscription: Subscription, address: str) -> Milestone | None:
     """Return the cluster that feeds the subscription by `address`, to be noted in its comment.
 
-    The note keeps the timeline that has fed it, if that is known, and tells the cluster later when
-    no server answers. Only `enable` may note the node's own timeline.
+    The note keeps the timeline that has fed it, if that is known, and identifies the cluster later
+    if no server answers. Only `enable` may note the node's own timeline.
     """
     if node.state is None:
         return subscription.milestone
