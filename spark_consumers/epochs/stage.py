@@ -57,6 +57,11 @@ class Stage:
         if self._indexes is not None:
             self._indexes.close()
 
+    def follow_compaction(self, state: State, snapshot: int) -> None:
+        """Bring a table's index to a snapshot before those in between are removed."""
+        if self._indexes is not None:
+            self._indexes.advance(state, snapshot, save=True)
+
     def write(
         self,
         epoch: int,
@@ -126,8 +131,8 @@ class Stage:
             kept = self._settings.epochs_kept
             base = self._bases[name]
             done = adopted[name] = self._staging.adopt(base, values, tag, kept, unset)
-            if self.ways.get(name) == "index" and self._indexes and done.snapshot is not None:
-                self._indexes.advance(base.identifier, done.snapshot)
+            if self._indexes is not None and done.snapshot is not None:
+                self._indexes.advance(done.state, done.snapshot)
 
         at_once(adopt, sorted(self._bases))
         return adopted

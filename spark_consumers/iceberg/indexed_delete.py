@@ -5,7 +5,6 @@ of the table. The deletion vectors of those files are written anew, with what th
 the epoch's branch in one commit.
 """
 
-import contextlib
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,14 +15,14 @@ import structlog
 from pyroaring import BitMap64
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, table_files
 from spark_consumers.iceberg.layout import Layout
+from spark_consumers.iceberg.table_files import UnknownFilesError
+from spark_consumers.iceberg.table_index import KeyIndex
+from spark_consumers.iceberg.tables import State
 from spark_consumers.java import java_class
-from spark_consumers.key_index import table_files
 from spark_consumers.key_index.deletion_vectors import puffin
-from spark_consumers.key_index.index import KeyIndex
 from spark_consumers.key_index.keys import Keys, is_indexable, keys_of
-from spark_consumers.key_index.table_files import UnknownFilesError
 
 log = structlog.get_logger()
 KEYS_MAX = 1_000_000
@@ -58,15 +57,14 @@ class Indexes:
         table = catalog.load(self._spark, target.identifier)
         if int(table.operations().current().formatVersion()) < 3:
             return False
-        names = [f"c{field.source_index}" for field in layout.key]
-        found: pa.Table = changes.select(*names).toArrow()
-        if not found.num_rows:
-            return True
-        keys = keys_of([found.column(name).combine_chunks() for name in names])
         try:
             index = self._of(table, layout)
             index.bring_to(table, target.snapshot)
-            delete_rows(table, index, keys, target)
+            names = [f"c{field.source_index}" for field in layout.key]
+            found: pa.Table = changes.select(*names).toArrow()
+            if found.num_rows:
+                keys = keys_of([found.column(name).combine_chunks() for name in names])
+                delete_rows(table, index, keys, target)
         except UnknownFilesError as error:
             name, reason = layout.shape.name, str(error)
             if self._refused.get(name) != reason:
@@ -75,29 +73,31 @@ class Indexes:
             return False
         return True
 
-    def advance(self, identifier: str, snapshot: int) -> None:
-        """Bring a table's index to the snapshot that an epoch has made.
+    def advance(self, state: State, snapshot: int, *, save: bool = False) -> None:
+        """Bring a table's index to the snapshot that an epoch or a compaction has made.
 
-        Done at once, while all snapshots in between are there: maintenance removes them.
+        Done at once, while all snapshots in between are there: maintenance removes them. `save`:
+        it is about to.
         """
-        table = catalog.load(self._spark, identifier)
-        index = self._known.get(str(table.uuid()))
-        if index is not None:
-            with contextlib.suppress(UnknownFilesError):
-                index.bring_to(table, snapshot)
+        index = self._known.get(state.uuid)
+        if index is not None and index.known:
+            index.advance(catalog.load(self._spark, state.identifier), snapshot, save=save)
 
     def close(self) -> None:
-        """Let another program have the indexes."""
+        """Write down the indexes, and let another program have them."""
         for index in self._known.values():
             index.close()
 
     def _of(self, table: Any, layout: Layout) -> KeyIndex:
-        identity = str(table.uuid())
-        if identity not in self._known:
-            schema = table.schema()
-            ids = [int(schema.findField(field.name).fieldId()) for field in layout.key]
-            self._known[identity] = KeyIndex(self._folder, identity, ids)
-        return self._known[identity]
+        """Return the index of a table by the key that it has now."""
+        identity, schema = str(table.uuid()), table.schema()
+        key = [int(schema.findField(field.name).fieldId()) for field in layout.key]
+        index = self._known.get(identity)
+        if index is None or index.key != key:  # another source table may have come under its name
+            if index is not None:
+                index.close()
+            index = self._known[identity] = KeyIndex(self._folder, identity, key)
+        return index
 
 
 def delete_rows(table: Any, index: KeyIndex, keys: Keys, target: Target) -> int:

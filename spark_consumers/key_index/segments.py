@@ -1,11 +1,10 @@
 """Where the rows of keys are: sorted segments that never change, searched from the newest on.
 
 A place is a number: the data file's, shifted by POSITION_BITS, and the row's position in the file.
-Pure, but for the files that segments are written to and mapped from.
+Pure.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ from spark_consumers.key_index.keys import Keys, Numbers, joined
 POSITION_BITS = 40
 FILES_MAX = 1 << (63 - POSITION_BITS)
 NOWHERE = -1
-_PARTS = ("numbers", "places", "ends", "body")
 Booleans = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -72,40 +70,6 @@ class Segment(NamedTuple):
     def has_twice(self) -> bool:
         """Tell whether a key is here more than once (keys of one number may hide it)."""
         return bool(_repeats(self.keys).any())
-
-    def write(self, stem: Path) -> None:
-        """Write the segment to files whose names begin with `stem`."""
-        numbers, texts = self.keys
-        parts: list[Any] = [numbers, self.places]
-        if texts is not None:
-            whole = pa.concat_arrays([texts, texts[:0]])
-            _, ends, body = whole.buffers()
-            first = np.frombuffer(ends, np.int64)[whole.offset : whole.offset + len(whole) + 1]
-            size = int(first[-1])
-            parts += [first, np.frombuffer(body, np.uint8)[:size] if size else np.empty(0, "u1")]
-        for name, part in zip(_PARTS, parts, strict=False):
-            np.save(f"{stem}-{name}.npy", part)
-
-    @classmethod
-    def read(cls, stem: Path) -> "Segment":
-        """Map the files of a segment into memory."""
-        found = [
-            np.load(path, mmap_mode="r")
-            for path in (Path(f"{stem}-{name}.npy") for name in _PARTS)
-            if path.exists()
-        ]
-        texts = None
-        if len(found) > 2:
-            buffers = [None, pa.py_buffer(found[2]), pa.py_buffer(found[3])]
-            count = len(found[2]) - 1
-            texts = pa.LargeBinaryArray.from_buffers(pa.large_binary(), count, buffers)
-        return cls(Keys(found[0], texts), found[1])
-
-    @staticmethod
-    def remove(stem: Path) -> None:
-        """Remove the files of a segment; who has them mapped keeps them."""
-        for name in _PARTS:
-            Path(f"{stem}-{name}.npy").unlink(missing_ok=True)
 
 
 def find(wanted: Keys, segments: Sequence[Segment], live: Booleans) -> Numbers:

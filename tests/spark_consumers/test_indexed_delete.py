@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.errors import PySparkException
+from structlog.testing import capture_logs
 
 from schemas.errors import BadInput, Retryable
 from schemas.events import UNAVAILABLE
@@ -15,7 +16,7 @@ from spark_consumers.epochs.stage import INDEXES
 from spark_consumers.failures import translated
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.maintenance import maintain
-from spark_consumers.key_index.index import KeyIndex
+from spark_consumers.iceberg.table_index import KeyIndex
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 
@@ -227,6 +228,37 @@ def test_what_the_index_does_not_cover_goes_the_way_without_it(pipeline: Pipelin
     assert ways(pipeline) == {"public.items": "replace"}
     change(pipeline, "c", 0)
     assert items(pipeline) == "c"
+
+
+def test_a_table_that_is_made_anew_has_another_key(pipeline: Pipeline) -> None:
+    columns = {"id": ("int4", -1), "code": ("int4", -1), "v": ("text", -1)}
+    first = SourceTable("items", columns, key=("id",), oid=1)
+    second = SourceTable("items", columns, key=("code",), oid=2)
+    pipeline.publisher.announce(first)
+    for table in (first, second):
+        pipeline.publisher.reshape(table)
+        with pipeline.publisher.transaction() as t:
+            for number in range(3):
+                t.insert(table, {"id": 2 - number, "code": number, "v": "a"})
+        pipeline.apply()
+        with pipeline.publisher.transaction() as t:
+            t.update(table, {"id": 2, "code": 0, "v": "b"})
+            if table is second:
+                t.update(table, {"id": 7, "code": 1, "v": "c"})
+        assert ways(pipeline) == {"public.items": "index"}
+    assert "".join(row.v for row in pipeline.rows("items", "code")) == "bca"
+
+
+def test_a_second_row_of_a_key_that_somebody_else_writes_is_noticed(pipeline: Pipeline) -> None:
+    filled(pipeline)
+    identifier = pipeline.identifier("items")
+    pipeline.spark.sql(f"INSERT INTO {identifier} SELECT id, 'z', 0, 0 FROM {identifier}")
+    with capture_logs() as logs:
+        assert change(pipeline, "c", 1, 2) == "scan"
+    assert sorted(items(pipeline)) == sorted("bzccazaz")
+    (told,) = [log for log in logs if log["log_level"] == "warning"]
+    assert told["table"] == "public.items"
+    assert "a key has more than one row" in told["reason"]
 
 
 def test_a_second_writer_does_without_the_index(

@@ -12,6 +12,7 @@ from pyiceberg.table.puffin import PuffinFile
 from pyroaring import BitMap64
 
 from spark_consumers.key_index import keys as keys_module
+from spark_consumers.key_index import segment_files
 from spark_consumers.key_index import segments as search
 from spark_consumers.key_index.deletion_vectors import blob, puffin, vector_of
 from spark_consumers.key_index.keys import Keys, is_indexable, keys_of
@@ -101,11 +102,11 @@ def test_the_newest_segment_has_the_place_also_where_hashes_collide(
 )
 def test_a_segment_is_read_as_it_was_written(keys: Keys, tmp_path: Path) -> None:
     places = np.arange(len(keys.numbers), dtype=np.int64)
-    Segment.of(keys, places).write(tmp_path / "one")
-    read = Segment.read(tmp_path / "one")
+    segment_files.write(tmp_path / "one", Segment.of(keys, places))
+    read = segment_files.read(tmp_path / "one", texts=keys.texts is not None)
     assert read.find(keys).tolist() == places.tolist()
     assert not read.has_twice()
-    Segment.remove(tmp_path / "one")
+    segment_files.remove_others(tmp_path, {"another"})
     assert not list(tmp_path.iterdir())
     assert read.find(keys).tolist() == places.tolist()
 

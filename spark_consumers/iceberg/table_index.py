@@ -3,40 +3,48 @@
 It is a cache on this machine, named by the table's UUID and by the snapshot that it is of. The
 table is the authority: an index of another snapshot is brought to the wanted one by the keys of
 the files that were added since, and made anew from the keys of all files where that is impossible.
-A row that was deleted may still be in it: deleting it again changes nothing. One program at a time
-has the folder.
+A row that was deleted may still be in it: deleting it again changes nothing. An index of many such
+rows is made anew. One program at a time has the folder.
 """
 
+import contextlib
 import fcntl
 import json
 import os
 import shutil
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import structlog
 from pyroaring import BitMap64
 
+from spark_consumers.iceberg import table_files
+from spark_consumers.iceberg.table_files import Files, UnknownFilesError
+from spark_consumers.key_index import segment_files
 from spark_consumers.key_index import segments as search
-from spark_consumers.key_index import table_files
 from spark_consumers.key_index.keys import Keys, joined, keys_of
 from spark_consumers.key_index.segments import Segment
-from spark_consumers.key_index.table_files import Files, UnknownFilesError
 
 log = structlog.get_logger()
 SEGMENT_ROWS_MAX = 16_000_000
 """Segments are not merged into one of more rows: what a merge takes of memory is bounded."""
 RETRY_S = 600.0
 """After that time it is tried again to make the index of a table where it was impossible."""
+SURPLUS_MIN = 100_000
+"""An index is made anew beyond twice the table's rows, or data files, and this number of them."""
+TROUBLES = (OSError, EOFError, ValueError, pa.ArrowException)
+"""What comes of a folder that is full, torn or not to be written to."""
 _UNSAVED_MAX = 8
 """Up to _UNSAVED_MAX changes of the index are not written down: who starts anew follows them."""
 _VECTORS_KEPT = 1_000
-_VERSION = 1
+_VERSION = 2
 _MANIFEST = "manifest.json"
 
 
@@ -56,35 +64,55 @@ class KeyIndex:
         self._folder = folder / table_uuid
         self._lock: int | None = None
         self._refused, self._refused_until = "", 0.0
-        self._key = key
+        self.key = key
         self._known: Known | None = None
         self._paths: list[str] = []
         self._segments: list[tuple[str, Segment]] = []
         self._vectors: dict[str, BitMap64] = {}
         self._unsaved = 0
+        self._rows_max = 0
 
     def bring_to(self, table: Any, snapshot: int) -> None:
         """Make the index that of a snapshot; raise UnknownFilesError where it can't be."""
-        self._take_folder()
         if time.monotonic() < self._refused_until:
             raise UnknownFilesError(self._refused)
-        try:
+        with self._giving_up():
+            self._take_folder()
             try:
                 if self._known is None:
                     self._load(table)
-                if self._known is None or not self._follow(table, snapshot):
+                followed = self._known is not None and self._follow(table, snapshot)
+                if not followed or self._is_too_large():
                     self._build(table, snapshot)
-            except OSError as error:  # the folder was removed
-                log.warning("the key index was lost", folder=str(self._folder), error=str(error))
+            except TROUBLES as error:
+                self._lose(error)
                 self._build(table, snapshot)
-        except BaseException as error:
-            self._forget()
-            if isinstance(error, UnknownFilesError):
-                self._refused, self._refused_until = str(error), time.monotonic() + RETRY_S
-            raise
+
+    @property
+    def known(self) -> bool:
+        """Whether the index is of some snapshot of the table."""
+        return self._known is not None
+
+    def advance(self, table: Any, snapshot: int, *, save: bool) -> None:
+        """Follow a table whose index is known, without making it anew.
+
+        Called while the snapshots in between are there. `save`: the snapshots before this one are
+        about to be removed, so that what is written down must be of this one.
+        """
+        with contextlib.suppress(UnknownFilesError), self._giving_up():
+            try:
+                if not self._follow(table, snapshot):
+                    self._forget()
+                elif save:
+                    self._save()
+            except TROUBLES as error:
+                self._lose(error)
 
     def close(self) -> None:
-        """Let another program have the folder."""
+        """Write down the index, and let another program have the folder."""
+        with contextlib.suppress(UnknownFilesError), self._giving_up():
+            if self._known is not None:
+                self._save()
         self._forget()
         if self._lock is not None:
             os.close(self._lock)
@@ -112,7 +140,8 @@ class KeyIndex:
             return BitMap64(), None
         name = f"{delete.location()}#{int(delete.contentOffset())}"
         if name not in self._vectors:
-            self.keep_vector(name, table_files.vector(table, delete))
+            with table_files.readable(str(delete.location())):
+                self.keep_vector(name, table_files.vector(table, delete))
         return self._vectors[name], delete
 
     def keep_vector(self, name: str, vector: BitMap64) -> None:
@@ -125,6 +154,31 @@ class KeyIndex:
     def _state(self) -> Known:
         assert self._known is not None
         return self._known
+
+    @contextlib.contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Where the index can't be, remove it, and tell why with UnknownFilesError until RETRY_S.
+
+        An index that another program has is left alone.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._forget()
+            if not isinstance(error, (UnknownFilesError, *TROUBLES)):
+                raise
+            reason = str(error)
+            if not isinstance(error, UnknownFilesError):
+                reason = f"the key index can't be kept in {self._folder}: {error}"
+            if self._lock is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._refused, self._refused_until = reason, time.monotonic() + RETRY_S
+            raise UnknownFilesError(reason) from error
+
+    def _lose(self, error: Exception) -> None:
+        """Know nothing of the table, as its folder was removed, or its disk is full."""
+        log.warning("the key index was lost", folder=str(self._folder), error=str(error))
+        self._forget()
 
     def _take_folder(self) -> None:
         """Raise UnknownFilesError where another program has it."""
@@ -162,41 +216,56 @@ class KeyIndex:
             self._save()
         return True
 
+    def _is_too_large(self) -> bool:
+        """Tell whether most rows or data files of the index are no longer the table's."""
+        files = self._state.files
+        if len(self._paths) > 2 * len(files.data) + SURPLUS_MIN:
+            return True
+        if self._rows() > self._rows_max:
+            self._bound_rows()
+        return self._rows() > self._rows_max
+
+    def _bound_rows(self) -> None:
+        self._rows_max = 2 * self._state.files.rows() + SURPLUS_MIN
+
+    def _rows(self) -> int:
+        return sum(len(segment.places) for _, segment in self._segments)
+
     def _build(self, table: Any, snapshot: int) -> None:
         """Make the index from the keys of all files."""
         self._forget()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
-        files = table_files.listed(table, snapshot)
-        self._known = Known(snapshot, files, {})
-        self._add(table, list(files.data), whole=True)
+        self._known = Known(snapshot, table_files.listed(table, snapshot), {})
+        self._add(table, list(self._known.files.data))
+        self._bound_rows()
         self._save()
-        rows = sum(len(segment.places) for _, segment in self._segments)
-        log.info("the key index was made from the table", table=str(table.name()), rows=rows)
+        name = str(table.name())
+        log.info("the key index was made from the table", table=name, rows=self._rows())
 
-    def _add(self, table: Any, paths: list[str], *, whole: bool = False) -> None:
-        """Read the keys of data files into new segments; `whole`: of all files of the table."""
+    def _add(self, table: Any, paths: list[str]) -> None:
+        """Read the keys of data files into new segments."""
+        first = len(self._paths)
+        if first + len(paths) > search.FILES_MAX:
+            raise UnknownFilesError("the table has had too many files")
+        self._paths += paths
+        self._state.numbers |= {path: first + place for place, path in enumerate(paths)}
         parts: list[tuple[Keys, Any]] = []
         rows = 0
-        for path in paths:
-            number = self._state.numbers[path] = len(self._paths)
-            self._paths.append(path)
-            if number >= search.FILES_MAX:
-                raise UnknownFilesError("the table has had too many files")
-            found = self._rows(table, path, number)
+        for place, path in enumerate(paths):
+            found = self._read(table, path, first + place)
             if parts and rows + len(found[1]) > SEGMENT_ROWS_MAX:
-                self._put(parts)
+                self._put(table, parts)
                 parts, rows = [], 0
             parts.append(found)
             rows += len(found[1])
         if parts:
-            self._put(parts)
-        if whole and self._has_twice():
-            raise UnknownFilesError("a key has more than one row")
+            self._put(table, parts)
 
-    def _rows(self, table: Any, path: str, number: int) -> tuple[Keys, Any]:
+    def _read(self, table: Any, path: str, number: int) -> tuple[Keys, Any]:
         """Return the keys of a data file's rows that are not deleted, and their places."""
-        groups = [keys_of(group) for group in table_files.columns(table, path, self._key)]
+        with table_files.readable(path):
+            groups = [keys_of(group) for group in table_files.columns(table, path, self.key)]
         if not groups:
             raise UnknownFilesError(f"{path} has no rows")
         keys = joined(groups)
@@ -209,25 +278,27 @@ class KeyIndex:
             keys = keys.take(positions)
         return keys, search.places_in(number, positions)
 
-    def _put(self, parts: list[tuple[Keys, Any]]) -> None:
+    def _put(self, table: Any, parts: list[tuple[Keys, Any]]) -> None:
+        """Take rows as the newest segment; raise UnknownFilesError where a key has another row.
+
+        Whoever else writes to the table may have added it: the older row would be out of sight.
+        """
         keys = joined([part for part, _ in parts])
-        self._insert(Segment.of(keys, np.concatenate([places for _, places in parts])))
+        segment = Segment.of(keys, np.concatenate([places for _, places in parts]))
+        if segment.has_twice():
+            raise UnknownFilesError("a key has more than one row")
+        for path, positions in self.find(keys).items():
+            deleted, _ = self.vector(table, path)
+            if not BitMap64(positions.astype("uint64")) <= deleted:
+                raise UnknownFilesError(f"a key has more than one row, one of them in {path}")
+        self._insert(segment)
 
     def _insert(self, segment: Segment) -> None:
         """Write a segment, and take it as the newest one."""
         name = uuid.uuid4().hex
-        segment.write(self._folder / name)
-        self._segments.insert(0, (name, Segment.read(self._folder / name)))
-
-    def _has_twice(self) -> bool:
-        found = [segment for _, segment in self._segments]
-        if any(segment.has_twice() for segment in found):
-            return True
-        everywhere = np.ones(len(self._paths), bool)
-        return any(
-            (search.find(one.keys, found[place + 1 :], everywhere) != search.NOWHERE).any()
-            for place, one in enumerate(found[:-1])
-        )
+        segment_files.write(self._folder / name, segment)
+        texts = segment.keys.texts is not None
+        self._segments.insert(0, (name, segment_files.read(self._folder / name, texts=texts)))
 
     def _merge(self) -> None:
         """Merge the newest segments while they are not much smaller than the next one."""
@@ -248,15 +319,18 @@ class KeyIndex:
         """Take what the folder has; an index that is damaged or of another form is none."""
         try:
             found = json.loads((self._folder / _MANIFEST).read_text(encoding="utf-8"))
-            if (found["form"], found["key"]) != (_form(), self._key):
+            if (found["form"], found["key"]) != (_form(), self.key):
                 return
-            names = found["segments"]
-            read = [(name, Segment.read(self._folder / name)) for name in names]
+            texts = bool(found["texts"])
+            read = [
+                (name, segment_files.read(self._folder / name, texts=texts))
+                for name in found["segments"]
+            ]
             snapshot, numbers = int(found["snapshot"]), dict(found["numbers"])
             paths = [""] * int(found["files"])
             for path, number in numbers.items():
                 paths[number] = path
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
+        except (*TROUBLES, KeyError, IndexError, TypeError):
             return
         if table.snapshot(snapshot) is None:
             return
@@ -264,24 +338,24 @@ class KeyIndex:
         if not set(files.data) <= set(numbers):
             return
         self._known, self._paths, self._segments = Known(snapshot, files, numbers), paths, read
+        self._bound_rows()
 
     def _save(self) -> None:
         """Write down what the index is of, and remove segments that are no longer its own."""
         names = [name for name, _ in self._segments]
         document = {
             "form": _form(),
-            "key": self._key,
+            "key": self.key,
             "snapshot": self._state.snapshot,
             "files": len(self._paths),
             "numbers": {path: self._state.numbers[path] for path in self._state.files.data},
             "segments": names,
+            "texts": any(segment.keys.texts is not None for _, segment in self._segments),
         }
         fresh = self._folder / f"{_MANIFEST}.new"
         fresh.write_text(json.dumps(document), encoding="utf-8")
         fresh.replace(self._folder / _MANIFEST)
-        stems = {p.name.rsplit("-", 1)[0] for p in self._folder.glob("*.npy")}
-        for name in stems - set(names):
-            Segment.remove(self._folder / name)
+        segment_files.remove_others(self._folder, set(names))
         self._unsaved = 0
 
     def _forget(self) -> None:

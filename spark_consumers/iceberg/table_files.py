@@ -3,6 +3,7 @@
 Files are read and written through the table's FileIO, wherever they are.
 """
 
+import contextlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,6 +32,13 @@ class Files:
 
     data: dict[str, Any] = field(default_factory=dict)
     vectors: dict[str, Any] = field(default_factory=dict)
+
+    def rows(self) -> int:
+        """Count the rows that are not deleted, in time that grows with the number of files."""
+        found, deleted = self.data.values(), self.vectors.values()
+        return sum(int(file.recordCount()) for file in found) - sum(
+            int(file.recordCount()) for file in deleted
+        )
 
 
 def listed(table: Any, snapshot: int) -> Files:
@@ -121,6 +129,15 @@ def opened(table: Any, path: str) -> io.BufferedIOBase | io.RawIOBase:
     if _is_local(path):
         return _local(path).open("rb")
     return _JavaFile(table.io().newInputFile(path))
+
+
+@contextlib.contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Raise UnknownFilesError for a file whose content is not what it should be."""
+    try:
+        yield
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UnknownFilesError(f"{path} can't be read: {error}") from error
 
 
 class _JavaFile(io.RawIOBase):
