@@ -120,7 +120,8 @@ class EpochRunner:
         """
         for state in self._states.values():
             try:
-                maintain(self._spark, self._settings, state, orphans=False)
+                followed = self._stage.follow_compaction
+                maintain(self._spark, self._settings, state, orphans=False, compacted=followed)
             except FOREIGN as error:
                 failure = translated(error, "maintain tables")
                 log.warning("maintenance of a table failed", table=state.source, error=str(failure))

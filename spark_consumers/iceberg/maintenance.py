@@ -7,6 +7,7 @@ round would write whole tables anew.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,15 +37,26 @@ class Maintained:
 
 
 def maintain(
-    spark: SparkSession, settings: TablesSettings, state: State, *, orphans: bool
+    spark: SparkSession,
+    settings: TablesSettings,
+    state: State,
+    *,
+    orphans: bool,
+    compacted: Callable[[State, int], None] | None = None,
 ) -> Maintained:
-    """Compact a table where it has become many files, forget old epochs, remove lost files."""
+    """Compact a table where it has become many files, forget old epochs, remove lost files.
+
+    `compacted` is called with the table and its snapshot before older snapshots are removed.
+    """
     table = catalog.load(spark, state.identifier)
     catalog.keep_progress(table)
     before = _files(spark, state.identifier)
     if before >= settings.compact_files_min:
         _compact(spark, table, settings)
         table.refresh()
+    snapshot = catalog.snapshot_id(table)
+    if compacted is not None and snapshot is not None:
+        compacted(state, snapshot)
     catalog.forget(table, settings.epochs_kept)
     catalog.expire(table, keep=1, older_than_ms=int(time.time() * 1000))
     removed = _remove_orphans(spark, table, settings.orphans_older_ms) if orphans else 0
