@@ -215,6 +215,23 @@ def test_a_holder_stops_leading_while_the_server_is_silent(
         assert elector.report().problem == ""
 
 
+def test_a_lease_that_makes_no_sense_is_told_and_asked_for_again(
+    server: ApiServer, api: LeaseApi
+) -> None:
+    times = {"leaseDurationSeconds": "fifteen", "renewTime": "2026-01-01T00:00:00.000000Z"}
+    server.document = {
+        "metadata": {"name": api.name, "resourceVersion": "1"},
+        "spec": {"holderIdentity": "p2_y", **times},
+    }
+    elector = Elector(api, RULES, "p1_x")
+    with elector.keep():
+        eventually(lambda: "TypeError" in elector.report().problem, what="the error is told")
+        assert not elector.holds()
+        server.document = None
+        eventually(elector.holds, what="it holds the Lease")
+        assert elector.report().problem == ""
+
+
 def test_page_status_and_metrics_tell_who_holds_it() -> None:
     seen = LeaseReport("r-failover", "r-failover-7d-x", held=False, transitions=3)
     snapshot = Snapshot(automatic=True, lease=seen)

@@ -1,5 +1,6 @@
 """Never two holders of the Lease, whatever happens to requests, clocks and processes."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -29,12 +30,15 @@ clocks = st.builds(
 )
 happenings = st.tuples(
     st.floats(0.0, 150.0),
-    st.sampled_from(["stop a", "stop b", "kill a", "kill b", "delete", "empty", "label"]),
+    st.sampled_from(
+        ["stop a", "stop b", "kill a", "kill b", "delete", "empty", "no holder", "label"]
+    ),
 )
 
 
 @given(st.lists(fates, max_size=80), st.tuples(clocks, clocks), st.lists(happenings, max_size=6))
 @example([], (Clocks(), Clocks(wall_s=(-3600.0,))), [(30.0, "delete"), (31.0, "empty")])
+@example([], (Clocks(), Clocks()), [(30.1, "no holder")])
 def test_two_replicas_never_lead_at_the_same_time(
     fates: list[Fate], clocks: tuple[Clocks, Clocks], happenings: list[tuple[float, str]]
 ) -> None:
@@ -60,7 +64,8 @@ def happen(world: World, what: str) -> None:
     elif order == "empty":
         world.server.put(Lease())
     elif world.server.lease is not None:
-        world.server.put(world.server.lease)
+        holder = "" if what == "no holder" else world.server.lease.holder
+        world.server.put(replace(world.server.lease, holder=holder))
 
 
 def test_the_simulation_finds_two_leaders_where_the_deadline_is_too_long() -> None:

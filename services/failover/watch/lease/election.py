@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from schemas.watching import LeaseSettings
 
 _FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
+_RELEASED_S = 1
+"""The duration in a lease that its holder has given up, as client-go writes it. No other lease of
+ours has it: somebody else who empties the holder alone leaves the duration as it was.
+Source: client-go, tools/leaderelection/leaderelection.go, release.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +83,8 @@ class Lease:
 
     @property
     def given_up(self) -> bool:
-        """The last holder said that it stops; an object that nobody has held says nothing."""
-        return not self.holder and bool(self.renewed)
+        """The last holder said that it stops; one without a holder alone does not say so."""
+        return not self.holder and bool(self.renewed) and self.duration_s == _RELEASED_S
 
     def spec(self) -> dict[str, Any]:
         """Return it as the object's `spec`."""
@@ -140,7 +145,7 @@ def wanted(candidate: Candidate, now_s: float, clock: datetime) -> Lease | None:
     """
     lease, identity = candidate.lease, candidate.identity
     told = _told(clock, lease.renewed)
-    duration_s = math.ceil(candidate.rules.duration_s)
+    duration_s = max(math.ceil(candidate.rules.duration_s), _RELEASED_S + 1)
     if lease.holder == identity:
         return replace(lease, duration_s=duration_s, renewed=told)
     if not lease.given_up and not _expired(candidate, now_s):
@@ -193,7 +198,9 @@ class Election:
         self.candidate = Candidate(self.candidate.identity, self.candidate.rules)
         if not held:
             return None
-        return replace(lease, holder="", duration_s=1, renewed=_told(self._clock(), lease.renewed))
+        return replace(
+            lease, holder="", duration_s=_RELEASED_S, renewed=_told(self._clock(), lease.renewed)
+        )
 
 
 def _expired(candidate: Candidate, now_s: float) -> bool:

@@ -136,6 +136,9 @@ class Elector:
         except Unanswered as error:
             self._election.failed()
             return str(error)
+        except Exception as error:  # else the thread would end, and nobody would know
+            self._election.failed()
+            return f"the Lease can't be made sense of: {type(error).__name__}: {error}"
         return ""
 
     def _give_up(self) -> None:
