@@ -89,7 +89,10 @@ class Session:
         return self._parts.ledger.durable
 
     def stream(self, stop: Ending) -> None:
-        """Stream until `stop` is set, then finish the open Kafka transaction and confirm."""
+        """Stream until `stop` is set, then finish the open Kafka transaction and confirm.
+
+        Raise SettingsError where only a snapshot was requested, and it could not read all tables.
+        """
         connection, feedback = self._parts.connection, self._parts.feedback
         heartbeat, group_commit = self._parts.heartbeat, self._parts.group_commit
         pipeline = self._parts.pipeline
@@ -109,6 +112,8 @@ class Session:
                 feedback.heard(time.monotonic())
             self._perform_due(time.monotonic(), behind=connection.behind)
         self._finish()
+        if self.over and self._parts.snapshot is not None:
+            self._parts.snapshot.require_all_read()
 
     def close(self) -> BaseException | None:
         """Close all connections; the next session receives again what Kafka has not committed.

@@ -209,6 +209,30 @@ def test_initial_only_ends_when_all_rows_are_read(conninfo: str, new_bridge: New
     assert (table["table"], table["rows"], table["chunks"], table["done"]) == ("t", 10, 4, True)
 
 
+def test_initial_only_fails_where_a_table_can_not_be_read(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    """All others are read first; the error names the one whose rows Kafka lacks."""
+    run(
+        conninfo,
+        "CREATE TABLE a (id int PRIMARY KEY)",
+        "INSERT INTO a VALUES (1)",
+    )
+    bridge = new_bridge(conninfo, snapshot={**SMALL, "mode": "initial_only"}).start()
+    assert bridge.exit_code(120) == 0, bridge.output
+    run(
+        conninfo,
+        "CREATE TABLE b (id int PRIMARY KEY)",
+        "INSERT INTO b SELECT generate_series(1, 10)",
+        "CREATE TABLE log (n int)",
+        "INSERT INTO log VALUES (1)",
+    )
+    for _ in range(2):  # with rows to read, and without
+        assert bridge.start().exit_code(120) == ExitCode.SETTINGS, bridge.output
+        assert "public.log has no primary key" in bridge.output.splitlines()[-1]
+        assert len(values(bridge, "b", "r")) == 10
+
+
 def test_a_locked_table_does_not_hold_the_stream(conninfo: str, new_bridge: NewBridge) -> None:
     """And a transaction that was open before is waited for, while changes flow."""
     run(

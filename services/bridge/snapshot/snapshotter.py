@@ -125,13 +125,20 @@ class Snapshotter:
         self._narration = Narration()
         self._inspecting: Inspecting | None = None
         self._reading: Reading | None = None
-        self._planned = self._complete = False
+        self._planned = False
+        self._ended: Plan | None = None
+        """The plan of which no rows are left to read."""
         self._due = 0.0
 
     @property
     def over(self) -> bool:
-        """Whether all rows are read, and nothing else is wanted (`initial_only`)."""
-        return self._settings.mode == "initial_only" and self._complete
+        """Whether no rows are left to read, and nothing else is wanted (`initial_only`)."""
+        return self._settings.mode == "initial_only" and self._ended is not None
+
+    def require_all_read(self) -> None:
+        """Raise SettingsError where it is over, but tables could not be read."""
+        if self._ended is not None:
+            require_keys(self._ended)
 
     def close(self) -> None:
         """End the connections and what runs on them."""
@@ -228,7 +235,7 @@ class Snapshotter:
     def _plan_anew(self) -> None:
         """Forget the plan: the next mark lies behind whatever has changed it."""
         self._reading = None
-        self._planned = self._complete = False
+        self._planned, self._ended = False, None
         self._due = 0.0
 
     def _learn(self, seen: Inspection, published: Published, now: float) -> None:
@@ -241,13 +248,14 @@ class Snapshotter:
         if not (self._found or asked):
             require_keys(found)
         self._narration.planned(found, said=self._planned)
-        self._planned, self._complete = True, found.done == len(found.tables)
+        self._planned, self._ended = True, None
         if found.next is None:
-            self._rest(now)
+            self._rest(found, now)
         else:
             self._reading = Reading(found, published, seen.rows_estimates)
 
-    def _rest(self, now: float) -> None:
+    def _rest(self, found: Plan, now: float) -> None:
+        self._ended = found if found.done == len(found.tables) else None
         self._reading, self._due = None, now + _NEW_TABLES_S
 
     def _at_mark(self, batch: EventBatch) -> EventBatch:
@@ -276,8 +284,7 @@ class Snapshotter:
         self._rate.learn(count, began)
         self._narration.chunk(reading.plan, table, reading.rows_estimates)
         if reading.plan.next is None:
-            self._complete = reading.plan.done == len(reading.plan.tables)
-            self._rest(time.monotonic())
+            self._rest(reading.plan, time.monotonic())
         return filled
 
     def _fill(
