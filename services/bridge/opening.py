@@ -50,7 +50,7 @@ from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot.opening import open_snapshot
 from services.bridge.snapshot.progress import Owner
-from services.bridge.snapshot.slot_making import beginning_event, make_slot
+from services.bridge.snapshot.slot_making import beginning_event, beginning_forgotten, make_slot
 from services.bridge.snapshot.snapshotter import Snapshotter
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
@@ -198,23 +198,34 @@ class _Opening:
             patience_ms=self._bridge.connect_deadline_ms,
         )
         records = Records(self._slot, heartbeat, seen)
-        making = partial(self._make_slot, topics, primary, connection)
-        record = records.resume(record, primary, producer, making)
+        first_slot = partial(self._first_slot, topics, primary, connection)
+        record = records.resume(record, primary, producer, first_slot)
         return _Agreed(record, seen, records, heartbeat)
 
-    def _make_slot(
+    def _first_slot(
         self, topics: Topics, primary: Primary, connection: ReplicationConnection
     ) -> NewSlot:
-        """Make the slot, and what is told of it where tables without a key are read."""
-        snapshot = self._settings.snapshot
+        """Return the slot, made where it is missing, and what Kafka is told of its beginning.
+
+        Of a slot that is there already the beginning is not known: that of a former one does not
+        count.
+        """
+        found, snapshot = primary.slot(), self._settings.snapshot
+        there = topics.there(snapshot_topic(self._prefix))
+        forgotten = [beginning_forgotten(self._prefix, self._slot)] if there else []
+        if found is not None and found.confirmed_flush_lsn is not None:
+            return NewSlot(found.confirmed_flush_lsn, forgotten)
         if snapshot.mode == "never" or snapshot.without_key == "refuse":
-            return NewSlot(primary.create_slot())
+            lsn = primary.create_slot()
+            reach("slot created")
+            return NewSlot(lsn, forgotten)
         topics.prepare_late(snapshot_topic, compacted=True)
         told = make_slot(
             *(primary, connection, self._source),
             deadline_s=self._bridge.sql_deadline_ms / 1000,
             while_waiting=self._waiting,
         )
+        reach("slot created")
         return NewSlot(told.lsn, [beginning_event(self._prefix, told)])
 
     def _build(

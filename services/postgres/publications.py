@@ -42,6 +42,14 @@ def unpublished_changes(connection: Connection, publication: str) -> tuple[str, 
     return row and tuple(kind for kind, sent in zip(kinds, row, strict=True) if not sent)
 
 
+def publishes_all_tables(connection: Connection, publication: str) -> bool:
+    """Tell whether the publication is FOR ALL TABLES; one that does not exist is not."""
+    row = connection.execute(
+        "SELECT puballtables FROM pg_publication WHERE pubname = %s", [publication]
+    ).fetchone()
+    return row is not None and bool(row[0])
+
+
 def create_publication(connection: Connection, publication: str, tables: tuple[str, ...]) -> None:
     """Create the publication for `tables` (`schema.table` each), or for all tables when empty."""
     split = (table.partition(".") for table in tables)

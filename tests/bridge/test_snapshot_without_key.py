@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from schemas.errors import ExitCode
 from schemas.shaping import ShapingSettings
@@ -28,8 +29,9 @@ from services.bridge.snapshot.progress import (
 from services.bridge.snapshot.slot_making import beginning_event
 from services.bridge.snapshot.visibility import Sight
 from tests.bridge.conftest import NewBridge
+from tests.bridge.recovering import drop_slot, recovered
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import INITIAL, Writers, await_chunks, chunks, done, read_all
+from tests.bridge.snapshots import DONE, INITIAL, Writers, await_chunks, chunks, done, read_all
 from tests.bridge.test_failover import both, promote
 from tests.bridge.test_snapshot_core import OWNER, shape
 from tests.conftest import NewPair
@@ -164,6 +166,67 @@ def test_a_slot_of_which_nothing_is_known_is_refused(conninfo: str, new_bridge: 
     bridge = new_bridge(conninfo, snapshot=READ)
     bridge.start(**{VARIABLE: "slot created:1"})
     assert bridge.exit_code(60) == -9, bridge.output
+    bridge.start()
+    assert bridge.exit_code(60) == ExitCode.SETTINGS, bridge.output
+    assert "public.log has no key, and the slot was not made" in bridge.output
+    run(conninfo, f"SELECT pg_drop_replication_slot('{bridge.slot}')")
+
+
+def test_a_slot_that_a_repair_has_made_begins_anew(conninfo: str, new_bridge: NewBridge) -> None:
+    """What the repair has published comes not again; a table that was left out is not read on."""
+    make_log(conninfo, 30)
+    run(
+        conninfo,
+        "CREATE TABLE keyed (n int NOT NULL, note text)",
+        "INSERT INTO keyed SELECT generate_series(1, 20)",
+    )
+    shaping = {"keys": {"public.keyed": ["n"]}}
+    bridge = new_bridge(conninfo, snapshot=READ, shaping=shaping)
+    bridge.start(**{VARIABLE: "first record:1"})
+    assert bridge.exit_code(60) == -9, bridge.output
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        drop_slot(connection, bridge.slot)
+    run(conninfo, "INSERT INTO log VALUES (31)", "INSERT INTO keyed VALUES (21)")
+    assert recovered(bridge, "--without", "public.log").tables["public.keyed"].created == 21
+    bridge.start().streaming()
+    eventually(lambda: "public.log has no key, and" in bridge.output, what="it is refused")
+    run(
+        conninfo,
+        "INSERT INTO keyed VALUES (22)",
+        "CREATE TABLE later (n int)",
+        "INSERT INTO later VALUES (1)",
+    )
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert assert_each_once(bridge, conninfo, "keyed") == {"c": 22}
+    assert f"{bridge.prefix}.public.log" not in bridge.topics()
+    bridge.start().streaming()
+    eventually(lambda: bridge.output.count("refused=1") == 2, what="the tables are planned")
+    assert bridge.stop() == 0, bridge.output
+    assert assert_each_once(bridge, conninfo, "later") == {"c": 1}
+
+
+@pytest.mark.parametrize("without_key", ["read", "refuse"])
+def test_where_a_former_slot_began_is_forgotten(
+    without_key: str, conninfo: str, new_bridge: NewBridge
+) -> None:
+    """A slot of the same name, of which nothing is known: as if there had been no other."""
+    make_log(conninfo, 10)
+    bridge = new_bridge(conninfo, snapshot=READ)
+    bridge.start(**{VARIABLE: "first record:1"})
+    assert bridge.exit_code(60) == -9, bridge.output
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        drop_slot(connection, bridge.slot)
+        connection.execute("SELECT pg_replication_origin_drop(%s)", [f"slotbridge_{bridge.slot}"])
+    name = f"{bridge.prefix}.progress"
+    admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
+    admin.delete_topics([name])[name].result(30)
+    eventually(lambda: name not in bridge.topics(), what="the topic is gone", timeout_s=60)
+    given = bridge.config.read_text()
+    bridge.config.write_text(given.replace("without_key: read", f"without_key: {without_key}"))
+    bridge.start(**{VARIABLE: "slot created:1"})
+    assert bridge.exit_code(60) == -9, bridge.output
+    bridge.config.write_text(given)
     bridge.start()
     assert bridge.exit_code(60) == ExitCode.SETTINGS, bridge.output
     assert "public.log has no key, and the slot was not made" in bridge.output
@@ -311,11 +374,62 @@ def test_a_table_that_is_rewritten_in_the_middle_is_not_read_on(
     assert {*read.values()} == {1} and 20 < len(read) < ROWS
 
 
+def test_a_publication_that_was_changed_in_between_is_told(
+    conninfo: str, new_bridge: NewBridge
+) -> None:
+    """What was inserted meanwhile is lost: nobody is to take the rest for the whole table."""
+    make_log(conninfo)
+    bridge = new_bridge(conninfo, snapshot={**READ, "chunk_rows_max": 10}, tables=("public.log",))
+    bridge.start().streaming()
+    await_chunks(bridge, 3)
+    assert bridge.stop() == 0, bridge.output
+    run(
+        conninfo,
+        f"ALTER PUBLICATION {bridge.publication} DROP TABLE log",
+        "INSERT INTO log VALUES (999999, '')",
+        f"ALTER PUBLICATION {bridge.publication} ADD TABLE log",
+    )
+    bridge.start().streaming()
+    eventually(
+        lambda: "the publication, or its place in that, was changed since" in bridge.output,
+        what="it is told",
+        timeout_s=60,
+    )
+    assert bridge.stop() == 0, bridge.output
+    assert DONE not in bridge.output
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("CREATE UNLOGGED TABLE later (n int)", "INSERT INTO later VALUES (1)"),
+        ("ALTER PUBLICATION {} SET (publish = '')", "CREATE TABLE later (n int)"),
+    ],
+)
+def test_a_later_table_that_was_not_published_from_its_beginning_is_told(
+    statements: tuple[str, ...], conninfo: str, new_bridge: NewBridge
+) -> None:
+    make_log(conninfo, 30)
+    bridge = read_all(new_bridge(conninfo, snapshot=READ))
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    run(
+        conninfo,
+        *(statement.format(bridge.publication) for statement in statements),
+        "INSERT INTO later VALUES (2)",
+        "ALTER TABLE later SET LOGGED",
+        f"ALTER PUBLICATION {bridge.publication} SET (publish = 'insert, update, delete')",
+    )
+    bridge.start().streaming()
+    eventually(lambda: "public.later has no key, and" in bridge.output, what="it is told")
+    assert bridge.stop() == 0, bridge.output
+
+
 def planned(
     beginning: Beginning | None = BEGINNING,
     told: SnapshotProgress | None = None,
     unpublished: tuple[str, ...] = (),
-    place: Place | None = Place(500, new=False),  # noqa: B008
+    place: Place | None = Place(500, new=False, kept=True),  # noqa: B008
     asked: tuple[SnapshotRequest, ...] = (),
     **settings: Any,
 ) -> Plan:
@@ -337,8 +451,8 @@ def test_the_rows_from_before_the_slot_are_planned() -> None:
     assert (table.before, table.last) == ((BEGINNING.sight, 500), None)
     (table,) = planned(told=progress()).tables.values()
     assert (table.last, table.rows) == (["(7,3)"], 60)
-    assert planned(told=progress(done=True), place=Place(501, new=False)).next is None
-    assert not planned(told=progress(done=True), place=Place(501, new=False)).refused
+    assert planned(told=progress(done=True), place=Place(501, new=False, kept=True)).next is None
+    assert not planned(told=progress(done=True), place=Place(501, new=False, kept=True)).refused
 
 
 def test_a_request_does_not_read_a_table_again_once_the_setting_is_taken_back() -> None:
@@ -362,8 +476,9 @@ def test_a_request_does_not_read_a_table_again_once_the_setting_is_taken_back() 
     [
         ({"without_key": "refuse"}, "has no primary key"),
         ({"beginning": None}, "the slot was not made by a bridge"),
-        ({"place": Place(501, new=False)}, "was truncated or rewritten"),
+        ({"place": Place(501, new=False, kept=True)}, "was truncated or rewritten"),
         ({"place": None}, "was truncated or rewritten"),
+        ({"place": Place(500, new=False, kept=False)}, "its place in that, was changed since"),
         ({"beginning": BEGINNING._replace(files={})}, "joined the publication after"),
         ({"unpublished": ("update",)}, "leaves out updates"),
         ({"told": progress(oid=9)}, "a failover may have undone"),
@@ -377,10 +492,13 @@ def test_what_would_come_twice_or_never_is_refused(given: dict[str, Any], reason
 
 def test_a_table_that_was_made_after_the_slot_needs_no_snapshot() -> None:
     others = BEGINNING._replace(files={})
-    found = planned(others, place=Place(7, new=True))
+    made = Place(1, new=True, kept=True)  # its first file has the number of its oid
+    found = planned(others, place=made)
     assert not found.refused and not found.tables
-    listed = others._replace(all_tables=False)
-    assert planned(listed, place=Place(7, new=True)).refused
+    assert planned(others._replace(all_tables=False), place=made).refused
+    assert planned(others, place=made._replace(file=7)).refused
+    assert planned(others, place=made._replace(kept=False)).refused
+    assert planned(others._replace(files={1: 1}), place=made).tables
 
 
 def test_the_beginning_of_the_slot_survives_its_record() -> None:
@@ -430,4 +548,4 @@ def test_as_many_blocks_are_read_as_have_the_rows() -> None:
 
 def test_a_partitioned_root_without_a_key_is_refused() -> None:
     root = replace(LOG, partitioned=True)
-    assert "root of its partitions" in BEGINNING.refusal(root, Place(500, new=False))
+    assert "root of its partitions" in BEGINNING.refusal(root, Place(500, new=False, kept=True))

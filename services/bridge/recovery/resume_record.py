@@ -42,14 +42,14 @@ class Records:
         record: ProgressRecord | None,
         primary: Primary,
         producer: TransactionalProducer,
-        make_slot: Callable[[], NewSlot],
+        first_slot: Callable[[], NewSlot],
     ) -> ProgressRecord:
         """Return the record to go on from: `record` as this server has it, or the very first.
 
-        `make_slot` makes the slot, where it is missing.
+        `first_slot` tells of the slot at the very first start, and makes it where it is missing.
         """
         return (
-            self._enter(record, producer) if record else self._begin(primary, producer, make_slot)
+            self._enter(record, producer) if record else self._begin(primary, producer, first_slot)
         )
 
     def at(self, position: Position, counts: Mapping[str, int]) -> ProgressRecord:
@@ -72,16 +72,12 @@ class Records:
         self,
         primary: Primary,
         producer: TransactionalProducer,
-        make_slot: Callable[[], NewSlot],
+        first_slot: Callable[[], NewSlot],
     ) -> ProgressRecord:
-        """Create the slot at the very first start; store its position in Kafka and the origin."""
-        found = primary.slot()
-        lsn = found.confirmed_flush_lsn if found is not None else None
-        if lsn is None:
-            lsn, told = make_slot()
-            reach("slot created")
-            if told:
-                producer.send(told)
+        """Store the position of the first slot in Kafka and the origin."""
+        lsn, told = first_slot()
+        if told:
+            producer.send(told)
         record = self.at(Position(0, lsn, 0), {})
         producer.commit(record)
         reach("first record")

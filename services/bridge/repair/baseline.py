@@ -22,15 +22,17 @@ from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.events import HEARTBEAT_PREFIX
 from schemas.lsn import format_lsn
 from schemas.settings import SourceSettings
+from schemas.snapshot import SlotBeginning
 from services.bridge.pgoutput.messages import Row
 from services.bridge.repair.diagnosis import OPERATION
 from services.bridge.snapshot.reader import FETCH_BYTES, shape_of
+from services.bridge.snapshot.slot_making import import_snapshot
 from services.bridge.snapshot.tables import TableShape, quote
 from services.bridge.snapshot.visibility import parse_sight
 from services.bridge.source.replication_connection import SESSION_OPTIONS, ReplicationConnection
 from services.bridge.source.server_errors import connect_error, server_error
 from services.postgres import slots
-from services.postgres.publications import unpublished_changes
+from services.postgres.publications import publishes_all_tables, unpublished_changes
 from services.postgres.published_tables import published_tables
 from services.postgres.rows import one_row
 from services.postgres.server import Connection, Server, written_lsn
@@ -71,13 +73,32 @@ class Baseline:
         self._exporter: ReplicationConnection | None = None
         self.lsn = 0
         """Where the slot begins."""
-        self.xmin = 0
-        """Transactions before this one are seen by everybody."""
+        self.sight = ""
+        """What the slot's database snapshot sees, as the server prints it."""
 
     @property
     def commit_lsn(self) -> int:
         """The LSN of the repair's events: after all before the slot, before all that it decodes."""
         return max(0, self.lsn - 1)
+
+    @property
+    def xmin(self) -> int:
+        """Return an xid such that everybody sees all transactions before it."""
+        return parse_sight(self.sight).xmin
+
+    def beginning(self, ts_ms: int) -> SlotBeginning:
+        """Tell where the slot begins. Rows of tables without a key may be in Kafka from before."""
+        with self._statement("read the publication"):
+            all_tables = publishes_all_tables(self._rows, self._publication)
+        return SlotBeginning(
+            slot=self._slot,
+            lsn=self.lsn,
+            timeline=self._server.timeline,
+            sight=self.sight,
+            all_tables=all_tables,
+            files={},
+            ts_ms=ts_ms,
+        )
 
     def close(self) -> None:
         """End the connections and the database snapshot."""
@@ -169,10 +190,7 @@ class Baseline:
             two_phase=two_phase, deadline_s=deadline_s, while_waiting=self._tell_open
         )
         with self._statement("import the database snapshot"):
-            self._rows.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            self._rows.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
-            row = one_row(self._rows.execute("SELECT pg_current_snapshot()::text"))
-            self.xmin = parse_sight(row[0]).xmin
+            self.sight = import_snapshot(self._rows, snapshot)
         logger.info("made the slot anew", slot=self._slot, lsn=format_lsn(self.lsn))
 
     def _tell_open(self) -> None:

@@ -162,10 +162,9 @@ class ComparedTables:
         owner = Owner(slot, timeline, self._baseline.lsn, history)
         position = ChunkPosition(self._baseline.commit_lsn, 0, self._baseline.lsn)
         for table in self._tables.values():
-            if table.shape.key:
-                progress = TableProgress(table.shape, rows=table.rows, chunks=1, done=True)
-                told = told_progress(owner, progress, position, now_ms)
-                yield progress_event(self._topics.prefix, told)
+            progress = TableProgress(table.shape, rows=table.rows, chunks=1, done=True)
+            told = told_progress(owner, progress, position, now_ms)
+            yield progress_event(self._topics.prefix, told)
 
 
 def _named(counts: dict[str, int]) -> dict[str, int]:

@@ -46,6 +46,7 @@ from services.bridge.sink.dead_letters import OneOrigin, Origin, RefusalLearned,
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot.reader import NotNow, SnapshotReader
+from services.bridge.snapshot.slot_making import beginning_event
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
 
@@ -242,9 +243,11 @@ class Repair:
         origins = OneOrigin(Origin(0, self._baseline.commit_lsn, self._baseline.lsn))
         waiting = [Event(topic, done.slot.encode(), done.model_dump_json().encode())]
         waiting += lost_staging(self._topics, self._source.slot, 0)
-        if self._snapshots:
+        if self._snapshots or self._topics.there(snapshot_topic(self._topics.prefix)):
             self._topics.prepare_late(snapshot_topic, compacted=True)
             server = seen.server
+            told = self._baseline.beginning(now_ms)
+            waiting.append(beginning_event(self._topics.prefix, told))
             waiting += self._tables.snapshots_done(
                 *(self._source.slot, server.timeline, seen.switch_points, now_ms)
             )

@@ -74,29 +74,27 @@ def open_snapshot(
 def look_for_known(topics: Topics) -> Known:
     """Return what `<prefix>.snapshot` has, nothing where no bridge has made that topic."""
     there = topics.there(snapshot_topic(topics.prefix))
-    return read_known(topics) if there else Known([], [])
+    return read_known(topics) if there else Known([], [], [], [])
 
 
 def read_known(topics: Topics) -> Known:
     """Return the last records of each kind in `<prefix>.snapshot`."""
     topic = snapshot_topic(topics.prefix)
-    last: dict[object, SnapshotProgress] = {}
-    asked: dict[object, SnapshotRequest] = {}
-    beginnings: dict[object, SlotBeginning] = {}
-    positions: dict[object, SignalPosition] = {}
+    last: dict[bytes | str | None, tuple[int, bytes]] = {}
     with topics.reader(topic) as reader:
         low, end = reader.bounds()
         for offset, key, value in reader.between(low, end, time.monotonic() + READ_DEADLINE_S):
-            if value is None:
-                continue
-            if is_request(key):
-                asked[key] = parse_record(SnapshotRequest, topic, offset, value)
-            elif is_progress(key):
-                last[key] = parse_record(SnapshotProgress, topic, offset, value)
-            elif is_position(key):
-                positions[key] = parse_record(SignalPosition, topic, offset, value)
-            else:
-                beginnings[key] = parse_record(SlotBeginning, topic, offset, value)
-    return Known(
-        *([*last.values()], [*asked.values()]), [*beginnings.values()], [*positions.values()]
-    )
+            last.pop(key, None)
+            if value is not None:
+                last[key] = offset, value
+    known = Known([], [], [], [])
+    for key, (offset, value) in last.items():
+        if is_request(key):
+            known.requests.append(parse_record(SnapshotRequest, topic, offset, value))
+        elif is_progress(key):
+            known.progress.append(parse_record(SnapshotProgress, topic, offset, value))
+        elif is_position(key):
+            known.positions.append(parse_record(SignalPosition, topic, offset, value))
+        else:
+            known.beginnings.append(parse_record(SlotBeginning, topic, offset, value))
+    return known

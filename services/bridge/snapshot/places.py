@@ -28,10 +28,14 @@ _ROWS_PER_BLOCK: Final = 50.0
 
 
 class Place(NamedTuple):
-    """Where a table's rows lie now: its relfilenode, and whether it was made after the slot."""
+    """Where a table's rows lie now: its relfilenode, and whether it was made after the slot.
+
+    `kept`: what publishes it was there when the slot began, and nobody has changed it since.
+    """
 
     file: int
     new: bool
+    kept: bool
 
 
 class RowsBefore(NamedTuple):
@@ -54,9 +58,14 @@ class Beginning(NamedTuple):
             return "has no key, and is published as the root of its partitions"
         file = self.files.get(shape.relation.oid)
         if file is None:
-            return "has no key, and joined the publication after the slot was made"
+            return (
+                "has no key, and joined the publication after the slot was made, or was left out "
+                "when `slotbridge recover` made it"
+            )
         if place is None or place.file != file:
             return "has no key, and was truncated or rewritten since the slot was made"
+        if not place.kept:
+            return "has no key, and the publication, or its place in that, was changed since"
         return ""
 
     def rows(self, shape: TableShape) -> RowsBefore:
@@ -64,8 +73,14 @@ class Beginning(NamedTuple):
         return RowsBefore(self.sight, self.files.get(shape.relation.oid, 0))
 
     def covers(self, shape: TableShape, place: Place | None) -> bool:
-        """Whether all rows of the table come as changes: it was made after the slot."""
-        return self.all_tables and place is not None and place.new and not shape.partitioned
+        """Whether all rows of the table come as changes: it was made after the slot.
+
+        With its first file alone: rows that SET LOGGED or a rewrite brings are not decoded.
+        """
+        oid = shape.relation.oid
+        if not self.all_tables or shape.partitioned or oid in self.files or place is None:
+            return False
+        return place.new and place.kept and place.file == oid
 
 
 def beginning_of(told: SlotBeginning) -> Beginning:
@@ -87,6 +102,31 @@ def from_before(sight: Sight) -> str:
         running = ",".join(str(xid % _XIDS) for xid in sorted(sight.running))
         condition += f" AND {raw} <> ALL ('{{{running}}}'::bigint[])"
     return condition
+
+
+def places_query(sight: Sight) -> bytes:
+    """Make the SQL that reads (oid, *Place) of `oids` in `publication`.
+
+    pg_attribute's row of ctid is written once, with the table; those of a publication when it, or
+    its list of tables, is altered.
+    """
+    before = from_before(sight)
+    return f"""
+        SELECT c.oid::bigint, c.relfilenode::bigint,
+               (SELECT NOT ({before}) FROM pg_attribute
+                 WHERE attrelid = c.oid AND attname = 'ctid' AND attnum < 0),
+               EXISTS (SELECT FROM pg_publication p WHERE pubname = %(publication)s AND {before}
+                  AND (puballtables
+                    OR EXISTS (SELECT FROM pg_publication_rel
+                                WHERE prpubid = p.oid AND prrelid = ANY (above.oids) AND {before})
+                    OR EXISTS (SELECT FROM pg_publication_namespace
+                                WHERE pnpubid = p.oid AND {before} AND pnnspid IN (
+                                      SELECT relnamespace FROM pg_class
+                                       WHERE pg_class.oid = ANY (above.oids)))))
+          FROM pg_class c,
+               LATERAL (SELECT array_append(array_agg(relid::oid), c.oid) AS oids
+                          FROM pg_partition_ancestors(c.oid)) above
+         WHERE c.oid = ANY (%(oids)s::oid[])""".encode()  # noqa: S608
 
 
 def block_of(place: str) -> int:

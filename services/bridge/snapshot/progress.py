@@ -58,10 +58,10 @@ class Known(NamedTuple):
     `positions`: how far signal topics are taken.
     """
 
-    progress: Sequence[SnapshotProgress]
-    requests: Sequence[SnapshotRequest]
-    beginnings: Sequence[SlotBeginning] = ()
-    positions: Sequence[SignalPosition] = ()
+    progress: list[SnapshotProgress]
+    requests: list[SnapshotRequest]
+    beginnings: list[SlotBeginning]
+    positions: list[SignalPosition]
 
 
 class Apart(NamedTuple):

@@ -27,7 +27,7 @@ from services.bridge.snapshot.places import (
     Place,
     RowsBefore,
     block_of,
-    from_before,
+    places_query,
 )
 from services.bridge.snapshot.tables import (
     CURSOR,
@@ -153,14 +153,10 @@ class SnapshotReader:
         return Inspection(shapes, estimates, int(row[0]), places, unpublished or ())
 
     def _places(self, oids: list[int], beginning: Sight) -> dict[int, Place]:
-        """Return where the rows of tables lie. pg_attribute's row of ctid is never updated."""
-        query = f"""
-            SELECT c.oid::bigint, c.relfilenode::bigint,
-                   (SELECT NOT ({from_before(beginning)}) FROM pg_attribute
-                     WHERE attrelid = c.oid AND attname = 'ctid' AND attnum < 0)
-              FROM pg_class c WHERE c.oid = ANY (%s::oid[])"""  # noqa: S608
-        rows = self._marks.execute(query.encode(), [oids]).fetchall()
-        return {oid: Place(file, new) for oid, file, new in rows}
+        """Return where the rows of tables lie."""
+        given = {"oids": oids, "publication": self._publication}
+        rows = self._marks.execute(places_query(beginning), given).fetchall()
+        return {oid: Place(*place) for oid, *place in rows}
 
     def mark(self, token: str) -> int:
         """Write `token` into the WAL and flush it; return where its record ends.

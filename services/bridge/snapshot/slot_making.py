@@ -4,35 +4,41 @@
     SET TRANSACTION SNAPSHOT                          that is asked for as text, in a session of SQL
 
 The text goes to Kafka with the first progress record. A bridge that is killed between leaves a slot
-of which nothing is known: tables without a key are refused then.
+of which nothing is known: tables without a key are refused then. The same text of a former slot of
+that name is removed.
 """
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import psycopg
 import structlog
 
+from schemas.errors import SlotbridgeError
 from schemas.events import snapshot_topic
 from schemas.lsn import format_lsn
 from schemas.settings import SourceSettings
 from schemas.snapshot import SlotBeginning, SlotBeginningKey
 from services.bridge.events.event import Event
 from services.bridge.source.database import Primary
-from services.bridge.source.replication_connection import ReplicationConnection
+from services.bridge.source.replication_connection import (
+    SESSION_OPTIONS,
+    ReplicationConnection,
+    cut_off_after,
+)
 from services.bridge.source.server_errors import connect_error, server_error
+from services.postgres.publications import publishes_all_tables
 from services.postgres.published_tables import published_tables
 from services.postgres.rows import one_row
+from services.postgres.server import Connection
 
 logger = structlog.get_logger(__name__)
 
 _OPERATION: Final = "make the slot"
 _APPLICATION: Final = "slotbridge_slot"
 _STATEMENT_MS: Final = 60_000
-_SIGHT: Final = (
-    "SELECT pg_current_snapshot()::text, puballtables FROM pg_publication WHERE pubname = %s"
-)
 _FILES: Final = (
     "SELECT oid::bigint, relfilenode::bigint FROM pg_class"
     " WHERE oid = ANY (%s::oid[]) AND relkind = 'r'"
@@ -48,22 +54,25 @@ def make_slot(
     while_waiting: Callable[[], None],
 ) -> SlotBeginning:
     """Make the failover slot; return where it begins. Raise SlotbridgeError."""
-    lsn, snapshot = replication.create_slot(
-        two_phase=source.two_phase, deadline_s=deadline_s, while_waiting=while_waiting
-    )
     try:
         with psycopg.connect(
             primary.conninfo,
             autocommit=True,
             application_name=_APPLICATION,
-            options=f"-c statement_timeout={_STATEMENT_MS}",
+            options=f"{SESSION_OPTIONS} -c statement_timeout={_STATEMENT_MS}",
         ) as connection:
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            connection.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
-            sight, all_tables = one_row(connection.execute(_SIGHT, [source.publication]))
-            tables = published_tables(connection, source.publication)
-            oids = [one.oid for one in tables if not one.key]
-            files = connection.execute(_FILES, [oids]).fetchall()
+            lsn, snapshot = replication.create_slot(
+                two_phase=source.two_phase, deadline_s=deadline_s, while_waiting=while_waiting
+            )
+            with (
+                _dropped_on_error(replication),
+                cut_off_after(deadline_s, connection.fileno()),
+            ):
+                sight = import_snapshot(connection, snapshot)
+                all_tables = publishes_all_tables(connection, source.publication)
+                tables = published_tables(connection, source.publication)
+                oids = [one.oid for one in tables if not one.key]
+                files = connection.execute(_FILES, [oids]).fetchall()
     except psycopg.Error as error:
         message = " ".join((error.diag.message_primary or str(error)).split())
         subject = f"slot {source.slot}"
@@ -82,7 +91,34 @@ def make_slot(
     )
 
 
+@contextlib.contextmanager
+def _dropped_on_error(replication: ReplicationConnection) -> Iterator[None]:
+    """Drop the new slot where the block fails: nobody could tell later where it begins."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(SlotbridgeError, psycopg.Error, OSError):
+            replication.drop_slot()
+        raise
+
+
+def import_snapshot(connection: Connection, name: str) -> str:
+    """Begin a transaction under the database snapshot of a new slot; return that as text."""
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    connection.execute(f"SET TRANSACTION SNAPSHOT '{name}'".encode())
+    return str(one_row(connection.execute("SELECT pg_current_snapshot()::text"))[0])
+
+
 def beginning_event(prefix: str, told: SlotBeginning) -> Event:
     """Make the record of `told`, for the Kafka transaction with the first progress record."""
-    key = SlotBeginningKey(slot=told.slot).model_dump_json().encode()
-    return Event(snapshot_topic(prefix), key, told.model_dump_json().encode())
+    return _event(prefix, told.slot, told.model_dump_json().encode())
+
+
+def beginning_forgotten(prefix: str, slot: str) -> Event:
+    """Make the record that removes where a former slot of that name began."""
+    return _event(prefix, slot, None)
+
+
+def _event(prefix: str, slot: str, value: bytes | None) -> Event:
+    key = SlotBeginningKey(slot=slot).model_dump_json().encode()
+    return Event(snapshot_topic(prefix), key, value)

@@ -172,6 +172,10 @@ class ReplicationConnection:
         self._require(result, pq.ExecStatus.TUPLES_OK, command)
         return parse_lsn(_text(result, 0, 1)), _text(result, 0, 2)
 
+    def drop_slot(self) -> None:
+        """Drop the slot, which nothing streams from."""
+        self._execute(f"DROP_REPLICATION_SLOT {self._slot}", pq.ExecStatus.COMMAND_OK)
+
     def make_failover_slot(self) -> None:
         """Turn the slot's failover property on (PostgreSQL 17)."""
         command = f"ALTER_REPLICATION_SLOT {self._slot} (FAILOVER true)"
