@@ -217,5 +217,7 @@ class SignalPosition(_Part):
 
     slot: str
     topic: str
+    topic_id: str = ""
+    """Kafka's id of the topic, which another one of that name does not have; "": not known."""
     offset: int
     ts_ms: int

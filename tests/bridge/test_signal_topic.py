@@ -1,23 +1,34 @@
 """Signals of Debezium's formats by a Kafka topic: each is obeyed once."""
 
+import contextlib
 import json
+import time
 from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from schemas.errors import ExitCode
-from schemas.settings import Settings
-from schemas.snapshot import SnapshotRequest, SnapshotSettings
+from schemas.errors import ExitCode, Retryable
+from schemas.settings import KafkaSettings, Settings
+from schemas.snapshot import SignalPosition, SnapshotRequest, SnapshotSettings
 from services.bridge.command import app
 from services.bridge.failpoints import OF_A_SIGNAL, VARIABLE
+from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.progress import request_of
-from services.bridge.snapshot.requests import BadSignal, Signal, requests, topic_signal
+from services.bridge.snapshot.requests import (
+    BadSignal,
+    Signal,
+    is_position,
+    position_event,
+    requests,
+    topic_signal,
+)
+from services.bridge.snapshot.signal_topic import SignalTopic
 from tests.bridge.conftest import NewBridge
 from tests.bridge.folding import fold
 from tests.bridge.running import Bridge
@@ -26,7 +37,7 @@ from tests.bridge.test_failover import both, promote
 from tests.bridge.test_snapshot_core import OWNER
 from tests.bridge.test_snapshot_requests import STAMP
 from tests.conftest import NewPair
-from tests.providers.interface import Provider
+from tests.providers.interface import Broker, Provider
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
 
@@ -208,6 +219,88 @@ def test_a_failover_in_the_middle_of_what_was_asked(
     assert_folds(bridge, standby)
     assert max(fold(bridge, "t").reads.values()) == 1, "a row was read twice"
     assert bridge.output.count("a signal came") == 1
+
+
+def test_signals_of_a_topic_that_was_made_again_are_passed_over(
+    conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
+) -> None:
+    """Its records may be copies of those that were obeyed. Later ones are heard, also from a stop.
+
+    The new topic has as many records as the former one had, and more.
+    """
+    bridge = new_bridge(conninfo, snapshot=settings).start().streaming()
+    send(bridge, "execute", NAMES)
+    done(bridge)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    name = settings["signal_topic"]
+    admin = AdminClient({"bootstrap.servers": bridge.kafka.bootstrap_servers})
+    admin.delete_topics([name])[name].result(30)
+    eventually(lambda: name not in bridge.topics(), what="the topic is gone", timeout_s=60)
+    eventually(lambda: made(admin, name), what="the topic is made", timeout_s=60)
+    for _ in range(2):
+        send(bridge, "execute", NAMES)
+    bridge.start().streaming()
+    bridge.caught_up()
+    assert "not judged: whether the records of the signal topic were obeyed" in bridge.output
+    assert "the topic was made again" in bridge.output and "records=2" in bridge.output
+    assert bridge.stop() == 0, bridge.output
+    send(bridge, "execute", NAMES)
+    bridge.start().streaming()
+    done(bridge, times=2)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert bridge.output.count("not judged: whether the records of the signal topic") == 1
+    assert bridge.output.count("a signal came") == 2
+
+
+def made(admin: AdminClient, name: str) -> bool:
+    """Make the topic; False where its former one is still being deleted."""
+    try:
+        admin.create_topics([NewTopic(name, 1)])[name].result(30)
+    except KafkaException:
+        return False
+    return True
+
+
+def test_a_position_beyond_the_end_obeys_nothing_again(
+    conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
+) -> None:
+    """The topic has lost its end; and one that loses it while the bridge runs is judged anew."""
+    bridge = new_bridge(conninfo, snapshot=settings).start().streaming()
+    send(bridge, "execute", NAMES)
+    done(bridge)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    values = [value for key, value in bridge.records("snapshot") if is_position(key)]
+    position = SignalPosition.model_validate_json(values[-1] or b"")
+    assert (position.offset, len(position.topic_id)) == (1, 22)
+    beyond = position_event(bridge.prefix, position.model_copy(update={"offset": 50}))
+    producer = Producer({"bootstrap.servers": bridge.kafka.bootstrap_servers})
+    producer.produce(beyond.topic, beyond.value, beyond.key)
+    assert producer.flush(30) == 0
+    bridge.start().streaming()
+    bridge.caught_up()
+    assert "the topic has lost its end" in bridge.output
+    assert bridge.output.count("a signal came") == 1
+    send(bridge, "execute", NAMES)
+    done(bridge, times=2)
+    assert bridge.stop() == 0, bridge.output
+
+
+def test_an_offset_that_is_gone_while_the_topic_is_read_ends_the_session(
+    kafka: Broker, topic_prefix: str
+) -> None:
+    given = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=topic_prefix)
+    topic = SignalTopic(Topics(given), f"{topic_prefix}-signal", None)
+    topic._consumer.assign([TopicPartition(topic.name, 0, 50)])
+
+    def polled() -> bool:
+        topic.poll(time.monotonic())
+        return False
+
+    with contextlib.closing(topic), pytest.raises(Retryable, match="no offset 0 any more"):
+        eventually(polled, what="it is told", timeout_s=30)
 
 
 def test_a_topic_of_several_partitions_is_refused(

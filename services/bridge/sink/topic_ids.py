@@ -82,18 +82,19 @@ def compare_ids(
     cut off from the others tells the id of a topic that has been replaced since. What can't be
     judged is told.
     """
-    told = _ask_all(admin, topics)
+    told = read_ids(admin, topics)
     deadline = time.monotonic() + (STALE_S if brokers > 1 else 0.0)
     while (changed := made_again(noted, told)) and time.monotonic() < deadline:
         time.sleep(_PAUSE_S)
-        told |= _ask_all(admin, [one.topic for one in changed])
+        told |= read_ids(admin, [one.topic for one in changed])
     if unnoted := sorted({*topics} - noted.keys()):
-        logger.info("not judged: the progress record lacks the ids of topics", topics=unnoted)
+        logger.info("not judged: the ids of topics were not noted", topics=unnoted)
     _tell_silent({*topics} - told.keys())
     return told, changed
 
 
-def _ask_all(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
+def read_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
+    """Return the ids of `topics`, without those whose id Kafka does not tell."""
     told: dict[str, str] = {}
     for some in in_parts(topics):
         told |= answers(ask(admin, some))

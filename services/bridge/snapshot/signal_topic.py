@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import structlog
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.settings import KafkaSettings
 from schemas.snapshot import SignalPosition
+from services.bridge.sink.topic_ids import compare_ids, read_ids
 from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.requests import Signal
 from services.kafka.client import client_options, kafka_error, make_client
@@ -48,19 +49,9 @@ class SignalTopic:
                 subject=topic,
                 hint="name another topic in snapshot.signal_topic",
             )
-        with topics.reader(topic) as reader:
-            low, end = reader.bounds()
-        self.next = low if position is None else position.offset
-        if not low <= self.next <= end:
-            logger.warning(
-                "records of the signal topic are lost, or it was made again: going on with its "
-                "first record",
-                topic=topic,
-                offset=self.next,
-                first=low,
-                end=end,
-            )
-            self.next = low
+        self.id, self.next = _beginning(topics, topic, position)
+        self.moved = position is not None and self.next != position.offset
+        """Whether Kafka is to be told of another position, though no record is taken."""
         self.pending: list[TopicSignal] = []
         self._due = 0.0
         self._consumer = make_client(
@@ -70,7 +61,7 @@ class SignalTopic:
                 "group.id": f"slotbridge-signals-{topics.prefix}",
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
-                "auto.offset.reset": "earliest",
+                "auto.offset.reset": "error",
             },
         )
         self._consumer.assign([TopicPartition(topic, 0, self.next)])
@@ -80,7 +71,10 @@ class SignalTopic:
         self._consumer.close()
 
     def poll(self, now: float) -> None:
-        """Look for new records now and then (`now`: time.monotonic)."""
+        """Look for new records now and then (`now`: time.monotonic).
+
+        Raise Retryable where the topic no longer has the offset: the next start judges why.
+        """
         if now < self._due or len(self.pending) >= _RECORDS_MAX:
             return
         self._due = now + _LOOK_S
@@ -88,15 +82,57 @@ class SignalTopic:
             message = self._consumer.poll(0)
             if message is None:
                 return
-            if message.error() is None:  # errors pass, or the start of a session tells them
+            error = message.error()
+            if error is None:
                 self.pending.append(_record(message))
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # others pass
+                raise Retryable(
+                    f"the signal topic has no offset {self.next} any more",
+                    operation=_OPERATION,
+                    subject=self.name,
+                    exit_code=ExitCode.KAFKA_UNREACHABLE,
+                )
 
     def take(self) -> list[TopicSignal]:
         """Return what is pending; `next` is behind it from now on."""
-        taken, self.pending = self.pending, []
+        taken, self.pending, self.moved = self.pending, [], False
         if taken:
             self.next = taken[-1].offset + 1
         return taken
+
+
+def _beginning(topics: Topics, topic: str, position: SignalPosition | None) -> tuple[str, int]:
+    """Return the topic's id, "" where it is not known, and the offset of the first record to take.
+
+    A record that may have been obeyed before is passed over, and the log says so.
+    """
+    with topics.reader(topic) as reader:
+        low, end = reader.bounds()
+    if position is None:
+        return read_ids(topics.admin, [topic]).get(topic, ""), low
+    noted = {topic: position.topic_id} if position.topic_id else {}
+    told, made_again = compare_ids(topics.admin, noted, [topic], brokers=topics.brokers)
+    id_, first = told.get(topic, position.topic_id), position.offset
+    if made_again or first > end:
+        logger.warning(
+            "not judged: whether the records of the signal topic were obeyed before; they are "
+            "passed over",
+            topic=topic,
+            reason="the topic was made again" if made_again else "the topic has lost its end",
+            offset=first,
+            records=end - low,
+            hint="send again the signals that are still wanted",
+        )
+        first = end
+    elif first < low:
+        logger.warning(
+            "Kafka has removed records of the signal topic that nobody has obeyed",
+            topic=topic,
+            records=low - first,
+            hint="send again the signals that are still wanted",
+        )
+        first = low
+    return id_, first
 
 
 def _record(message: Message) -> TopicSignal:

@@ -55,7 +55,7 @@ class Signals:
         if self.topic is None:
             return False
         self.topic.poll(now)
-        return bool(self.topic.pending)
+        return bool(self.topic.pending) or self.topic.moved
 
     def of_rows(self, batch: EventBatch) -> EventBatch | None:
         """Return the batch with what its rows of the signal table ask; None where they ask none."""
@@ -78,6 +78,7 @@ class Signals:
         position = SignalPosition(
             slot=self._owner.slot,
             topic=topic.name,
+            topic_id=topic.id,
             offset=topic.next,
             ts_ms=stamp.encoded_us // 1000,
         )
