@@ -1,7 +1,7 @@
 """`slotbridge recover`: goes on in the same topics after slot, Kafka or database were lost."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -14,6 +14,7 @@ from schemas.naming import table_matches
 from schemas.recovery import RecoveryRecord
 from schemas.settings import Settings, SourceSettings, load_settings, require
 from services.bridge import failpoints
+from services.bridge.progress.errors import SelectionChanged
 from services.bridge.repair.diagnosis import OPERATION, Diagnosis, diagnose
 from services.bridge.repair.repair import Repair
 from services.bridge.repair.scope import Scope
@@ -91,27 +92,39 @@ def recover(
                 typer.echo(line)
 
 
-def repair_by_itself(settings: Settings, source: SourceSettings) -> None:
-    """Repair the topics as `slotbridge recover --yes` does, without a divergence or another server.
+def repair_by_itself(
+    settings: Settings, source: SourceSettings, while_waiting: Callable[[], None]
+) -> None:
+    """Repair the topics as `slotbridge recover --yes` does, where nobody has to decide anything.
 
-    Tables of `snapshot.exclude` are left out. Raise SlotbridgeError for what this does not help.
+    A divergence, another server, and another choice of changes are an operator's. Tables of
+    `snapshot.exclude` are left out. `while_waiting` is called all the time; what it raises ends the
+    repair. Raise SlotbridgeError for what this does not help.
     """
     settings = settings.model_copy(update={"source": source})
     with open_stopped(settings, OPERATION) as (primary, topics, check):
         diagnosis = diagnose(check, topics, source.slot, "")
         if diagnosis.reason is None:
             return
-        if diagnosis.reason.exit_code is not ExitCode.WITNESSES_DISAGREE:
+        chosen = isinstance(diagnosis.reason, SelectionChanged)
+        if chosen or diagnosis.reason.exit_code is not ExitCode.WITNESSES_DISAGREE:
             raise diagnosis.reason
         without = [
             f"{schema}.{table}"
             for schema, table in primary.published()
             if any(table_matches(one, schema, table) for one in settings.snapshot.exclude)
         ]
-        repair = Repair(settings, primary, topics, check, diagnosis, tuple(without))
+        repair = Repair(settings, primary, topics, check, diagnosis, tuple(without), while_waiting)
         with contextlib.closing(repair):
-            for line in _plan(diagnosis, repair.scope, settings):
+            scope = repair.scope
+            for line in _plan(diagnosis, scope, settings):
                 logger.info("recover", plan=line)
+            logger.warning(
+                "what the slot has not sent can't be recovered: single changes of rows, logical "
+                "messages and messages of outboxes",
+                since=_since(diagnosis),
+                tables_not_compared=", ".join(scope.left_out),
+            )
             primary.establish()
             done = repair.run()
         for line in _told(done):
@@ -140,9 +153,7 @@ def _settings(config: Path) -> Settings:
 
 
 def _plan(diagnosis: Diagnosis, scope: Scope, settings: Settings) -> Iterator[str]:
-    record, slot = diagnosis.record, require(settings.source, "source").slot
-    known = record is not None and record.end_lsn
-    since = format_lsn(known) if known else "the events in Kafka"
+    slot, since = require(settings.source, "source").slot, _since(diagnosis)
     reason = diagnosis.reason
     yield f"why the bridge does not start: {reason.message if reason else 'nothing was found'}"
     yield "what is done:"
@@ -156,6 +167,12 @@ def _plan(diagnosis: Diagnosis, scope: Scope, settings: Settings) -> Iterator[st
         yield f"{why}: rows that Kafka never had are published as well"
     for name, why in scope.left_out.items():
         yield f"not compared: {name}: {why}"
+
+
+def _since(diagnosis: Diagnosis) -> str:
+    """Name the position behind which Kafka has nothing."""
+    record = diagnosis.record
+    return format_lsn(record.end_lsn) if record and record.end_lsn else "the events in Kafka"
 
 
 def _rows_never_published(settings: Settings) -> str:

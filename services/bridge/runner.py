@@ -65,9 +65,12 @@ class Runner:
         settings: SessionSettings,
         stop: Stop,
         registry: RegistrySettings | None,
-        repair: Callable[[SourceSettings], None] | None = None,
+        repair: Callable[[SourceSettings, Callable[[], None]], None] | None = None,
     ) -> None:
-        """Connect nowhere yet; `repair` mends what slot and Kafka disagree about (when_needed)."""
+        """Connect nowhere yet; `repair` mends what slot and Kafka disagree about (when_needed).
+
+        It gets what it is to call all the time, so that the probe and a stop are heard.
+        """
         needed = registry is not None and settings.kafka.needs_registry
         self._registry = SchemaRegistry(registry) if registry is not None and needed else None
         self._settings = settings
@@ -75,7 +78,6 @@ class Runner:
         """Where to go on; another thread may set it."""
         self._refused = Refused()
         self._repair = repair
-        self._repairing = False
         self._stop = stop
         self._session: Session | None = None
         self._moved = threading.Event()
@@ -86,9 +88,7 @@ class Runner:
         self._last_failure = ""
 
     def healthy(self) -> bool:
-        """Tell whether the loop turns: it streams, or may still connect before the deadline."""
-        if self._repairing:  # its steps have deadlines of their own
-            return True
+        """Tell whether the loop turns: it streams, repairs, or may connect before the deadline."""
         session = self._session
         last = session.beat if session is not None else self._opening_since
         allowed = self._settings.bridge.connect_deadline_ms / 1000 if session is None else 0.0
@@ -269,12 +269,13 @@ class Runner:
             slot=source.slot,
             reason=error.message,
         )
-        self._repairing = True
-        try:
-            self._repair(source)
-        finally:
-            self._repairing = False
-            self._opening_since = time.monotonic()
+        self._repair(source, self._repairs)
+
+    def _repairs(self) -> None:
+        """Note that a repair goes on. Raise Retryable where a stop is asked for."""
+        self._opening_since = time.monotonic()
+        if self._stop.is_set():
+            raise Retryable("a stop was asked for", operation="repair the topics")
 
     def _may_retry(self, error: BaseException) -> bool:
         return isinstance(error, Retryable) and error.exit_code is not ExitCode.FENCED

@@ -1,6 +1,9 @@
 """Modes of a snapshot: repaired when needed, read again at each start, in an order of choice."""
 
 import contextlib
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -8,14 +11,16 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from pydantic import ValidationError
 
-from schemas.errors import ExitCode
-from schemas.settings import Settings
+from schemas.errors import ExitCode, OperatorNeeded, Retryable
+from schemas.settings import Settings, SourceSettings
 from schemas.snapshot import SnapshotSettings
 from services.bridge.failpoints import OF_A_RECOVERY, VARIABLE
+from services.bridge.opening import SessionSettings
+from services.bridge.runner import Runner
 from services.bridge.snapshot.progress import plan
 from tests.bridge.conftest import NewBridge
 from tests.bridge.folding import fold
-from tests.bridge.recovering import assert_equal, change_unseen, drop_slot, touch
+from tests.bridge.recovering import assert_equal, change_unseen, drop_slot, recovered, touch
 from tests.bridge.recovering import fill as fill_wide
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import Changes, assert_folds, await_chunks, chunks, done, fill, read_all
@@ -101,6 +106,77 @@ def test_killed_at_each_step_of_the_repair(point: str, stopped: Bridge, conninfo
     stopped.start(**{VARIABLE: f"{point}:1"})
     assert stopped.exit_code(120) == -9, stopped.output
     assert_repaired(stopped.start(), conninfo)
+
+
+def test_a_stop_is_heard_in_the_middle_of_a_repair(stopped: Bridge, conninfo: str) -> None:
+    """The new slot waits for a transaction; what can't be recovered was told in one line before."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        drop_slot(connection, stopped.slot)
+        with psycopg.connect(conninfo) as other:
+            other.execute("SELECT pg_current_xact_id()")
+            stopped.start()
+            eventually(
+                lambda: "the new slot waits for the transactions" in stopped.output,
+                what="the repair waits",
+                timeout_s=60,
+            )
+            assert stopped.stop() == 0, stopped.output
+        query = "SELECT FROM pg_replication_slots WHERE slot_name = %s"
+        eventually(
+            lambda: connection.execute(query, [stopped.slot]).fetchone() is None,
+            what="no slot stays behind",
+        )
+    lost = [line for line in stopped.output.splitlines() if "can't be recovered" in line]
+    assert len(lost) == 1 and "messages of outboxes" in lost[0] and "since=" in lost[0]
+    assert_repaired(stopped.start(), conninfo)
+
+
+def test_the_probe_hears_of_a_repair_while_it_goes_on_alone(conninfo: str) -> None:
+    """A repair that hangs is as dead as any other hanging loop."""
+    stop = threading.Event()
+    settings = Settings.model_validate(
+        {
+            "source": {"conninfo": conninfo, "slot": "s", "publication": "p"},
+            "kafka": {"bootstrap_servers": "b:9092", "topic_prefix": "p"},
+        }
+    )
+    assert settings.source is not None and settings.kafka is not None
+    seen: list[bool] = []
+
+    def repair(_: SourceSettings, while_waiting: Callable[[], None]) -> None:
+        runner._opening_since = time.monotonic() - 1_000
+        seen.append(runner.healthy())
+        while_waiting()
+        seen.append(runner.healthy())
+        stop.set()
+        while_waiting()
+
+    runner = Runner(
+        SessionSettings(
+            *(settings.source, settings.kafka, settings.bridge, settings.shaping),
+            settings.snapshot,
+            streaming=True,
+        ),
+        stop,
+        None,
+        repair,
+    )
+    disagree = OperatorNeeded("x", operation="compare")
+    with pytest.raises(Retryable, match="a stop was asked for"):
+        runner._mend(disagree, settings.source)
+    assert seen == [False, True]
+
+
+def test_another_choice_of_changes_stays_an_exit(stopped: Bridge, conninfo: str) -> None:
+    """A wrong name of a publication is not to cost the slot."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(f"DROP PUBLICATION {stopped.publication}".encode())
+        connection.execute("INSERT INTO t VALUES (301, 'unseen', 'x', NULL)")
+        connection.execute(f"CREATE PUBLICATION {stopped.publication} FOR ALL TABLES".encode())
+    assert stopped.start().exit_code(60) == ExitCode.WITNESSES_DISAGREE, stopped.output
+    assert "it was dropped and made again since" in stopped.output
+    assert f"{stopped.prefix}.recovery" not in stopped.topics()
+    assert recovered(stopped).tables["public.t"].created == 1  # as an operator decides
 
 
 def test_what_a_repair_would_make_worse_stays_an_exit(

@@ -1,17 +1,22 @@
 """Rows of tables without a key: those from before the slot once, as `r`, all others as changes."""
 
+import contextlib
+import os
 import random
 import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
+from psycopg.conninfo import make_conninfo
 
-from schemas.errors import ExitCode
+from schemas.errors import ExitCode, SlotbridgeError
+from schemas.settings import SourceSettings
 from schemas.shaping import ShapingSettings
 from schemas.snapshot import SlotBeginning, SnapshotProgress, SnapshotRequest, SnapshotSettings
 from services.bridge.events.shaping.tables import Shaping
@@ -26,8 +31,10 @@ from services.bridge.snapshot.progress import (
     plan,
     told_progress,
 )
-from services.bridge.snapshot.slot_making import beginning_event
+from services.bridge.snapshot.slot_making import beginning_event, make_slot
 from services.bridge.snapshot.visibility import Sight
+from services.bridge.source.database import Primary
+from services.bridge.source.replication_connection import ReplicationConnection
 from tests.bridge.conftest import NewBridge
 from tests.bridge.recovering import drop_slot, recovered
 from tests.bridge.running import Bridge
@@ -170,6 +177,26 @@ def test_a_slot_of_which_nothing_is_known_is_refused(conninfo: str, new_bridge: 
     assert bridge.exit_code(60) == ExitCode.SETTINGS, bridge.output
     assert "public.log has no key, and the slot was not made" in bridge.output
     run(conninfo, f"SELECT pg_drop_replication_slot('{bridge.slot}')")
+
+
+@pytest.mark.parametrize("fault", ["no session", "the session ends"])
+def test_a_slot_of_which_nothing_can_be_told_does_not_stay(fault: str, conninfo: str) -> None:
+    """Its tables without a key could never be read."""
+    given = {"conninfo": conninfo, "slot": f"s_{os.urandom(4).hex()}", "publication": "p"}
+    source = SourceSettings.model_validate(given)
+    primary = Primary(source, sql_deadline_ms=20_000, idle_timeout_ms=60_000)
+    replication = ReplicationConnection(
+        *(conninfo, source.slot), wal_sender_timeout_ms=60_000, sql_deadline_ms=20_000
+    )
+    ends = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = "
+    ends += "current_database() AND application_name = 'slotbridge_slot'"
+    waits = partial(run, conninfo, ends) if fault == "the session ends" else lambda: None
+    if fault == "no session":
+        primary.conninfo = make_conninfo(conninfo, dbname="no_such_database")
+    with contextlib.closing(primary), contextlib.closing(replication):
+        with pytest.raises(SlotbridgeError):
+            make_slot(primary, replication, source, deadline_s=20, while_waiting=waits)
+        assert primary.slot() is None
 
 
 def test_a_slot_that_a_repair_has_made_begins_anew(conninfo: str, new_bridge: NewBridge) -> None:

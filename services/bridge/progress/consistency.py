@@ -26,6 +26,7 @@ from services.bridge.progress.errors import (
     COMPARE,
     RECOVER,
     Diverged,
+    SelectionChanged,
     disagreement,
     publication_gone,
 )
@@ -341,12 +342,13 @@ def _check_selection(record: ProgressRecord, seen: Witnesses, slot: str) -> None
         )
     if seen.accepted == str(now):
         return
-    raise disagreement(
+    raise SelectionChanged(
         f"{message}: the server never sends changes that were committed while this publication "
         "did not include them",
-        slot,
-        record.end_lsn,
-        f"go back to publication {then.publication} and source.origin {then.origin}, or accept "
+        operation=COMPARE,
+        subject=f"slot {slot}",
+        lsn=record.end_lsn,
+        hint=f"go back to publication {then.publication} and source.origin {then.origin}, or accept "
         f"that such changes since {format_lsn(record.end_lsn)} never come to Kafka, for this "
         f"publication alone: SLOTBRIDGE_BRIDGE__ACCEPT_UNSENT_CHANGES_OF={now}",
     )

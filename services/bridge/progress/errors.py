@@ -37,6 +37,10 @@ def publication_gone(publication: str, *, made_again: bool = False) -> SetupErro
     )
 
 
+class SelectionChanged(OperatorNeeded):
+    """The settings, or somebody on the server, chose other changes to publish than before."""
+
+
 @dataclass(frozen=True, slots=True)
 class Beyond:
     """Transactions beyond a switch point. `listed`: ENDs of the first, or BEGIN if partial.

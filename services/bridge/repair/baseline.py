@@ -11,7 +11,7 @@ All calls block. VACUUM keeps what the snapshot sees until `close`.
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -29,7 +29,12 @@ from services.bridge.snapshot.reader import FETCH_BYTES, shape_of
 from services.bridge.snapshot.slot_making import import_snapshot
 from services.bridge.snapshot.tables import TableShape, quote
 from services.bridge.snapshot.visibility import parse_sight
-from services.bridge.source.replication_connection import SESSION_OPTIONS, ReplicationConnection
+from services.bridge.source.readiness import wait_readable
+from services.bridge.source.replication_connection import (
+    SESSION_OPTIONS,
+    ReplicationConnection,
+    cut_off_after,
+)
 from services.bridge.source.server_errors import connect_error, server_error
 from services.postgres import slots
 from services.postgres.publications import publishes_all_tables, unpublished_changes
@@ -42,6 +47,9 @@ logger = structlog.get_logger(__name__)
 APPLICATION: Final = "slotbridge_recover"
 SEGMENTS_MAX: Final = 4_096
 """How many WAL segments are skipped at most, to get beyond what Kafka has."""
+ROWS_DEADLINE_S: Final = 3_600.0
+"""How long the server may look for the next rows: a filter may fit few of a large table."""
+_LOOK_S: Final = 0.5
 _LOCK_S: Final = 30
 _FETCH_ROWS_FIRST: Final = 16
 _FETCH_ROWS_MAX: Final = 5_000
@@ -61,10 +69,20 @@ _EMIT: Final = "SELECT pg_logical_emit_message(false, %s, %s)"
 class Baseline:
     """A new slot and its database snapshot: `make`, then read `shapes` and `rows`, then `close`."""
 
-    def __init__(self, conninfo: str, source: SourceSettings, server: Server) -> None:
+    def __init__(
+        self,
+        conninfo: str,
+        source: SourceSettings,
+        server: Server,
+        *,
+        sql_deadline_ms: int,
+        while_waiting: Callable[[], None],
+    ) -> None:
         """Open two connections: one reads rows, the other one sees the server as it is now."""
         self._conninfo = conninfo
         self._server = server
+        self._deadline_s = sql_deadline_ms / 1000 + _LOCK_S
+        self._while_waiting = while_waiting
         self._told = 0.0
         self._slot = source.slot
         self._publication = source.publication
@@ -143,8 +161,9 @@ class Baseline:
         Raise SetupError where that is too far, or the role may not switch WAL files.
         """
         told = 0.0
-        with self._statement("move the WAL on"):
-            for _ in range(SEGMENTS_MAX):
+        for _ in range(SEGMENTS_MAX):
+            self._while_waiting()
+            with self._statement("move the WAL on"):
                 now_lsn = written_lsn(self._now)
                 if now_lsn > lsn:
                     return
@@ -195,6 +214,7 @@ class Baseline:
 
     def _tell_open(self) -> None:
         """Say now and then which transactions the new slot waits for."""
+        self._while_waiting()
         if time.monotonic() - self._told < _TELL_S:
             return
         self._told = time.monotonic()
@@ -234,7 +254,7 @@ class Baseline:
         """Yield the table's rows, about FETCH_BYTES at once, in any order."""
         columns = ", ".join(quote(column.name) for column in shape.relation.columns)
         condition = f" WHERE {shape.row_filter}" if shape.row_filter else ""
-        with self._statement("read rows", shape.name):
+        with self._statement("read rows", shape.name, bounded=False):
             self._execute(
                 f"DECLARE {_CURSOR} NO SCROLL CURSOR FOR SELECT {columns}"  # noqa: S608
                 f" FROM {shape.identifier}{condition}"
@@ -270,8 +290,23 @@ class Baseline:
         ).fetchall()
 
     def _execute(self, query: str) -> pq.abc.PGresult:
-        """Run a query and return its values as the server's text, without psycopg's types."""
-        result = self._rows.pgconn.exec_params(query.encode(), [])
+        """Run a query and return its values as the server's text, without psycopg's types.
+
+        Raise OperationalError where the server has not answered after ROWS_DEADLINE_S.
+        """
+        connection, until = self._rows.pgconn, time.monotonic() + ROWS_DEADLINE_S
+        connection.send_query_params(query.encode(), [])
+        while connection.is_busy():
+            self._while_waiting()
+            if time.monotonic() > until:
+                raise psycopg.OperationalError("the server does not answer")
+            wait_readable([connection.socket], _LOOK_S)
+            connection.consume_input()
+        result = connection.get_result()
+        while connection.get_result() is not None:
+            pass
+        if result is None:
+            raise psycopg.OperationalError("the connection is lost")
         if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
             raise psycopg.errors.error_from_result(result, encoding="utf-8")
         return result
@@ -296,10 +331,19 @@ class Baseline:
             raise connect_error(str(error), f"slot {self._slot}") from error
 
     @contextlib.contextmanager
-    def _statement(self, operation: str, table: str = "") -> Iterator[None]:
+    def _statement(
+        self, operation: str, table: str = "", *, bounded: bool = True
+    ) -> Iterator[None]:
+        """Translate psycopg's errors; cut off both connections where the server does not answer.
+
+        `bounded` False: the block bounds its statements itself.
+        """
         subject = table or f"slot {self._slot}"
         try:
-            yield
+            with contextlib.ExitStack() as bounds:
+                for connection in (self._rows, self._now) if bounded else ():
+                    bounds.enter_context(cut_off_after(self._deadline_s, connection.fileno()))
+                yield
         except psycopg.Error as error:
             if error.sqlstate is None:
                 raise Retryable(

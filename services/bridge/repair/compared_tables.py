@@ -1,6 +1,6 @@
 """The tables of a repair: what their topics tell, what they have, and the events that differ."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,12 +51,14 @@ class ComparedTables:
         encoding: Encoding,
         baseline: Baseline,
         files: Path,
+        while_waiting: Callable[[], None],
     ) -> None:
         self._topics = topics
         self._shaping = shaping
         self._encoding = encoding
         self._baseline = baseline
         self._files = files
+        self._while_waiting = while_waiting
         self._tables: dict[str, Compared] = {}
 
     def close(self) -> None:
@@ -75,6 +77,7 @@ class ComparedTables:
             fold = Fold(
                 *(self._topics, table.store, encoder.placeholders(shape.relation)),
                 shared=self._shaping.naming.table(*name).routed,
+                while_waiting=self._while_waiting,
             )
             table.whole = fold.read(topic, *name)
             known_lsn = max(known_lsn, fold.commit_lsn + 1)
@@ -117,6 +120,7 @@ class ComparedTables:
     def _read(self, table: Compared, encoder: RepairEvents) -> None:
         relation = table.shape.relation
         for rows in self._baseline.rows(table.shape):
+            self._while_waiting()
             encoded = [encoder.encoded(relation, row) for row in rows]
             table.rows += len(rows)
             if table.store.take_there((key or b"", row) for key, row in encoded) or any(

@@ -8,7 +8,7 @@ a value that the WAL lacked       the one that the row had before; else the row 
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from confluent_kafka import Message
@@ -33,13 +33,20 @@ class Fold:
     """
 
     def __init__(
-        self, topics: Topics, rows: RowStore, placeholders: Mapping[str, Any], *, shared: bool
+        self,
+        topics: Topics,
+        rows: RowStore,
+        placeholders: Mapping[str, Any],
+        *,
+        shared: bool,
+        while_waiting: Callable[[], None],
     ) -> None:
         """`shared`: other tables may have the topic too, whose keys may be equal."""
         self._topics = topics
         self._rows = rows
         self._placeholders = placeholders
         self._shared = shared
+        self._while_waiting = while_waiting
         self._waiting: dict[bytes, Told] = {}
         self.commit_lsn = 0
         self.events = 0
@@ -90,6 +97,7 @@ class Fold:
                 self._flush(partition)
 
     def _flush(self, partition: int) -> None:
+        self._while_waiting()
         self._rows.take_told(partition, self._waiting.values())
         self._waiting.clear()
 

@@ -18,6 +18,7 @@ the new slot's position would be taken for a proof of what Kafka has.
 import contextlib
 import sqlite3
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -74,6 +75,7 @@ class Repair:
         check: StartCheck,
         diagnosis: Diagnosis,
         without: tuple[str, ...],
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self._source = require(settings.source, "source")
         self._kafka = require(settings.kafka, "kafka")
@@ -91,13 +93,19 @@ class Repair:
         self._check = check
         self._diagnosis = diagnosis
         self._without = without
+        self._while_waiting = while_waiting
         self._shaping = Shaping(settings.shaping, self._kafka.topic_prefix)
-        self._baseline = Baseline(primary.conninfo, self._source, primary.server)
+        self._baseline = Baseline(
+            *(primary.conninfo, self._source, primary.server),
+            sql_deadline_ms=self._bridge.sql_deadline_ms,
+            while_waiting=while_waiting,
+        )
         files = f"slotbridge-{self._kafka.topic_prefix}-{self._source.slot}"
         self._tables = ComparedTables(
             *(topics, self._shaping, Encoding(self._bridge, self._shaping, primary, topics)),
             self._baseline,
             self._bridge.spool_folder / files,
+            while_waiting,
         )
         self._refused = Refused()
 
@@ -155,7 +163,10 @@ class Repair:
     def _producer(self) -> TransactionalProducer:
         return TransactionalProducer(
             *(self._kafka, self._bridge, self._topics, self._source.slot, self._refused),
-            on_disturbance=partial(require_told, self._topics, self._source.slot, lambda: None),
+            while_waiting=self._while_waiting,
+            on_disturbance=partial(
+                require_told, self._topics, self._source.slot, self._while_waiting
+            ),
             former_ids=self._check.former_ids,
         )
 
@@ -166,7 +177,7 @@ class Repair:
         reach("recover fenced")
         settle_all(
             *(self._topics, producer, self._primary, slot),
-            lambda: None,
+            self._while_waiting,
             Unjudged(),
         )
         last = self._topics.last_progress(slot)
@@ -206,6 +217,7 @@ class Repair:
             try:
                 lsn = reader.mark("recover")
                 while not reader.has_standbys_up_to(lsn) and time.monotonic() < until:
+                    self._while_waiting()
                     time.sleep(0.1)
                 why = "" if reader.has_standbys_up_to(lsn) else "the standbys are behind"
             except NotNow as error:
