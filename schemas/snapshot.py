@@ -132,6 +132,8 @@ class SnapshotProgress(_Part):
     rows_estimate: int = -1
     """How many rows the server believes the table to have; -1: not known."""
     began_ms: int = 0
+    waiting: int = -1
+    """How many of the snapshot's tables had rows left to read then; -1: not known."""
     ts_ms: int
 
     @property
@@ -203,6 +205,9 @@ class SnapshotRequest(_Part):
     ts_ms: int
     topic: str = ""
     """The signal topic that it came by; "": the signal table."""
+    offset: int = -1
+    """That of its record in the signal topic, whose records are in order whatever place they got;
+    -1: none, or not known."""
 
 
 class SignalPositionKey(_Part):

@@ -42,8 +42,8 @@ def status(
 
     --watch shows a bar for each table; with --json, a document a line.
 
-    Exit codes: 0 all tables that were begun or asked for are done; 1 some are not, or none was
-    begun.
+    Exit codes: 0 all tables of the snapshot, and those that were asked for, are done; 1 some are
+    not, or none was begun.
     """
     configure_logging(json_lines=False)
     with exit_codes(), contextlib.ExitStack() as stack:
@@ -72,14 +72,16 @@ class _Seen(NamedTuple):
     tables: list[SnapshotProgress]
     asked: list[SnapshotRequest]
     states: list[str]
+    waiting: int
+    """How many tables had rows left to read at the last chunk; -1: not known."""
 
     @property
     def finished(self) -> bool:
-        """Whether all that was begun or asked for is done."""
+        """Whether all tables of the snapshot, and all that was asked for, are done."""
         names = {f"{one.schema_}.{one.table}" for one in self.tables}
         ahead = {one.tables for one in self.asked if one.type == "read" and "*" not in one.tables}
         done = all(said in FINISHED for said in self.states)
-        return bool(self.tables) and not ahead - names and done
+        return bool(self.tables) and not ahead - names and done and self.waiting <= 0
 
     def as_json(self, mode: str) -> dict[str, Any]:
         """Return it as one document."""
@@ -100,8 +102,9 @@ def _look(topics: Topics, slot: str) -> _Seen:
     known = look_for_known(topics)
     tables = [one for one in known.progress if one.slot == slot]
     asked = [one for one in known.requests if one.slot == slot]
+    waiting = tables[-1].waiting if tables else -1
     tables.sort(key=lambda one: (one.schema_, one.table))
-    return _Seen(tables, asked, [state(one, asked) for one in tables])
+    return _Seen(tables, asked, [state(one, asked) for one in tables], waiting)
 
 
 @snapshot.command()

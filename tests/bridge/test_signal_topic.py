@@ -23,6 +23,7 @@ from services.bridge.snapshot.progress import request_of
 from services.bridge.snapshot.requests import (
     BadSignal,
     Signal,
+    asked_of,
     is_position,
     position_event,
     requests,
@@ -338,6 +339,23 @@ def test_what_a_record_asks_survives_the_loss_of_its_place() -> None:
     moved = request_of(asked(2, "p-signal"), OWNER)
     assert moved is not None and (moved.timeline, moved.commit_lsn) == (3, 500)
     assert request_of(asked(9, "p-signal"), OWNER) is None
+
+
+@pytest.mark.parametrize("last", ["stop", "execute"])
+def test_records_whose_places_are_lost_keep_their_order(last: str) -> None:
+    """Both ask from where that timeline was left; the later record is the one that counts."""
+    kinds = ["execute", "stop"] if last == "stop" else ["stop", "execute"]
+    found = []
+    for number, kind in enumerate(kinds):
+        signal = Signal(kind, f"{kind}-snapshot", '{"data-collections": ["a.b"]}')
+        stamp = STAMP._replace(commit_lsn=STAMP.commit_lsn + 10 * number)
+        (asked,) = requests(signal, "s", 2, stamp, 1 - number, "p-signal", 5 + number)
+        moved = request_of(asked, OWNER)
+        assert moved is not None and moved.commit_lsn == 500
+        found.append(moved)
+    for order in (found, found[::-1]):
+        read = asked_of("a", "b", order).read
+        assert read is not None and read.id == last
 
 
 def test_settings_of_a_signal_topic() -> None:

@@ -255,7 +255,7 @@ def planned(*told: SnapshotProgress, shapes: list[TableShape], **settings: Any) 
 def progress(of: TableShape, **changed: Any) -> SnapshotProgress:
     table = planned(shapes=[of]).tables[of.name]
     table.last, table.rows, table.chunks = ["5"], 7, 2
-    return told_progress(OWNER, table, ChunkPosition(900, 6, 910), 1).model_copy(update=changed)
+    return told_progress(OWNER, table, ChunkPosition(900, 6, 910), 1, 0).model_copy(update=changed)
 
 
 def test_tables_are_read_on_where_kafka_has_their_rows() -> None:

@@ -159,7 +159,7 @@ def planned(mode: str, *given: SnapshotRequest, found: int | None = None) -> Pla
     told: list[SnapshotProgress] = []
     if found is not None:
         table = TableProgress(one, ["5"], 7, 2)
-        told.append(told_progress(OWNER, table, ChunkPosition(found, 6, found), 1))
+        told.append(told_progress(OWNER, table, ChunkPosition(found, 6, found), 1, 0))
     settings = SnapshotSettings.model_validate({"mode": mode, "signal_table": "public.signals"})
     return plan([one], told, settings, Shaping(ShapingSettings(), "p"), OWNER, given)
 

@@ -8,11 +8,13 @@ from typer.testing import CliRunner
 
 from schemas.snapshot import SnapshotProgress
 from services.bridge.command import app
+from services.bridge.failpoints import VARIABLE
 from services.bridge.snapshot.bars import Bars
 from tests.bridge.conftest import NewBridge
 from tests.bridge.snapshots import INITIAL, await_chunks, fill, read_all
 from tests.bridge.test_snapshot_core import progress, shape
 from tests.providers.interface import Provider
+from tests.providers.waiting import eventually
 
 
 def told(**changed: object) -> SnapshotProgress:
@@ -33,6 +35,39 @@ def test_bars_of_tables_that_come_and_end(capsys: pytest.CaptureFixture[str]) ->
         bars.show([told()], ["being read"])
         bars.show([told(done=True, rows=7_000)], ["done"])
     assert "7,000" in capsys.readouterr().out
+
+
+def test_it_is_not_finished_between_two_tables(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """Kafka has all of one table, nothing of the next; it is finished once that one has gone."""
+    conninfo = pair.primary.conninfo(fresh_database)
+    fill(conninfo, 500)
+    settings = {**INITIAL, "signal_table": "public.signals", "exclude": ["public.signals"]}
+    bridge = new_bridge(conninfo, snapshot=settings)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE a (id int PRIMARY KEY)")
+        connection.execute("INSERT INTO a SELECT generate_series(1, 10)")
+        connection.execute("CREATE TABLE signals (id text PRIMARY KEY, type text, data text)")
+        bridge.start(**{VARIABLE: "first record:1"})
+        assert bridge.exit_code(60) == -9, bridge.output
+        pause = "INSERT INTO signals VALUES ('1', 'pause-snapshot', %s)"
+        connection.execute(pause, ['{"data-collections": ["public.t"]}'])
+        bridge.start().streaming()
+        await_chunks(bridge, 1)
+        bridge.caught_up()
+        assert bridge.stop() == 0, bridge.output
+        options = ["snapshot", "status", "--config", str(bridge.config), "--json"]
+        between = CliRunner().invoke(app, options)
+        (table,) = json.loads(between.stdout.splitlines()[-1])["tables"]
+        assert (table["table"], table["state"], table["waiting"]) == ("a", "done", 1)
+        assert between.exit_code == 1, between.output
+        connection.execute("DROP TABLE t")
+    bridge.start().streaming()
+    eventually(
+        lambda: CliRunner().invoke(app, options).exit_code == 0, what="it is told", timeout_s=60
+    )
+    assert bridge.stop() == 0, bridge.output
 
 
 def test_it_is_shown_while_rows_are_read_and_after(

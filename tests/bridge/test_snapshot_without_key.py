@@ -470,7 +470,7 @@ def planned(
 
 def progress(**changed: Any) -> SnapshotProgress:
     table = TableProgress(LOG, ["(7,3)"], 60, 6)
-    return told_progress(OWNER, table, ChunkPosition(900, 6, 910), 1).model_copy(update=changed)
+    return told_progress(OWNER, table, ChunkPosition(900, 6, 910), 1, 0).model_copy(update=changed)
 
 
 def test_the_rows_from_before_the_slot_are_planned() -> None:

@@ -348,7 +348,7 @@ def _check_selection(record: ProgressRecord, seen: Witnesses, slot: str) -> None
         operation=COMPARE,
         subject=f"slot {slot}",
         lsn=record.end_lsn,
-        hint=f"go back to publication {then.publication} and source.origin {then.origin}, or accept "
-        f"that such changes since {format_lsn(record.end_lsn)} never come to Kafka, for this "
-        f"publication alone: SLOTBRIDGE_BRIDGE__ACCEPT_UNSENT_CHANGES_OF={now}",
+        hint=f"go back to publication {then.publication} and source.origin {then.origin}, or "
+        f"accept that such changes since {format_lsn(record.end_lsn)} never come to Kafka, for "
+        f"this publication alone: SLOTBRIDGE_BRIDGE__ACCEPT_UNSENT_CHANGES_OF={now}",
     )

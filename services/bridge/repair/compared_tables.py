@@ -167,7 +167,7 @@ class ComparedTables:
         position = ChunkPosition(self._baseline.commit_lsn, 0, self._baseline.lsn)
         for table in self._tables.values():
             progress = TableProgress(table.shape, rows=table.rows, chunks=1, done=True)
-            told = told_progress(owner, progress, position, now_ms)
+            told = told_progress(owner, progress, position, now_ms, waiting=0)
             yield progress_event(self._topics.prefix, told)
 
 

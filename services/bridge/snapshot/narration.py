@@ -79,9 +79,8 @@ class Narration:
 
     @staticmethod
     def _count(found: Plan) -> None:
-        waiting = len(found.tables) - found.done
         for state, count in (
-            ("waiting", waiting),
+            ("waiting", found.waiting),
             ("done", found.done),
             ("refused", len(found.refused)),
         ):

@@ -132,6 +132,11 @@ class Plan:
         return any(table.rows for table in self.tables.values())
 
     @property
+    def waiting(self) -> int:
+        """How many tables have rows left to read, also those that are paused."""
+        return len(self.tables) - self.done
+
+    @property
     def done(self) -> int:
         """How many tables are done."""
         return sum(table.done for table in self.tables.values())
@@ -315,9 +320,9 @@ def require_keys(found: Plan) -> None:
 
 
 def told_progress(
-    owner: Owner, table: TableProgress, chunk: ChunkPosition, ts_ms: int
+    owner: Owner, table: TableProgress, chunk: ChunkPosition, ts_ms: int, waiting: int
 ) -> SnapshotProgress:
-    """Tell what Kafka has of `table` with `chunk`."""
+    """Tell what Kafka has of `table` with `chunk`; `waiting`: of all tables, with rows left."""
     relation = table.shape.relation
     return SnapshotProgress(
         slot=owner.slot,
@@ -336,6 +341,7 @@ def told_progress(
         bytes=table.bytes,
         rows_estimate=max(table.rows_estimate, table.rows) if table.rows_estimate >= 0 else -1,
         began_ms=table.began_ms,
+        waiting=waiting,
         ts_ms=ts_ms,
     )
 

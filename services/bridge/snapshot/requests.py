@@ -114,11 +114,17 @@ def check(signal: Signal) -> None:
 
 
 def requests(
-    signal: Signal, slot: str, timeline: int, stamp: Stamp, seq: int, topic: str = ""
+    signal: Signal,
+    slot: str,
+    timeline: int,
+    stamp: Stamp,
+    seq: int,
+    topic: str = "",
+    offset: int = -1,
 ) -> list[SnapshotRequest]:
     """Read a signal; return a request for each table that it names. Raise BadSignal.
 
-    `topic`: the signal topic that it came by.
+    `topic`, `offset`: the record of the signal topic that it came by.
     """
     kind = _TYPES.get(signal.type)
     if kind is None:
@@ -152,6 +158,7 @@ def requests(
                 "seq": seq,
                 "ts_ms": stamp.encoded_us // 1000,
                 "topic": topic,
+                "offset": offset,
             }
         )
         for name in tables
@@ -209,7 +216,7 @@ def asked_of(schema: str, table: str, known: Iterable[SnapshotRequest]) -> Asked
     """Return what the last requests that name the table ask."""
     own = sorted(
         (one for one in known if table_matches(one.tables, schema, table)),
-        key=lambda one: (one.commit_lsn, one.seq),
+        key=lambda one: (one.commit_lsn, one.offset, one.seq),
     )
     reads = [one for one in own if one.type in ("read", "stop")]
     pauses = [one for one in own if one.type in ("pause", "resume")]

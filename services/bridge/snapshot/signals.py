@@ -90,7 +90,7 @@ class Signals:
         slot, timeline = self._owner.slot, self._owner.timeline
         try:
             signal = topic_signal(record.key, record.value, self._prefix)
-            return requests(signal, slot, timeline, stamp, seq, topic)
+            return requests(signal, slot, timeline, stamp, seq, topic, record.offset)
         except BadSignal as reason:
             logger.warning(_IGNORED, topic=topic, offset=record.offset, reason=str(reason))
             return []

@@ -110,6 +110,8 @@ class Snapshotter:
         self._events = ChunkEvents(row_events)
         own = [one for one in found.progress if one.slot == owner.slot]
         self._found = {(one.schema_, one.table): one for one in own}
+        self._last = own[-1] if own else None
+        """The last progress that Kafka has, of any table."""
         self._signals = signals
         self._signal_mark: AwaitedMark | None = None
         self._signals_due = 0.0
@@ -249,13 +251,13 @@ class Snapshotter:
             require_keys(found)
         self._narration.planned(found, said=self._planned)
         self._planned, self._ended = True, None
-        if found.next is None:
+        if found.next is None and self._is_told(found):
             self._rest(found, now)
         else:
             self._reading = Reading(found, published, seen.rows_estimates)
 
     def _rest(self, found: Plan, now: float) -> None:
-        self._ended = found if found.done == len(found.tables) else None
+        self._ended = None if found.waiting else found
         self._reading, self._due = None, now + _NEW_TABLES_S
 
     def _at_mark(self, batch: EventBatch) -> EventBatch:
@@ -268,8 +270,11 @@ class Snapshotter:
             self._due = self._rate.due
             return batch
         table = reading.plan.next
-        if table is None or stamp is None or batch.position.seq:
+        if stamp is None or batch.position.seq:
             return batch
+        if table is None:
+            self._rest(reading.plan, time.monotonic())
+            return self._told_again(batch, reading.plan)
         began = time.monotonic()
         try:
             filled, count = self._fill(batch, stamp, reading, table)
@@ -287,6 +292,22 @@ class Snapshotter:
             self._rest(reading.plan, time.monotonic())
         return filled
 
+    def _is_told(self, found: Plan) -> bool:
+        """Whether Kafka knows how many tables wait: some may have gone since the last chunk."""
+        return self._last is None or self._last.waiting == found.waiting
+
+    def _told_again(self, batch: EventBatch, found: Plan) -> EventBatch:
+        """Return the batch with the last progress, and how many tables wait now."""
+        assert self._last is not None
+        told = self._last.model_copy(update={"waiting": found.waiting})
+        self._note_progress(told)
+        event = progress_event(self._prefix, told)
+        staging, size = [*batch.staging, event], batch.bytes + size_of([event])
+        return batch._replace(staging=staging, bytes=size)
+
+    def _note_progress(self, told: SnapshotProgress) -> None:
+        self._found[told.schema_, told.table] = self._last = told
+
     def _fill(
         self, batch: EventBatch, stamp: Stamp, reading: Reading, table: TableProgress
     ) -> tuple[EventBatch, int]:
@@ -303,14 +324,17 @@ class Snapshotter:
         if certain:
             table.bytes += size_of(events) - EVENT_OVERHEAD_BYTES * len(events)
             table.rows_estimate = reading.rows_estimates.get(table.shape.name, -1)
-            events.append(progress_event(self._prefix, self._advanced(table, seen, stamp)))
+            told = self._advanced(reading.plan, table, seen, stamp)
+            events.append(progress_event(self._prefix, told))
             looked_at = chunk.looked_at
         elif not events:
             return batch, 0
         self._owner = self._owner._replace(end_lsn=batch.position.end_lsn)
         return batch._replace(events=events, bytes=size_of(events)), looked_at
 
-    def _advanced(self, table: TableProgress, seen: SeenChunk, stamp: Stamp) -> SnapshotProgress:
+    def _advanced(
+        self, found: Plan, table: TableProgress, seen: SeenChunk, stamp: Stamp
+    ) -> SnapshotProgress:
         """Note that the chunk is in the stream; return what is told of the table."""
         chunk, count = seen.chunk, len(seen.chunk.rows)
         table.rows += count
@@ -319,8 +343,8 @@ class Snapshotter:
         position = ChunkPosition(stamp.commit_lsn, max(0, count - 1), seen.next_mark.end_lsn)
         now_ms = time.time_ns() // 1_000_000
         table.began_ms = table.began_ms or now_ms
-        told = told_progress(self._owner, table, position, now_ms)
-        self._found[told.schema_, told.table] = told
+        told = told_progress(self._owner, table, position, now_ms, found.waiting)
+        self._note_progress(told)
         metrics.SNAPSHOT_CHUNKS.inc()
         return told
 
