@@ -17,8 +17,8 @@ from services.bridge.adoption.offsets import (
     read_map,
     write_map,
 )
-from services.bridge.adoption.single_record import write_record
 from services.bridge.adoption.told import OPERATION
+from services.kafka.delivery import ANY_PARTITION, deliver
 from services.kafka.records import READ_DEADLINE_S, TopicReader
 
 
@@ -66,7 +66,14 @@ class ConnectOffsets:
         """Replace the offset. No worker may run with it. Raise SlotbridgeError."""
         if self._file is None:
             topic = self._connector.offsets_topic
-            write_record(self._kafka, topic, key, value, operation=OPERATION)
+            deliver(
+                self._kafka,
+                topic,
+                {key: value},
+                operation=OPERATION,
+                hint="run this again",
+                partition=ANY_PARTITION,
+            )
             return
         offsets = {one: had for one, had in self._map(self._file).items() if not self._is_ours(one)}
         temporary = self._file.with_suffix(".slotbridge")

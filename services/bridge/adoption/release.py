@@ -19,7 +19,6 @@ from schemas.lsn import format_lsn
 from schemas.settings import Settings, require
 from services.bridge.adoption.connect_offsets import ConnectOffsets
 from services.bridge.adoption.offsets import released_offset
-from services.bridge.adoption.single_record import write_record
 from services.bridge.failpoints import reach
 from services.bridge.recovery.hanging_transactions import require_told
 from services.bridge.recovery.republish import settle_all
@@ -31,6 +30,7 @@ from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot.progress import Owner
 from services.bridge.snapshot.unread import unread_tables
 from services.bridge.source.database import Primary
+from services.kafka.delivery import deliver
 
 logger = structlog.get_logger(__name__)
 
@@ -137,7 +137,7 @@ class Release:
 
     def _forget_progress(self) -> None:
         topic, key = progress_topic(self._topics.prefix), self._source.slot.encode()
-        write_record(self._kafka, topic, key, None, operation=OPERATION, partition=0)
+        deliver(self._kafka, topic, {key: None}, operation=OPERATION, hint="run this again")
 
     def _refused(self, message: str, hint: str) -> OperatorNeeded:
         return OperatorNeeded(

@@ -16,9 +16,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
-
-from schemas.errors import ExitCode, Retryable
 from schemas.events import (
     SETTLING_KEY_PREFIX,
     HangingRange,
@@ -28,20 +25,12 @@ from schemas.events import (
 )
 from services.bridge.sink.offsets import Partition
 from services.bridge.sink.topics import Topics
-from services.kafka.client import client_options, kafka_error, make_client
+from services.kafka.delivery import deliver
 from services.kafka.records import READ_DEADLINE_S, Record, parse_record
 
-_WRITE_TIMEOUT_S: Final = 30.0
-_POLL_S: Final = 0.05
 _TAIL_RECORDS: Final = 200
 _RANGES_MAX: Final = 2000
 """Of one note: it must not be larger than a record may be."""
-_OPTIONS: Final = {
-    "acks": "all",
-    "enable.idempotence": True,
-    "linger.ms": 0,
-    "compression.type": "lz4",
-}
 _OPERATION: Final = "note which hanging transactions to end"
 
 
@@ -128,31 +117,11 @@ def _write(
     topics: Topics, notes: Mapping[bytes, bytes | None], while_waiting: Callable[[], None]
 ) -> None:
     """Return once Kafka has all of `notes`, outside of any transaction."""
-    topic = progress_topic(topics.prefix)
-    refused: list[KafkaError] = []
-
-    def delivered(error: KafkaError | None, _message: Message) -> None:
-        if error is not None:
-            refused.append(error)
-
-    producer = make_client(Producer, {**client_options(topics.settings), **_OPTIONS})
-    deadline = time.monotonic() + _WRITE_TIMEOUT_S
-    try:
-        for key, value in notes.items():
-            producer.produce(topic, value, key, 0, on_delivery=delivered)
-        while len(producer) and not refused and time.monotonic() < deadline:
-            producer.poll(_POLL_S)
-            while_waiting()
-    except KafkaException as error:
-        raise kafka_error(error, _OPERATION, topic) from error
-    if refused:
-        raise kafka_error(KafkaException(refused[0]), _OPERATION, topic)
-    if len(producer):
-        producer.purge()
-        raise Retryable(
-            "no broker acknowledges the note",
-            operation=_OPERATION,
-            subject=topic,
-            hint="check that as many replicas of the topic as min.insync.replicas asks for run",
-            exit_code=ExitCode.KAFKA_UNREACHABLE,
-        )
+    deliver(
+        topics.settings,
+        progress_topic(topics.prefix),
+        notes,
+        operation=_OPERATION,
+        hint="check that as many replicas of the topic as min.insync.replicas asks for run",
+        while_waiting=while_waiting,
+    )

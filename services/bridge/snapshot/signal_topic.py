@@ -1,12 +1,11 @@
 """Records of the signal topic, in order, from where Kafka says that they are taken."""
 
 import json
-import time
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from schemas.errors import ExitCode, Retryable, SetupError
 from schemas.settings import KafkaSettings
@@ -14,8 +13,8 @@ from schemas.snapshot import SignalPosition
 from services.bridge.sink.topic_ids import compare_ids, read_ids
 from services.bridge.sink.topics import Topics
 from services.bridge.snapshot.requests import Signal
-from services.kafka.client import client_options, kafka_error, make_client
-from services.kafka.records import REQUEST_TIMEOUT_S
+from services.kafka.client import client_options, make_client
+from services.kafka.delivery import deliver
 
 logger = structlog.get_logger(__name__)
 
@@ -153,24 +152,12 @@ def signal_position(
 
 
 def send_to_topic(kafka: KafkaSettings, topic: str, signal: Signal) -> None:
-    """Write the signal into the topic. Raise Retryable where Kafka does not take it."""
+    """Write the signal into the topic. Raise SlotbridgeError where Kafka does not take it."""
     document = {"id": signal.id, "type": signal.type, "data": json.loads(signal.data)}
-    failures: list[object] = []
-    producer = make_client(Producer, client_options(kafka) | {"enable.idempotence": True})
-    until = time.monotonic() + REQUEST_TIMEOUT_S
-    try:
-        producer.produce(
-            *(topic, json.dumps(document).encode(), kafka.topic_prefix.encode(), 0),
-            on_delivery=lambda error, _: failures.append(error),
-        )
-        left = producer.flush(max(0.1, until - time.monotonic()))
-    except KafkaException as error:
-        raise kafka_error(error, "send a signal", topic) from error
-    if left or failures != [None]:
-        raise Retryable(
-            f"Kafka has not taken the signal: {failures[0] if failures else 'no answer'}",
-            operation="send a signal",
-            subject=topic,
-            hint="correct snapshot.signal_topic, or start the bridge once, which makes the topic",
-            exit_code=ExitCode.KAFKA_UNREACHABLE,
-        )
+    deliver(
+        kafka,
+        topic,
+        {kafka.topic_prefix.encode(): json.dumps(document).encode()},
+        operation="send a signal",
+        hint="correct snapshot.signal_topic, or start the bridge once, which makes the topic",
+    )
