@@ -12,12 +12,12 @@ from schemas.errors import ExitCode, SettingsError
 from schemas.settings import load_settings, require
 from schemas.snapshot import SnapshotProgress, SnapshotRequest
 from services.bridge.sink.topics import Topics
-from services.bridge.snapshot.bars import Bars
 from services.bridge.snapshot.opening import look_for_known
 from services.bridge.snapshot.requests import Signal, check
 from services.bridge.snapshot.signal_table import send
 from services.bridge.snapshot.signal_topic import send_to_topic
 from services.bridge.snapshot.table_state import FINISHED, state
+from services.bridge.snapshot_bars import Bars
 from services.runtime.process import configure_logging, exit_codes, stop_on_signals
 
 snapshot = typer.Typer(help="Rows that were in the tables before the bridge.", no_args_is_help=True)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from schemas.snapshot import SnapshotProgress
 from services.bridge.command import app
 from services.bridge.failpoints import VARIABLE
-from services.bridge.snapshot.bars import Bars
+from services.bridge.snapshot_bars import Bars
 from tests.bridge.conftest import NewBridge
 from tests.bridge.snapshots import INITIAL, await_chunks, fill, read_all
 from tests.bridge.test_snapshot_core import progress, shape

@@ -146,7 +146,7 @@ LAYERS = {
         *(("failpoints", "metrics", "descriptors", "compiled"), ("pgoutput",), ("progress",)),
         *(("source",), ("events",), ("transactions",), ("sink",), ("recovery",)),
         *(("snapshot",), ("repair", "adoption")),
-        ("stagnation",),
+        ("stagnation", "snapshot_bars"),
         *(
             *(("stopped_bridge",), ("liveness",), ("session",), ("opening",), ("runner",)),
             (

@@ -25,7 +25,8 @@ from schemas.settings import SourceSettings
 from schemas.snapshot import SlotBeginning
 from services.bridge.pgoutput.messages import Row
 from services.bridge.repair.diagnosis import OPERATION
-from services.bridge.snapshot.reader import FETCH_BYTES, shape_of
+from services.bridge.snapshot.cursor import parts
+from services.bridge.snapshot.reader import shape_of
 from services.bridge.snapshot.slot_making import import_snapshot
 from services.bridge.snapshot.tables import TableShape, quote
 from services.bridge.snapshot.visibility import parse_sight
@@ -51,8 +52,6 @@ ROWS_DEADLINE_S: Final = 3_600.0
 """How long the server may look for the next rows: a filter may fit few of a large table."""
 _LOOK_S: Final = 0.5
 _LOCK_S: Final = 30
-_FETCH_ROWS_FIRST: Final = 16
-_FETCH_ROWS_MAX: Final = 5_000
 _CURSOR: Final = "slotbridge_recover"
 _TELL_S: Final = 5.0
 _OPEN: Final = """
@@ -251,7 +250,7 @@ class Baseline:
             raise _changed(f"table {shape.name} was dropped or renamed") from error
 
     def rows(self, shape: TableShape) -> Iterator[list[Row]]:
-        """Yield the table's rows, about FETCH_BYTES at once, in any order."""
+        """Yield the table's rows, some at once, in any order."""
         columns = ", ".join(quote(column.name) for column in shape.relation.columns)
         condition = f" WHERE {shape.row_filter}" if shape.row_filter else ""
         with self._statement("read rows", shape.name, bounded=False):
@@ -259,20 +258,8 @@ class Baseline:
                 f"DECLARE {_CURSOR} NO SCROLL CURSOR FOR SELECT {columns}"  # noqa: S608
                 f" FROM {shape.identifier}{condition}"
             )
-            count = _FETCH_ROWS_FIRST
-            while True:
-                result = self._execute(f"FETCH {count} FROM {_CURSOR}")
-                width = range(result.nfields)
-                rows: list[Row] = [
-                    [result.get_value(number, column) for column in width]
-                    for number in range(result.ntuples)
-                ]
-                yield rows
-                if len(rows) < count:
-                    break
-                size = sum(len(value) for row in rows for value in row if isinstance(value, bytes))
-                fit = FETCH_BYTES * count // max(1, size)
-                count = max(1, min(_FETCH_ROWS_MAX, 4 * count, fit))
+            for part in parts(lambda count: self._execute(f"FETCH {count} FROM {_CURSOR}")):
+                yield part.rows
             self._execute(f"CLOSE {_CURSOR}")
 
     def _files(self, connection: Connection, oids: Sequence[int]) -> list[Any]:

@@ -21,6 +21,7 @@ from schemas.errors import Retryable, SlotbridgeError
 from schemas.lsn import format_lsn
 from schemas.snapshot import SNAPSHOT_PREFIX
 from services.bridge.pgoutput.messages import Relation, RelationColumn, Row
+from services.bridge.snapshot.cursor import parts
 from services.bridge.snapshot.places import (
     Blocks,
     Density,
@@ -51,9 +52,6 @@ APPLICATION: Final = "slotbridge_snapshot"
 LOCK_MS: Final = 200
 """How long a chunk waits for a locked table; the stream stands still meanwhile."""
 STATEMENT_MS: Final = 10_000
-FETCH_BYTES: Final = 2**20
-_FETCH_ROWS_FIRST: Final = 16
-_FETCH_ROWS_MAX: Final = 5_000
 _SLOW: Final = "57014"
 _GONE: Final = ("42P01", "3F000")
 _NOT_NOW: Final = ("55P03", _SLOW, "40P01", *_GONE)
@@ -271,22 +269,20 @@ class SnapshotReader:
             self._rows.execute("ROLLBACK")
 
     def _fetch(self, rows_max: int, bytes_max: int) -> tuple[list[Row], bool]:
-        """Rows in parts of about FETCH_BYTES, so that memory is bounded whatever a row's size."""
+        """Return up to `rows_max` rows, or those that have `bytes_max`; and whether none follow."""
         rows: list[Row] = []
-        size, count = 0, _FETCH_ROWS_FIRST
-        while len(rows) <= rows_max and size < bytes_max:
-            count = min(count, rows_max + 1 - len(rows))
-            result = self._execute(b"FETCH %d FROM %s" % (count, CURSOR), [])
-            width = range(result.nfields)
-            for number in range(result.ntuples):
-                row = [result.get_value(number, column) for column in width]
-                size += sum([len(value) for value in row if value is not None])
-                rows.append([*row])
-            if result.ntuples < count:
+        size = 0
+        for part in parts(self._fetch_from_cursor, rows_max + 1):
+            rows += part.rows
+            size += part.bytes
+            if part.ends:
                 return rows[:rows_max], len(rows) <= rows_max
-            average = max(1, size // max(1, len(rows)))
-            count = max(1, min(_FETCH_ROWS_MAX, 4 * count, FETCH_BYTES // average))
+            if size >= bytes_max:
+                break
         return rows[:rows_max], False
+
+    def _fetch_from_cursor(self, count: int) -> pq.abc.PGresult:
+        return self._execute(b"FETCH %d FROM %s" % (count, CURSOR), [])
 
     def _execute(self, query: bytes, parameters: list[bytes]) -> pq.abc.PGresult:
         """Text results as the server has printed them, without psycopg's types."""
