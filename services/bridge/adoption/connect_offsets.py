@@ -71,7 +71,7 @@ class ConnectOffsets:
                 topic,
                 {key: value},
                 operation=OPERATION,
-                hint="run this again",
+                hint="run `slotbridge release` again",
                 partition=ANY_PARTITION,
             )
             return

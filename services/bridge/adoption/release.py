@@ -137,7 +137,8 @@ class Release:
 
     def _forget_progress(self) -> None:
         topic, key = progress_topic(self._topics.prefix), self._source.slot.encode()
-        deliver(self._kafka, topic, {key: None}, operation=OPERATION, hint="run this again")
+        hint = "run `slotbridge release` again"
+        deliver(self._kafka, topic, {key: None}, operation=OPERATION, hint=hint)
 
     def _refused(self, message: str, hint: str) -> OperatorNeeded:
         return OperatorNeeded(

@@ -38,7 +38,7 @@ def unread_tables(
                 f"which rows Kafka lacks is not judged: {reason}",
                 operation=operation,
                 subject=f"slot {owner.slot}",
-                hint="run this again once the server takes writes",
+                hint=f"run `slotbridge {operation}` again once the server takes writes",
             ) from reason
     shaping = Shaping(settings.shaping, topics.prefix)
     apart = beginning and Apart(beginning, seen.places, seen.unpublished)
