@@ -215,18 +215,26 @@ class _Opening:
         forgotten = [beginning_forgotten(self._prefix, self._slot)] if there else []
         if found is not None and found.confirmed_flush_lsn is not None:
             return NewSlot(found.confirmed_flush_lsn, forgotten)
+        deadline_s = self._bridge.sql_deadline_ms / 1000
         if snapshot.mode == "never" or snapshot.without_key == "refuse":
-            lsn = primary.create_slot()
-            reach("slot created")
-            return NewSlot(lsn, forgotten)
-        topics.prepare_late(snapshot_topic, compacted=True)
-        told = make_slot(
-            *(primary, connection, self._source),
-            deadline_s=self._bridge.sql_deadline_ms / 1000,
-            while_waiting=self._waiting,
-        )
+            lsn, _ = connection.create_slot(
+                two_phase=self._source.two_phase,
+                deadline_s=deadline_s,
+                while_waiting=self._waiting,
+            )
+            primary.tell_rows_before()
+            new = NewSlot(lsn, forgotten)
+        else:
+            topics.prepare_late(snapshot_topic, compacted=True)
+            told = make_slot(
+                *(primary, connection, self._source),
+                deadline_s=deadline_s,
+                while_waiting=self._waiting,
+            )
+            new = NewSlot(told.lsn, [beginning_event(self._prefix, told)])
+        logger.info("created slot", slot=self._slot, lsn=format_lsn(new.lsn))
         reach("slot created")
-        return NewSlot(told.lsn, [beginning_event(self._prefix, told)])
+        return new
 
     def _build(
         self,

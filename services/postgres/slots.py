@@ -9,8 +9,6 @@ from typing import LiteralString
 
 from psycopg.rows import class_row
 
-from schemas.lsn import parse_lsn
-from services.postgres.rows import one_row
 from services.postgres.server import Connection
 
 
@@ -95,21 +93,6 @@ def read_slot_statistics(connection: Connection, slot: str) -> SlotStatistics | 
             " FROM pg_stat_replication_slots WHERE slot_name = %s",
             [slot],
         ).fetchone()
-
-
-def create_failover_slot(connection: Connection, slot: str, *, two_phase: bool = False) -> int:
-    """Create a permanent pgoutput slot with failover on; return its confirmed_flush_lsn (bytes).
-
-    The connection must be in autocommit: the function can't run in a transaction that has written.
-    """
-    row = one_row(
-        connection.execute(
-            "SELECT lsn::text"
-            " FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, %s, true)",
-            [slot, two_phase],
-        )
-    )
-    return parse_lsn(row[0])
 
 
 def withheld_by(connection: Connection, application_name: str) -> tuple[str, ...]:

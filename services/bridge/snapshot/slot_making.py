@@ -14,11 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import psycopg
-import structlog
 
 from schemas.errors import SlotbridgeError
 from schemas.events import snapshot_topic
-from schemas.lsn import format_lsn
 from schemas.settings import SourceSettings
 from schemas.snapshot import SlotBeginning, SlotBeginningKey
 from services.bridge.events.event import Event
@@ -33,8 +31,6 @@ from services.postgres.publications import publishes_all_tables
 from services.postgres.published_tables import published_tables
 from services.postgres.rows import one_row
 from services.postgres.server import Connection
-
-logger = structlog.get_logger(__name__)
 
 _OPERATION: Final = "make the slot"
 _APPLICATION: Final = "slotbridge_slot"
@@ -79,7 +75,6 @@ def make_slot(
         if error.sqlstate is None:
             raise connect_error(message, subject) from error
         raise server_error(error.sqlstate, message, _OPERATION, subject) from error
-    logger.info("created slot", slot=source.slot, lsn=format_lsn(lsn))
     return SlotBeginning(
         slot=source.slot,
         lsn=lsn,

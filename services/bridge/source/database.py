@@ -190,14 +190,10 @@ class Primary:
                 slot=self._settings.slot,
             )
 
-    def create_slot(self) -> int:
-        """Create the failover slot; return the LSN from which it decodes."""
-        with self._statement("create the slot"):
-            lsn = slots.create_failover_slot(
-                self._connection, self._settings.slot, two_phase=self._settings.two_phase
-            )
+    def tell_rows_before(self) -> None:
+        """Say which rows nobody sends, as a new slot begins after them."""
+        with self._statement("estimate the rows of tables"):
             before = rows_before(self._connection, self._settings.publication)
-        logger.info("created slot", slot=self._settings.slot, lsn=format_lsn(lsn))
         if (before.rows or before.tables_unknown) and not self.reads_rows:
             tell = logger.warning if before.rows else logger.info
             tell(
@@ -207,7 +203,6 @@ class Primary:
                 tables_not_judged=before.tables_unknown,
                 hint="snapshot.mode: initial sends them (docs/SNAPSHOTS.md)",
             )
-        return lsn
 
     def origin_lsn(self) -> int | None:
         """Return the origin's position, None where it has never been moved."""
