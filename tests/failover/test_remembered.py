@@ -9,7 +9,7 @@ from typing import cast
 import psycopg
 import pytest
 
-from schemas.errors import OperatorNeeded
+from schemas.errors import ExitCode, OperatorNeeded
 from schemas.settings import KafkaSettings
 from services.failover.execute import timeline_memory
 from services.failover.execute.history import read_entries, read_history, unfinished
@@ -19,7 +19,16 @@ from services.failover.model.view import View
 from services.failover.observe.bridge_client import Bridge
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.own_tables import writing
+from tests.failover.conftest import NewTrio
+from tests.failover.servers import (
+    KILLED_AFTER_STEPS,
+    ask,
+    configuration,
+    slotfailover_process,
+    subscribe,
+)
 from tests.failover.test_timelines import promoted
+from tests.failover.watch.test_live import LEADS_TO, promote, unquoted
 from tests.providers.interface import Provider
 
 SEEN_OFTEN = 6000
@@ -56,6 +65,26 @@ def test_many_watch_entries_hide_no_run_of_the_table(pair: Provider, fresh_datab
     found = unfinished(entries)
     assert found is not None and found.run == "r"
     assert entries == sorted(entries, key=lambda entry: entry.at)
+
+
+def test_a_repoint_that_was_killed_is_not_followed_by_one_to_the_old_primary(
+    local_trio: NewTrio, tmp_path: Path
+) -> None:
+    """The subscription leads to the new primary, and has not been fed by it yet."""
+    trio = local_trio()
+    subscribe(trio, "s1")
+    config = configuration(tmp_path, trio)
+    promote(trio.primary, trio.standby)
+    steps = KILLED_AFTER_STEPS.format(steps=2)
+    ran = slotfailover_process("repoint", "--config", config, "--yes", before=steps)
+    assert ran.code == -9, ran.err
+    trio.standby.kill()
+    trio.primary.start()
+    ran = slotfailover_process("repoint", "--config", config, "--yes")
+    assert ran.code == ExitCode.TIMELINE, ran.err
+    assert "older than timeline 2" in ran.err
+    leads_to = unquoted(ask(trio.subscriber, LEADS_TO, trio.dbname))
+    assert f"port={trio.standby.port}" in leads_to
 
 
 def test_the_hint_names_all_that_remembers_a_timeline() -> None:

@@ -21,7 +21,7 @@ from services.failover.model import statements
 from services.failover.model.conninfo import Address, Conninfo
 from services.failover.model.host_commands import machine_of
 from services.failover.model.timelines import Milestone, Provenance
-from services.failover.model.view import Node, Reach, View
+from services.failover.model.view import MARK, Node, Reach, View
 from services.failover.observe.cluster import Cluster
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.request import Request
@@ -238,9 +238,10 @@ def test_resume_does_not_wait_for_wal_that_does_not_come() -> None:
 
 
 def test_a_note_of_a_subscription_that_was_led_elsewhere_since_is_not_the_newest() -> None:
-    def seen(address: str, *milestones: tuple[str, Milestone]) -> bool:
-        note = Milestone("7000", 1, None, address).note
-        there = subscriber("sub", subscription("s1", at="b", comment=note))
+    def seen(address: str, *milestones: tuple[str, Milestone], mark: str = "") -> bool:
+        note = Milestone("7000", 1, None, address).note + mark
+        s1 = subscription("s1", at="b", comment=note, enabled=not mark)
+        there = subscriber("sub", s1)
         promoted = state(slot("s1"), standby=False, timeline=2)
         promoted = replace(promoted, provenance=Provenance(history=((1, 900),)))
         view = View((node("a", None), node("b", promoted)), (there,), milestones=milestones)
@@ -248,6 +249,7 @@ def test_a_note_of_a_subscription_that_was_led_elsewhere_since_is_not_the_newest
 
     leads_to = str(Conninfo((("host", "db"), ("port", "5002"))).address)
     assert seen(leads_to)
+    assert not seen(leads_to, mark=f" {MARK}")  # `repoint` has moved the note, too
     assert not seen("db:5001")
     assert seen("db:5001", ("Kafka", Milestone("7000", 2, None)))
     assert not seen("db:5001", ("Kafka", Milestone("another", 2, None)))

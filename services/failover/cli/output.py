@@ -17,7 +17,7 @@ from services.failover.checks.readiness import Readiness
 from services.failover.drill.outcome import Outcome, Part
 from services.failover.execute.fix import Fixes
 from services.failover.execute.history import done_or_broken_off
-from services.failover.execute.journal import BEGIN, END, Entry
+from services.failover.execute.journal import BEGIN, END, REMEMBERED, Entry
 from services.failover.execute.pair_status import Status
 from services.failover.execute.run import Performed, Result
 from services.failover.plan.request import Plan
@@ -157,7 +157,8 @@ def print_history(console: Console, entries: Iterable[Entry]) -> None:
     """Print a line for each run, and one for each of its steps."""
     for entry in done_or_broken_off(entries):
         if entry.step == BEGIN:
-            wanted = ", ".join(f"{k} {v}" for k, v in entry.intent.items() if v)
+            asked = {k: v for k, v in entry.intent.items() if v and k not in REMEMBERED}
+            wanted = ", ".join(f"{k} {v}" for k, v in asked.items())
             console.print(Text(f"{entry.at}  {entry.command} by {entry.by}: {wanted}", "bold"))
         elif entry.step == END:
             console.print(Text(f"    {entry.seconds:7.3f} s  in all: {entry.outcome}"))

@@ -32,6 +32,8 @@ BEGIN, END, DONE = "begin", "end", "done"
 SEEN = "seen"
 """What `watch` has seen of a primary: part of no run."""
 STARTED = "started"
+REMEMBERED = ("met", "failover_slots", "primary", "synchronous", "lsn")
+"""The keys of what is remembered of a primary, beside what a run was asked to do."""
 """The outcome of a step that is about to be performed; its other entry follows."""
 _NEXT = timedelta(milliseconds=1)
 _SKEW_MAX = timedelta(days=1)
@@ -76,8 +78,11 @@ class Journal:
         self.problems: list[str] = []
 
     def begin(self, view: View, intent: dict[str, Any]) -> None:
-        """Record that a run begins, and what it was asked to do."""
-        self._add(view, step=BEGIN, intent=intent, outcome="")
+        """Record that a run begins, what it was asked to do, and which primary it has met.
+
+        A run that is killed has no end that tells it, and may have led subscriptions there.
+        """
+        self._add(view, step=BEGIN, intent={**intent, **remembered_at(view)}, outcome="")
 
     def started(self, step: Step, view: View) -> None:
         """Record that a step is about to be performed.

@@ -87,8 +87,8 @@ def moving(plan: Plan) -> tuple[str, ...]:
 def _remembered(view: View) -> bool:
     """Tell whether anybody remembers the newest timeline.
 
-    A subscription that was led elsewhere since it noted a timeline does not count: its note is
-    older.
+    A subscription that was led elsewhere since it noted a timeline does not count, nor one that a
+    run has disabled, and perhaps led elsewhere: its note is older.
     """
     noted = [found.milestone for _, found in view.ours() if _is_current(found)]
     told = [met for _, met in view.milestones]
@@ -97,7 +97,8 @@ def _remembered(view: View) -> bool:
 
 def _is_current(subscription: Subscription) -> bool:
     met = subscription.milestone
-    return met is not None and met.address == str(subscription.conninfo.address)
+    current = met is not None and met.address == str(subscription.conninfo.address)
+    return current and not subscription.marked
 
 
 def _partial(view: View) -> str:
