@@ -120,8 +120,8 @@ class EpochRunner:
         """
         for state in self._states.values():
             try:
-                followed = self._stage.follow_compaction
-                maintain(self._spark, self._settings, state, orphans=False, compacted=followed)
+                kept = self._stage.keep_index
+                maintain(self._spark, self._settings, state, orphans=False, compacted=kept)
             except FOREIGN as error:
                 failure = translated(error, "maintain tables")
                 log.warning("maintenance of a table failed", table=state.source, error=str(failure))

@@ -20,7 +20,7 @@ from spark_consumers.epochs.threads import at_once
 from spark_consumers.events import changes
 from spark_consumers.iceberg import catalog, sums
 from spark_consumers.iceberg.delete_insert import Deletes
-from spark_consumers.iceberg.layout import layout_of
+from spark_consumers.iceberg.layout import Layout, layout_of
 from spark_consumers.iceberg.staging import Adopted, Base, Staging
 from spark_consumers.iceberg.tables import NEVER, State
 from spark_consumers.kafka.transactions import Cut
@@ -57,10 +57,10 @@ class Stage:
         if self._indexes is not None:
             self._indexes.close()
 
-    def follow_compaction(self, state: State, snapshot: int) -> None:
-        """Bring a table's index to a snapshot before those in between are removed."""
-        if self._indexes is not None:
-            self._indexes.advance(state, snapshot, save=True)
+    def keep_index(self, state: State, snapshot: int) -> None:
+        """Bring a table's index to its last snapshot before those in between are removed."""
+        if self._indexes is not None and state.shape is not None and state.rule is not None:
+            self._indexes.keep(state, Layout(state.shape, state.rule), snapshot)
 
     def write(
         self,

@@ -5,6 +5,7 @@ of the table. The deletion vectors of those files are written anew, with what th
 the epoch's branch in one commit.
 """
 
+import contextlib
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,15 +74,24 @@ class Indexes:
             return False
         return True
 
-    def advance(self, state: State, snapshot: int, *, save: bool = False) -> None:
-        """Bring a table's index to the snapshot that an epoch or a compaction has made.
+    def advance(self, state: State, snapshot: int) -> None:
+        """Bring a table's index, where it is known, to the snapshot that an epoch has made.
 
-        Done at once, while all snapshots in between are there: maintenance removes them. `save`:
-        it is about to.
+        Done at once, while all snapshots in between are there: maintenance removes them.
         """
         index = self._known.get(state.uuid)
         if index is not None and index.known:
-            index.advance(catalog.load(self._spark, state.identifier), snapshot, save=save)
+            index.advance(catalog.load(self._spark, state.identifier), snapshot)
+
+    def keep(self, state: State, layout: Layout, snapshot: int) -> None:
+        """Bring a table's index, also one of an earlier run, to the last snapshot, and save it.
+
+        Called before maintenance removes the snapshots before that one.
+        """
+        if (self._folder / state.uuid).is_dir():
+            table = catalog.load(self._spark, state.identifier)
+            with contextlib.suppress(UnknownFilesError):
+                self._of(table, layout).advance(table, snapshot, save=True)
 
     def close(self) -> None:
         """Write down the indexes, and let another program have them."""
@@ -91,7 +101,10 @@ class Indexes:
     def _of(self, table: Any, layout: Layout) -> KeyIndex:
         """Return the index of a table by the key that it has now."""
         identity, schema = str(table.uuid()), table.schema()
-        key = [int(schema.findField(field.name).fieldId()) for field in layout.key]
+        fields = [schema.findField(field.name) for field in layout.key]
+        if None in fields:
+            raise UnknownFilesError("the table lacks a column of its key")
+        key = [int(field.fieldId()) for field in fields]
         index = self._known.get(identity)
         if index is None or index.key != key:  # another source table may have come under its name
             if index is not None:

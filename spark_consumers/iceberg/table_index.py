@@ -93,15 +93,18 @@ class KeyIndex:
         """Whether the index is of some snapshot of the table."""
         return self._known is not None
 
-    def advance(self, table: Any, snapshot: int, *, save: bool) -> None:
-        """Follow a table whose index is known, without making it anew.
+    def advance(self, table: Any, snapshot: int, *, save: bool = False) -> None:
+        """Follow the table without making the index anew.
 
         Called while the snapshots in between are there. `save`: the snapshots before this one are
         about to be removed, so that what is written down must be of this one.
         """
         with contextlib.suppress(UnknownFilesError), self._giving_up():
             try:
-                if not self._follow(table, snapshot):
+                if self._known is None:
+                    self._take_folder()
+                    self._load(table)
+                if self._known is None or not self._follow(table, snapshot):
                     self._forget()
                 elif save:
                     self._save()

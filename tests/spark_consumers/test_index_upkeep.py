@@ -138,9 +138,9 @@ def test_a_table_that_was_refused_costs_nothing_more(
     assert items(pipeline) == "cdccc"
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restarted", ["never", "before", "after"])
 def test_maintenance_and_a_restart_leave_the_index(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, restarted: str
 ) -> None:
     fold = Fold(pipeline, 1)
     pipeline.publisher.announce(ITEMS, NAMES, PAIRS)
@@ -148,12 +148,13 @@ def test_maintenance_and_a_restart_leave_the_index(
         fold.transaction()
         pipeline.apply()
     monkeypatch.setattr(KeyIndex, "_build", killed)
-    for _ in range(2):
-        pipeline.runner.maintain()
-        if restarted:
-            pipeline.restart()
-        fold.transaction()
-        assert set(ways(pipeline).values()) == {"index"}
+    if restarted == "before":
+        pipeline.restart()
+    pipeline.runner.maintain()
+    if restarted == "after":
+        pipeline.restart()
+    fold.transaction()
+    assert set(ways(pipeline).values()) == {"index"}
     fold.require()
 
 
