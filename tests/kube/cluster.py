@@ -218,11 +218,16 @@ class Release:
         return [name for name, code in self.answers("bridge", "/readyz").items() if code == 200]
 
     def await_streaming(self, *, timeout_s: float = 60) -> str:
-        """Wait until one pod streams, and return its name."""
-        (name,) = awaited(
-            self.streaming, what=f"a bridge of {self.name} streams", timeout_s=timeout_s
-        )
-        return name
+        """Wait until one pod alone streams, and return its name.
+
+        They are asked one after another: the first may lose its session to the second meanwhile.
+        """
+
+        def alone() -> str:
+            names = self.streaming()
+            return names[0] if len(names) == 1 else ""
+
+        return awaited(alone, what=f"a bridge of {self.name} streams", timeout_s=timeout_s)
 
     def await_pods(self) -> None:
         """Wait until two bridges are available, and one of them streams."""
