@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
-from services.failover.checks.readiness import judge_all
+from services.failover.checks.readiness import candidate, judge_all
 from services.failover.model.timelines import Feeding
 from services.failover.model.view import NodeState, Published, Reach, View
 from services.failover.plan.failover import plan_failover
@@ -216,13 +216,23 @@ def test_among_equals_a_standby_that_replays_is_promoted_instead_of_a_paused_one
     assert not any("not chosen" in note for note in named.notes)
 
 
+@pytest.mark.parametrize(("streams", "chosen"), [(True, "c"), (False, "b")])
+def test_beside_a_primary_only_a_standby_that_streams_gets_the_rest(
+    streams: bool, chosen: str
+) -> None:
+    whole = node("b", paused(state(slot("s1"), received=RECEIVED + 8, streams=True)))
+    behind = node("c", state(slot("s1"), streams=streams))
+    found = candidate(View((node("a", state(standby=False)), whole, behind), ()))
+    assert found is not None and found.name == chosen
+
+
 def test_a_paused_standby_with_more_wal_is_resumed_and_not_passed_over() -> None:
     ahead = node("b", paused(state(slot("s1"), received=RECEIVED + 8)))
     refused = refusal(View((node("a", None), ahead, node("c", state(slot("s1")))), ()))
     assert refused.exit_code is ExitCode.NOT_READY
     assert "replay is paused on b" in refused.message
     assert "pg_wal_replay_resume() on b" in refused.hint
-    assert "choose another with --to; other standbys now: c" in refused.hint
+    assert "(slotfailover failover --to); other standbys now: c" in refused.hint
 
 
 @pytest.mark.parametrize(

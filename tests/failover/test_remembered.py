@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import psycopg
@@ -13,6 +14,7 @@ from schemas.errors import ExitCode, OperatorNeeded
 from schemas.settings import KafkaSettings
 from services.failover.execute import timeline_memory
 from services.failover.execute.history import read_entries, read_history, unfinished
+from services.failover.execute.journal import DONE, Journal
 from services.failover.execute.timeline_memory import Asked
 from services.failover.model.preconditions import require_newest
 from services.failover.model.view import View
@@ -28,6 +30,7 @@ from tests.failover.servers import (
     subscribe,
 )
 from tests.failover.test_timelines import promoted
+from tests.failover.views import node, slot, state
 from tests.failover.watch.test_live import LEADS_TO, promote, unquoted
 from tests.providers.interface import Provider
 
@@ -65,6 +68,21 @@ def test_many_watch_entries_hide_no_run_of_the_table(pair: Provider, fresh_datab
     found = unfinished(entries)
     assert found is not None and found.run == "r"
     assert entries == sorted(entries, key=lambda entry: entry.at)
+
+
+def test_what_begins_does_not_tell_anew_which_slots_there_are(tmp_path: Path) -> None:
+    """A new primary may have lost some: that a run was killed there is no reason to forget them."""
+    view = View((node("a", state(slot("s1"), standby=False)),), ())
+    path = tmp_path / "journal"
+    cluster = cast("Cluster", SimpleNamespace(recorded_at=""))
+    journal = Journal(path, cluster, "postgres", "repoint")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "_to_table", lambda *_: None)
+        journal.begin(view, {"command": "repoint"})
+        journal.end(view, DONE, 1.0)
+    begun, ended = (json.loads(line)["intent"] for line in path.read_text().splitlines())
+    assert "met" in begun and "failover_slots" not in begun
+    assert ended["failover_slots"] == ["s1"]
 
 
 def test_a_repoint_that_was_killed_is_not_followed_by_one_to_the_old_primary(

@@ -255,6 +255,20 @@ def test_a_note_of_a_subscription_that_was_led_elsewhere_since_is_not_the_newest
     assert not seen("db:5001", ("Kafka", Milestone("another", 2, None)))
 
 
+@pytest.mark.parametrize(("noted", "remembered"), [(1, True), (2, False)])
+def test_a_subscription_that_was_half_moved_away_is_waited_for(
+    noted: int, remembered: bool
+) -> None:
+    """The journal on this primary knows no other: whoever moved it met a newer one, perhaps."""
+    note = f"{Milestone('7000', noted, None, 'db:5002').note} {MARK}"
+    there = subscriber("sub", subscription("s1", at="b", comment=note, enabled=False))
+    primary = state(slot("s1"), standby=False, timeline=2)
+    primary = replace(primary, provenance=Provenance(history=((1, 900),)))
+    journal = ("the journal", Milestone("7000", 2, None))
+    view = View((node("a", primary), node("b", None)), (there,), milestones=(journal,))
+    assert assess(view, Request()).remembered is remembered
+
+
 @pytest.mark.parametrize("marker", ["rewound", "copied"])
 def test_a_rejoin_believes_only_what_was_made_for_the_same_source(
     marker: str, tmp_path: Path

@@ -93,10 +93,10 @@ def candidate(view: View) -> Node | None:
     """Return the standby to promote: on the newest timeline, with the most WAL.
 
     Among equals, take one that replays, then the one of the highest priority, then one with all
-    slots ready. While a primary answers, all of them get the rest of its WAL, and one that replays
-    comes first. A standby on an older timeline lacks later commits, whatever its LSN says. A
-    standby that was promoted beside the last primary is chosen only if there is no other. A standby
-    of priority 0 is never chosen.
+    slots ready. While a primary answers, those that stream from it get the rest of its WAL, and one
+    of them that replays comes first. A standby on an older timeline lacks later commits, whatever
+    its LSN says. A standby that was promoted beside the last primary is chosen only if there is no
+    other. A standby of priority 0 is never chosen.
     """
     eligible = [node for node in view.standbys if node.priority]
     eligible = [node for node in eligible if not branched(view, node)] or eligible
@@ -104,7 +104,7 @@ def candidate(view: View) -> Node | None:
     return min(
         (node for node in eligible if _timeline(node) == newest),
         key=lambda node: (
-            node.replay_paused and view.primary is not None,
+            view.primary is not None and (node.replay_paused or not _streams(node)),
             -node.received,
             node.replay_paused,
             -node.priority,
@@ -123,6 +123,10 @@ def passed_over(view: View, chosen: Node) -> list[str]:
         if node.replay_paused and node.priority and node.received >= chosen.received
         if node is not chosen
     ]
+
+
+def _streams(node: Node) -> bool:
+    return node.state is not None and node.state.replication.receiver_streaming
 
 
 def _timeline(node: Node) -> int:

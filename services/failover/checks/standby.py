@@ -200,6 +200,17 @@ def databases(facts: Facts) -> Iterator[Seen]:
     reads=("recovery_min_apply_delay",),
 )
 def replay(facts: Facts) -> Iterator[Seen]:
+    for other in facts.view.standbys:
+        if other is not facts.standby and other.state is not None and other.priority:
+            state = other.state
+            if state.replication.replay_paused:
+                yield Seen(
+                    other.name,
+                    f"pg_get_wal_replay_pause_state() = {state.replication.replay_pause}",
+                    f"replay is paused on {other.name}: a failover is refused where only this "
+                    "standby has the newest WAL",
+                    _resumption(facts, other, state),
+                )
     for standby, state in facts.below:
         delay = state.setting("recovery_min_apply_delay") or "0"
         if state.replication.replay_paused:

@@ -78,11 +78,16 @@ class Journal:
         self.problems: list[str] = []
 
     def begin(self, view: View, intent: dict[str, Any]) -> None:
-        """Record that a run begins, what it was asked to do, and which primary it has met.
+        """Record on disk that a run begins, what it was asked to do, and which primary it has met.
 
-        A run that is killed has no end that tells it, and may have led subscriptions there.
+        A run that is killed, as by a power cut, has no end that tells it, and may have led
+        subscriptions there. Which failover slots there are is told by what ended or was only seen:
+        a new primary may lack some, and they must stay known.
         """
-        self._add(view, step=BEGIN, intent={**intent, **remembered_at(view)}, outcome="")
+        met = remembered_at(view)
+        met.pop("failover_slots", None)
+        self._add(view, step=BEGIN, intent={**intent, **met}, outcome="")
+        self._to_disk()
 
     def started(self, step: Step, view: View) -> None:
         """Record that a step is about to be performed.

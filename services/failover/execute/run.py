@@ -251,7 +251,7 @@ class Run:
                 names = [step.server for step in self.begun if step.action in NO_WAY_BACK]
                 about = f"; {names[-1]} had been told to promote itself, so nothing was taken back"
             elif self._rival and self.begun:
-                about = "; nothing was taken back, as the other command may rely on what was done"
+                about = "; nothing was taken back: who has the lock now may rely on what was done"
             elif undo:
                 about = self._take_back() if self.begun else "; nothing had been changed"
             view = self._look()

@@ -180,8 +180,8 @@ def require_replaying(view: View, node: Node) -> None:
             subject=node.name,
             lsn=node.state.replication.replayed_lsn,
             hint=f"SELECT pg_wal_replay_resume() on {node.name}, then run this again; if the "
-            "server ends then, its log names the settings to raise before it is started; or choose "
-            f"another with --to; other standbys now: {others}",
+            "server ends then, its log names the settings to raise before it is started; or order "
+            f"another to be the primary (slotfailover failover --to); other standbys now: {others}",
             exit_code=ExitCode.NOT_READY,
         )
 

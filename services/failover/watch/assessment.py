@@ -74,7 +74,7 @@ def assess(view: View, request: Request) -> Assessment:
         forbidden=_newer_elsewhere(view, node) or _fed_elsewhere(view, node),
         silent=silent,
         pending=moving(plan),
-        remembered=_remembered(view),
+        remembered=_remembered(view, node),
         complete=all(found.state is not None for found in view.nodes),
     )
 
@@ -84,15 +84,27 @@ def moving(plan: Plan) -> tuple[str, ...]:
     return tuple(step.text for step in plan.steps if step.action in OF_SUBSCRIBERS)
 
 
-def _remembered(view: View) -> bool:
+def _remembered(view: View, primary: Node) -> bool:
     """Tell whether anybody remembers the newest timeline.
 
     A subscription that was led elsewhere since it noted a timeline does not count, nor one that a
-    run has disabled, and perhaps led elsewhere: its note is older.
+    run has disabled, and perhaps led elsewhere: its note is older. Where such a one leads away from
+    `primary`, though what it noted is not older, the run may have met a newer primary.
     """
+    timeline = primary.known_state.server.timeline
+    if any(
+        found.marked and moves(found, primary) and not _is_older(found, timeline)
+        for _, found in view.ours()
+    ):
+        return False
     noted = [found.milestone for _, found in view.ours() if _is_current(found)]
     told = [met for _, met in view.milestones]
     return any(met and met.timeline and met.system == view.system for met in (*noted, *told))
+
+
+def _is_older(subscription: Subscription, timeline: int) -> bool:
+    met = subscription.milestone
+    return met is not None and 0 < met.timeline < timeline
 
 
 def _is_current(subscription: Subscription) -> bool:
