@@ -16,9 +16,9 @@ from services.bridge import metrics
 from services.bridge.descriptors import descriptors_needed
 from services.bridge.opening import SessionSettings, open_session
 from services.bridge.progress.ledger import Position
-from services.bridge.recovery.hanging_transactions import TransactionHangs
 from services.bridge.session import Session
 from services.bridge.sink.dead_letters import RefusalLearned, Refused
+from services.bridge.sink.markers import TransactionHangs
 from services.bridge.stagnation import Stagnation
 from services.bridge.transactions.spool import SpoolFull, prepared_exceed_spool
 from services.bridge.transactions.streams import MessageUnclear
@@ -34,6 +34,7 @@ GARBAGE_OBJECTS = 50_000
 PAUSE_MIN_S = 0.2
 PAUSE_MAX_S = 10.0
 STANDBY_PAUSE_S = 0.5
+LAST_SESSION_S = 30.0
 _AFTER_THE_START = {"on_divergence": "stop", "on_lost_records": "stop"}
 """What an operator accepts is there to be seen at the start, not what comes weeks later."""
 _GROWING = tenacity.wait_random_exponential(multiplier=0.2, max=3)
@@ -85,6 +86,8 @@ class Runner:
         """The primary of the last session."""
         self._opening_since = time.monotonic()
         self._standing_by = False
+        self._hangs: TransactionHangs | None = None
+        """What the last session ended with, until the next one has looked at it."""
         self._last_failure = ""
 
     def healthy(self) -> bool:
@@ -128,44 +131,39 @@ class Runner:
     def run(self) -> None:
         """Stream until the stop is set. Raise what no new session can mend.
 
-        Where a transaction hangs in Kafka at the stop, one more session ends it.
+        Where a transaction may hang in Kafka at the stop, one more session ends it. Raise
+        TransactionHangs where that session can't be opened in time.
         """
         gc.freeze()  # what is there now stays; the rest is freed by count, and seldom in cycles
         gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
         backoff = Backoff()
         stagnation = Stagnation(self._settings.bridge.connect_deadline_ms / 1000)
-        hung = False
-        while hung or not self._stop.is_set():
+        while self._hangs is not None or not self._stop.is_set():
             session = self._open_with_retries()
             if session is None:
+                if self._hangs is not None:
+                    raise self._hangs
                 return
             pause_s, over = 0.0, False
-            hung_before, hung = hung, False
+            last = self._hangs is not None and self._stop.is_set()
+            self._hangs = None  # opening it has ended what hung
             try:
                 self._session, self.server = session, session.server
                 with descriptors_needed("stream"):
                     session.stream(self)
                 over = session.over
             except Retryable as error:
-                if error.exit_code is ExitCode.FENCED:
+                if error.exit_code is ExitCode.FENCED or (
+                    last and isinstance(error, TransactionHangs)
+                ):
                     raise
-                if isinstance(error, TransactionHangs):
-                    if hung_before:
-                        raise
-                    hung = self._stop.is_set()
-                elif isinstance(error, SpoolFull):
-                    self._stop_streaming(error)
-                elif isinstance(error, MessageUnclear):
-                    self._settings = self._settings._replace(streaming=False)
+                self._learn(error)
                 if isinstance(error, RefusalLearned):
                     pause_s = PAUSE_MIN_S
                 else:
                     pause_s = backoff.pause_s(session.durable)
                     self._give_up(stagnation.ended(error, session.durable, time.monotonic()), error)
-                logger.warning(
-                    "session lost: starting a new one", reason=str(error), pause_s=round(pause_s, 1)
-                )
-                metrics.RECONNECTS.inc()
+                self._tell_loss(error, pause_s)
             finally:
                 self._session = None
                 self._opening_since = time.monotonic()
@@ -185,6 +183,24 @@ class Runner:
                 return
             if not self._moved.is_set():
                 self._stop.wait(pause_s)
+
+    def _learn(self, error: Retryable) -> None:
+        """Let the next session differ by what ended this one. Raise what none can mend."""
+        if isinstance(error, TransactionHangs):
+            self._hangs = error
+        elif isinstance(error, SpoolFull):
+            self._stop_streaming(error)
+        elif isinstance(error, MessageUnclear):
+            self._settings = self._settings._replace(streaming=False)
+
+    def _tell_loss(self, error: Retryable, pause_s: float) -> None:
+        goes_on = self._hangs is not None or not self._stop.is_set()
+        logger.warning(
+            "session lost: starting a new one" if goes_on else "session lost at the stop",
+            reason=str(error),
+            pause_s=round(pause_s, 1),
+        )
+        metrics.RECONNECTS.inc()
 
     def _give_up(self, final: SlotbridgeError | None, cause: Retryable) -> None:
         """Raise `final`, unless streaming was the cause: the next session goes without it."""
@@ -206,22 +222,30 @@ class Runner:
             retry=tenacity.retry_if_exception(self._may_retry),
             wait=self._pause_s,
             stop=self._gives_up,
-            sleep=tenacity.sleep_using_event(self._stop),
+            sleep=self._sleep,
             before_sleep=self._tell_retry,
             reraise=True,
         )
         try:
             return retrying(self._open)
-        except Retryable:
-            if self._stop.is_set():
-                return None
-            raise
+        except Retryable as error:
+            if not self._stop.is_set():
+                raise
+            if error.exit_code is ExitCode.SLOT_IN_USE:
+                self._hangs = None  # another bridge has opened its session, and ended what hung
+            return None
         finally:
             self._standing_by = False
 
     def _pause_s(self, state: tenacity.RetryCallState) -> float:
         """Return the seconds until the next attempt; few for a stand-by, which is to take over."""
         return STANDBY_PAUSE_S if self._standing_by else _GROWING(state)
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait for the next attempt, or for the stop; after the stop for the last session alone."""
+        if not self._stop.wait(seconds) or self._hangs is None:
+            return
+        time.sleep(min(seconds, STANDBY_PAUSE_S))
 
     def _tell_retry(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
@@ -231,9 +255,13 @@ class Runner:
     def _gives_up(self, state: tenacity.RetryCallState) -> bool:
         """Tell whether to end the retries: a stop was asked for, or the deadline has passed.
 
+        After a stop, a session that ends what may hang is tried for LAST_SESSION_S.
         The deadline stands still while another bridge has the slot and `standby` says to wait for
         it.
         """
+        if self._stop.is_set():
+            late = time.monotonic() - self._opening_since > LAST_SESSION_S
+            return late or self._hangs is None
         error = state.outcome.exception() if state.outcome is not None else None
         in_use = isinstance(error, Retryable) and error.exit_code is ExitCode.SLOT_IN_USE
         self._standing_by = self._settings.bridge.standby and in_use
@@ -241,7 +269,7 @@ class Runner:
             self._opening_since = time.monotonic()
             metrics.LIVE.stand_by()
         waited_s = time.monotonic() - self._opening_since
-        return self._stop.is_set() or waited_s > self._settings.bridge.connect_deadline_ms / 1000
+        return waited_s > self._settings.bridge.connect_deadline_ms / 1000
 
     def _open(self) -> Session:
         """Open a session; only the first one that opens goes on with what an operator accepts."""

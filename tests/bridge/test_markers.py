@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from services.bridge.sink import markers
-from services.bridge.sink.markers import MarkerCheck
+from services.bridge.sink.markers import MarkerCheck, TransactionHangs
 from services.bridge.sink.offsets import ASKED_AT_ONCE, Asked, Partition
 from services.bridge.sink.partition_ends import Tails
 
@@ -92,6 +92,17 @@ def test_at_the_end_the_last_one_is_looked_at_too(hanging: str) -> None:
     check.flushed({"t"})
     check.flushed({"u"})
     with pytest.raises(Retryable, match="hangs"):
+        check.require_all_told()
+    check.close()
+
+
+def test_at_the_end_a_silent_leader_is_as_good_as_one_that_hangs() -> None:
+    cluster = Cluster()
+    check = checked(cluster, hangs)
+    cluster.ends = {("t", 1): 7}
+    cluster.stable = {("t", 1): -1}
+    check.flushed({"t"})
+    with pytest.raises(TransactionHangs, match="not judged"):
         check.require_all_told()
     check.close()
 

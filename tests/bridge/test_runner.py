@@ -1,14 +1,20 @@
-"""The pauses between sessions, and when no further one is tried."""
+"""The pauses between sessions, when no further one is tried, and the last one of a stop."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import BadInput, ExitCode, Retryable
+from schemas.settings import BridgeSettings
 from services.bridge.progress.ledger import Position
-from services.bridge.runner import PAUSE_MAX_S, PAUSE_MIN_S, Backoff
+from services.bridge.runner import PAUSE_MAX_S, PAUSE_MIN_S, Backoff, Runner
+from services.bridge.sink.markers import TransactionHangs
 from services.bridge.source.server_errors import READ_THE_STREAM, server_error
 from services.bridge.stagnation import SESSIONS_MIN, Stagnation
+from services.runtime.process import Stop
 
 
 def test_pauses_double_up_to_a_cap_while_nothing_is_reached() -> None:
@@ -74,3 +80,80 @@ def test_progress_or_another_error_counts_anew() -> None:
         assert stagnation.ended(other, Position(1, number, 0), 1.0) is None
     for number in range(3 * SESSIONS_MIN):
         assert stagnation.ended(lost(), Position(2, number, 0), 1.0) is None
+
+
+class Opened:
+    """A session that streams until the stop is set, and then ends with `failure`."""
+
+    over = False
+    obstacle = ""
+    server = None
+    durable = HERE
+
+    def __init__(self, failure: Retryable | None) -> None:
+        self._failure = failure
+
+    def stream(self, _stop: object) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        pass
+
+
+def run_after_stop(
+    monkeypatch: pytest.MonkeyPatch, *openings: Retryable | Opened
+) -> tuple[int, Retryable | None]:
+    """Run with a stop that is set in the first session; how many openings it took, its error."""
+    stop, left = Stop(), [*openings]
+    bridge = BridgeSettings()
+    settings: Any = SimpleNamespace(
+        source=None, bridge=bridge, kafka=None, rows_since_lsn=0, _replace=lambda **_: settings
+    )
+    runner = Runner(settings, stop, None)
+
+    def open_next() -> Opened:
+        found = left.pop(0)
+        if isinstance(found, Opened):
+            stop.set()
+            return found
+        raise found
+
+    monkeypatch.setattr(runner, "_open", open_next)
+    monkeypatch.setattr(runner, "_sleep", lambda _seconds: None)
+    monkeypatch.setattr("services.bridge.runner.LAST_SESSION_S", 0.2)
+    try:
+        runner.run()
+    except Retryable as error:
+        return len(openings) - len(left), error
+    return len(openings) - len(left), None
+
+
+HANGS = TransactionHangs("hangs", exit_code=ExitCode.KAFKA_UNREACHABLE)
+USED = Retryable("in use", exit_code=ExitCode.SLOT_IN_USE)
+
+
+@pytest.mark.parametrize(
+    ("openings", "tried", "error"),
+    [
+        ([Opened(None), lost()], 1, None),
+        ([Opened(lost()), lost()], 1, None),
+        ([Opened(HANGS), Opened(None), lost()], 2, None),
+        ([Opened(HANGS), lost(), USED, lost(), Opened(None)], 5, None),
+        ([Opened(HANGS), Opened(HANGS), lost()], 2, HANGS),
+    ],
+)
+def test_a_stop_waits_for_one_more_session_only_where_a_transaction_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+    openings: list[Retryable | Opened],
+    tried: int,
+    error: Retryable | None,
+) -> None:
+    assert run_after_stop(monkeypatch, *openings) == (tried, error)
+
+
+def test_a_stop_does_not_wait_for_ever_and_tells_what_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run_after_stop(monkeypatch, Opened(HANGS), *[lost()] * 100_000)[1] is HANGS
+    assert run_after_stop(monkeypatch, Opened(HANGS), *[USED] * 100_000)[1] is None

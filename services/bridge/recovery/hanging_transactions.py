@@ -56,6 +56,7 @@ from services.bridge.recovery.hanging_decision import (
 )
 from services.bridge.recovery.settling_notes import clear, is_note, write_note
 from services.bridge.recovery.visible_record import read_visible
+from services.bridge.sink.markers import TransactionHangs
 from services.bridge.sink.offsets import Partition
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
@@ -79,13 +80,6 @@ _HIDDEN_RECORDS: Final = 1000
 visible ones, which tell no position, end the look for those that do."""
 _ROUNDS_MAX: Final = 4
 """Two transactions may hang, each of either producer; what then stays is not ours."""
-
-
-class TransactionHangs(Retryable):
-    """Kafka has decided a transaction of ours without telling every partition.
-
-    Consumers see nothing of what follows it until the next session of the bridge has ended it.
-    """
 
 
 class Judge(Protocol):

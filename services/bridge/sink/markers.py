@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from schemas.errors import Retryable
+from schemas.errors import ExitCode, Retryable
 from services.bridge.sink.offsets import (
     ASKED_AT_ONCE,
     Asked,
@@ -43,6 +43,13 @@ _AWAIT_S: Final = 0.1
 _RECOUNT_S: Final = 60.0
 """Partitions that are added to a topic are seen within this; clients see them after minutes."""
 Ends = Mapping[Partition, End]
+
+
+class TransactionHangs(Retryable):
+    """Kafka has decided a transaction of ours, and may not have told every partition.
+
+    Consumers see nothing of what follows it until the next session of the bridge has ended it.
+    """
 
 
 class Topics(Protocol):
@@ -142,14 +149,26 @@ class MarkerCheck:
     def require_all_told(self) -> None:
         """Return where the last two transactions are told everywhere: nothing follows them.
 
-        Raise what `require_told` raises.
+        Raise TransactionHangs where one hangs, or where a leader does not answer; OperatorNeeded as
+        `require_told` does.
         """
-        self.require_told()
-        self._before, self._last = self._last, None
-        if self._before is not None:
-            asked = self._ask_all(self._before.partitions, self._await, committed=True)
-            self._before.stable = asked
-        self.require_told()
+        try:
+            self.require_told()
+            self._before, self._last = self._last, None
+            if self._before is not None:
+                asked = self._ask_all(self._before.partitions, self._await, committed=True)
+                self._before.stable = asked
+            self.require_told()
+        except TransactionHangs:
+            raise
+        except Retryable as error:
+            raise TransactionHangs(
+                f"whether consumers see the last transaction is not judged: {error.message}",
+                operation="end what was committed to Kafka",
+                subject=error.subject,
+                hint="the next session of the bridge looks again, and ends it where it hangs",
+                exit_code=ExitCode.KAFKA_UNREACHABLE,
+            ) from error
 
     def _require_kept(self, ends: Ends) -> None:
         """Judge partitions that lost records; ask twice, as a former leader may answer first."""
