@@ -104,10 +104,13 @@ def members(connection: Connection, publication: str) -> Members | None:
 class TableFacts:
     """Of a table, or of a partitioned one: its tables that have no replica identity.
 
-    Without one, the server refuses UPDATE and DELETE of a published table.
+    Without one, the server refuses UPDATE and DELETE of a published table: without a primary key
+    that is not deferrable, or the index that REPLICA IDENTITY names. Source: relcache.c,
+    RelationGetIndexList. `keyed`: it has a primary key.
     """
 
     without_identity: tuple[tuple[str, str], ...]
+    keyed: bool = True
 
 
 def table_facts(
@@ -118,8 +121,8 @@ def table_facts(
         _TABLE_FACTS, [[schema for schema, _ in tables], [table for _, table in tables]]
     ).fetchall()
     return {
-        (schema, table): TableFacts(tuple((one, other) for one, other in lacking))
-        for schema, table, lacking in rows
+        (schema, table): TableFacts(tuple((one, other) for one, other in lacking), keyed)
+        for schema, table, lacking, keyed in rows
     }
 
 
@@ -129,9 +132,14 @@ _TABLE_FACTS: LiteralString = """
                    FROM pg_class l JOIN pg_namespace m ON m.oid = l.relnamespace
                   WHERE l.relkind = 'r'
                     AND (l.oid = c.oid OR l.oid IN (SELECT relid FROM pg_partition_tree(c.oid)))
-                    AND (l.relreplident = 'n' OR l.relreplident = 'd' AND NOT EXISTS (
-                          SELECT FROM pg_index WHERE indrelid = l.oid AND indisprimary))
-                  ORDER BY 1)
+                    AND l.relreplident <> 'f' AND NOT EXISTS (
+                          SELECT FROM pg_index i WHERE i.indrelid = l.oid AND i.indisvalid
+                             AND CASE l.relreplident
+                                 WHEN 'd' THEN i.indisprimary AND i.indimmediate
+                                 WHEN 'i' THEN i.indisreplident ELSE false END)
+                  ORDER BY 1),
+           EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid
+                      AND i.indisprimary AND i.indimmediate)
       FROM unnest(%s::text[], %s::text[]) AS wanted (schema, name)
       JOIN pg_namespace n ON n.nspname = wanted.schema
       JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name

@@ -105,8 +105,12 @@ def test_tables_come_and_go_while_the_bridge_runs(
         keyless = run(bridge, "--yes")
         assert keyless.returncode == ExitCode.SERVER_SETTING, keyless.stderr
         assert "public.c" in keyless.stderr and "--identity-full" in keyless.stderr
+        connection.execute("ALTER TABLE c ADD PRIMARY KEY (id) DEFERRABLE")
+        assert run(bridge, "--yes").returncode == ExitCode.SERVER_SETTING, "UPDATE would fail"
+        connection.execute("ALTER TABLE c DROP CONSTRAINT c_pkey")
         statements = run(bridge, "--dry-run", "--identity-full")
         assert statements.returncode == 0, statements.stderr
+        assert 'those of public.c, public.odd "name are not sent' in statements.stderr
         connection.execute(statements.stdout.encode())  # as psql would, for the owner
         assert answer(run(bridge, "--yes", "--json"))["statements"] == []
         connection.execute("INSERT INTO c VALUES (7)")

@@ -105,7 +105,7 @@ def test_a_store_folds_partitions_and_keeps_the_differences(
     assert store.take_there(list(there.items())[:1]) == min(1, len(there))
     told = {key: row for key, (_, _, row) in model.items() if row is not None} if whole else {}
     wanted = list(differences(sorted(told.items()), sorted(there.items())))
-    assert sum(store.compare(whole=whole).values()) == len(wanted)
+    assert sum(store.compare(whole=whole, while_waiting=lambda: None).values()) == len(wanted)
     assert list(store.differences()) == wanted
     store.close()
 

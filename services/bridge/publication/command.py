@@ -1,6 +1,7 @@
 """The command `slotbridge publication`: the publication becomes what `source.tables` says."""
 
 import json as json_module
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from schemas.settings import Settings, SourceSettings, load_settings, require
 from services.bridge.publication.plan import OPERATION, Changes, TableName, changes
 from services.bridge.source.candidates import find_primary, require_one_writable
 from services.bridge.source.server_errors import server_error
-from services.postgres.publications import members, table_facts
+from services.postgres.publications import TableFacts, members, table_facts
 from services.postgres.server import Connection
 from services.runtime.process import configure_logging, exit_codes
 
@@ -22,7 +23,9 @@ _ROWS = {
     "on_request": "rows that they have already are sent on request: slotbridge snapshot start",
     "initial_only": "rows that they have already are sent by a start with snapshot.mode: initial",
 }
-_BY_ITSELF = "the bridge sends the rows that they have already by itself"
+_BY_ITSELF = (
+    "the bridge sends the rows that they have already by itself, without those of snapshot.exclude"
+)
 
 
 def publication(
@@ -60,7 +63,7 @@ def publication(
                     source.publication, wanted, found, facts, identity_full=identity_full
                 )
                 statements = [one.as_string(connection) for one in planned.statements()]
-                _tell(planned, statements, settings, json=json)
+                _tell(planned, statements, settings, facts, json=json)
                 if statements and not (dry_run or yes or typer.confirm("Do it?", err=True)):
                     raise SystemExit(int(ExitCode.CHECK_FAILED))
                 if not dry_run:
@@ -93,13 +96,24 @@ def _execute(connection: Connection, planned: Changes) -> None:
             connection.execute(statement)
 
 
-def _tell(planned: Changes, statements: list[str], settings: Settings, *, json: bool) -> None:
+def _tell(
+    planned: Changes,
+    statements: list[str],
+    settings: Settings,
+    facts: Mapping[TableName, TableFacts],
+    *,
+    json: bool,
+) -> None:
     """Print the statements on stdout, and what they mean on stderr."""
     for statement in statements:
         typer.echo(f"{statement};", err=json)
     if planned.add:
         rows = _ROWS.get(settings.snapshot.mode, _BY_ITSELF)
         typer.echo(f"tables that are added: {rows}", err=True)
+        keyless = [".".join(table) for table in planned.add if not facts[table].keyed]
+        if keyless and rows is not _ROWS["never"]:
+            names = ", ".join(keyless)
+            typer.echo(f"but those of {names} are not sent: no primary key", err=True)
     if planned.leave_out:
         typer.echo("tables that are left out: their topics keep what they have", err=True)
 

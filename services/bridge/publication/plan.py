@@ -86,8 +86,8 @@ def changes(
     lacking = tuple(sorted(leaf for table in add for leaf in facts[table].without_identity))
     if lacking and (found is None or found.publishes_old_rows) and not identity_full:
         raise _refused(
-            f"UPDATE and DELETE would fail on {_names(lacking)}: no primary key and no other "
-            "replica identity",
+            f"UPDATE and DELETE would fail on {_names(lacking)}: they have neither a primary "
+            "key, at least not one that is never deferred, nor another replica identity",
             publication,
             "add a primary key; or run this with --identity-full, which sets REPLICA IDENTITY FULL",
         )

@@ -109,10 +109,11 @@ class ComparedTables:
             table = self._tables[shape.name]
             table.shape = shape
             self._read(table, encoder)
-            table.counts = table.store.compare(whole=table.whole)
+            while_waiting = self._while_waiting
+            table.counts = table.store.compare(whole=table.whole, while_waiting=while_waiting)
             if table.store.deletes_other_keys():  # of columns by which no row can be deleted now
                 table.whole = False
-                table.counts = table.store.compare(whole=False)
+                table.counts = table.store.compare(whole=False, while_waiting=while_waiting)
             logger.info(
                 "compared a table", table=shape.name, rows=table.rows, **_named(table.counts)
             )

@@ -16,7 +16,7 @@ from confluent_kafka import Message
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.events import UNAVAILABLE
 from services.bridge.repair.comparison import UNKNOWN
-from services.bridge.repair.row_store import RowStore, Told
+from services.bridge.repair.row_store import RowStore, Told, in_time
 from services.bridge.sink.topics import Topics
 
 _OPEN_S: Final = 120.0
@@ -66,7 +66,7 @@ class Fold:
                 for _ in reader.messages(max(low, end - 1), end, time.monotonic() + _OPEN_S):
                     pass  # nothing before is hidden by a transaction that is open
                 messages = reader.messages(low, end, time.monotonic() + _DEADLINE_S)
-                for message in messages:
+                for message in in_time(messages, self._while_waiting):
                     self._take(partition, message, (schema, table), topic)
             self._flush(partition)
         return whole

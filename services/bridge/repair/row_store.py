@@ -9,13 +9,23 @@ The file is of one run; nothing is read from it after a crash.
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from services.bridge.repair.comparison import Difference, differences
 
 _CACHE_KIB: Final = 131_072
+_ITEMS_AT_ONCE: Final = 2_000
+Item = TypeVar("Item")
+
+
+def in_time(items: Iterable[Item], while_waiting: Callable[[], None]) -> Iterator[Item]:
+    """Yield `items`, and do the process's other work now and then."""
+    for number, item in enumerate(items):
+        if number % _ITEMS_AT_ONCE == 0:
+            while_waiting()
+        yield item
 
 
 class Told(NamedTuple):
@@ -88,7 +98,7 @@ class RowStore:
         self._db.execute("COMMIT")
         return taken - (self._db.total_changes - before)
 
-    def compare(self, *, whole: bool) -> dict[str, int]:
+    def compare(self, *, whole: bool, while_waiting: Callable[[], None]) -> dict[str, int]:
         """Find and keep the differences; return how many there are, by op.
 
         Not `whole`: the topic lacks its first events, and the table is told to be empty before.
@@ -98,7 +108,8 @@ class RowStore:
         there = "SELECT key, row FROM there ORDER BY key"
         self._db.execute("BEGIN")
         self._db.execute("DELETE FROM differs")
-        for found in differences(self._db.execute(told) if whole else (), self._db.execute(there)):
+        topic_rows = in_time(self._db.execute(told), while_waiting) if whole else ()
+        for found in differences(topic_rows, in_time(self._db.execute(there), while_waiting)):
             counts[found.op] += 1
             self._db.execute(
                 "INSERT INTO differs (op, key, before, after) VALUES (?, ?, ?, ?)", found

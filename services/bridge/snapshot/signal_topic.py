@@ -49,8 +49,9 @@ class SignalTopic:
                 hint="name another topic in snapshot.signal_topic",
             )
         self.id, self.next = _beginning(topics, topic, position)
-        self.moved = position is not None and self.next != position.offset
-        """Whether Kafka is to be told of another position, though no record is taken."""
+        noted = position and (position.offset, position.topic_id)
+        self.moved = noted is not None and noted != (self.next, self.id)
+        """Whether Kafka is to be told another position or topic, though no record is taken."""
         self.pending: list[TopicSignal] = []
         self._due = 0.0
         self._consumer = make_client(
