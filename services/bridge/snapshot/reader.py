@@ -142,7 +142,8 @@ class SnapshotReader:
             found = published_tables(self._marks, self._publication)
             unpublished = unpublished_changes(self._marks, self._publication)
             if beginning is not None:
-                places = self._places([one.oid for one in found if not one.key], beginning)
+                keyless = [one.oid for one in found if not one.key]
+                places = self._places(self._marks, keyless, beginning)
             row = one_row(self._marks.execute(_IF_WRITABLE.format("pg_current_xact_id()::text")))
         if row[0] is None:
             raise NotNow(_READ_ONLY)
@@ -150,10 +151,12 @@ class SnapshotReader:
         shapes = [shape_of(one) for one in found]
         return Inspection(shapes, estimates, int(row[0]), places, unpublished or ())
 
-    def _places(self, oids: list[int], beginning: Sight) -> dict[int, Place]:
+    def _places(
+        self, connection: Connection, oids: list[int], beginning: Sight
+    ) -> dict[int, Place]:
         """Return where the rows of tables lie."""
         given = {"oids": oids, "publication": self._publication}
-        rows = self._marks.execute(places_query(beginning), given).fetchall()
+        rows = connection.execute(places_query(beginning), given).fetchall()
         return {oid: Place(*place) for oid, *place in rows}
 
     def mark(self, token: str) -> int:
@@ -226,7 +229,7 @@ class SnapshotReader:
         """
         within = Blocks(0, 0, 0)
         if before is not None:
-            within = self._blocks(shape, last, rows_max, before.file)
+            within = self._blocks(shape, last, rows_max, before)
         query, parameters = chunk_query(
             shape, last, where, rows_max + 1, within.condition(before.sight) if before else ""
         )
@@ -247,17 +250,21 @@ class SnapshotReader:
         return Chunk(wanted, last_key, len(rows), ends)
 
     def _blocks(
-        self, shape: TableShape, last: Sequence[str] | None, rows: int, file: int
+        self, shape: TableShape, last: Sequence[str] | None, rows: int, before: RowsBefore
     ) -> Blocks:
         """Return the blocks that may have about `rows` rows after the place `last`.
 
-        Raise NotNow where the table has another file: its rows have other places now.
+        Raise NotNow where the table has another file, so that its rows have other places now, or
+        where its publication was changed, so that changes may not have come.
         """
         oid = shape.relation.oid
         with self._statement("read the table's size", shape.name):
             size, found = one_row(self._rows.execute(_SIZE, [oid]))
-        if found != file:
+            place = self._places(self._rows, [oid], before.sight).get(oid)
+        if found != before.file:
             raise NotNow("the table was truncated or rewritten", changed=True)
+        if place is None or not place.kept:
+            raise NotNow("the publication was changed", changed=True)
         first = block_of(last[0]) if last is not None else 0
         return Blocks(first, min(size, first + self._density.blocks(oid, rows)), size)
 

@@ -1,8 +1,10 @@
 """Tells which tables have rows that a snapshot has yet to read, while no bridge runs."""
 
 import contextlib
+from collections.abc import Sequence
 
 from schemas.errors import Retryable
+from schemas.naming import table_matches
 from schemas.settings import Settings, require
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.sink.topics import Topics
@@ -19,7 +21,8 @@ def unread_tables(
     """Return the published tables of whose rows Kafka lacks some that it is to have, sorted.
 
     Those that a bridge which starts now would read on, those that it can't read, each with the
-    reason, and those that were begun under other settings. Raise SlotbridgeError.
+    reason, and those that were begun under other settings; but none of `snapshot.exclude`, which
+    gives their rows up. Raise SlotbridgeError.
     """
     known, snapshot = look_for_known(topics), settings.snapshot
     beginning = None
@@ -45,16 +48,17 @@ def unread_tables(
     found = plan(seen.shapes, known.progress, snapshot, shaping, owner, known.requests, apart)
     planned = [name for name, table in found.tables.items() if not table.done]
     refused = [f"{name} ({reason})" for name, reason in found.refused.items()]
-    begun = _begun(known, seen, owner.slot) - {*found.tables, *found.refused}
+    begun = _begun(known, seen, owner.slot, snapshot.exclude) - {*found.tables, *found.refused}
     return sorted([*planned, *refused, *begun])
 
 
-def _begun(known: Known, seen: Inspection, slot: str) -> set[str]:
-    """Return the published tables of whose rows Kafka has a part."""
+def _begun(known: Known, seen: Inspection, slot: str, exclude: Sequence[str]) -> set[str]:
+    """Return the published tables of whose rows Kafka has a part; none that `exclude` names."""
     published = {shape.name for shape in seen.shapes}
     requests = [one for one in known.requests if one.slot == slot]
     return published & {
         f"{one.schema_}.{one.table}"
         for one in known.progress
         if one.slot == slot and state(one, requests) not in FINISHED
+        if not any(table_matches(pattern, one.schema_, one.table) for pattern in exclude)
     }

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import yaml
 
 from schemas.errors import ExitCode
 from services.bridge.failpoints import VARIABLE
@@ -13,7 +14,7 @@ from services.testbed.debezium import Connector
 from tests.bridge.adoption.ground import run
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
-from tests.bridge.snapshots import INITIAL, fill, read_all
+from tests.bridge.snapshots import INITIAL, await_chunks, fill, read_all
 from tests.providers.interface import Provider
 
 
@@ -67,9 +68,26 @@ def test_a_table_that_no_snapshot_can_read_keeps_it_from_being_given_back(
     refused = release(bridge, tmp_path)
     assert refused.returncode == ExitCode.WITNESSES_DISAGREE, refused.stderr
     assert "public.log (has no primary key)" in refused.stderr
-    text = bridge.config.read_text().replace(
-        "mode: initial", "mode: initial\n  exclude: [public.log]"
-    )
-    bridge.config.write_text(text)
+    exclude(bridge, "public.log")
     given = release(bridge, tmp_path)
     assert given.returncode == 0, given.stderr
+
+
+def test_rows_that_are_read_in_part_are_waited_for_or_given_up(
+    conninfo: str, new_bridge: NewBridge, tmp_path: Path
+) -> None:
+    bridge = new_bridge(conninfo, snapshot={**INITIAL, "rows_per_second_max": 10})
+    bridge.start().streaming()
+    await_chunks(bridge, 1)
+    assert bridge.stop() == 0, bridge.output
+    refused = release(bridge, tmp_path)
+    assert refused.returncode == ExitCode.WITNESSES_DISAGREE, refused.stderr
+    exclude(bridge, "public.a", "public.t")
+    given = release(bridge, tmp_path)
+    assert given.returncode == 0, given.stderr
+
+
+def exclude(bridge: Bridge, *tables: str) -> None:
+    settings = yaml.safe_load(bridge.config.read_text(encoding="utf-8"))
+    settings["snapshot"]["exclude"] = [*tables]
+    bridge.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
