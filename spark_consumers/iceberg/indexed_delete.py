@@ -72,6 +72,7 @@ class Indexes:
                 log.warning("rows are found by a scan of the table", table=name, reason=reason)
             self._refused[name] = reason
             return False
+        self._refused.pop(layout.shape.name, None)
         return True
 
     def advance(self, state: State, snapshot: int) -> None:

@@ -25,6 +25,7 @@ import pyarrow as pa
 import structlog
 from pyroaring import BitMap64
 
+from spark_consumers.failures import FOREIGN
 from spark_consumers.iceberg import table_files
 from spark_consumers.iceberg.table_files import Files, UnknownFilesError
 from spark_consumers.key_index import segment_files
@@ -39,8 +40,8 @@ RETRY_S = 600.0
 """After that time it is tried again to make the index of a table where it was impossible."""
 SURPLUS_MIN = 100_000
 """An index is made anew beyond twice the table's rows, or data files, and this number of them."""
-TROUBLES = (OSError, EOFError, ValueError, pa.ArrowException)
-"""What comes of a folder that is full, torn or not to be written to."""
+TROUBLES = (OSError, EOFError, ValueError, pa.ArrowException, *FOREIGN)
+"""What comes of a folder that is full, torn or not to be written to, or of the table's files."""
 _UNSAVED_MAX = 8
 """Up to _UNSAVED_MAX changes of the index are not written down: who starts anew follows them."""
 _VECTORS_KEPT = 1_000
@@ -81,11 +82,12 @@ class KeyIndex:
             try:
                 if self._known is None:
                     self._load(table)
-                followed = self._known is not None and self._follow(table, snapshot)
-                if not followed or self._is_too_large():
-                    self._build(table, snapshot)
+                whole = self._known is not None and self._follow(table, snapshot)
+                whole = whole and not self._is_too_large()
             except TROUBLES as error:
                 self._lose(error)
+                whole = False
+            if not whole:
                 self._build(table, snapshot)
 
     @property
@@ -194,6 +196,9 @@ class KeyIndex:
         except BlockingIOError:
             os.close(lock)
             raise UnknownFilesError("another program has the table's key index") from None
+        except OSError:  # a file system without locks
+            os.close(lock)
+            raise
         self._lock = lock
 
     def _live(self) -> search.Booleans:
