@@ -30,12 +30,14 @@ demo: $(READY) ## the whole product under load: kill the primary, fail over, com
 # POSTGRES=/usr/lib/postgresql/17/bin, runs all else on that.
 # Then the tests without servers on every other Python 3.11 to 3.13 that is found: PYTHONS= leaves them out.
 PYTHONS ?= 1
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 test: $(READY) ## all tests on real PostgreSQL, Kafka and Spark, then `make pythons`
 	@CONTAINERS=$(CONTAINERS) SLOTBRIDGE_POSTGRES=$(POSTGRES) $(PYTEST) $(PYTEST_OPTIONS)
 	@$(if $(PYTHONS),$(MAKE) --no-print-directory pythons)
 
 # The tests that need no server, and neither build nor type-check everything: PYTHON=/usr/bin/python3.12 VENV=folder
+# They wait for nothing, so that each processor has one worker.
+quick: WORKERS = $(shell nproc 2>/dev/null || echo 2)
 quick: $(READY) ## the tests that need no server (some 80 CPU-seconds)
 	@$(PYTEST) -m "not servers and not slow" $(if $(SPARK),,--ignore tests/spark_consumers) $(PYTEST_OPTIONS)
 
