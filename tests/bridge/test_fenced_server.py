@@ -225,7 +225,8 @@ def test_a_snapshot_writes_nothing_behind_a_fence_and_goes_on_after_it(
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("DROP TABLE t")
     fill(conninfo, 4_000)
-    bridge = new_bridge(conninfo, snapshot={**INITIAL, "chunk_rows_max": 20})
+    slow = {**INITIAL, "chunk_rows_max": 20, "rows_per_second_max": 400}
+    bridge = new_bridge(conninfo, snapshot=slow)
     bridge.start().streaming()
     eventually(lambda: chunks(bridge) > 2, what="some chunks are read")
     fence(trio)

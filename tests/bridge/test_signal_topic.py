@@ -145,7 +145,7 @@ def test_killed_at_each_seam_of_a_signal(
 def test_paused_resumed_and_stopped(
     conninfo: str, settings: dict[str, Any], new_bridge: NewBridge
 ) -> None:
-    settings = {**settings, "mode": "initial", "chunk_rows_max": 4}
+    settings = {**settings, "mode": "initial", "chunk_rows_max": 4, "rows_per_second_max": 60}
     bridge = new_bridge(conninfo, snapshot=settings).start().streaming()
     eventually(lambda: chunks(bridge) > 3, what="chunks are read")
     send(bridge, "pause")
@@ -203,7 +203,8 @@ def test_a_failover_in_the_middle_of_what_was_asked(
     primary, standby = (one.conninfo(trio.dbname) for one in (trio.primary, trio.standby))
     fill(primary, 6_000)
     settings = {"mode": "on_request", "signal_topic": f"{topic_prefix}-signal"}
-    bridge = new_bridge(both(trio), snapshot={**settings, "chunk_rows_max": 10})
+    slow = {**settings, "chunk_rows_max": 10, "rows_per_second_max": 600}
+    bridge = new_bridge(both(trio), snapshot=slow)
     with Changes(primary, 6_000):
         bridge.start().streaming(primary)
         await_ready(trio.primary, trio.standby, bridge.slot)

@@ -95,7 +95,8 @@ def test_changed_all_the_time_and_killed_at_random_moments(
     conninfo, rows, kills = pair.primary.conninfo(fresh_database), 6_000, 20
     fill(conninfo, rows)
     chance = random.Random(33)
-    bridge = new_bridge(conninfo, snapshot={**INITIAL, "chunk_rows_max": 40, "hold_ms": 50})
+    slow = {"chunk_rows_max": 40, "hold_ms": 50, "rows_per_second_max": 600}
+    bridge = new_bridge(conninfo, snapshot={**INITIAL, **slow})
     with Changes(conninfo, rows) as changes:
         done_at = [0]
         for number in range(kills):

@@ -157,8 +157,9 @@ def test_a_failover_in_the_middle_of_a_snapshot(
     trio = new_pair(synchronous=False)
     primary, standby = (one.conninfo(trio.dbname) for one in (trio.primary, trio.standby))
     fill(primary, MANY)
-    signals = {"signal_table": "public.signals"}
-    bridge = new_bridge(both(trio), snapshot={"mode": mode, "chunk_rows_max": 10, **signals})
+    slow = {"chunk_rows_max": 10, "rows_per_second_max": MANY // 10}
+    settings = {"mode": mode, "signal_table": "public.signals", **slow}
+    bridge = new_bridge(both(trio), snapshot=settings)
     with Changes(primary, MANY) as before:
         bridge.start().streaming(primary)
         await_ready(trio.primary, trio.standby, bridge.slot)

@@ -125,7 +125,8 @@ def test_inserted_all_the_time_and_killed_at_random_moments(
     """Also while the slot is made, with transactions that are open then."""
     make_log(conninfo)
     chance, kills = random.Random(33), 10
-    bridge = new_bridge(conninfo, snapshot={**READ, "chunk_rows_max": 50})
+    slow = {**READ, "chunk_rows_max": 50, "rows_per_second_max": 500}
+    bridge = new_bridge(conninfo, snapshot=slow)
     with Inserts(conninfo, ROWS + 1) as inserts:
         time.sleep(0.3)
         done_at = [0]
@@ -265,7 +266,8 @@ def test_a_failover_in_the_middle(new_pair: NewPair, new_bridge: NewBridge) -> N
     trio = new_pair(synchronous=False)
     primary, standby = (one.conninfo(trio.dbname) for one in (trio.primary, trio.standby))
     make_log(primary, 6_000)
-    bridge = new_bridge(both(trio), snapshot={**READ, "chunk_rows_max": 10})
+    slow = {**READ, "chunk_rows_max": 10, "rows_per_second_max": 600}
+    bridge = new_bridge(both(trio), snapshot=slow)
     with Inserts(primary, 10_000) as before:
         bridge.start().streaming(primary)
         await_ready(trio.primary, trio.standby, bridge.slot)

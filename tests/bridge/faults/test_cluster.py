@@ -7,7 +7,7 @@ import contextlib
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from threading import Timer
 
@@ -40,6 +40,18 @@ from tests.bridge.test_topics import record
 from tests.providers.waiting import eventually
 
 
+@pytest.fixture
+def alone(kafka_cluster: KafkaCluster, topic_prefix: str) -> Iterator[str]:
+    """A topic with one replica. It goes after the test: another one loses a broker's disk."""
+    name = f"{topic_prefix}.public.alone"
+    admin = AdminClient({"bootstrap.servers": kafka_cluster.bootstrap_servers})
+    config = {"min.insync.replicas": "1"}
+    new = NewTopic(name, num_partitions=1, replication_factor=1, config=config)
+    admin.create_topics([new])[name].result(20)
+    yield name
+    admin.delete_topics([name])[name].result(30)
+
+
 @pytest.mark.parametrize("fault", ["roll", "disk"])
 def test_brokers_come_and_go_and_nothing_is_lost_or_comes_twice(
     conninfo: str, load: Load, kafka_cluster: KafkaCluster, new_bridge: NewBridge, fault: str
@@ -68,14 +80,10 @@ def test_topics_have_three_replicas_two_of_which_must_be_in_sync(
 
 
 def test_a_partition_without_a_leader_at_the_commit_is_found_before_its_producer_goes_on(
-    kafka_cluster: KafkaCluster, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+    kafka_cluster: KafkaCluster, topic_prefix: str, alone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kafka skips its marker, and no client is told: all else goes on with the other brokers."""
-    cluster, alone = kafka_cluster, f"{topic_prefix}.public.alone"
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    config = {"min.insync.replicas": "1"}
-    new = NewTopic(alone, num_partitions=1, replication_factor=1, config=config)
-    admin.create_topics([new])[alone].result(20)
+    cluster = kafka_cluster
     topics = Topics(settings(cluster, topic_prefix))
     topics.prepare()
     producer = TransactionalProducer(
@@ -109,13 +117,10 @@ def test_a_partition_without_a_leader_at_the_commit_is_found_before_its_producer
 
 
 def test_a_start_waits_for_a_partition_without_a_leader_and_says_so(
-    conninfo: str, load: Load, kafka_cluster: KafkaCluster, new_bridge: NewBridge
+    conninfo: str, load: Load, kafka_cluster: KafkaCluster, alone: str, new_bridge: NewBridge
 ) -> None:
     """Its only broker is away: nothing is fenced or changed before it has come again."""
     bridge = new_bridge(conninfo, broker=kafka_cluster, http_port=0)
-    alone = f"{bridge.prefix}.public.alone"
-    admin = AdminClient({"bootstrap.servers": kafka_cluster.bootstrap_servers})
-    admin.create_topics([NewTopic(alone, num_partitions=1, replication_factor=1)])[alone].result(20)
     leader = eventually(lambda: kafka_cluster.leader(alone), what="it has a leader")
     assert leader is not None
     bridge.start().streaming()
