@@ -167,6 +167,7 @@ def test_a_snapshot_as_the_server_prints_it() -> None:
         *(8, 9, 11, 12, 13, 14, 16, 17, 18, 19)
     ]
     assert parse_sight("7:7:") == Sight(7, 7, frozenset())
+    assert parse_sight("147075:147071:") == Sight(147075, 147075, frozenset()), "of a new slot"
 
 
 def shape(name: str = "public.t", *key: str, oid: int = 1, row_filter: str = "") -> TableShape:

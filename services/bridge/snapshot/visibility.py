@@ -32,9 +32,15 @@ class Sight(NamedTuple):
 
 
 def parse_sight(text: str) -> Sight:
-    """Read the snapshot of `xmin:xmax:xip,…`. Raises ValueError for other texts."""
+    """Read the snapshot of `xmin:xmax:xip,…`. Raises ValueError for other texts.
+
+    That of a new slot may have an xmin above its xmax, which is one above the last commit that was
+    decoded. It sees all below xmin. Source: snapbuild.c, SnapBuildProcessRunningXacts;
+    XidInMVCCSnapshot.
+    """
     xmin, xmax, running = text.split(":")
-    return Sight(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
+    open_xids = frozenset(map(int, filter(None, running.split(","))))
+    return Sight(int(xmin), max(int(xmin), int(xmax)), open_xids)
 
 
 def with_epoch(xid: int, near: int) -> int:
