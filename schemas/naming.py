@@ -29,9 +29,15 @@ def column_matches(pattern: str, column: str) -> bool:
     return _compiled(pattern).fullmatch(column) is not None
 
 
+def schema_and_table(name: str) -> tuple[str, str]:
+    """Return the two parts of `schema.table`; the first dot parts them."""
+    schema, _, table = name.partition(".")
+    return schema, table
+
+
 def table_matches(pattern: str, schema: str, table: str) -> bool:
-    """Tell whether a table fits `schema.table` with `*`; the first dot parts the two."""
-    of_schema, _, of_table = pattern.partition(".")
+    """Tell whether a table fits `schema.table` with `*`."""
+    of_schema, of_table = schema_and_table(pattern)
     return column_matches(of_schema, schema) and column_matches(of_table, table)
 
 

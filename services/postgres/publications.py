@@ -7,6 +7,7 @@ from typing import LiteralString
 from psycopg import sql
 from psycopg.rows import class_row
 
+from services.postgres.published_tables import IS_IDENTITY
 from services.postgres.server import Connection
 
 
@@ -48,13 +49,6 @@ def publishes_all_tables(connection: Connection, publication: str) -> bool:
         "SELECT puballtables FROM pg_publication WHERE pubname = %s", [publication]
     ).fetchone()
     return row is not None and bool(row[0])
-
-
-def create_publication(connection: Connection, publication: str, tables: tuple[str, ...]) -> None:
-    """Create the publication for `tables` (`schema.table` each), or for all tables when empty."""
-    split = (table.partition(".") for table in tables)
-    names = tuple((schema, table) for schema, _, table in split)
-    connection.execute(publication_statement(publication, names))
 
 
 def publication_statement(publication: str, tables: Collection[tuple[str, str]]) -> sql.Composed:
@@ -126,25 +120,26 @@ def table_facts(
     }
 
 
-_TABLE_FACTS: LiteralString = """
-    SELECT n.nspname::text, c.relname::text,
-           ARRAY(SELECT ARRAY[m.nspname::text, l.relname::text]
-                   FROM pg_class l JOIN pg_namespace m ON m.oid = l.relnamespace
-                  WHERE l.relkind = 'r'
-                    AND (l.oid = c.oid OR l.oid IN (SELECT relid FROM pg_partition_tree(c.oid)))
-                    AND l.relreplident <> 'f' AND NOT EXISTS (
-                          SELECT FROM pg_index i WHERE i.indrelid = l.oid AND i.indisvalid
-                             AND CASE l.relreplident
-                                 WHEN 'd' THEN i.indisprimary AND i.indimmediate
-                                 WHEN 'i' THEN i.indisreplident ELSE false END)
+_TABLE_FACTS: LiteralString = (
+    """
+    SELECT n.nspname::text, given.relname::text,
+           ARRAY(SELECT ARRAY[m.nspname::text, c.relname::text]
+                   FROM pg_class c JOIN pg_namespace m ON m.oid = c.relnamespace
+                  WHERE c.relkind = 'r' AND c.relreplident <> 'f'
+                    AND (c.oid = given.oid
+                      OR c.oid IN (SELECT relid FROM pg_partition_tree(given.oid)))
+                    AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND """  # noqa: S608 - our own words
+    + IS_IDENTITY
+    + """)
                   ORDER BY 1),
-           EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid
+           EXISTS (SELECT FROM pg_index i WHERE i.indrelid = given.oid AND i.indisvalid
                       AND i.indisprimary AND i.indimmediate)
       FROM unnest(%s::text[], %s::text[]) AS wanted (schema, name)
       JOIN pg_namespace n ON n.nspname = wanted.schema
-      JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name
-     WHERE c.relkind IN ('r', 'p')
+      JOIN pg_class given ON given.relnamespace = n.oid AND given.relname = wanted.name
+     WHERE given.relkind IN ('r', 'p')
 """
+)
 
 
 def published_columns(

@@ -5,6 +5,13 @@ from typing import Any, LiteralString
 
 from services.postgres.server import Connection
 
+IS_IDENTITY: LiteralString = """
+    i.indisvalid AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
+                                         WHEN 'i' THEN i.indisreplident ELSE false END
+"""
+"""SQL: whether the index i (pg_index) is the replica identity of its table c (pg_class). Source:
+relcache.c, RelationGetIndexList."""
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedColumn:
@@ -69,7 +76,8 @@ def _table(*row: Any) -> PublishedTable:
     )
 
 
-_TABLES: LiteralString = """
+_TABLES: LiteralString = (
+    """
     WITH RECURSIVE chosen AS (
       SELECT oid, puballtables, pubviaroot,
              coalesce(to_jsonb(p) ->> 'pubgencols', 'n') = 's' AS generated
@@ -119,9 +127,9 @@ _TABLES: LiteralString = """
       JOIN pg_namespace n ON n.oid = c.relnamespace
       LEFT JOIN LATERAL (
            SELECT (i.indkey::int2[])[0:i.indnkeyatts - 1] AS attnums FROM pg_index i
-            WHERE i.indrelid = c.oid AND i.indisvalid
-              AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
-                                      WHEN 'i' THEN i.indisreplident ELSE false END) identity
+            WHERE i.indrelid = c.oid AND """  # noqa: S608 - our own words
+    + IS_IDENTITY
+    + """) identity
            ON true
       LEFT JOIN LATERAL (
            SELECT (i.indkey::int2[])[0:i.indnkeyatts - 1] AS attnums FROM pg_index i
@@ -135,3 +143,4 @@ _TABLES: LiteralString = """
                 ELSE c.relkind = 'r' END
      ORDER BY c.oid, b.root <> c.oid
 """
+)

@@ -82,6 +82,17 @@ def assert_equal(bridge: Bridge, conninfo: str) -> None:
         assert not wrong, (told[wrong[0]], truth[wrong[0]])
 
 
+def assert_goes_on(bridge: Bridge, conninfo: str) -> None:
+    """It starts, and later changes come behind the repair."""
+    bridge.start().streaming()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("UPDATE t SET note = 'later' WHERE id BETWEEN 1 AND 40")
+        connection.execute("DELETE FROM t WHERE id = 301")
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert_equal(bridge, conninfo)
+
+
 def _known(row: dict[str, Any], like: dict[str, Any] | None = None) -> dict[str, Any]:
     """The row's values but for those that the WAL lacked in `like`, which consumers have."""
     lacking = {name for name, value in (like or row).items() if value == UNAVAILABLE}

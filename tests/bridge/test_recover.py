@@ -11,6 +11,7 @@ from services.bridge.failpoints import OF_A_RECOVERY, VARIABLE
 from tests.bridge.conftest import NewBridge
 from tests.bridge.recovering import (
     assert_equal,
+    assert_goes_on,
     change_unseen,
     drop_slot,
     fill,
@@ -38,17 +39,6 @@ def stopped(conninfo: str, new_bridge: NewBridge) -> Bridge:
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     return bridge
-
-
-def assert_goes_on(bridge: Bridge, conninfo: str) -> None:
-    """It starts, and later changes come behind the repair."""
-    bridge.start().streaming()
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        connection.execute("UPDATE t SET note = 'later' WHERE id BETWEEN 1 AND 40")
-        connection.execute("DELETE FROM t WHERE id = 301")
-    bridge.caught_up()
-    assert bridge.stop() == 0, bridge.output
-    assert_equal(bridge, conninfo)
 
 
 def repairs(bridge: Bridge) -> Counter[str]:

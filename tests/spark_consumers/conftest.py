@@ -202,6 +202,12 @@ def new_pipeline(
 
 
 @pytest.fixture
+def any_table_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its second epoch on."""
+    monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)
+
+
+@pytest.fixture
 def pipeline(new_pipeline: NewPipeline) -> Pipeline:
     """A pipeline with default settings."""
     return new_pipeline()

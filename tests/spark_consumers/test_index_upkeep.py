@@ -29,11 +29,7 @@ from tests.spark_consumers.test_indexed_delete import (
 )
 from tests.spark_consumers.test_key_index import text_keys
 
-
-@pytest.fixture(autouse=True)
-def any_table_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its second epoch on."""
-    monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)
+pytestmark = pytest.mark.usefixtures("any_table_is_large")
 
 
 @pytest.fixture

@@ -27,10 +27,7 @@ NAMES = SourceTable("names", {"name": ("text", -1), "v": ("text", -1)}, key=("na
 REALS = SourceTable("reals", {"x": ("float8", -1), "v": ("text", -1)}, key=("x",))
 
 
-@pytest.fixture(autouse=True)
-def any_table_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its second epoch on."""
-    monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)
+pytestmark = pytest.mark.usefixtures("any_table_is_large")
 
 
 @pytest.fixture

@@ -7,11 +7,7 @@ from spark_consumers.iceberg import catalog, staging
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.test_current import ITEMS, item, rows
 
-
-@pytest.fixture(autouse=True)
-def any_table_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its second epoch on."""
-    monkeypatch.setattr("spark_consumers.iceberg.tables.COPIED_BYTES_MAX", 0)
+pytestmark = pytest.mark.usefixtures("any_table_is_large")
 
 
 @pytest.fixture(params=[False, True], ids=["scan", "index"])

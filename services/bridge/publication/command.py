@@ -9,6 +9,7 @@ import psycopg
 import typer
 
 from schemas.errors import ExitCode, SettingsError, SetupError
+from schemas.naming import schema_and_table
 from schemas.settings import Settings, SourceSettings, load_settings, require
 from services.bridge.publication.plan import OPERATION, Changes, TableName, changes
 from services.bridge.source.candidates import find_primary, require_one_writable
@@ -85,8 +86,7 @@ def _wanted(settings: Settings, source: SourceSettings) -> frozenset[TableName]:
             operation=OPERATION,
             hint="add it: the bridge reads signals from the publication",
         )
-    split = (table.partition(".") for table in source.tables)
-    return frozenset((schema, table) for schema, _, table in split)
+    return frozenset(map(schema_and_table, source.tables))
 
 
 def _execute(connection: Connection, planned: Changes) -> None:

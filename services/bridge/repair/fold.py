@@ -97,7 +97,6 @@ class Fold:
                 self._flush(partition)
 
     def _flush(self, partition: int) -> None:
-        self._while_waiting()
         self._rows.take_told(partition, self._waiting.values())
         self._waiting.clear()
 

@@ -299,7 +299,8 @@ class Snapshotter:
 
     def _told_again(self, batch: EventBatch, found: Plan) -> EventBatch:
         """Return the batch with the last progress, and how many tables wait now."""
-        assert self._last is not None
+        if self._last is None:
+            return batch
         told = self._last.model_copy(update={"waiting": found.waiting})
         self._note_progress(told)
         event = progress_event(self._prefix, told)

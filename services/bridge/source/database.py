@@ -15,6 +15,7 @@ import structlog
 from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
 from schemas.events import HEARTBEAT_PREFIX
 from schemas.lsn import format_lsn
+from schemas.naming import schema_and_table
 from schemas.settings import SourceSettings
 from services.bridge import metrics
 from services.bridge.pgoutput.type_names import PgType
@@ -30,9 +31,9 @@ from services.bridge.source.visibility import await_visible
 from services.postgres import origins, slots
 from services.postgres.publications import (
     PrimaryKey,
-    create_publication,
     primary_key,
     publication_oid,
+    publication_statement,
     published_columns,
     rows_before,
 )
@@ -322,7 +323,8 @@ class Primary:
         slot = slots.read_slot(self._connection, self._settings.slot)
         if slot is not None and slot.plugin == "pgoutput":
             raise publication_gone(name)
-        create_publication(self._connection, name, self._settings.tables)
+        listed = [*map(schema_and_table, self._settings.tables)]
+        self._connection.execute(publication_statement(name, listed))
         tables = ", ".join(self._settings.tables) or "all tables"
         logger.info("created publication", publication=name, tables=tables)
 

@@ -202,26 +202,12 @@ def databases(facts: Facts) -> Iterator[Seen]:
 def replay(facts: Facts) -> Iterator[Seen]:
     for other in facts.view.standbys:
         if other is not facts.standby and other.state is not None and other.priority:
-            state = other.state
-            if state.replication.replay_paused:
-                yield Seen(
-                    other.name,
-                    f"pg_get_wal_replay_pause_state() = {state.replication.replay_pause}",
-                    f"replay is paused on {other.name}: a failover is refused where only this "
-                    "standby has the newest WAL",
-                    _resumption(facts, other, state),
-                )
+            what = "a failover is refused where only this standby has the newest WAL"
+            yield from _pause(facts, other, other.state, f": {what}", Severity.WARNING)
     for standby, state in facts.below:
+        yield from _pause(facts, standby, state, "", Severity.CRITICAL)
         delay = state.setting("recovery_min_apply_delay") or "0"
-        if state.replication.replay_paused:
-            yield Seen(
-                standby.name,
-                f"pg_get_wal_replay_pause_state() = {state.replication.replay_pause}",
-                f"replay is paused on {standby.name}",
-                _resumption(facts, standby, state),
-                Severity.CRITICAL,
-            )
-        elif delay != "0":
+        if delay != "0" and not state.replication.replay_paused:
             yield Seen(
                 standby.name,
                 f"recovery_min_apply_delay = {delay} ms",
@@ -231,6 +217,20 @@ def replay(facts: Facts) -> Iterator[Seen]:
                     because="the delay was chosen",
                 ),
             )
+
+
+def _pause(
+    facts: Facts, standby: Node, state: NodeState, about: str, severity: Severity
+) -> Iterator[Seen]:
+    """Yield that replay is paused on the standby, if it is."""
+    if state.replication.replay_paused:
+        yield Seen(
+            standby.name,
+            f"pg_get_wal_replay_pause_state() = {state.replication.replay_pause}",
+            f"replay is paused on {standby.name}{about}",
+            _resumption(facts, standby, state),
+            severity,
+        )
 
 
 def _resumption(facts: Facts, standby: Node, state: NodeState) -> Remedy:
