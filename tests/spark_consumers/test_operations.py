@@ -222,7 +222,11 @@ def test_a_table_that_can_not_be_maintained_keeps_nothing_else_from_it(
 ) -> None:
     pipeline = new_pipeline(compact_files_min=2)
     pipeline.publisher.announce(ACCOUNTS, MOVES)
-    load(pipeline)
+    for key in range(2):
+        with pipeline.publisher.transaction() as t:
+            t.insert(ACCOUNTS, {"id": key, "b": 0, "v": 0})
+            t.insert(MOVES, {"b": 0, "v": key})
+        pipeline.apply()
     done: list[str] = []
 
     def compact(spark: object, table: Any, settings: object) -> None:
