@@ -219,6 +219,7 @@ class _Opening:
         if snapshot.mode == "never" or snapshot.without_key == "refuse":
             lsn, _ = connection.create_slot(
                 two_phase=self._source.two_phase,
+                export=False,
                 deadline_s=deadline_s,
                 while_waiting=self._waiting,
             )

@@ -205,7 +205,10 @@ class Baseline:
             )
         self._told = time.monotonic()
         self.lsn, snapshot = self._exporter.create_slot(
-            two_phase=two_phase, deadline_s=deadline_s, while_waiting=self._tell_open
+            two_phase=two_phase,
+            export=True,
+            deadline_s=deadline_s,
+            while_waiting=self._tell_open,
         )
         with self._statement("import the database snapshot"):
             self.sight = import_snapshot(self._rows, snapshot)

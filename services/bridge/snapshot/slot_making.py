@@ -58,7 +58,10 @@ def make_slot(
             options=f"{SESSION_OPTIONS} -c statement_timeout={_STATEMENT_MS}",
         ) as connection:
             lsn, snapshot = replication.create_slot(
-                two_phase=source.two_phase, deadline_s=deadline_s, while_waiting=while_waiting
+                two_phase=source.two_phase,
+                export=True,
+                deadline_s=deadline_s,
+                while_waiting=while_waiting,
             )
             with (
                 _dropped_on_error(replication),

@@ -144,16 +144,18 @@ class ReplicationConnection:
         return points
 
     def create_slot(
-        self, *, two_phase: bool, deadline_s: float, while_waiting: Callable[[], None]
+        self, *, two_phase: bool, export: bool, deadline_s: float, while_waiting: Callable[[], None]
     ) -> tuple[int, str]:
         """Make the failover slot; return the LSN where it begins, and a database snapshot's name.
 
-        The snapshot has exactly what was committed before that LSN. It can be imported until the
-        next command, or the end, of this connection. Waits until all transactions of this moment
-        have ended. Source: protocol-replication, CREATE_REPLICATION_SLOT.
-        Given up at the deadline, or when `while_waiting` raises: the server makes no slot then.
+        `export`: make one, else "". It has exactly what was committed before that LSN, and can be
+        imported until the next command, or the end, of this connection. Very many subtransactions
+        make it fail. Waits until all transactions of this moment have ended. Given up at the
+        deadline, or when `while_waiting` raises: the server makes no slot then.
+        Sources: protocol-replication, CREATE_REPLICATION_SLOT; SnapBuildInitialSnapshot.
         """
-        options = f"SNAPSHOT 'export', FAILOVER{', TWO_PHASE' if two_phase else ''}"
+        made = "export" if export else "nothing"
+        options = f"SNAPSHOT '{made}', FAILOVER{', TWO_PHASE' if two_phase else ''}"
         command = f"CREATE_REPLICATION_SLOT {self._slot} LOGICAL pgoutput ({options})"
         until = time.monotonic() + deadline_s
         try:
