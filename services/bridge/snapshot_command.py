@@ -43,7 +43,7 @@ def status(
     --watch shows a bar for each table; with --json, a document a line.
 
     Exit codes: 0 all tables of the snapshot, and those that were asked for, are done; 1 some are
-    not, or none was begun.
+    not, none was begun, or it is not judged.
     """
     configure_logging(json_lines=False)
     with exit_codes(), contextlib.ExitStack() as stack:
@@ -60,6 +60,8 @@ def status(
                 bars.show(seen.tables, seen.states)
             else:
                 print_tables(seen.tables, seen.states, mode)
+                for unjudged in seen.not_judged:
+                    typer.echo(f"not judged: {unjudged}")
             if stop is None or seen.finished or stop.wait(every_s):
                 break
         if not seen.finished:
@@ -81,7 +83,17 @@ class _Seen(NamedTuple):
         names = {f"{one.schema_}.{one.table}" for one in self.tables}
         ahead = {one.tables for one in self.asked if one.type == "read" and "*" not in one.tables}
         done = all(said in FINISHED for said in self.states)
-        return bool(self.tables) and not ahead - names and done and self.waiting <= 0
+        return bool(self.tables) and not ahead - names and done and self.waiting == 0
+
+    @property
+    def not_judged(self) -> list[str]:
+        """What Kafka does not tell."""
+        if not self.tables or self.waiting >= 0:
+            return []
+        return [
+            "whether other tables have rows left to read: an older release wrote the last record; "
+            "a bridge that runs tells it"
+        ]
 
     def as_json(self, mode: str) -> dict[str, Any]:
         """Return it as one document."""
@@ -95,7 +107,12 @@ class _Seen(NamedTuple):
             for one, said in zip(self.tables, self.states, strict=True)
         ]
         asked = [one.model_dump() for one in self.asked]
-        return {"mode": mode, "tables": tables, "signals": asked}
+        return {
+            "mode": mode,
+            "tables": tables,
+            "signals": asked,
+            "not_judged": self.not_judged,
+        }
 
 
 def _look(topics: Topics, slot: str) -> _Seen:

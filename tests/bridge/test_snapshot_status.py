@@ -1,14 +1,17 @@
 """`slotbridge snapshot status`: rows, bytes, rate and time left of each table."""
 
 import json
+from pathlib import Path
 
 import psycopg
 import pytest
 from typer.testing import CliRunner
 
 from schemas.snapshot import SnapshotProgress
+from services.bridge import snapshot_command
 from services.bridge.command import app
 from services.bridge.failpoints import VARIABLE
+from services.bridge.snapshot.progress import Known
 from services.bridge.snapshot_bars import Bars
 from tests.bridge.conftest import NewBridge
 from tests.bridge.snapshots import INITIAL, await_chunks, fill, read_all
@@ -35,6 +38,25 @@ def test_bars_of_tables_that_come_and_end(capsys: pytest.CaptureFixture[str]) ->
         bars.show([told()], ["being read"])
         bars.show([told(done=True, rows=7_000)], ["done"])
     assert "7,000" in capsys.readouterr().out
+
+
+def test_what_an_older_release_did_not_tell_is_not_judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """How many tables wait: all that Kafka knows of are done, and others may have rows left."""
+    config = tmp_path / "slotbridge.yaml"
+    config.write_text(
+        "source: {conninfo: dbname=d, slot: s}\n"
+        "kafka: {bootstrap_servers: localhost, topic_prefix: p}\n"
+        "snapshot: {mode: initial}\n"
+    )
+    answers = []
+    for waiting in (-1, 0):
+        known = Known([told(done=True, waiting=waiting)], [], [], [])
+        monkeypatch.setattr(snapshot_command, "look_for_known", lambda _, known=known: known)
+        answers.append(CliRunner().invoke(app, ["snapshot", "status", "--config", str(config)]))
+    assert [one.exit_code for one in answers] == [1, 0], answers[0].output
+    assert "not judged" in answers[0].output and "not judged" not in answers[1].output
 
 
 def test_it_is_not_finished_between_two_tables(

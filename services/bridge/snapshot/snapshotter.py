@@ -294,8 +294,7 @@ class Snapshotter:
 
     def _is_told(self, found: Plan) -> bool:
         """Whether Kafka knows how many tables wait: some may have gone since the last chunk."""
-        last = self._last
-        return last is None or max(0, last.waiting) == found.waiting  # -1: not told by that release
+        return self._last is None or self._last.waiting == found.waiting
 
     def _told_again(self, batch: EventBatch, found: Plan) -> EventBatch:
         """Return the batch with the last progress, and how many tables wait now."""
