@@ -336,7 +336,7 @@ class Settings(BaseSettings):
     def _registered(self) -> "Settings":
         """Refuse a format whose schemas have nowhere to be."""
         if self.kafka is not None and self.kafka.needs_registry and self.registry is None:
-            raise ValueError("kafka.key_format and kafka.value_format avro need registry.url")
+            raise ValueError(f"{', '.join(REGISTERED)} in kafka need registry.url")
         return self
 
     @model_validator(mode="after")
@@ -345,7 +345,7 @@ class Settings(BaseSettings):
         kafka, snapshot = self.kafka, self.snapshot
         if kafka is not None:
             if kafka.value_format in REGISTERED and snapshot.signal_table:
-                raise ValueError("snapshot.signal_table needs a kafka.value_format in JSON")
+                raise ValueError("snapshot.signal_table needs a kafka.value_format in plain JSON")
             if (snapshot.signal_topic or "").startswith(f"{kafka.topic_prefix}."):
                 raise ValueError("snapshot.signal_topic begins as the bridge's own topics do")
             plain = kafka.key_format == kafka.value_format == "json" and not self.shaping.flat

@@ -55,11 +55,13 @@ class SchemaRegistry:
                 if status in (0, _UNAUTHORIZED, *_PASSING) or status >= _SERVER_ERROR:
                     raise
 
-    def register(self, subject: str, schema: str, while_waiting: Callable[[], None]) -> int:
-        """Return the id of an Avro schema under `subject`, registered now if it is new there.
+    def register(
+        self, subject: str, schema: str, kind: str, while_waiting: Callable[[], None]
+    ) -> int:
+        """Return the id of a schema under `subject`, registered now if it is new there.
 
-        Wait for the registry, and call `while_waiting` meanwhile. Raise Retryable after the
-        deadline, SetupError when the registry refuses the schema.
+        `kind`: AVRO, JSON. Wait for the registry, and call `while_waiting` meanwhile. Raise
+        Retryable after the deadline, SetupError when the registry refuses the schema.
         """
         known = self._ids.get((subject, schema))
         if known is not None:
@@ -69,7 +71,7 @@ class SchemaRegistry:
         while True:
             while_waiting()
             try:
-                found = self._register(subject, schema)
+                found = self._register(subject, schema, kind)
             except Retryable as error:
                 if time.monotonic() > deadline:
                     raise
@@ -82,11 +84,11 @@ class SchemaRegistry:
                 logger.info("schema registered", subject=subject, id=found)
                 return found
 
-    def _register(self, subject: str, schema: str) -> int:
+    def _register(self, subject: str, schema: str, kind: str) -> int:
         from confluent_kafka.schema_registry import Schema
 
         with self._explained("register a schema", subject):
-            return int(self._client.register_schema(subject, Schema(schema, "AVRO")))
+            return int(self._client.register_schema(subject, Schema(schema, kind)))
 
     @property
     def _client(self) -> "SchemaRegistryClient":

@@ -281,6 +281,7 @@ def _foreign(topic: str, number: int, offset: int) -> BadInput:
         "the record is not one of the bridge, or not in JSON",
         operation=OPERATION,
         subject=f"{topic}[{number}]@{offset}",
-        hint="only the bridge may write to its topics; kafka.value_format must be a JSON format",
+        hint="only the bridge may write to its topics; kafka.value_format must be json or "
+        "json_schema_envelope",
         exit_code=ExitCode.RECORD_REFUSED,
     )

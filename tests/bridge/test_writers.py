@@ -74,8 +74,10 @@ class Known:
 
     subject_naming: SubjectNaming = "topic"
 
-    def register(self, _subject: str, _schema: str, _while_waiting: Callable[[], None]) -> int:
-        return 7
+    def register(
+        self, _subject: str, _schema: str, _kind: str, _while_waiting: Callable[[], None]
+    ) -> int:
+        return 0xC3_28_7F_80
 
 
 def assembler(

@@ -31,12 +31,17 @@ cdef extern from "Python.h":
     void slotbridge_no_hash_yet(object made)
 
 
+cdef bytes as_bytes(str text):
+    """As services.bridge.events.formats.wire.text_as_bytes."""
+    return text.encode("utf-8", "surrogateescape")
+
+
 cdef class RowWriter:
     def __cinit__(self, type event, topic, table, columns, int count, frame, kinds):
         cdef int index, source_index
         self.event, self.topic, self.table = event, topic, table
         self.count, self.published = count, len(columns)
-        self.opening, self.names = frame.opening.encode(), frame.names.encode()
+        self.opening, self.names = as_bytes(frame.opening), frame.names.encode()
         self.closing, self.key_closing = frame.closing.encode(), frame.key_closing.encode()
         self.metadata, self.old = frame.metadata, frame.old
         self.encoders = [column.encode for column in columns]
@@ -53,7 +58,7 @@ cdef class RowWriter:
             self.field_kinds[index] = KINDS.index(kind)
         self.keys = [i for i, column in enumerate(columns) if column.key]
         self.key_heads = [
-            (b"," if number else frame.key_opening.encode() + b"{") + columns[i].name.encode()
+            (b"," if number else as_bytes(frame.key_opening) + b"{") + columns[i].name.encode()
             for number, i in enumerate(self.keys)
         ]
         self.out = Text()

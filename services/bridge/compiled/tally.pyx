@@ -14,6 +14,7 @@ cdef enum:
     ENVELOPE_BYTES = 18
     FLAT_BYTES = 9
     FLAT_ENVELOPE_BYTES = 20
+    HEAD_BYTES = 5
     AVRO_OP = 6
 
 cdef struct Kind:
@@ -42,14 +43,14 @@ def count(list events, str schema_topic, dict counts):
             pass
         elif value is None:
             continue
-        elif begins(<bytes>value, b'{"op":"', OPENING_BYTES):
-            operation = PyBytes_AS_STRING(<bytes>value)[OPENING_BYTES]
-        elif begins(<bytes>value, b'{"payload":{"op":"', ENVELOPE_BYTES):
-            operation = PyBytes_AS_STRING(<bytes>value)[ENVELOPE_BYTES]
-        elif begins(<bytes>value, b'{"__op":"', FLAT_BYTES):
-            operation = PyBytes_AS_STRING(<bytes>value)[FLAT_BYTES]
-        elif begins(<bytes>value, b'{"payload":{"__op":"', FLAT_ENVELOPE_BYTES):
-            operation = PyBytes_AS_STRING(<bytes>value)[FLAT_ENVELOPE_BYTES]
+        elif op_of(<bytes>value, b'{"op":"', OPENING_BYTES, &operation):
+            pass
+        elif op_of(<bytes>value, b'{"payload":{"op":"', ENVELOPE_BYTES, &operation):
+            pass
+        elif op_of(<bytes>value, b'{"__op":"', FLAT_BYTES, &operation):
+            pass
+        elif op_of(<bytes>value, b'{"payload":{"__op":"', FLAT_ENVELOPE_BYTES, &operation):
+            pass
         elif (
             PyBytes_GET_SIZE(<bytes>value) > AVRO_OP
             and PyBytes_AS_STRING(<bytes>value)[0] == 0
@@ -81,8 +82,18 @@ def count(list events, str schema_topic, dict counts):
     settle(kinds, used, counts)
 
 
-cdef inline bint begins(bytes value, const char* opening, Py_ssize_t size):
-    return PyBytes_GET_SIZE(value) > size and not memcmp(PyBytes_AS_STRING(value), opening, size)
+cdef inline bint op_of(bytes value, const char* opening, Py_ssize_t size, char* operation):
+    """Whether JSON begins with `opening`, also behind a schema's id; the letter there is put into
+    `operation`."""
+    cdef const char* text = PyBytes_AS_STRING(value)
+    cdef Py_ssize_t length = PyBytes_GET_SIZE(value)
+    if length > HEAD_BYTES and text[0] == 0:
+        text += HEAD_BYTES
+        length -= HEAD_BYTES
+    if length <= size or memcmp(text, opening, size):
+        return False
+    operation[0] = text[size]
+    return True
 
 
 cdef bint in_headers(list headers, char* operation) except -1:

@@ -24,6 +24,7 @@ from types import CodeType
 from typing import Any, Final, NamedTuple
 
 from services.bridge import compiled
+from services.bridge.events.formats import wire
 from services.bridge.events.values import datetimes, plain
 from services.bridge.events.values.plain import Encode
 
@@ -247,8 +248,10 @@ def _record(value: str, keys: tuple[int, ...], *, framed: bool) -> list[str]:
     key = "".join(f"{{j{index}}}{{c{index}}}" for index in keys) + "}}"
     key += "{KEY_CLOSING}" if framed else ""
     value += "{CLOSING}" if framed else ""
+    as_bytes = f"encode('utf-8', '{wire.ERRORS}')"
     return [
         "at_lsn = str(lsn)",
-        f"key = f'{key}'.encode()" if keys else "key = None",
-        f"return new(Event, (TOPIC, key, f'{value}'.encode(), None, False, TABLE, seq, lsn))",
+        f"key = f'{key}'.{as_bytes}" if keys else "key = None",
+        f"value = f'{value}'.{as_bytes}",
+        "return new(Event, (TOPIC, key, value, None, False, TABLE, seq, lsn))",
     ]

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from schemas.events import SETTLED_KEY, PreparedKey, ProgressRecord, prepared_topic
 from schemas.shaping import field_name
+from services.bridge.events.formats import wire
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.transactions.staging import DECIDED_AT
 
@@ -125,8 +126,11 @@ def position_of_row(told: Mapping[str, Any]) -> EventPosition | None:
 
 def _document(value: bytes) -> Any:
     """Return what an event says of its position: a value in JSON, or the first fields of Avro."""
-    if value[:1] != b"\0":
+    if value[:1] != wire.MAGIC:
         return json.loads(value)
+    content = value[wire.HEAD_BYTES :]
+    if content[:1] == b"{":
+        return json.loads(content)
     from services.bridge.events.formats.avro import first_fields
 
     return first_fields(value)

@@ -1,7 +1,8 @@
 """Count the rows that go into a Kafka transaction, by table and operation, once per batch. Pure.
 
 event                          counts as
-{"op":"c", …}, {"__op":"c", …} its table, its operation
+{"op":"c", …}, {"__op":"c", …} its table, its operation; also in an envelope or behind an id
+Avro                           the same
 header __op                    its table, the header
 value of an outbox message     its table, c
 other tombstone, schema event, nothing
@@ -14,6 +15,7 @@ from typing import Final
 from schemas.shaping import field_name
 from services.bridge import compiled
 from services.bridge.events.event import Event
+from services.bridge.events.formats.wire import HEAD_BYTES, MAGIC
 from services.bridge.events.shaping.outbox import Headers
 
 Counts = dict[tuple[str, str], list[int]]
@@ -32,15 +34,16 @@ def plain_count(events: Sequence[Event], schema_topic: str, counts: Counts) -> N
         table, value = event.table, event.value or b""
         if not table:
             continue
-        opening = next((one for one in _OPENINGS if value.startswith(one)), None)
+        at = HEAD_BYTES if value[:1] == MAGIC else 0
+        opening = next((one for one in _OPENINGS if value.startswith(one, at)), None)
         told = _in_headers(event.headers)
         if told:
             operation = told
         elif event.value is None:
             continue
         elif opening is not None:
-            operation = chr(value[len(opening)])
-        elif value[:1] == b"\0" and value[_AVRO_OP - 1 : _AVRO_OP] == b"\2":
+            operation = chr(value[at + len(opening)])
+        elif at and value[_AVRO_OP - 1 : _AVRO_OP] == b"\2":
             flat = value[_AVRO_OP : _AVRO_OP + 1] == b"\2"
             found_op = value[_AVRO_OP + flat : _AVRO_OP + flat + 1].decode("latin-1")
             operation = found_op if found_op in _OPERATIONS else "c"

@@ -24,9 +24,10 @@ from schemas.errors import BadInput, ExitCode
 from schemas.shaping import FlatSettings
 from services.bridge.events import fields
 from services.bridge.events.errors import UnfitValue
-from services.bridge.events.formats import connect
+from services.bridge.events.formats import connect, wire
 from services.bridge.events.formats.connect import Schema
 
+REGISTRY_TYPE: Final = "AVRO"
 Convert = Callable[[Any], Any]
 _KINDS: Final = {"int8": "int", "int16": "int", "int32": "int", "int64": "long"}
 _NARROW: Final = ("int8", "int16")
@@ -35,14 +36,22 @@ _PRESENT: Final = b"\2"
 """The branch of a union that is not null. A flat row's `op` begins with it, in an envelope with its
 length, so that the letter follows; in both, the byte before is 2."""
 _PRECISION: Final = 64
-_MAGIC: Final = b"\0"
-_HEAD_BYTES: Final = 5
 _FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_]|^(?=[0-9])")
 
 
 def avro_name(text: str) -> str:
     """Return `text` as a name that Avro allows; parts between dots are names of their own."""
     return ".".join(_FORBIDDEN.sub("_", part) or "_" for part in text.split("."))
+
+
+def record_name(schema: Schema) -> str:
+    """Return the name by which subjects name the schema of a struct."""
+    return avro_name(schema["name"])
+
+
+def schema_text(schema: Schema) -> str:
+    """Return the Avro schema of a struct as text."""
+    return json.dumps(avro_schema(schema), ensure_ascii=False, separators=(",", ":"))
 
 
 def avro_schema(schema: Schema) -> dict[str, Any]:
@@ -55,12 +64,11 @@ def avro_schema(schema: Schema) -> dict[str, Any]:
 def serializer(schema: Schema, schema_id: int) -> Callable[[str], bytes]:
     """Return the function from JSON text that fits `schema` to what a Confluent consumer reads.
 
-    That is a zero byte, the id of the schema in the registry (4 bytes, big-endian), Avro's binary
-    form. The function raises UnfitValue for JSON that does not fit.
+    The function raises UnfitValue for JSON that does not fit.
     """
     parsed = fastavro.parse_schema(avro_schema(schema))
     convert = _converter(schema) or _same
-    head = _MAGIC + schema_id.to_bytes(4, "big")
+    head = wire.head(schema_id)
     write = fastavro.schemaless_writer
 
     def serialize(text: str) -> bytes:
@@ -81,9 +89,9 @@ def first_fields(value: bytes) -> dict[str, Any]:
     That is its field `source`, or the first fields of a flat row. They come first and are alike in
     all tables. Raise an error of any kind for other bytes.
     """
-    flat = value[_HEAD_BYTES + 1 : _HEAD_BYTES + 2] == _PRESENT
+    flat = value[wire.HEAD_BYTES + 1 : wire.HEAD_BYTES + 2] == _PRESENT
     schema = _FIRST_OF_ROWS if flat else _FIRST_FIELDS
-    found = fastavro.schemaless_reader(io.BytesIO(value[_HEAD_BYTES:]), schema, None)
+    found = fastavro.schemaless_reader(io.BytesIO(value[wire.HEAD_BYTES :]), schema, None)
     assert isinstance(found, dict)
     return found if flat else {"source": found["source"]}
 

@@ -4,6 +4,7 @@
     NaN, ±Infinity in a precise numeric     a Decimal is a number
     a timestamp beyond 64 bits              the schema's number has 64
     an array of arrays                      PostgreSQL has one type for all dimensions
+    NaN, ±Infinity of a float, JSON Schema  a number in JSON is finite
 
 What stands for a value that the WAL lacks fits the schema too.
 """
@@ -18,6 +19,8 @@ from services.bridge.events.values import datetimes
 from services.bridge.events.values.encoders import Encoder, Encoders
 from services.bridge.events.values.plain import SPECIAL_NUMBERS, Encode
 
+_FLOATS = ("float", "double")
+_NOT_FINITE = tuple(SPECIAL_NUMBERS.values())
 _DECIMALS = (connect.DECIMAL, connect.VARIABLE_SCALE["name"])
 _NESTED = ("array", "bytes", "struct")
 _TIMESTAMPS = (f"{connect.TIME}.MicroTimestamp", f"{connect.TIME}.NanoTimestamp")
@@ -32,6 +35,34 @@ class StrictEncoders(Encoders):
         if not _fits(schema):
             unavailable = json.dumps(connect.placeholder(schema), separators=(",", ":"))
         return Encoder(_strict(encode, schema), unavailable)
+
+
+class FiniteEncoders(StrictEncoders):
+    """Encoders that also refuse floating-point numbers that a number in JSON Schema can't be."""
+
+    def _make(self, oid: int, typmod: int) -> Encoder:
+        encode, unavailable = super()._make(oid, typmod)
+        if _has_floats(column_schema(self, oid, typmod)):
+            encode = _finite(encode)
+        return Encoder(encode, unavailable)
+
+
+def _has_floats(schema: Schema) -> bool:
+    if schema["type"] == "array":
+        return _has_floats(schema["items"])
+    if schema["type"] == "struct":
+        return any(_has_floats(field) for _, field in connect.fields(schema))
+    return schema.get("values", schema)["type"] in _FLOATS
+
+
+def _finite(encode: Encode) -> Encode:
+    def encoded(value: bytes) -> str:
+        text = encode(value)
+        if any(number in text for number in _NOT_FINITE):
+            raise UnfitValue("a number in JSON can't be NaN or infinite")
+        return text
+
+    return encoded
 
 
 def _fits(schema: Schema) -> bool:

@@ -2,7 +2,8 @@
 
     json                    the text itself
     json_schema_envelope    {"payload":text,"schema":…}, as Connect's JsonConverter reads it
-    avro                    Avro's binary form behind the id of the schema in the registry
+    json_schema             the text behind the id of its JSON Schema in the registry
+    avro                    Avro's binary form behind the id of its schema in the registry
 
 The schema is a constant of the table's shape, so that an envelope costs a concatenation. It is
 registered when a table is described, before its first record is made.
@@ -17,9 +18,9 @@ from schemas.kafka import REGISTERED, Format, KafkaSettings
 from schemas.naming import Naming
 from schemas.registry import SubjectNaming
 from services.bridge.events import fields
-from services.bridge.events.formats import connect
+from services.bridge.events.formats import connect, json_schema, wire
 from services.bridge.events.formats.connect import Schema
-from services.bridge.events.formats.strict_encoders import StrictEncoders
+from services.bridge.events.formats.strict_encoders import FiniteEncoders, StrictEncoders
 from services.bridge.events.formats.type_schemas import column_schema
 from services.bridge.events.shaping.tables import Plan
 from services.bridge.events.values.encoders import Encoders
@@ -28,15 +29,27 @@ Serialize = Callable[[str], bytes]
 
 
 class Registry(Protocol):
-    """A schema registry; `register` returns the id of an Avro schema under a subject."""
+    """A schema registry; `register` returns the id of a schema of `kind` under a subject."""
 
     @property
     def subject_naming(self) -> SubjectNaming: ...
-    def register(self, subject: str, schema: str, while_waiting: Callable[[], None], /) -> int: ...
+    def register(
+        self, subject: str, schema: str, kind: str, while_waiting: Callable[[], None], /
+    ) -> int: ...
+
+
+class Rendering(Protocol):
+    """A module that writes a Connect schema as the schema of another language."""
+
+    REGISTRY_TYPE: str
+    """What the registry calls the language."""
+
+    def record_name(self, schema: Schema, /) -> str: ...
+    def schema_text(self, schema: Schema, /) -> str: ...
 
 
 class Affixes(NamedTuple):
-    """JSON text around the JSON text of a key or value."""
+    """What stands around the JSON text of a key or value, for `wire.text_as_bytes`."""
 
     opening: str = ""
     closing: str = ""
@@ -113,24 +126,33 @@ class Formats:
             return _within(affixes), affixes
         if not schema["fields"]:
             return _unused, None
-        from services.bridge.events.formats.avro import avro_name, avro_schema, serializer
+        if form == "json_schema":
+            affixes = Affixes(json_schema.opening(self._register(json_schema, schema, topic, part)))
+            return _within(affixes), affixes
+        from services.bridge.events.formats import avro
 
+        return avro.serializer(schema, self._register(avro, schema, topic, part)), None
+
+    def _register(self, rendering: Rendering, schema: Schema, topic: str, part: str) -> int:
+        """Return the id that the registry has for a schema of keys or values."""
         if self._registry is None:
-            raise ValueError(f"the format {form} needs a schema registry")
-        record = avro_name(schema["name"])
+            raise ValueError("the format needs a schema registry")
+        record = rendering.record_name(schema)
         subject = {
             "topic": f"{topic}-{part}",
             "record": record,
             "topic_record": f"{topic}-{record}",
         }[self._registry.subject_naming]
-        text = json.dumps(avro_schema(schema), ensure_ascii=False, separators=(",", ":"))
-        schema_id = self._registry.register(subject, text, self._while_waiting)
-        return serializer(schema, schema_id), None
+        text, kind = rendering.schema_text(schema), rendering.REGISTRY_TYPE
+        return self._registry.register(subject, text, kind, self._while_waiting)
 
 
 def encoders_for(kafka: KafkaSettings) -> type[Encoders]:
     """Return the class of encoders whose JSON fits the formats."""
-    return Encoders if kafka.key_format == kafka.value_format == "json" else StrictEncoders
+    formats = {kafka.key_format, kafka.value_format}
+    if formats == {"json"}:
+        return Encoders
+    return FiniteEncoders if "json_schema" in formats else StrictEncoders
 
 
 def _affixes(form: Format, schema: Schema) -> Affixes:
@@ -148,4 +170,4 @@ def _within(affixes: Affixes) -> Serialize:
     if affixes == Affixes():
         return str.encode
     opening, closing = affixes
-    return lambda text: f"{opening}{text}{closing}".encode()
+    return lambda text: wire.text_as_bytes(f"{opening}{text}{closing}")

@@ -1,0 +1,28 @@
+"""The bytes before a key or value whose schema is in a registry, as Confluent writes them. Pure.
+
+    zero byte, the schema's id in the registry (4 bytes, big-endian), content
+
+The content's first byte tells the format: 2 in Avro, `{` in JSON.
+"""
+
+from typing import Final
+
+MAGIC: Final = b"\0"
+HEAD_BYTES: Final = 5
+ERRORS: Final = "surrogateescape"
+"""The error handler with which any bytes become text and the same bytes again."""
+
+
+def head(schema_id: int) -> bytes:
+    """Return the bytes that stand before the content."""
+    return MAGIC + schema_id.to_bytes(HEAD_BYTES - 1, "big")
+
+
+def bytes_as_text(data: bytes) -> str:
+    """Return any bytes as text, for `text_as_bytes`."""
+    return data.decode("utf-8", ERRORS)
+
+
+def text_as_bytes(text: str) -> bytes:
+    """Return the bytes of a text that may contain the text of any bytes."""
+    return text.encode("utf-8", ERRORS)
