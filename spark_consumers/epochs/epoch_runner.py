@@ -7,6 +7,7 @@
     4. seal    each table that has something of it becomes what its branch is, with the LSN and a
                tag, in one commit (epochs/stage, iceberg/staging)
     5. record  the epoch is written down in one commit: now it is done (epochs/ledger)
+    6. follow  the key indexes, which readers do not wait for (epochs/stage)
 
 After a kill the tables tell how far it came: one that has a later LSN than the ledger gives the LSN
 of the cut, which is then made again; tables that have it are left alone. A table that an epoch
@@ -35,6 +36,7 @@ from spark_consumers.events.shape import Shape
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, sums
 from spark_consumers.iceberg.maintenance import maintain
+from spark_consumers.iceberg.staging import Adopted
 from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables
 from spark_consumers.kafka.divergence import Divergences
 from spark_consumers.kafka.reader import Topics
@@ -70,6 +72,7 @@ class EpochRunner:
             or (not sums.is_sums(name) and self._follows(name))
         }
         self._stage = Stage(spark, self._settings, self._tables.namespace)
+        self._stage.retain_indexes(self._states.values())
         self._asked = ""
         self._record, self._redo_lsn = self._found()
         self.topic = TransactionTopic(kafka, topics, self._follows)
@@ -125,6 +128,7 @@ class EpochRunner:
             except FOREIGN as error:
                 failure = translated(error, "maintain tables")
                 log.warning("maintenance of a table failed", table=state.source, error=str(failure))
+        self._stage.retain_indexes(self._states.values())
 
     def close(self) -> None:
         """Close the connections to the broker, and give back the key indexes."""
@@ -179,9 +183,10 @@ class EpochRunner:
             )
         finally:
             taken.events.unpersist()
-        self._seal(epoch, cut, taken)
+        adopted = self._seal(epoch, cut, taken)
         self._log.done(cut)
         self._redo_lsn = None
+        self._stage.advance_indexes(adopted)
         return EpochReport(
             epoch,
             cut.commit_lsn,
@@ -328,8 +333,8 @@ class EpochRunner:
                 first = place
         return shapes[first:]
 
-    def _seal(self, epoch: int, cut: Cut, taken: Taken) -> None:
-        """Let the tables that the epoch brings something have it; then it is written down."""
+    def _seal(self, epoch: int, cut: Cut, taken: Taken) -> dict[str, Adopted]:
+        """Let the tables that the epoch brings something have it, and record it; return them."""
         adopted = self._stage.adopt(epoch, cut)
         states = {name: s.at(epoch, cut.commit_lsn) for name, s in self._states.items()}
         states |= {name: done.state for name, done in adopted.items()}
@@ -356,6 +361,7 @@ class EpochRunner:
         if asked != self._asked:
             self._asked = asked
             self._look_for_rebuilds()
+        return adopted
 
     def _look_for_rebuilds(self) -> None:
         """See which tables are to be made anew, also those that no epoch brings anything."""

@@ -4,11 +4,12 @@ Nothing of an epoch is to be seen before all its tables are written: one that is
 others where it is itself. Then each has it in one commit (iceberg/staging.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import structlog
 from pyspark.sql import DataFrame, SparkSession
 
 from schemas.tables import TablesSettings
@@ -24,13 +25,15 @@ from spark_consumers.iceberg.layout import Layout, layout_of
 from spark_consumers.iceberg.staging import Adopted, Base, Staging
 from spark_consumers.iceberg.tables import NEVER, State
 from spark_consumers.kafka.transactions import Cut
+from spark_consumers.key_index import folders
 from spark_consumers.session import local_folder
 
 if TYPE_CHECKING:
     from spark_consumers.iceberg.indexed_delete import Indexes
 
+log = structlog.get_logger()
 INDEXES = "_indexes"
-"""The folder on this machine that has the key indexes."""
+"""The folder on this machine that has the key indexes, by namespace and by table."""
 
 
 class Stage:
@@ -45,10 +48,11 @@ class Stage:
         self._bases: dict[str, Base] = {}
         self._work: dict[str, Work] = {}
         self._indexes: Indexes | None = None
+        self._folder = local_folder(settings) / INDEXES / namespace
         if settings.key_index:  # numpy, pyarrow and pyroaring are for this alone
             from spark_consumers.iceberg import indexed_delete
 
-            self._indexes = indexed_delete.Indexes(spark, local_folder(settings) / INDEXES)
+            self._indexes = indexed_delete.Indexes(spark, self._folder)
         self.ways: dict[str, Way] = {}
         """How the last epoch came into each table."""
 
@@ -61,6 +65,18 @@ class Stage:
         """Bring a table's index to its last snapshot before those in between are removed."""
         if self._indexes is not None and state.shape is not None and state.rule is not None:
             self._indexes.keep(state, Layout(state.shape, state.rule), snapshot)
+
+    def retain_indexes(self, states: Iterable[State]) -> None:
+        """Remove the key indexes of tables that are gone or not followed, and all if it is off.
+
+        One that another program has stays.
+        """
+        kept = set()
+        if self._indexes is not None:
+            kept = {state.uuid for state in states}
+            self._indexes.let_go(kept)
+        for folder in folders.remove_others(self._folder, kept):
+            log.info("removed the key index of a table that is not indexed now", folder=str(folder))
 
     def write(
         self,
@@ -130,12 +146,18 @@ class Stage:
                 unset.append(catalog.REBUILD)
             kept = self._settings.epochs_kept
             base = self._bases[name]
-            done = adopted[name] = self._staging.adopt(base, values, tag, kept, unset)
-            if self._indexes is not None and done.snapshot is not None:
-                self._indexes.advance(done.state, done.snapshot)
+            adopted[name] = self._staging.adopt(base, values, tag, kept, unset)
 
         at_once(adopt, sorted(self._bases))
         return adopted
+
+    def advance_indexes(self, adopted: Mapping[str, Adopted]) -> None:
+        """Bring the key indexes to the snapshots of an epoch that is recorded.
+
+        Not before: readers need not wait for it, and an index that a kill leaves behind follows.
+        """
+        if self._indexes is not None:
+            at_once(self._indexes.advance, adopted.values())
 
     def _add_up(
         self,

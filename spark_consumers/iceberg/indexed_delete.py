@@ -7,7 +7,7 @@ the epoch's branch in one commit.
 
 import contextlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumers.iceberg import catalog, table_files
 from spark_consumers.iceberg.layout import Layout
+from spark_consumers.iceberg.staging import Adopted
 from spark_consumers.iceberg.table_files import UnknownFilesError
 from spark_consumers.iceberg.table_index import KeyIndex
 from spark_consumers.iceberg.tables import State
@@ -75,13 +76,14 @@ class Indexes:
         self._refused.pop(layout.shape.name, None)
         return True
 
-    def advance(self, state: State, snapshot: int) -> None:
+    def advance(self, adopted: Adopted) -> None:
         """Bring a table's index, where it is known, to the snapshot that an epoch has made.
 
         Done at once, while all snapshots in between are there: maintenance removes them.
         """
+        state, snapshot = adopted
         index = self._known.get(state.uuid)
-        if index is not None and index.known:
+        if index is not None and index.known and snapshot is not None:
             index.advance(catalog.load(self._spark, state.identifier), snapshot)
 
     def keep(self, state: State, layout: Layout, snapshot: int) -> None:
@@ -93,6 +95,11 @@ class Indexes:
             table = catalog.load(self._spark, state.identifier)
             with contextlib.suppress(UnknownFilesError):
                 self._of(table, layout).advance(table, snapshot, save=True)
+
+    def let_go(self, kept: Collection[str]) -> None:
+        """Let other programs have the indexes of tables that are not `kept`, by UUID."""
+        for identity in self._known.keys() - kept:
+            self._known.pop(identity).close()
 
     def close(self) -> None:
         """Write down the indexes, and let another program have them."""

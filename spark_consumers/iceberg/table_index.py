@@ -8,7 +8,6 @@ rows is made anew. One program at a time has the folder.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -28,7 +27,7 @@ from pyroaring import BitMap64
 from spark_consumers.failures import FOREIGN
 from spark_consumers.iceberg import table_files
 from spark_consumers.iceberg.table_files import Files, UnknownFilesError
-from spark_consumers.key_index import segment_files
+from spark_consumers.key_index import folders, segment_files
 from spark_consumers.key_index import segments as search
 from spark_consumers.key_index.keys import Keys, joined, keys_of
 from spark_consumers.key_index.segments import Segment
@@ -189,17 +188,9 @@ class KeyIndex:
         """Raise UnknownFilesError where another program has it."""
         if self._lock is not None:
             return
-        self._folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(f"{self._folder}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise UnknownFilesError("another program has the table's key index") from None
-        except OSError:  # a file system without locks
-            os.close(lock)
-            raise
-        self._lock = lock
+        self._lock = folders.take(self._folder)
+        if self._lock is None:
+            raise UnknownFilesError("another program has the table's key index")
 
     def _live(self) -> search.Booleans:
         numbers = self._state.numbers

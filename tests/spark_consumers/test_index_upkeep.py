@@ -42,7 +42,7 @@ def pipeline(new_pipeline: NewPipeline) -> Pipeline:
 def folder(pipeline: Pipeline, table: str = "items") -> Path:
     """The folder of a table's index."""
     uuid = catalog.load(pipeline.spark, pipeline.identifier(table)).uuid()
-    return Path(pipeline.tables.warehouse) / INDEXES / str(uuid)
+    return Path(pipeline.tables.warehouse) / INDEXES / pipeline.kafka.topic_prefix / str(uuid)
 
 
 def full(*_: object, **__: object) -> None:
@@ -152,6 +152,23 @@ def test_maintenance_and_a_restart_leave_the_index(
     fold.transaction()
     assert set(ways(pipeline).values()) == {"index"}
     fold.require()
+
+
+def test_an_index_that_a_kill_leaves_behind_its_table_follows(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(pipeline)
+    with monkeypatch.context() as patch:
+        patch.setattr(KeyIndex, "advance", killed)
+        with pytest.raises(RuntimeError):
+            change(pipeline, "c", 1, 2)
+        patch.setattr(KeyIndex, "_save", lambda _: None)  # a kill writes nothing down
+        pipeline.restart()
+    assert not pipeline.runner.redoes, "readers wait for the index"
+    assert items(pipeline) == "bccaa"
+    monkeypatch.setattr(KeyIndex, "_build", killed)
+    assert change(pipeline, "d", 2, 3) == "index"
+    assert items(pipeline) == "bcdda"
 
 
 def test_epochs_that_only_append_are_followed(

@@ -100,6 +100,7 @@ def test_any_cut_any_kill_any_compaction(
         "iceberg.delete_insert.insert",
         "epochs.stage.Staging.adopt",
         "epochs.epoch_runner.Ledger.write",
+        "iceberg.indexed_delete.Indexes.advance",
     )
 
     def kill() -> None:
@@ -108,6 +109,7 @@ def test_any_cut_any_kill_any_compaction(
             with pytest.raises(RuntimeError):
                 pipeline.apply()
         pipeline.restart()
+        fold.transaction()
 
     def compact() -> None:
         for state in pipeline.runner.states.values():
