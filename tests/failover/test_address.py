@@ -10,6 +10,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from schemas.errors import SettingsError
 from services.failover.model import statements
 from services.failover.model.conninfo import MASK, SECRETS, Address, Conninfo, is_private
+from services.failover.model.timelines import without_mark
 from services.failover.observe.server_link import parse_conninfo, with_service
 
 KEYWORDS = ("user", "password", "dbname", "application_name", "sslmode", "options", "passfile")
@@ -124,4 +125,4 @@ def test_invalid_conninfo_is_refused_without_repeating_it() -> None:
 def test_comments_are_marked_and_unmarked_without_loss(comment: str) -> None:
     marked = statements.marked(comment)
     assert statements.marked(marked) == marked
-    assert statements.unmarked(marked).strip() == comment.strip() or comment.endswith("]")
+    assert without_mark(marked).strip() == comment.strip() or comment.endswith("]")

@@ -23,11 +23,14 @@ from services.failover.observe.cluster import Cluster
 from services.failover.observe.own_tables import writing
 from tests.failover.conftest import NewTrio
 from tests.failover.servers import (
+    KILLED_AFTER_A_STEP,
     KILLED_AFTER_STEPS,
     ask,
+    await_equal,
     configuration,
     slotfailover_process,
     subscribe,
+    write,
 )
 from tests.failover.test_timelines import promoted
 from tests.failover.views import node, slot, state
@@ -103,6 +106,32 @@ def test_a_repoint_that_was_killed_is_not_followed_by_one_to_the_old_primary(
     assert "older than timeline 2" in ran.err
     leads_to = unquoted(ask(trio.subscriber, LEADS_TO, trio.dbname))
     assert f"port={trio.standby.port}" in leads_to
+
+
+def test_without_a_journal_file_the_subscription_itself_tells_whom_it_was_led_to(
+    local_trio: NewTrio, tmp_path: Path
+) -> None:
+    """The journal's table is on the new primary alone, which gives no answer after a power cut."""
+    trio = local_trio()
+    subscribe(trio, "s1")
+    config = configuration(tmp_path, trio, journal=None)
+    promote(trio.primary, trio.standby)
+    ran = slotfailover_process("repoint", "--config", config, "--yes", before=KILLED_AFTER_A_STEP)
+    assert ran.code == -9, ran.err
+    trio.standby.kill()
+    trio.primary.start()
+    for command in ("repoint", "resume"):
+        ran = slotfailover_process(command, "--config", config, "--yes")
+        assert ran.code == ExitCode.TIMELINE, ran.err
+        assert "older than timeline 2" in ran.err
+        assert "which sub/s1 remembers" in ran.err
+    assert ask(trio.subscriber, "SELECT subenabled FROM pg_subscription", trio.dbname) is False
+    trio.primary.stop()
+    trio.standby.start()
+    ran = slotfailover_process("repoint", "--config", config, "--yes")
+    assert ran.code == 0, ran.err
+    write(trio.standby, trio.dbname, 1)
+    await_equal(trio, trio.standby)
 
 
 def test_the_hint_names_all_that_remembers_a_timeline() -> None:

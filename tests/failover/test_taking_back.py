@@ -20,10 +20,11 @@ from services.failover.execute.run import Run
 from services.failover.model import statements
 from services.failover.model.conninfo import Address, Conninfo
 from services.failover.model.host_commands import machine_of
-from services.failover.model.timelines import Milestone, Provenance
-from services.failover.model.view import MARK, Node, Reach, View
+from services.failover.model.timelines import Milestone, Provenance, mark
+from services.failover.model.view import Node, Reach, View
 from services.failover.observe.cluster import Cluster
 from services.failover.plan.failover import plan_failover
+from services.failover.plan.rejoin import plan_repoint
 from services.failover.plan.request import Request
 from services.failover.plan.resume import Intent, choose, offering_way_back
 from services.failover.plan.steps.step import Action, Step
@@ -238,9 +239,9 @@ def test_resume_does_not_wait_for_wal_that_does_not_come() -> None:
 
 
 def test_a_note_of_a_subscription_that_was_led_elsewhere_since_is_not_the_newest() -> None:
-    def seen(address: str, *milestones: tuple[str, Milestone], mark: str = "") -> bool:
-        note = Milestone("7000", 1, None, address).note + mark
-        s1 = subscription("s1", at="b", comment=note, enabled=not mark)
+    def seen(address: str, *milestones: tuple[str, Milestone], end: str = "") -> bool:
+        note = Milestone("7000", 1, None, address).note + end
+        s1 = subscription("s1", at="b", comment=note, enabled=not end)
         there = subscriber("sub", s1)
         promoted = state(slot("s1"), standby=False, timeline=2)
         promoted = replace(promoted, provenance=Provenance(history=((1, 900),)))
@@ -249,24 +250,55 @@ def test_a_note_of_a_subscription_that_was_led_elsewhere_since_is_not_the_newest
 
     leads_to = str(Conninfo((("host", "db"), ("port", "5002"))).address)
     assert seen(leads_to)
-    assert not seen(leads_to, mark=f" {MARK}")  # `repoint` has moved the note, too
+    assert not seen(
+        leads_to, end=f" {mark(Milestone('', 2, None))}"
+    )  # `repoint` has moved the note, too
     assert not seen("db:5001")
     assert seen("db:5001", ("Kafka", Milestone("7000", 2, None)))
     assert not seen("db:5001", ("Kafka", Milestone("another", 2, None)))
 
 
-@pytest.mark.parametrize(("noted", "remembered"), [(1, True), (2, False)])
-def test_a_subscription_that_was_half_moved_away_is_waited_for(
-    noted: int, remembered: bool
+@pytest.mark.parametrize(
+    ("noted", "led_to", "answers", "goes_on"),
+    [
+        (1, None, False, True),
+        (2, None, False, False),
+        (2, None, True, True),
+        (2, Milestone("", 2, 900), False, True),
+        (2, Milestone("", 3, None), False, False),
+        (2, Milestone("", 3, None), True, True),
+    ],
+)
+def test_of_a_half_moved_subscription_an_unseen_node_may_be_the_newer_primary(
+    noted: int, led_to: Milestone | None, answers: bool, goes_on: bool
 ) -> None:
-    """The journal on this primary knows no other: whoever moved it met a newer one, perhaps."""
-    note = f"{Milestone('7000', noted, None, 'db:5002').note} {MARK}"
+    """The journal on this primary knows no other: whoever moved it met or made a newer one."""
+    note = f"{Milestone('7000', noted, None, 'db:5002').note} {mark(led_to)}"
     there = subscriber("sub", subscription("s1", at="b", comment=note, enabled=False))
     primary = state(slot("s1"), standby=False, timeline=2)
     primary = replace(primary, provenance=Provenance(history=((1, 900),)))
     journal = ("the journal", Milestone("7000", 2, None))
-    view = View((node("a", primary), node("b", None)), (there,), milestones=(journal,))
-    assert assess(view, Request()).remembered is remembered
+    standby = state(slot("s1")) if answers else None
+    view = View((node("a", primary), node("b", standby)), (there,), milestones=(journal,))
+    assert (assess(view, Request()).forbidden == "") is goes_on
+    if goes_on:
+        assert "enable" in actions(plan_repoint(view, Request()))
+        return
+    for command in (plan_repoint, lambda v, r: choose(v, r, None)):
+        with pytest.raises(OperatorNeeded, match="a may be an old primary that came back") as seen:
+            command(view, Request())
+        assert seen.value.exit_code is ExitCode.SPLIT_BRAIN
+    vouched = plan_repoint(view, Request(no_newer_primary=True))
+    assert "enable" in actions(vouched)
+
+
+def test_a_primary_behind_its_standby_feeds_no_subscription() -> None:
+    old = state(slot("s1"), standby=False)
+    there = subscriber("sub", subscription("s1", at="b"))
+    view = View((node("a", old), node("b", state(slot("s1"), timeline=2))), (there,))
+    with pytest.raises(OperatorNeeded, match="b is a standby on timeline 2, a a primary on 1"):
+        plan_repoint(view, Request())
+    assert "b is a standby on timeline 2" in assess(view, Request()).forbidden
 
 
 @pytest.mark.parametrize("marker", ["rewound", "copied"])

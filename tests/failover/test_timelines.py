@@ -11,11 +11,13 @@ from services.failover.model.timelines import (
     Milestone,
     Provenance,
     contradiction,
+    marked_for,
     milestone_in,
     parse_history,
+    without_mark,
     without_milestone,
 )
-from services.failover.model.view import MARK, View
+from services.failover.model.view import View
 from services.failover.plan.request import Request
 from services.failover.watch.assessment import assess
 from services.failover.watch.decision import Memory, Rules, Verdict, decide, remember
@@ -40,15 +42,19 @@ def history_of(points: list[int]) -> History:
     return tuple((number, lsn) for number, lsn in enumerate(points, 1))
 
 
-@given(comments, milestones, milestones, st.booleans())
+@given(comments, milestones, milestones, st.one_of(st.none(), milestones))
 def test_a_note_is_read_as_it_was_written_and_leaves_the_comment_alone(
-    comment: str, first: Milestone, second: Milestone, marked: bool
+    comment: str, first: Milestone, second: Milestone, destination: Milestone | None
 ) -> None:
-    given_ = statements.marked(comment) if marked else comment
+    given_ = statements.marked(comment, destination) if destination else comment
     noted = statements.noted(statements.noted(given_, first), second)
     assert milestone_in(noted) == second
-    assert noted.endswith(MARK) is marked
-    assert without_milestone(statements.unmarked(noted)) == comment
+    told = marked_for(noted)
+    assert (told is None) == (destination is None)
+    if told and destination:
+        assert (told.timeline, told.began) == (destination.timeline, destination.began)
+        assert told.system == second.system
+    assert without_milestone(without_mark(noted)) == comment
     assert statements.noted(given_, None) == given_
 
 

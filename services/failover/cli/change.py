@@ -19,7 +19,19 @@ from schemas.errors import ExitCode, SettingsError, SlotbridgeError
 from schemas.settings import FailoverSettings
 from services.failover.checks.readiness import candidate
 from services.failover.cli import output
-from services.failover.cli.options import Config, Json, settings_of
+from services.failover.cli.options import (
+    Accept,
+    AcceptLoss,
+    Config,
+    DryRun,
+    IsOff,
+    Json,
+    NoNewerPrimary,
+    RequireSubscribers,
+    To,
+    Yes,
+    settings_of,
+)
 from services.failover.execute.history import history_as_json, read_history, unfinished
 from services.failover.execute.interruption import Interruption
 from services.failover.execute.journal import Entry, Journal
@@ -39,42 +51,6 @@ from services.failover.plan.resume import Intent, Planner, choose, offering_way_
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.runtime.process import exit_codes
 
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print each step and its exact SQL; change nothing.")
-]
-Accept = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="SLOT", help="Continue although this slot is not ready and is lost. Repeatable."
-    ),
-]
-To = Annotated[str, typer.Option("--to", metavar="NODE", help="The standby to promote.")]
-IsOff = Annotated[
-    bool,
-    typer.Option(
-        "--old-primary-is-off",
-        help="You vouch that a primary that gives no answer is off. If it is only cut off from "
-        "here, there will be two primaries.",
-    ),
-]
-RequireSubscribers = Annotated[
-    bool,
-    typer.Option(
-        "--require-subscribers",
-        help="Refuse while a subscription would be left behind, as its subscriber gives no answer, "
-        "say. Without it, a later run moves it.",
-    ),
-]
-AcceptLoss = Annotated[
-    int | None,
-    typer.Option(
-        "--accept-data-loss",
-        metavar="BYTES",
-        min=0,
-        help="Continue although up to this many bytes of the old primary's WAL are lost.",
-    ),
-]
 Chosen = tuple[Planner, Request]
 _PROMOTING = frozenset({"failover", "switchover", "resume", "rejoin"})
 """What promotes, fences or rejoins: refused under a manager."""
@@ -213,12 +189,18 @@ def _age_s(begun: Entry) -> float:
 
 
 def repoint(
-    config: Config, yes: Yes = False, dry_run: DryRun = False, as_json: Json = False
+    config: Config,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    no_newer_primary: NoNewerPrimary = False,
 ) -> None:
     """Move subscriptions and bridge to a standby that someone else promoted; verify them."""
-    _Order("repoint", config, yes, dry_run, as_json).give(
-        lambda _c, _v, request: (plan_repoint, request)
-    )
+
+    def choose_it(_cluster: Cluster, _view: View, request: Request) -> Chosen:
+        return plan_repoint, replace(request, no_newer_primary=no_newer_primary)
+
+    _Order("repoint", config, yes, dry_run, as_json).give(choose_it)
 
 
 def rejoin(

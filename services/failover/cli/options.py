@@ -10,6 +10,50 @@ from services.failover.observe.bridge_client import Bridge, bridge_of
 
 Config = Annotated[Path, typer.Option("--config", help="The YAML file of settings.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document on stdout.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print each step and its exact SQL; change nothing.")
+]
+Accept = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SLOT", help="Continue although this slot is not ready and is lost. Repeatable."
+    ),
+]
+To = Annotated[str, typer.Option("--to", metavar="NODE", help="The standby to promote.")]
+IsOff = Annotated[
+    bool,
+    typer.Option(
+        "--old-primary-is-off",
+        help="You vouch that a primary that gives no answer is off. If it is only cut off from "
+        "here, there will be two primaries.",
+    ),
+]
+RequireSubscribers = Annotated[
+    bool,
+    typer.Option(
+        "--require-subscribers",
+        help="Refuse while a subscription would be left behind, as its subscriber gives no answer, "
+        "say. Without it, a later run moves it.",
+    ),
+]
+AcceptLoss = Annotated[
+    int | None,
+    typer.Option(
+        "--accept-data-loss",
+        metavar="BYTES",
+        min=0,
+        help="Continue although up to this many bytes of the old primary's WAL are lost.",
+    ),
+]
+NoNewerPrimary = Annotated[
+    bool,
+    typer.Option(
+        "--no-newer-primary",
+        help="You vouch that no node that gives no answer was promoted since. If one was, "
+        "subscriptions follow an old primary, and get rows that were given up.",
+    ),
+]
 
 
 def settings_of(config: Path) -> tuple[FailoverSettings, Bridge | None]:

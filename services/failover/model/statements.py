@@ -5,8 +5,8 @@ Source: PostgreSQL documentation 4.1 Lexical Structure, ALTER SUBSCRIPTION, ALTE
 """
 
 from services.failover.model.conninfo import Conninfo
-from services.failover.model.timelines import Milestone, without_milestone
-from services.failover.model.view import FENCE, FENCE_MARK, MARK
+from services.failover.model.timelines import Milestone, mark, without_mark, without_milestone
+from services.failover.model.view import FENCE, FENCE_MARK
 
 PROMOTE = "SELECT pg_promote(false)"
 CHECKPOINT = "CHECKPOINT"
@@ -105,19 +105,15 @@ def primary_conninfo(text: str) -> tuple[str, ...]:
     return (f"ALTER SYSTEM SET primary_conninfo = {literal(text)}", RELOAD)
 
 
-def marked(comment: str) -> str:
-    """Return the comment with our mark at its end."""
-    return comment if comment.endswith(MARK) else f"{comment} {MARK}".strip()
-
-
-def unmarked(comment: str) -> str:
-    """Return the comment as it was before `marked`."""
-    return comment.removesuffix(MARK).rstrip() if comment.endswith(MARK) else comment
+def marked(comment: str, destination: Milestone | None = None) -> str:
+    """Return the comment with our mark at its end, in place of a former one."""
+    return f"{without_mark(comment)} {mark(destination)}".strip()
 
 
 def noted(comment: str, milestone: Milestone | None) -> str:
     """Return the comment with `milestone` in place of the former one; unchanged for None."""
     if milestone is None:
         return comment
-    text = f"{without_milestone(unmarked(comment))} {milestone.note}".strip()
-    return marked(text) if comment.endswith(MARK) else text
+    text = without_mark(comment)
+    end = comment.removeprefix(text)
+    return f"{without_milestone(text)} {milestone.note}{end}".strip()

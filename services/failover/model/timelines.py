@@ -23,6 +23,9 @@ _NOTE = re.compile(
     r" ?\[slotfailover: system (\d+)(?:, timeline (\d+)(?: from ([0-9A-F]+/[0-9A-F]+))?)?,"
     r" at ([^\]]*)\]"
 )
+_MARK = re.compile(
+    r" ?\[disabled by slotfailover(?: for timeline (\d+)(?: from ([0-9A-F]+/[0-9A-F]+))?)?\]$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,34 @@ def milestone_in(comment: str) -> Milestone | None:
 def without_milestone(comment: str) -> str:
     """Return the comment without its milestone."""
     return _NOTE.sub("", comment).strip()
+
+
+def mark(destination: Milestone | None) -> str:
+    """Return what stands in a subscription's comment while a run has disabled it, and only then.
+
+    `destination`: the timeline to which the run leads the subscription, without its beginning where
+    that timeline is still to begin.
+    """
+    return f"[disabled by slotfailover{f' for {destination}' if destination else ''}]"
+
+
+def marked_for(comment: str) -> Milestone | None:
+    """Return the destination that a comment's mark tells; timeline 0 where it tells none.
+
+    None where the comment has no mark.
+    """
+    found = _MARK.search(comment)
+    if found is None:
+        return None
+    timeline, start = found.groups()
+    noted = milestone_in(comment)
+    where = parse_lsn(start) if start else None
+    return Milestone(noted.system if noted is not None else "", int(timeline or 0), where)
+
+
+def without_mark(comment: str) -> str:
+    """Return the comment without its mark."""
+    return _MARK.sub("", comment)
 
 
 def parse_history(text: str) -> History:

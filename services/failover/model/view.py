@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from services.failover.model.loss_limit import LossLimit
-from services.failover.model.timelines import Milestone, Provenance, milestone_in
+from services.failover.model.timelines import Milestone, Provenance, marked_for, milestone_in
 
 if TYPE_CHECKING:
     from services.failover.model.conninfo import Address, Conninfo, Endpoint
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from services.failover.model.replication import Replication
     from services.postgres.server import Server, SettingValue
     from services.postgres.slots import Slot
-
-MARK = "[disabled by slotfailover]"
-"""Stands in a subscription's comment while it is disabled for a failover, and only then."""
-
 
 FENCE = "default_transaction_read_only"
 """The setting that fences a primary."""
@@ -225,7 +221,15 @@ class Subscription:
     @property
     def marked(self) -> bool:
         """Whether the subscription was disabled for a failover, to be enabled at its end."""
-        return not self.enabled and self.comment.endswith(MARK)
+        return self.destination is not None
+
+    @property
+    def destination(self) -> Milestone | None:
+        """The timeline to which the run that disabled it leads it; None where it was not disabled.
+
+        It was met where its beginning is told; else it was still to begin. 0: not told.
+        """
+        return marked_for(self.comment) if not self.enabled else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,9 +374,10 @@ class View:
     def met(self) -> list[tuple[str, Milestone]]:
         """Return (who remembers it, timeline) of each timeline of this cluster that was met."""
         noted = [
-            (f"{where.name}/{found.name}", found.milestone)
+            (f"{where.name}/{found.name}", met)
             for where, found in self.ours()
-            if found.milestone is not None
+            for met in (found.milestone, found.destination)
+            if met is not None and (met is found.milestone or met.began is not None)
         ]
         everything = (*noted, *self.milestones)
         return [(who, met) for who, met in everything if met.system == self.system]

@@ -41,6 +41,7 @@ from services.failover.plan.request import Draft, Plan
 from services.failover.plan.standbys import attach_standbys
 from services.failover.plan.steps import promotion, receivers, subscriptions
 from services.failover.plan.steps.step import Action, active
+from services.failover.plan.succession import require_no_newer
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, Subscriber, Subscription
@@ -53,6 +54,8 @@ def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
     Without `standbys` another manager looks after them: settings and standbys are left alone.
     """
     node = draft.view.node(name)
+    if draft.request.promoted != name:
+        require_no_newer(draft.view, draft.request, node)
     stale = resets(node) if standbys else ()
     require_privileges(node, resets=bool(stale), promotion=False)
     if standbys:

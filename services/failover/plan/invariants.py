@@ -21,37 +21,6 @@ if TYPE_CHECKING:
     from services.failover.plan.steps.step import Step
 
 
-def require_unpromoted(view: View, request: Request, old: Node) -> None:
-    """Raise OperatorNeeded (SPLIT_BRAIN) where the old primary must not be let write again.
-
-    A killed run may have ordered a promotion. On a node that does not answer, nobody can see that
-    order or its result: so every other node must answer as a standby, on no newer timeline. If this
-    run itself found the primary writable and fenced it, it knows that it gave no such order.
-    """
-    if old.name in request.found_writable:
-        return
-    ours = old.state.server.timeline if old.state is not None else request.begun_on
-    for node in view.nodes:
-        if node.name == old.name:
-            continue
-        if not node.standby:
-            what = f"{node.name} does not answer as a standby ({node.detail or node.reach})"
-        elif node.state is not None and ours and node.state.server.timeline > ours:
-            what = f"{node.name} is on timeline {node.state.server.timeline}, {old.name} on {ours}"
-        else:
-            continue
-        raise OperatorNeeded(
-            f"{what}: the interrupted run may have ordered {node.name} to promote itself, so "
-            f"{old.name} must not take writes again",
-            operation="roll back",
-            subject=node.name,
-            hint=f"let {node.name} answer, then slotfailover resume --rollback, or slotfailover "
-            f"resume if it is the primary by now; or make sure that {node.name} never runs again, "
-            "take it out of failover.nodes, and run this again",
-            exit_code=ExitCode.SPLIT_BRAIN,
-        )
-
-
 def require_same_timeline(view: View, old: Node, new: Node) -> None:
     """Raise OperatorNeeded (TIMELINE) unless a count of bytes says which WAL `new` lacks.
 

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 from schemas.errors import ExitCode, OperatorNeeded, SettingsError, SetupError
 from services.failover.model.preconditions import require_one_primary, require_one_system
 from services.failover.plan.completion import attach, complete
-from services.failover.plan.invariants import check_invariants, require_nobody_hidden
+from services.failover.plan.invariants import (
+    check_invariants,
+    require_nobody_hidden,
+)
 from services.failover.plan.request import Draft, Plan, Request
+from services.failover.plan.succession import require_no_standby_ahead
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, View
@@ -18,6 +22,7 @@ def plan_repoint(view: View, request: Request) -> Plan:
     """Plan how subscriptions and bridge follow the present primary; leave its settings alone."""
     primary = _primary(view, "repoint")
     require_nobody_hidden(view)
+    require_no_standby_ahead(view, primary)
     plan = complete(Draft(view, request), primary.name, standbys=False)
     check_invariants(plan, view, request)
     return plan

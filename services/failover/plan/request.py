@@ -55,6 +55,8 @@ class Request:
     stopped: frozenset[str] = frozenset()
     """The nodes that this run has stopped."""
     lag_bytes_max: int = 16 * 2**20
+    no_newer_primary: bool = False
+    """Somebody vouches that no node without an answer was promoted after the present primary."""
     synchronous_standbys: int = 0
     promoted: str = ""
     """The node that this run has promoted or led subscriptions to, once it has."""

@@ -46,11 +46,11 @@ from services.failover.plan.invariants import (
     require_replaying,
     require_same_timeline,
     require_tight,
-    require_unpromoted,
 )
 from services.failover.plan.request import Draft, Plan, Request
 from services.failover.plan.steps import fencing, promotion, receivers, subscriptions
 from services.failover.plan.steps.step import active
+from services.failover.plan.succession import require_unpromoted
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, Subscription, View

@@ -71,10 +71,10 @@ def assess(view: View, request: Request) -> Assessment:
         primary=node.name,
         timeline=node.known_state.server.timeline,
         partial=partial,
-        forbidden=_newer_elsewhere(view, node) or _fed_elsewhere(view, node),
+        forbidden=_fed_elsewhere(view, node),
         silent=silent,
         pending=moving(plan),
-        remembered=_remembered(view, node),
+        remembered=_remembered(view),
         complete=all(found.state is not None for found in view.nodes),
     )
 
@@ -84,27 +84,15 @@ def moving(plan: Plan) -> tuple[str, ...]:
     return tuple(step.text for step in plan.steps if step.action in OF_SUBSCRIBERS)
 
 
-def _remembered(view: View, primary: Node) -> bool:
+def _remembered(view: View) -> bool:
     """Tell whether anybody remembers the newest timeline.
 
     A subscription that was led elsewhere since it noted a timeline does not count, nor one that a
-    run has disabled, and perhaps led elsewhere: its note is older. Where such a one leads away from
-    `primary`, though what it noted is not older, the run may have met a newer primary.
+    run has disabled, and perhaps led elsewhere: its note is older.
     """
-    timeline = primary.known_state.server.timeline
-    if any(
-        found.marked and moves(found, primary) and not _is_older(found, timeline)
-        for _, found in view.ours()
-    ):
-        return False
     noted = [found.milestone for _, found in view.ours() if _is_current(found)]
     told = [met for _, met in view.milestones]
     return any(met and met.timeline and met.system == view.system for met in (*noted, *told))
-
-
-def _is_older(subscription: Subscription, timeline: int) -> bool:
-    met = subscription.milestone
-    return met is not None and 0 < met.timeline < timeline
 
 
 def _is_current(subscription: Subscription) -> bool:
@@ -120,16 +108,6 @@ def _partial(view: View) -> str:
     if 2 * len(unknown) < len(servers):
         return ""
     return f"{len(unknown)} of {len(servers)} servers are silent: {', '.join(unknown)}"
-
-
-def _newer_elsewhere(view: View, primary: Node) -> str:
-    timeline = primary.known_state.server.timeline
-    newer = [
-        f"{node.name} is a standby on timeline {node.state.server.timeline}"
-        for node in view.nodes
-        if node.state is not None and node.state.server.timeline > timeline
-    ]
-    return f"{'; '.join(newer)}, {primary.name} a primary on {timeline}" if newer else ""
 
 
 def _fed_elsewhere(view: View, primary: Node) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from services.failover.model import statements
-from services.failover.model.timelines import Milestone
+from services.failover.model.timelines import Milestone, without_mark
 from services.failover.plan.steps.step import Action, Step, with_subscription
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def disable(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
     if subscription.milestone is None:
         address = str(subscription.conninfo.address)
         noted = statements.noted(noted, _cluster_of(node, subscription, address))
-    comment = statements.marked(noted)
+    comment = statements.marked(noted, _destination(node))
     sql = statements.disable(subscription.name, comment)
     return Step(
         action=Action.DISABLE,
@@ -43,9 +43,10 @@ def disable(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
 def repoint(subscriber: Subscriber, subscription: Subscription, node: Node) -> Step:
     """Point the subscription at the new primary."""
     conninfo = subscription.conninfo.at(node.address)
-    comment = statements.noted(
+    noted = statements.noted(
         subscription.comment, _cluster_of(node, subscription, str(node.address))
     )
+    comment = statements.marked(noted, _destination(node)) if subscription.marked else noted
     return Step(
         action=Action.REPOINT,
         server=subscriber.name,
@@ -66,7 +67,7 @@ def repoint(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
 def enable(subscriber: Subscriber, subscription: Subscription, node: Node) -> Step:
     """Let the subscription go on from the new primary."""
     milestone = node.milestone(str(subscription.conninfo.address))
-    comment = statements.unmarked(statements.noted(subscription.comment, milestone))
+    comment = statements.noted(without_mark(subscription.comment), milestone)
     sql = statements.enable(subscription.name, comment)
     return Step(
         action=Action.ENABLE,
@@ -97,6 +98,20 @@ def _cluster_of(node: Node, subscription: Subscription, address: str) -> Milesto
     if met is not None and met.system == system:
         return replace(met, address=address)
     return Milestone(system, 0, None, address)
+
+
+def _destination(node: Node) -> Milestone | None:
+    """Return the timeline to which subscriptions are led, for their mark.
+
+    After a run that was killed, it tells an old primary from the one that was meant. One that is
+    still to begin may get a higher number.
+    """
+    if node.state is None:
+        return None
+    server = node.state.server
+    if server.in_recovery:
+        return Milestone(server.system_identifier, server.timeline + 1, None)
+    return node.milestone("") or Milestone(server.system_identifier, server.timeline, None)
 
 
 def _changing(
