@@ -120,18 +120,24 @@ def test_no_subscriber_keeps_a_failover_from_its_promotion(
             13,
             True,
         ), all_or_none.out
+        holder = f"pid {locker.info.backend_pid} of "
+        assert "a lock was not granted within" in all_or_none.out
+        assert f"held by {holder}" in all_or_none.out
         assert ask(trio.standby, "SELECT pg_is_in_recovery()")
         enabled = "SELECT bool_and(subenabled) FROM pg_subscription"
         assert ask(trio.subscriber, enabled, trio.dbname), "s1 had been disabled"
     config = configuration(tmp_path, trio, subscribers=subscribers)
     with connect(trio.subscriber, trio.dbname) as locker, locker.transaction():
         locker.execute("ALTER SUBSCRIPTION s1 SET (streaming = on)")
+        ends = f"SELECT pg_terminate_backend({locker.info.backend_pid})"
         ran = slotfailover("failover", "--config", config, "--yes", "--json")
     assert ran.code == 1, ran.err
     assert ran.json["new_primary"] == "b"
-    left = {item["subject"]: item["reason"] for item in ran.json["left"]}
+    left = {item["subject"]: item for item in ran.json["left"]}
     assert set(left) == {"blind", "sub/s1"}
-    assert "may still be fed by the old primary" in left["sub/s1"]
+    assert "may still be fed by the old primary" in left["sub/s1"]["reason"]
+    assert "idle in transaction for" in left["sub/s1"]["reason"]
+    assert ends in left["sub/s1"]["hint"]
     led = sql.SQL("SELECT subconninfo FROM pg_subscription WHERE subname = {}")
     with connect(trio.subscriber, trio.dbname) as subscriber:
         moved = subscriber.execute(led.format("s2")).fetchone()

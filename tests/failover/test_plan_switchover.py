@@ -67,11 +67,12 @@ def test_limits_that_a_node_does_not_tell_are_no_proof_that_they_suffice(name: s
         replace(each, state=replace(said, settings=less)) if each.name == name else each
         for each in view.nodes
     )
-    with pytest.raises(OperatorNeeded) as caught:
-        plan_switchover(replace(view, nodes=nodes), Request())
-    assert caught.value.exit_code is ExitCode.NOT_READY
-    assert f"max_connections of {name}" in caught.value.message
-    assert "nobody can tell" in caught.value.message
+    for plan, request in ((plan_switchover, Request()), (plan_failover, Request(fence=True))):
+        with pytest.raises(OperatorNeeded) as caught:
+            plan(replace(view, nodes=nodes), request)
+        assert caught.value.exit_code is ExitCode.NOT_READY
+        assert f"max_connections of {name}" in caught.value.message
+        assert "nobody can tell" in caught.value.message
 
 
 def test_the_standby_of_a_switchover_replays_also_where_a_paused_one_is_further() -> None:

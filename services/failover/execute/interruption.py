@@ -22,7 +22,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Retryable):
-    """A signal asked for the end of the run."""
+    """A signal, or the loss of a Lease, asked for the end of the run."""
 
 
 class Interruption:

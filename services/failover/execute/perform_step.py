@@ -24,7 +24,7 @@ from services.failover.observe.client_sessions import (
 )
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.replication import read_replication
-from services.failover.observe.server_link import Unreachable, parse_conninfo
+from services.failover.observe.server_link import LOCK_SHARE, Unreachable, parse_conninfo
 from services.failover.plan.steps.step import SEEN_TO_THE_END, Action, Step
 from services.failover.plan.steps.topology import upstream_of
 from services.postgres.server import Connection, read_server, setting
@@ -143,10 +143,10 @@ def _order(
         case Action.RESET | Action.SLOT | Action.CLEAN | Action.UNFENCE:
             cluster.nodes[step.server].order(lambda c: _run_each(c, step.sql))
         case Action.DISABLE:
-            wait = f"SET LOCAL lock_timeout = {int(left_s * 1000)}"
-            cluster.subscribers[step.server].order(lambda c: _run_quietly(c, (wait, *step.sql)))
+            wait = f"SET LOCAL lock_timeout = {int(left_s * LOCK_SHARE * 1000)}"
+            _change_subscription(step, cluster, wait, *step.sql)
         case Action.REPOINT | Action.ENABLE:
-            cluster.subscribers[step.server].order(lambda c: _run_quietly(c, step.sql))
+            _change_subscription(step, cluster, *step.sql)
     return 0
 
 
@@ -302,6 +302,10 @@ def _promote(
 def _run_each(connection: Connection, sql: tuple[str, ...]) -> None:
     for statement in sql:
         connection.execute(statement)
+
+
+def _change_subscription(step: Step, cluster: Cluster, *sql: str) -> None:
+    cluster.subscribers[step.server].order_under_lock(lambda c: _run_quietly(c, sql))
 
 
 def _run_quietly(connection: Connection, sql: tuple[str, ...]) -> None:

@@ -201,7 +201,8 @@ class Run:
         try:
             self.hold(view)
         except Retryable as error:
-            self._rival = error.exit_code is ExitCode.LOCKED
+            locked = error.exit_code is ExitCode.LOCKED
+            self._rival = locked and not isinstance(error, Interrupted)
             raise
 
     def _look(self) -> View:
@@ -258,7 +259,9 @@ class Run:
             standing = "; ".join(f"{name} is {what}" for name, what in standing_of(view).items())
             cause = error if isinstance(error, SlotbridgeError) else _interrupted()
             hint = cause.hint
-            if self._rival and self.begun:
+            if self._rival and self.begun and not undo:
+                hint += "; then run this one again: it goes on with what it began"
+            elif self._rival and self.begun:
                 hint += "; then slotfailover resume goes on with what this one began"
                 if not self.interruption.no_way_back:
                     hint += ", or slotfailover resume --rollback takes it back"
@@ -362,7 +365,9 @@ def _given_up(name: str, error: SlotbridgeError) -> Blocker:
     return Blocker(
         name,
         f"it could not be changed ({error.message}), and may still be fed by the old primary",
-        "keep the old primary off; then slotfailover repoint",
+        "; ".join(
+            filter(None, ("keep the old primary off", error.hint, "then slotfailover repoint"))
+        ),
     )
 
 

@@ -21,6 +21,7 @@ from psycopg.pq import PGconn
 from schemas.errors import ExitCode, Retryable, SettingsError, SetupError
 from services.failover.model.conninfo import Conninfo
 from services.failover.model.view import FENCE, Reach
+from services.failover.observe.lock_holders import Holder, LockHolders
 from services.postgres.server import Connection
 
 Answer = TypeVar("Answer")
@@ -28,6 +29,9 @@ _SILENT_S = 10.0
 _SOCKET_FOLDERS = ("/var/run/postgresql", "/tmp")  # noqa: S108 - where libpq looks by default
 _DOWN = (errno.ECONNREFUSED, errno.ENOENT)
 """Errors that mean nothing listens. A reset is not one: something took the connection first."""
+LOCK_SHARE = 0.9
+"""The part of a statement's time after which it waits for no lock any more: so the server tells
+that it was a lock, before it ends the statement."""
 _KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 """A middlebox that forgets idle connections would end the session that holds the lock."""
 
@@ -90,6 +94,22 @@ class ServerLink:
         """
         return self._answer(change, self._deadline_s)
 
+    def order_under_lock(self, change: Callable[[Connection], Answer]) -> Answer:
+        """Run `change` as `order` does, one that may wait for a lock of other sessions.
+
+        A refusal names who holds that lock, where this can be seen.
+        """
+
+        def watched(connection: Connection) -> Answer:
+            with LockHolders(self._open, connection.info.backend_pid) as holders:
+                begun = time.monotonic()
+                try:
+                    return change(connection)
+                except psycopg.errors.LockNotAvailable as error:
+                    raise self._held_up(time.monotonic() - begun, holders.last) from error
+
+        return self.order(watched)
+
     def ask_anew(self) -> None:
         """Ask the server again, even if it was silent a moment ago."""
         self._silent = None
@@ -115,6 +135,7 @@ class ServerLink:
     def _ask_once(self, question: Callable[[Connection], Answer], deadline_s: float) -> Answer:
         connection = self._connection or self._connect()
         connection.deadline_s = deadline_s
+        begun = time.monotonic()
         try:
             return question(connection)
         except psycopg.errors.InsufficientPrivilege as error:
@@ -125,12 +146,15 @@ class ServerLink:
                 hint="connect as a superuser (docs/OPERATIONS.md lists the privileges)",
                 exit_code=ExitCode.PRIVILEGE_MISSING,
             ) from error
-        except (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable) as error:
+        except psycopg.errors.LockNotAvailable as error:
+            raise self._held_up(time.monotonic() - begun, None) from error
+        except psycopg.errors.QueryCanceled as error:
             raise Retryable(
                 f"a statement did not end within {self._deadline_s:.0f} s",
                 operation=f"ask {self.name}",
                 subject=self.name,
-                hint="see pg_locks on that server, then run this command again",
+                hint="see pg_stat_activity and pg_locks on that server, then run this command "
+                "again",
                 exit_code=ExitCode.DEADLINE,
             ) from error
         except UnicodeDecodeError as error:
@@ -148,22 +172,37 @@ class ServerLink:
             self.close()
             raise Unreachable(Reach.SILENT, _first_line(error)) from error
 
+    def _held_up(self, waited_s: float, holder: Holder | None) -> Retryable:
+        who = f"held by {holder}" if holder is not None else "who holds it was not seen"
+        remedy = holder.remedy if holder is not None else f"see pg_locks on {self.name}"
+        return Retryable(
+            f"a lock was not granted within {waited_s:.0f} s: {who}",
+            operation=f"change {self.name}",
+            subject=self.name,
+            hint=remedy,
+            exit_code=ExitCode.DEADLINE,
+        )
+
+    def _open(self) -> _Connection:
+        opened = _Connection.connect(
+            self.conninfo.text,
+            autocommit=True,
+            connect_timeout=self._connect_timeout_s,
+            application_name="slotfailover",
+            client_encoding="UTF8",  # a database in SQL_ASCII would give bytes
+            **self._keepalives,
+        )
+        milliseconds = int(self._deadline_s * 1000)
+        opened.execute(
+            f"SET search_path = pg_catalog; SET statement_timeout = {milliseconds}; "
+            f"SET lock_timeout = {int(milliseconds * LOCK_SHARE)}; "
+            f"SET {FENCE} = off; SET idle_session_timeout = 0"
+        )
+        return opened
+
     def _connect(self) -> _Connection:
         try:
-            self._connection = _Connection.connect(
-                self.conninfo.text,
-                autocommit=True,
-                connect_timeout=self._connect_timeout_s,
-                application_name="slotfailover",
-                client_encoding="UTF8",  # a database in SQL_ASCII would give bytes
-                **self._keepalives,
-            )
-            milliseconds = int(self._deadline_s * 1000)
-            self._connection.execute(
-                "SET search_path = pg_catalog; "
-                f"SET statement_timeout = {milliseconds}; SET lock_timeout = {milliseconds}; "
-                f"SET {FENCE} = off; SET idle_session_timeout = 0"
-            )
+            self._connection = self._open()
         except psycopg.errors.ConnectionTimeout as error:
             self.close()
             message = f"no answer within {self._connect_timeout_s} s"

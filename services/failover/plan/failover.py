@@ -39,6 +39,7 @@ from services.failover.plan.invariants import (
     check_invariants,
     moves,
     require_changeable,
+    require_limits,
     require_privileges,
     require_promotable,
     require_readable_history,
@@ -249,6 +250,7 @@ def _require_powers(draft: Draft, chosen: Node, old: Node | None) -> None:
                 require_changeable(standby)
                 require_privileges(standby, resets=False, promotion=False, cut=True)
     if old is not None and not drained(old, draft.request):
+        require_limits(old, chosen)
         require_changeable(old)
         require_privileges(old, resets=False, promotion=False, fence=True)
         require_tight(old, ("stop", "fence"))

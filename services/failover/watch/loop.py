@@ -16,10 +16,11 @@ from typing import Any
 
 import structlog
 
-from schemas.errors import ExitCode, Retryable, SlotbridgeError
+from schemas.errors import ExitCode, SlotbridgeError
 from schemas.settings import FailoverSettings
 from services.failover.checks.check_report import check_up
 from services.failover.execute.history import read_history
+from services.failover.execute.interruption import Interrupted
 from services.failover.execute.journal import Entry, Journal, remembered
 from services.failover.execute.lock import Lock, locked
 from services.failover.execute.run import Performed, Result, Run
@@ -302,8 +303,7 @@ class Watch:
                 done = self._repoint(view, Journal(path, self._cluster, database, "watch"), lock)
         except SlotbridgeError as error:
             self._tell(f"repoint failed: {error}")
-            # Where another command is at work, this does not count as an attempt.
-            well = error.exit_code is ExitCode.LOCKED
+            well = error.exit_code is ExitCode.LOCKED  # others at work: it does not count
             counts = replace(counts, failures=counts.failures + (not well))
         else:
             well = done.exit_code is ExitCode.OK
@@ -321,7 +321,7 @@ class Watch:
         def hold(seen: View) -> None:
             lock.hold(seen)
             if elsewhere := self._elsewhere():
-                raise Retryable(
+                raise Interrupted(
                     f"this replica does not go on: {elsewhere}",
                     operation="repoint",
                     hint="the replica that holds the Lease does the rest",

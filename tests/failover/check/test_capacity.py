@@ -39,8 +39,9 @@ def test_a_standby_with_lower_limits_is_seen_and_never_promoted(fresh: Examiner)
     assert finding["severity"] == "critical"
     assert "max_connections = 200 on b, 210 on a" in finding["evidence"]
     assert not found["replay"][0]["remedy"]["sql"]  # type: ignore[index]
-    for option in ("--dry-run", "--yes"):
-        ran = slotfailover("switchover", "--to", "b", option, "--config", fresh.config)
+    orders = (("switchover", "--to", "b", "--dry-run"), ("switchover", "--to", "b", "--yes"))
+    for order in (*orders, ("failover", "--fence", "--yes"), ("plan",)):
+        ran = slotfailover(*order, "--config", fresh.config)
         assert ran.code == 34, ran.err
         assert "limits of b are lower than those of a: max_connections (200, 210 on a)" in ran.err
     trio.primary.kill()

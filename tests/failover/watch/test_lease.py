@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from schemas.errors import SettingsError
 from schemas.settings import load_settings
@@ -232,6 +233,30 @@ def test_a_lease_that_makes_no_sense_is_told_and_asked_for_again(
         assert elector.report().problem == ""
 
 
+def test_why_a_lease_was_not_given_up_is_told_and_hides_no_error(
+    api: LeaseApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, said in (
+        (Conflict(), "somebody else has written it meanwhile"),
+        (Unanswered("the API server does not answer: x"), "the API server does not answer: x"),
+        (TypeError("fifteen"), "TypeError: fifteen"),
+    ):
+        elector = Elector(api, RULES, "p1_x")
+
+        def refuse(_lease: Lease, error: Exception = error) -> Lease:
+            raise error
+
+        block = pytest.raises(KeyError, match="of the block")
+        with capture_logs() as logs, block, elector.keep():
+            eventually(elector.holds, what="it holds the Lease")
+            monkeypatch.setattr(LeaseApi, "write", lambda _api, lease, r=refuse: r(lease))
+            raise KeyError("of the block")
+        monkeypatch.undo()
+        (warning,) = [log for log in logs if "given up" in log["event"]]
+        assert warning["reason"] == said
+        assert warning["lease"] == "r-failover"
+
+
 def test_page_status_and_metrics_tell_who_holds_it() -> None:
     seen = LeaseReport("r-failover", "r-failover-7d-x", held=False, transitions=3)
     snapshot = Snapshot(automatic=True, lease=seen)
@@ -288,6 +313,9 @@ def test_a_leader_that_loses_the_lease_between_two_steps_does_not_go_on(
                 server.answers_with = 503
                 eventually(lambda: not elector.holds(), what="the Lease's deadline passes")
             eventually(lambda: "the Lease r-failover is not held" in told(loop), what="it stops")
+            assert "the replica that holds the Lease does the rest" in told(loop)
+            assert "the lock" not in told(loop)
+            assert "resume" not in told(loop)
             assert not ask(trio.subscriber, "SELECT subenabled FROM pg_subscription", trio.dbname)
             leads_to = unquoted(ask(trio.subscriber, LEADS_TO, trio.dbname))
             assert f"port={trio.primary.port}" in leads_to

@@ -147,8 +147,16 @@ class Elector:
             return
         try:
             self._leases.write(last)
-        except (Conflict, Unanswered) as error:
-            logger.warning("the Lease was not given up; it expires", reason=str(error))
+        except Conflict:
+            self._tell_kept("somebody else has written it meanwhile")
+        except Unanswered as error:
+            self._tell_kept(str(error))
+        except Exception as error:  # else it would hide why the block ended
+            self._tell_kept(f"{type(error).__name__}: {error}")
+
+    def _tell_kept(self, reason: str) -> None:
+        name = self._leases.name
+        logger.warning("the Lease was not given up; it expires", lease=name, reason=reason)
 
     def _note(self, problem: str) -> None:
         if problem and not self._problem:
