@@ -213,7 +213,7 @@ def test_a_holder_stops_leading_while_the_server_is_silent(
         assert "refuses (503)" in elector.report().elsewhere
         server.answers_with = None
         eventually(elector.holds, what="it holds the Lease again")
-        assert elector.report().problem == ""
+        eventually(lambda: elector.report().problem == "", what="nothing is wrong any more")
 
 
 def test_a_lease_that_makes_no_sense_is_told_and_asked_for_again(
@@ -230,7 +230,7 @@ def test_a_lease_that_makes_no_sense_is_told_and_asked_for_again(
         assert not elector.holds()
         server.document = None
         eventually(elector.holds, what="it holds the Lease")
-        assert elector.report().problem == ""
+        eventually(lambda: elector.report().problem == "", what="nothing is wrong any more")
 
 
 def test_why_a_lease_was_not_given_up_is_told_and_hides_no_error(
