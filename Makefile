@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BENCH := $(or $(OUT),bench-results)
 
-.PHONY: help demo test quick properties coverage pythons torture league bench check lint types fix hooks lock dist generate \
+.PHONY: help demo test test-long quick properties coverage pythons torture league bench check lint types fix hooks lock dist generate \
   test-image test-kube clean
 .DEFAULT_GOAL := help
 
@@ -25,15 +25,21 @@ demo: $(READY) ## the whole product under load: kill the primary, fail over, com
 	@$(BIN)/slotbridge demo $(DEMO_OPTIONS)
 
 # WORKERS processes with servers of their own: with more on two processors, deadlines pass.
-# A file's tests stay together and share what they make.
+# A file's tests stay together and share what they make. Their order and their random data are the same
+# each time.
 # The bridge's scenarios run on the oldest supported PostgreSQL too; POSTGRES=17.10, or
 # POSTGRES=/usr/lib/postgresql/17/bin, runs all else on that.
 # Then the tests without servers on every other Python 3.11 to 3.13 that is found: PYTHONS= leaves them out.
 PYTHONS ?= 1
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
-test: $(READY) ## all tests on real PostgreSQL, Kafka and Spark, then `make pythons`
-	@CONTAINERS=$(CONTAINERS) SLOTBRIDGE_POSTGRES=$(POSTGRES) $(PYTEST) $(PYTEST_OPTIONS)
+ON_SERVERS = CONTAINERS=$(CONTAINERS) SLOTBRIDGE_POSTGRES=$(POSTGRES) $(PYTEST)
+test: $(READY) ## the tests on real PostgreSQL, Kafka and Spark, then `make pythons`
+	@$(ON_SERVERS) --randomly-seed=1 -m "not long" $(PYTEST_OPTIONS)
 	@$(if $(PYTHONS),$(MAKE) --no-print-directory pythons)
+
+# With those of tests/long_tests.py, in another order and with other random data each time.
+test-long: $(READY) ## all tests: more cases and kills of what `make test` shows, in any order
+	@$(ON_SERVERS) $(PYTEST_OPTIONS)
 
 # The tests that need no server, and neither build nor type-check everything: PYTHON=/usr/bin/python3.12 VENV=folder
 # They wait for nothing, so that each processor has one worker.

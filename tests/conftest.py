@@ -30,6 +30,7 @@ from hypothesis import settings
 
 from schemas.errors import SetupError
 from services.testbed.other_postgres import major_of
+from tests.long_tests import is_long
 from tests.progress import Progress
 from tests.providers import databases
 from tests.providers.interface import Broker, Provider, Server, Trio
@@ -78,7 +79,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests that need servers."""
+    """Mark the tests that need servers, and those of `make test-long` alone."""
+    if is_long(item.nodeid):
+        item.add_marker("long")
     if NEEDS_SERVERS in getattr(item, "fixturenames", ()):
         item.add_marker(NEEDS_SERVERS)
 

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.interpreters import folders, interpreters
+from tests.long_tests import LONG
 from tests.providers.interface import Provider
 from tests.serverless import NEEDS_SERVERS
+
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_test_without_the_fixture_servers_can_not_start_one(tmp_path: Path) -> None:
@@ -39,6 +43,12 @@ def test_each_version_of_python_is_tried_once_and_a_broken_one_is_named(tmp_path
     usable, silent = interpreters(places[:2])
     assert usable == {sys.version_info[:3]: usual / "python3"}
     assert silent == [broken / "python3.12"]
+
+
+@pytest.mark.parametrize("start", LONG)
+def test_a_long_test_is_there(start: str) -> None:
+    path, _, name = start.partition("::")
+    assert f"def {name.partition('[')[0]}" in (ROOT / path).read_text(encoding="utf-8")
 
 
 def test_the_suite_goes_on_after_a_worker_has_crashed(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""The tests that `make test` leaves to `make test-long`: the same claims with more cases and kills.
+
+For each of them a shorter test, or another case of the same test, stays in `make test`.
+"""
+
+from typing import Final
+
+_BRIDGE: Final = "tests/bridge/"
+_FAULTS: Final = f"{_BRIDGE}faults/"
+_TABLES: Final = "tests/spark_consumers/"
+_PREPARED: Final = (
+    f"{_FAULTS}test_hanging_prepared.py::"
+    "test_each_step_of_a_prepared_transaction_is_ended_as_it_was_decided"
+)
+_BEHIND: Final = (
+    f"{_FAULTS}test_hanging_prepared.py::"
+    "test_one_behind_it_that_is_aborted_takes_nothing_of_it_along"
+)
+_SETTLING: Final = f"{_FAULTS}test_interrupted_settling.py::"
+_ROUNDS: Final = f"{_BRIDGE}evidence/test_rounds.py::"
+_HANGING: Final = f"{_FAULTS}test_hanging.py::test_hanging_transaction_is_ended_as_kafka_decided"
+_GONE: Final = f"{_FAULTS}test_broker.py::test_the_network_is_gone_for_longer_than_the_time_out"
+_BACK: Final = f"{_FAULTS}test_network_postgres.py::test_the_bridge_comes_back"
+_REPAIR: Final = f"{_BRIDGE}test_snapshot_modes.py::test_killed_at_each_step_of_the_repair"
+_RECOVER: Final = f"{_BRIDGE}test_recover.py::test_killed_and_run_again"
+_CHANGES: Final = (
+    f"{_BRIDGE}test_recover_limits.py::test_a_table_that_changes_while_the_slot_is_made"
+)
+_NAMES: Final = f"{_FAULTS}test_hanging_topics.py::test_topics_of_any_name_lose_and_repeat_nothing"
+_SIGNAL: Final = f"{_BRIDGE}test_signal_topic.py::test_killed_at_each_seam_of_a_signal"
+_PAUSED: Final = (
+    f"{_TABLES}test_writers.py::test_a_writer_that_was_paused_and_overtaken_writes_nothing"
+)
+_UPKEEP: Final = f"{_TABLES}test_index_upkeep.py::test_maintenance_and_a_restart_leave_the_index"
+LONG: Final = (
+    "tests/torture/test_short_run.py::test_nor_by_tls_on_the_oldest_postgresql",
+    "tests/torture/test_short_run.py::test_nor_while_commits_wait_for_the_bridge_nor_in_tables",
+    f"{_PREPARED}[COMMIT PREPARED-all but",
+    f"{_PREPARED}[COMMIT PREPARED-no marker",
+    f"{_PREPARED}[PREPARE-all but",
+    f"{_PREPARED}[PREPARE-no marker, the slot was told",
+    f"{_PREPARED}[PREPARE-only the record",
+    f"{_PREPARED}[ROLLBACK PREPARED-all but",
+    f"{_PREPARED}[ROLLBACK PREPARED-no marker, the slot knows",
+    f"{_PREPARED}[ROLLBACK PREPARED-only the record",
+    f"{_BEHIND}[COMMIT",
+    f"{_BEHIND}[ROLLBACK",
+    f"{_SETTLING}test_what_is_published_again_hangs_too[0]",
+    f"{_SETTLING}test_aborted_events_are_published_again[nothing is visible",
+    f"{_SETTLING}test_aborted_events_are_published_again[noted twice",
+    f"{_SETTLING}test_aborted_events_are_published_again[only END",
+    f"{_SETTLING}test_aborted_events_are_published_again[only the record",
+    f"{_SETTLING}test_a_note_that_is_left_over_does_no_harm[settled]",
+    f"{_HANGING}[no marker, the slot was told]",
+    f"{_HANGING}[only END",
+    f"{_NAMES}[{{prefix}}-{{table}}-messages-{{type}}-False",
+    f"{_NAMES}[cdc-",
+    f"{_FAULTS}test_cluster.py::test_brokers_come_and_go_and_nothing_is_lost_or_comes_twice[disk]",
+    f"{_GONE}[stalled]",
+    f"{_GONE}[half-open at the broker]",
+    f"{_GONE}[answers stalled]",
+    f"{_BACK}[half-open at the bridge]",
+    f"{_BACK}[stalled",
+    f"{_FAULTS}test_broker.py::test_the_broker_is_gone_and_comes_again[stopped]",
+    f"{_ROUNDS}test_a_server_that_was_restored_to_a_point_in_time[snapshot",
+    f"{_ROUNDS}test_a_volume_that_is_set_back[True]",
+    f"{_ROUNDS}test_a_volume_that_is_set_back_",
+    f"{_ROUNDS}test_two_promotions_to_the_same_timeline_that_its_history_alone_tells",
+    f"{_ROUNDS}test_another_publication[_made_again_while_it_runs]",
+    f"{_BRIDGE}test_snapshot.py::test_changed_all_the_time_and_killed_at_random_moments",
+    f"{_BRIDGE}test_snapshot_without_key.py::"
+    "test_inserted_all_the_time_and_killed_at_random_moments",
+    f"{_BRIDGE}test_snapshot_standbys.py::test_a_failover_in_the_middle_of_a_snapshot[on_request]",
+    f"{_BRIDGE}test_streaming.py::test_killed_at_random_moments_under_load_nothing_is_lost_or",
+    f"{_BRIDGE}test_jdbc_sink.py::"
+    "test_tables_stay_equal_through_changes_and_a_kill[json_schema_envelope]",
+    f"{_REPAIR}[recover dropping]",
+    f"{_REPAIR}[recover slot made]",
+    f"{_REPAIR}[recover committed]",
+    f"{_REPAIR}[recover fenced]",
+    f"{_RECOVER}[recover slot made]",
+    f"{_RECOVER}[recover dropping]",
+    f"{_RECOVER}[recover fenced]",
+    f"{_RECOVER}[recover committed]",
+    f"{_CHANGES}[TRUNCATE",
+    f"{_CHANGES}[VACUUM",
+    f"{_CHANGES}[ALTER",
+    f"{_SIGNAL}[before kafka commit]",
+    f"{_SIGNAL}[signal marked]",
+    f"{_TABLES}test_drill.py::",
+    f"{_TABLES}test_indexed_delete.py::test_any_cut_any_kill_any_compaction[1]",
+    f"{_TABLES}test_snapshot_rows.py::test_tables_equal_the_source_after_a_snapshot_under_load[his",
+    f"{_TABLES}test_operations.py::test_a_file_is_written_anew_only_when_much_of_it_is_deleted[500",
+    f"{_PAUSED}[Staging-begin-2]",
+    f"{_PAUSED}[Staging-adopt-1]",
+    f"{_PAUSED}[Ledger-write-2]",
+    f"{_UPKEEP}[never]",
+    f"{_UPKEEP}[after]",
+)
+"""How the names of the tests begin, as pytest prints them."""
+
+
+def is_long(nodeid: str) -> bool:
+    """Tell whether a test is left to `make test-long`."""
+    return nodeid.startswith(LONG)
