@@ -12,7 +12,6 @@ from tests.long_tests import LONG
 from tests.providers.interface import Provider
 from tests.serverless import NEEDS_SERVERS
 
-
 ROOT = Path(__file__).parents[2]
 
 
