@@ -12,6 +12,7 @@ from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError, S
 from schemas.settings import MachineSettings
 from services.failover.model.conninfo import Address
 from services.failover.model.host_commands import machine_of
+from services.failover.model.timelines import Feeding
 from services.failover.model.view import Reach, View
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.rejoin import plan_rejoin, plan_repoint
@@ -19,6 +20,7 @@ from services.failover.plan.request import Plan, Request, after_step
 from services.failover.plan.resume import Intent, choose
 from services.failover.plan.steps.step import Action
 from services.failover.plan.switchover import plan_rollback, plan_switchover
+from services.failover.watch.assessment import assess
 from tests.failover.views import RECEIVED, node, slot, state, subscriber, subscription
 
 HANDS = MachineSettings(stop="stop {node}", start="start {node}", rejoin="rejoin {node} {primary}")
@@ -227,6 +229,24 @@ def test_switchover_is_refused_before_anything_changes(
         plan_switchover(view, Request())
     assert caught.value.exit_code is code
     assert says in str(caught.value)
+
+
+def test_a_standby_that_streams_over_another_network_is_known_by_both_ends() -> None:
+    """Its primary_conninfo has an address that the settings do not know."""
+    view = pair(standby={"follows": "c"})
+    above, below = (each.known_state for each in view.nodes)
+    fed = replace(below.provenance, fed=Feeding("standby_1", "b", 1, "10.9.0.1", "5432"))
+    feeds = replace(above.provenance, feeds=(Feeding("standby_1", "b"),))
+    known = (
+        replace(view.nodes[0], state=replace(above, provenance=feeds)),
+        replace(view.nodes[1], state=replace(below, provenance=fed)),
+    )
+    seen = replace(view, nodes=known)
+    assert plan_switchover(seen, Request()).new_primary == "b"
+    assert assess(seen, Request()).forbidden == ""
+    alone = replace(view, nodes=(view.nodes[0], known[1]))
+    with pytest.raises(OperatorNeeded, match="streams from elsewhere"):
+        plan_switchover(alone, Request())
 
 
 def test_a_switchover_leaves_no_subscription_behind_where_none_may_be() -> None:
