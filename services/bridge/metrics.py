@@ -53,7 +53,7 @@ RECONNECTS = Counter(
 )
 SQL_SESSIONS_LOST = Counter(
     "slotbridge_sql_sessions_lost_total",
-    "SQL sessions that the server ended while the bridge went on to receive changes.",
+    "SQL sessions that the server ended while the bridge continued to receive changes.",
 )
 COMMIT_SECONDS = Histogram(
     "slotbridge_kafka_commit_seconds",
@@ -73,7 +73,7 @@ LAG_SECONDS = Histogram(
 )
 SNAPSHOT_TABLES = Gauge(
     "slotbridge_snapshot_tables",
-    "Tables of the snapshot: waiting or being read, done, and refused for want of a key.",
+    "Tables of the snapshot by state: waiting (or being read), done, refused (without a key).",
     ["state"],
 )
 SNAPSHOT_CHUNKS = Counter(
@@ -86,7 +86,7 @@ SNAPSHOT_HOLD_SECONDS = Histogram(
 )
 SNAPSHOT_POSTPONED = Counter(
     "slotbridge_snapshot_postponed_total",
-    "Chunks of rows that a snapshot could not read at once and reads later.",
+    "Chunks of rows that a snapshot could not read at once, and that it postponed.",
 )
 BUILD = Gauge(
     "slotbridge_build_info",

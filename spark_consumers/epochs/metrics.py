@@ -56,8 +56,8 @@ class Metrics:
         }
         self._writes = Counter(
             "slottables_table_writes",
-            "Epochs' parts that came into a table, by the way: append, replace, merge, and index "
-            "or scan where rows were deleted by position, as the key index or a scan found them.",
+            "Writes of epochs into tables, by method: append, replace, merge; index or scan if "
+            "rows were deleted by position, which the key index or a scan of the table found.",
             ["way"],
             registry=self.registry,
         )
@@ -79,7 +79,8 @@ class Metrics:
             registry=self.registry,
         )
         self._behind = self._gauge(
-            "offsets_behind", "Offsets of the transaction topic that the last micro-batch left."
+            "offsets_behind",
+            "Offsets of the transaction topic that the last micro-batch did not reach.",
         )
         self._waiting_since_ms = 0
 

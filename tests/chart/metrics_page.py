@@ -50,7 +50,7 @@ def all_metrics() -> dict[str, list[Shown]]:
     return {
         "slotbridge run": [*map(_wrapped, declared), *_families(bridge.FAMILIES)],
         "slotfailover watch": list(_families(failover.FAMILIES)),
-        "slottables run": list(_of_registry(Metrics().registry)),
+        "slottables run": [*map(_wrapped, _declared(Metrics().registry))],
     }
 
 
@@ -65,11 +65,9 @@ def _wrapped(metric: MetricWrapperBase) -> Shown:
     return Shown(name, described.type, tuple(metric._labelnames), described.documentation)
 
 
-def _of_registry(registry: CollectorRegistry) -> Iterator[Shown]:
-    for metric in registry.collect():
-        name = metric.name + "_total" * (metric.type == "counter")
-        labels = {key for sample in metric.samples for key in sample.labels} - {"le"}
-        yield Shown(name, metric.type, tuple(sorted(labels)), metric.documentation)
+def _declared(registry: CollectorRegistry) -> list[MetricWrapperBase]:
+    """Return the metrics of a registry; those with labels may have no series yet."""
+    return [each for each in registry._collector_to_names if isinstance(each, MetricWrapperBase)]
 
 
 def _cell(text: str) -> str:

@@ -11,6 +11,11 @@ DOCS = ROOT / "docs"
 WRITTEN = sorted(
     path for folder in (ROOT, DOCS, ROOT / "benchmarks/results") for path in folder.glob("*.md")
 )
+TESTS = {
+    name
+    for path in (ROOT / "tests").rglob("*.py")
+    for name in (path.stem, *re.findall(r"def (test_\w+)\(", path.read_text(encoding="utf-8")))
+}
 LINK = re.compile(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)")
 
 
@@ -23,6 +28,25 @@ def test_the_index_names_every_page() -> None:
 def test_links_lead_to_files_that_exist(path: Path) -> None:
     links = LINK.findall(path.read_text(encoding="utf-8"))
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_test_that_is_named_exists(path: Path) -> None:
+    named = re.findall(r"`(?:[\w./]*/)?(test_\w+)(?:\.py)?`", path.read_text(encoding="utf-8"))
+    assert sorted(set(named) - TESTS) == []
+
+
+def test_the_glossary_names_modules_that_exist() -> None:
+    rows = (DOCS / "GLOSSARY.md").read_text(encoding="utf-8").splitlines()
+    named = re.findall(
+        r"`([a-z_]+(?:/[a-z_]+)+)`", " ".join(row.split("|")[-2] for row in rows[4:])
+    )
+    product = [
+        path.relative_to(ROOT).with_suffix("").as_posix()
+        for package in ("services", "spark_consumers")
+        for path in (ROOT / package).rglob("*")
+    ]
+    assert [n for n in named if not any(f"/{at}".endswith(f"/{n}") for at in product)] == []
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))

@@ -65,11 +65,11 @@ LEASE_HELD: Final = Family(
 )
 LEASE_HOLDER: Final = Family(
     "slotfailover_lease_holder_info",
-    "1, with the pod that holds the Kubernetes Lease as far as this replica has read.",
+    "1, with the pod that held the Kubernetes Lease when this replica last read it.",
     ("pod",),
 )
 LEASE_TRANSITIONS: Final = Family(
-    "slotfailover_lease_transitions", "How often the Kubernetes Lease has changed hands."
+    "slotfailover_lease_transitions", "Changes of the Kubernetes Lease's holder."
 )
 AUTOMATIC: Final = Family("slotfailover_automatic", "1 if failover.watch.repoint is on, else 0.")
 PAUSED: Final = Family("slotfailover_paused", "1 while automatic repoints are paused, else 0.")

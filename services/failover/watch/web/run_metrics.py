@@ -14,7 +14,7 @@ _STEP_CHARACTERS: Final = 100
 
 UNFINISHED: Final = Family(
     "slotfailover_unfinished_run",
-    "1 while the journal's last run has left something to do; no series otherwise.",
+    "1 while the last run in the journal has left steps undone; no series otherwise.",
     ("command",),
 )
 UNFINISHED_AGE: Final = Family(
@@ -24,7 +24,7 @@ UNFINISHED_AGE: Final = Family(
 )
 LOCK: Final = Family(
     "slotfailover_lock_held",
-    "1 while a slotfailover command holds the lock on the primary, with who holds it, else 0.",
+    "1 while a slotfailover command holds the lock on the primary, with its holder, else 0.",
     ("holder",),
 )
 STEP: Final = Family(
@@ -34,17 +34,17 @@ STEP: Final = Family(
 )
 RUN: Final = Family(
     "slotfailover_last_run_seconds",
-    "Seconds that the last run took, of those that came to their end.",
+    "Seconds that the last run took; a run that was killed does not count.",
     ("command",),
 )
 RUN_SUCCESS: Final = Family(
     "slotfailover_last_run_success",
-    "1 if the last run that came to its end has done all of it, else 0.",
+    "1 if the last run left nothing undone, else 0; a run that was killed does not count.",
     ("command",),
 )
 RUN_AT: Final = Family(
     "slotfailover_last_run_timestamp_seconds",
-    "Unix time at which the last run came to its end.",
+    "Unix time at which the last run ended; a run that was killed does not count.",
     ("command",),
 )
 RUN_FAMILIES: Final = (UNFINISHED, UNFINISHED_AGE, LOCK, STEP, RUN, RUN_SUCCESS, RUN_AT)
