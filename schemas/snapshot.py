@@ -14,12 +14,13 @@ SignalPosition behind the signal's record. A SlotBeginning is with the first pro
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from schemas.shaping import TablePattern
 
 SNAPSHOT_PREFIX = "slotbridge.snapshot"
 """The prefix of the logical messages that mark where a chunk of rows belongs in the stream."""
+ReadFrom = Literal["", "primary", "standby"]
 Mode = Literal["never", "initial", "initial_only", "when_needed", "always", "on_request"]
 READ_ALL: Mapping[Mode, bool] = {
     "never": False,
@@ -54,6 +55,10 @@ class SnapshotSettings(_Part):
     topics like `slotbridge recover` where slot and Kafka disagree. `always`: all rows again at each
     start of the bridge. `on_request`: the rows of tables that a signal names. `never`: changes
     alone."""
+    conninfo: SecretStr | None = None
+    """Connection string of a standby that rows are read from, to spare the primary; null: the
+    primary. Rows of tables without a key are read from the primary all the same. The role needs
+    pg_read_all_stats there (docs/SNAPSHOTS.md)."""
     signal_table: TablePattern | None = None
     """`schema.table` of a published table with the columns id, type, data. A row inserted there
     requests a snapshot, as in Debezium. The bridge's role runs the SQL conditions in such rows, so
@@ -84,6 +89,8 @@ class SnapshotSettings(_Part):
 
     @model_validator(mode="after")
     def _signals(self) -> "SnapshotSettings":
+        if self.mode == "never" and self.conninfo is not None:
+            raise ValueError("conninfo needs another mode than never")
         if self.mode == "on_request" and not (self.signal_table or self.signal_topic):
             raise ValueError("mode on_request needs signal_table or signal_topic")
         if self.mode == "never" and self.signal_topic is not None:
@@ -134,6 +141,8 @@ class SnapshotProgress(_Part):
     began_ms: int = 0
     waiting: int = -1
     """How many of the snapshot's tables had rows left to read then; -1: not known."""
+    read_from: ReadFrom = ""
+    """Where the last chunk's rows were read; "": not known."""
     ts_ms: int
 
     @property

@@ -7,7 +7,7 @@ import typer
 
 from schemas.errors import SettingsError
 from schemas.settings import Settings, load_settings
-from services.bridge.source.hosts import single_hosts
+from services.bridge.source.hosts import host_name, single_hosts, standby_conninfo
 from services.runtime.access import read_token
 from services.runtime.process import exit_codes
 from services.shipped import Kind, names, text
@@ -81,7 +81,7 @@ def check_config(
 
 
 def _advice(settings: Settings) -> list[str]:
-    """Return what is allowed and yet likely to be a mistake in production."""
+    """Return what is allowed and yet likely to be a mistake, and where rows are read."""
     found = []
     if settings.kafka is not None and settings.kafka.replication_factor in (1, 2):
         found.append(
@@ -93,6 +93,14 @@ def _advice(settings: Settings) -> list[str]:
     if settings.bridge.http_port is not None and settings.bridge.http_host == "127.0.0.1":
         found.append(
             "bridge.http_host is 127.0.0.1: probes and Prometheus elsewhere can't reach it"
+        )
+    if settings.snapshot.conninfo is not None and settings.source is not None:
+        host = host_name(
+            standby_conninfo(settings.snapshot.conninfo, settings.source.connect_timeout_s)
+        )
+        found.append(
+            f"rows of a snapshot are read from the standby {host} (snapshot.conninfo), those of "
+            "tables without a key from the primary"
         )
     return found
 

@@ -189,9 +189,17 @@ def print_tables(found: list[SnapshotProgress], states: list[str], mode: str) ->
     if not found:
         console.print("Kafka has no rows of a snapshot of this slot")
         return
-    lines = Table("table", "rows", "of about", "MB", "rows/s", "chunks", "state", box=None)
+    names = ("table", "rows", "of about", "MB", "rows/s", "chunks", "state", "read from")
+    lines = Table(*names, box=None)
     for one, said in zip(found, states, strict=True):
         about = f"{one.rows_estimate:,}" if one.rows_estimate >= 0 else "?"
         numbers = (f"{one.bytes / 1e6:,.1f}", f"{one.rows_per_second:,.0f}", f"{one.chunks:,}")
-        lines.add_row(f"{one.schema_}.{one.table}", f"{one.rows:,}", about, *numbers, said)
+        lines.add_row(
+            f"{one.schema_}.{one.table}",
+            f"{one.rows:,}",
+            about,
+            *numbers,
+            said,
+            one.read_from or "?",
+        )
     console.print(lines)

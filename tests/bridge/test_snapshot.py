@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from services.bridge.failpoints import OF_A_SNAPSHOT, VARIABLE
-from services.bridge.snapshot.reader import APPLICATION
+from services.bridge.snapshot.row_reader import APPLICATION
 from tests.bridge.conftest import NewBridge
 from tests.bridge.folding import fold
 from tests.bridge.snapshots import (

@@ -1,5 +1,6 @@
 """The pure core of snapshots: where a chunk belongs, its SQL, its size, what is read next."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -80,7 +81,13 @@ class Source:
 
     def rows(self, sight: Sight) -> dict[int, int]:
         """What that snapshot sees."""
-        seen = [changes for xid, changes in self.stream if sight.sees(xid % 2**32)]
+        return self._after(changes for xid, changes in self.stream if sight.sees(xid % 2**32))
+
+    def replayed_rows(self) -> dict[int, int]:
+        """What a standby shows that has replayed the WAL up to its end."""
+        return self._after(changes for _, changes in self.stream)
+
+    def _after(self, seen: Iterable[dict[int, int | None]]) -> dict[int, int]:
         before = [(key, 0) for key in range(0, KEYS, 2)]
         return applied([*before, *(change for changes in seen for change in changes.items())])
 
@@ -98,18 +105,27 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("begin"), st.sets(st.integers(0, KEYS - 1), min_size=1, max_size=3)),
         st.tuples(st.sampled_from(["commit", "show"]), st.integers(0, 3)),
-        st.tuples(st.sampled_from(["publish", "chunk"]), st.just(0)),
+        st.tuples(st.just("publish"), st.just(0)),
+        st.tuples(st.just("chunk"), st.sampled_from([None, 0, 1, 2])),
     ),
     max_size=60,
 )
 
 
 @given(STEPS, st.integers(0, 2))
-@example([("begin", {0}), ("commit", 0), ("publish", 0), ("chunk", 0), ("chunk", 0)], 0)
+@example([("begin", {0}), ("commit", 0), ("publish", 0), ("chunk", None), ("chunk", None)], 0)
+@example(
+    [*[("begin", {0}), ("commit", 0), ("show", 0), ("publish", 0)], ("chunk", None), ("chunk", 0)],
+    0,
+)
 def test_both_folds_are_the_table_whatever_is_visible_when(
     steps: list[tuple[str, Any]], offset: int
 ) -> None:
-    """By the order of publication, and by position; from any point of the stream on."""
+    """By the order of publication, and by position; from any point of the stream on.
+
+    A chunk is read on the primary, or on a standby that has replayed what the primary's snapshot
+    sees, and as many commits more as the step says.
+    """
     source = Source(EPOCH + 2**32 - offset * 20 + 3)
     events: list[tuple[int, int, int | None]] = []  # (position, key, value) by offset
     published, done, last, floor_known = Published(), 0, -1, False
@@ -123,14 +139,16 @@ def test_both_folds_are_the_table_whatever_is_visible_when(
             if floor_known:
                 published.add([xid % 2**32])
 
-    def chunk() -> None:
+    def chunk(standby: int | None) -> None:
         nonlocal last, floor_known
         if not floor_known:
             floor_known, published.floor = True, source.floor()
             return
         sight = source.sight()
         if published.seen_by(sight):
-            rows = source.rows(sight)
+            for _ in range(standby or 0):
+                source.commit(0)
+            rows = source.rows(sight) if standby is None else source.replayed_rows()
             read = sorted(key for key in rows if key > last)[:2]
             events.extend((2 * done + 1, key, rows[key]) for key in read)
             last = read[-1] if len(read) == 2 else KEYS
@@ -139,7 +157,7 @@ def test_both_folds_are_the_table_whatever_is_visible_when(
         if name == "publish":
             publish()
         elif name == "chunk":
-            chunk()
+            chunk(argument)
         else:
             getattr(source, name)(argument)
     while source.open:
@@ -147,7 +165,7 @@ def test_both_folds_are_the_table_whatever_is_visible_when(
     while source.waiting:
         source.show(0)
     while last < KEYS:
-        chunk()
+        chunk(None)
     while done < len(source.stream):
         publish()
     truth = source.rows(source.sight())

@@ -10,7 +10,8 @@ import pytest
 
 from schemas.errors import Retryable
 from services.bridge.snapshot import reader as module
-from services.bridge.snapshot.reader import APPLICATION, NotNow, SnapshotReader
+from services.bridge.snapshot.reader import SnapshotReader
+from services.bridge.snapshot.row_reader import APPLICATION, NotNow
 from services.bridge.snapshot.visibility import Published
 from services.postgres.published_tables import published_tables
 from services.postgres.server import read_server

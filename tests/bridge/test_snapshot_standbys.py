@@ -153,12 +153,17 @@ def _rename(conninfo: str) -> None:
 def test_a_failover_in_the_middle_of_a_snapshot(
     mode: str, new_pair: NewPair, new_bridge: NewBridge
 ) -> None:
-    """Commits do not wait for the standby: those that it lacks are nowhere, nor in any chunk."""
+    """Commits do not wait for the standby: those that it lacks are nowhere, nor in any chunk.
+
+    With `initial`, rows come from the standby until it is promoted.
+    """
     trio = new_pair(synchronous=False)
     primary, standby = (one.conninfo(trio.dbname) for one in (trio.primary, trio.standby))
     fill(primary, MANY)
     slow = {"chunk_rows_max": 10, "rows_per_second_max": MANY // 10}
     settings = {"mode": mode, "signal_table": "public.signals", **slow}
+    if mode == "initial":
+        settings["conninfo"] = standby
     bridge = new_bridge(both(trio), snapshot=settings)
     with Changes(primary, MANY) as before:
         bridge.start().streaming(primary)
@@ -176,7 +181,11 @@ def test_a_failover_in_the_middle_of_a_snapshot(
     bridge.caught_up(standby)
     assert bridge.stop() == 0, bridge.output
     assert_exact(bridge, standby)
-    assert {one.timeline for one in told(bridge)} == {1, 2}
+    before_it = "standby" if mode == "initial" else "primary"
+    assert {(one.timeline, one.read_from) for one in told(bridge)} == {
+        (1, before_it),
+        (2, "primary"),
+    }
 
 
 def ask(conninfo: str) -> None:

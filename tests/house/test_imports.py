@@ -48,7 +48,10 @@ PURE = (
     "services.bridge.stagnation",
     *(
         f"services.bridge.doctor.{name}"
-        for name in ("decoding", "examination", "facts", "finding", "retention", "tables", "topics")
+        for name in (
+            *("decoding", "examination", "facts", "finding", "retention", "snapshot_standby"),
+            *("tables", "topics"),
+        )
     ),
     "services.bridge.pgoutput.pg_types",
     "services.bridge.pgoutput.type_names",

@@ -7,7 +7,7 @@ from services.bridge.repair.row_store import RowStore
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot import opening
 from services.bridge.snapshot.progress import Known
-from services.bridge.snapshot.reader import NotNow, SnapshotReader
+from services.bridge.snapshot.row_reader import NotNow, RowReader
 from services.bridge.snapshot.tables import Chunk
 from services.bridge.snapshot.visibility import Published
 from tests.torture.mistakes import mistake, put
@@ -20,11 +20,11 @@ _KILLS: Final = "kill,failpoint,sigterm"
 @mistake("a chunk is read before its mark", _CALM)
 def _read_early() -> None:
     """Its rows are those that were read for the mark before."""
-    read = SnapshotReader.read
+    read = RowReader.read
     early: dict[Any, Chunk] = {}
 
     def kept(
-        self: SnapshotReader, shape: Any, last: Any, where: str, *rest: Any, **limits: Any
+        self: RowReader, shape: Any, last: Any, where: str, *rest: Any, **limits: Any
     ) -> Chunk:
         place = (shape.name, tuple(last or ()), where)
         if place in early:
@@ -33,7 +33,7 @@ def _read_early() -> None:
         early[place] = read(self, shape, last, where, *rest, **limits)
         raise NotNow("it is published at a later mark")
 
-    put(SnapshotReader, "read", kept)
+    put(RowReader, "read", kept)
 
 
 @mistake("a chunk's progress is in a Kafka transaction of its own, after its rows", _KILLS)
@@ -65,13 +65,13 @@ def _not_visible() -> None:
 
 @mistake("the last chunk of a table is skipped", _CALM)
 def _last_skipped() -> None:
-    read = SnapshotReader.read
+    read = RowReader.read
 
-    def short(self: SnapshotReader, *arguments: Any, **limits: Any) -> Chunk:
+    def short(self: RowReader, *arguments: Any, **limits: Any) -> Chunk:
         chunk = read(self, *arguments, **limits)
         return chunk._replace(rows=[]) if chunk.ends else chunk
 
-    put(SnapshotReader, "read", short)
+    put(RowReader, "read", short)
 
 
 @mistake("rows of a snapshot are read on from the beginning after a restart", _KILLS)

@@ -2,6 +2,7 @@
 
 Facts ── primary: Primary      settings, slots, statistics, published tables
       ├─ kafka: Kafka          topics with their configuration; None where it gave no answer
+      ├─ standby: SnapshotStandby  where a snapshot reads rows; None if not set
       └─ sample: Sample        what was decoded and published in some seconds; None if not asked
 """
 
@@ -80,6 +81,16 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotStandby:
+    """The server of snapshot.conninfo. `feedback`: its hot_standby_feedback."""
+
+    host: str
+    same_database: bool
+    recovers: bool
+    feedback: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Everything that was read; `unread`: what could not be read, as (subject, why)."""
 
@@ -94,6 +105,8 @@ class Facts:
     kafka: Kafka | None
     sample: Sample | None
     unread: tuple[tuple[str, str], ...] = ()
+    standby: SnapshotStandby | None = None
+    """None where snapshot.conninfo is not set, or it could not be asked."""
 
     @property
     def own_slot(self) -> Slot | None:

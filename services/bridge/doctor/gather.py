@@ -17,17 +17,27 @@ from schemas.naming import Naming, table_matches
 from schemas.settings import BridgeSettings, KafkaSettings, Settings, SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge import compiled
-from services.bridge.doctor.facts import Facts, Kafka, Primary, Publication, Sample, Table
+from services.bridge.doctor.facts import (
+    Facts,
+    Kafka,
+    Primary,
+    Publication,
+    Sample,
+    SnapshotStandby,
+    Table,
+)
 from services.bridge.sink.options import MESSAGE_BYTES_MAX
 from services.bridge.sink.topic_configs import Configs
 from services.bridge.sink.topic_requirements import Topic
 from services.bridge.sink.topics import Topics
-from services.bridge.source.candidates import find_primary
+from services.bridge.snapshot.standby import is_database_of
+from services.bridge.source.candidates import connect, find_primary
+from services.bridge.source.hosts import host_name, standby_conninfo
 from services.bridge.source.server_errors import server_error
 from services.kafka.client import client_options, kafka_error, make_client
 from services.kafka.records import REQUEST_TIMEOUT_S
 from services.postgres.publications import published_columns
-from services.postgres.server import Connection, read_settings, written_lsn
+from services.postgres.server import Connection, Server, read_settings, setting, written_lsn
 from services.postgres.slots import read_slot_statistics, read_slots
 
 SETTINGS: Final = [
@@ -71,6 +81,10 @@ def gather(
     except SlotbridgeError as error:
         found = None
         unread.append(("Kafka's topics", str(error)))
+    standby = None
+    if settings.snapshot.conninfo is not None:
+        conninfo = standby_conninfo(settings.snapshot.conninfo, source.connect_timeout_s)
+        standby = _standby(conninfo, candidate.server, unread)
     return Facts(
         slot=source.slot,
         prefix=kafka.topic_prefix,
@@ -82,6 +96,24 @@ def gather(
         kafka=found,
         sample=sample,
         unread=tuple(unread),
+        standby=standby,
+    )
+
+
+def _standby(
+    conninfo: str, primary: Server, unread: list[tuple[str, str]]
+) -> SnapshotStandby | None:
+    found = connect(conninfo)
+    if isinstance(found, SlotbridgeError):
+        unread.append(("the standby of snapshot.conninfo", str(found)))
+        return None
+    with found.connection as connection:
+        server, feedback = found.server, setting(connection, "hot_standby_feedback")
+    return SnapshotStandby(
+        host=host_name(conninfo),
+        same_database=is_database_of(server, primary),
+        recovers=server.in_recovery,
+        feedback=feedback == "on",
     )
 
 

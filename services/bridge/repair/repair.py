@@ -46,7 +46,8 @@ from services.bridge.repair.scope import Scope, require_all_published, scope_of
 from services.bridge.sink.dead_letters import OneOrigin, Origin, RefusalLearned, Refused
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
-from services.bridge.snapshot.reader import NotNow, SnapshotReader
+from services.bridge.snapshot.reader import SnapshotReader
+from services.bridge.snapshot.row_reader import NotNow
 from services.bridge.snapshot.slot_making import beginning_event
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat

@@ -1,7 +1,7 @@
 """Reads a chunk of rows for the place where the stream stands still.
 
     see      a database snapshot that sees all that was published before
-    read     the next rows of the table, under it
+    read     the next rows of the table, under it; or on a standby that has replayed all it sees
     secure   the next mark is written; the standbys have all that was seen
 
 What can't be had at once raises NotNow: it is tried again later, the stream goes on meanwhile.
@@ -9,19 +9,24 @@ What can't be had at once raises NotNow: it is tried again later, the stream goe
 
 import time
 import uuid
+from concurrent.futures import Future
 from typing import Final, NamedTuple
 
 from schemas.errors import SetupError
+from schemas.snapshot import ReadFrom
 from services.bridge.failpoints import reach
 from services.bridge.snapshot.pace import Patience
 from services.bridge.snapshot.places import WINDOW_MAX
 from services.bridge.snapshot.progress import TableProgress
-from services.bridge.snapshot.reader import NotNow, SnapshotReader
+from services.bridge.snapshot.reader import SnapshotReader
 from services.bridge.snapshot.reader_thread import LOOK_S, ReaderThread
+from services.bridge.snapshot.row_reader import NotNow, RowReader
+from services.bridge.snapshot.standby import Standby
 from services.bridge.snapshot.tables import Chunk
 from services.bridge.snapshot.visibility import Published, Sight
 
 _VISIBLE_S: Final = 0.3
+_REPLAYED_S: Final = 0.5
 _SECURED_S: Final = 1.0
 
 
@@ -33,20 +38,37 @@ class WrittenMark(NamedTuple):
 
 
 class SeenChunk(NamedTuple):
-    """A chunk, the database snapshot of its rows, and the next mark: it bounds what they show."""
+    """A chunk, a database snapshot, and the next mark: these bound what the rows show."""
 
     chunk: Chunk
     sight: Sight
     next_mark: WrittenMark
+    read_from: ReadFrom
 
 
 class ChunkSource:
     """One session's. The stream stands still from `take` to `end`."""
 
-    def __init__(self, reader: SnapshotReader, thread: ReaderThread) -> None:
+    def __init__(
+        self, reader: SnapshotReader, standby: Standby | None, thread: ReaderThread
+    ) -> None:
         self._reader = reader
+        self._standby = standby
         self._thread = thread
         self._visible, self._secured = Patience(_VISIBLE_S), Patience(_SECURED_S)
+        self._replayed = Patience(_REPLAYED_S)
+
+    def mark(self, token: str, table: TableProgress | None) -> Future[int]:
+        """Write a mark for the next chunk of `table`, once its standby is near; do not wait.
+
+        The stream goes on meanwhile, however far the standby is behind.
+        """
+        return self._thread.submit(self._mark, token, table)
+
+    def _mark(self, token: str, table: TableProgress | None) -> int:
+        if table is not None and (standby := self._standby_for(table)) is not None:
+            standby.await_replay(self._reader.flushed_lsn())
+        return self._reader.mark(token)
 
     def take(
         self, table: TableProgress, published: Published, *, rows_max: int, bytes_max: int
@@ -57,15 +79,23 @@ class ChunkSource:
         """
         sight = self._see(table, published)
         reach("chunk begun")
-        chunk = self._read(table, sight, rows_max=rows_max, bytes_max=bytes_max)
+        require_in_window(table, sight)
+        self._require_form(self._reader, table)
+        standby = self._begin_on_standby(table)
+        rows = standby or self._reader
+        chunk = self._read(rows, table, rows_max=rows_max, bytes_max=bytes_max)
+        if standby is not None:
+            self._thread.call(standby.require_standby)
         reach("chunk read")
         next_mark = self._secure()
         reach("chunk secured")
-        return SeenChunk(chunk, sight, next_mark)
+        return SeenChunk(chunk, sight, next_mark, "primary" if standby is None else "standby")
 
     def end(self) -> None:
-        """End the chunk's transaction, if there is one."""
+        """End the chunk's transactions, if there are any."""
         self._thread.call(self._reader.end)
+        if self._standby is not None:
+            self._thread.call(self._standby.end)
 
     def _see(self, table: TableProgress, published: Published) -> Sight:
         """Take a database snapshot that sees all that was published, begun on the table."""
@@ -86,15 +116,42 @@ class ChunkSource:
             self._thread.while_waiting()
             time.sleep(LOOK_S / 5)
 
-    def _read(self, table: TableProgress, sight: Sight, *, rows_max: int, bytes_max: int) -> Chunk:
-        shape = table.shape
-        require_in_window(table, sight)
-        if self._thread.call(self._reader.shape, shape.relation.oid) != shape:
+    def _standby_for(self, table: TableProgress) -> Standby | None:
+        """Return where the table's rows are to be read; None: from the primary."""
+        return self._standby if table.before is None else None
+
+    def _begin_on_standby(self, table: TableProgress) -> Standby | None:
+        """Begin on the standby, once it has all that the primary's snapshot sees.
+
+        That is what precedes a message that is written now. The primary's lock stays: the table has
+        one form on both. None: there is no standby to read from.
+        """
+        standby = self._standby_for(table)
+        if standby is None:
+            return None
+        seen_lsn = self._thread.call(self._reader.mark, uuid.uuid4().hex)
+        try:
+            if not self._thread.call(standby.await_replay, seen_lsn, self._replayed.seconds):
+                return None
+        except NotNow:
+            self._replayed.lost()
+            raise
+        self._replayed.met()
+        self._thread.call(standby.begin, table.shape)
+        self._require_form(standby, table)
+        return standby
+
+    def _require_form(self, reader: RowReader, table: TableProgress) -> None:
+        if self._thread.call(reader.shape, table.shape.relation.oid) != table.shape:
             raise NotNow("the table has another form than at its mark", changed=True)
+
+    def _read(
+        self, reader: RowReader, table: TableProgress, *, rows_max: int, bytes_max: int
+    ) -> Chunk:
         try:
             return self._thread.call(
-                self._reader.read,
-                *(shape, table.last, table.where, table.before),
+                reader.read,
+                *(table.shape, table.last, table.where, table.before),
                 rows_max=rows_max,
                 bytes_max=bytes_max,
             )

@@ -8,7 +8,7 @@ import structlog
 
 from services.bridge import metrics
 from services.bridge.snapshot.progress import Plan, TableProgress
-from services.bridge.snapshot.reader import NotNow
+from services.bridge.snapshot.row_reader import NotNow
 
 logger = structlog.get_logger(__name__)
 
@@ -19,11 +19,14 @@ class Narration:
     """Tells of one session, each thing seldom."""
 
     def __init__(self) -> None:
-        self._told = 0.0
+        self._told = {"progress": 0.0, "reason": 0.0}
         self._refused_told = ""
 
-    def planned(self, found: Plan, *, said: bool) -> None:
-        """Tell what a plan has; `said`: of its tables only where it has something left to read."""
+    def planned(self, found: Plan, *, said: bool, standby: bool) -> None:
+        """Tell what a plan has; `said`: of its tables only where it has something left to read.
+
+        `standby`: rows are read from one, but for those of tables without a key.
+        """
         if found.refusals and found.refusals != self._refused_told:
             logger.warning(
                 "rows of tables that can't be read by their key are not published",
@@ -42,12 +45,16 @@ class Narration:
             logger.info(
                 "snapshot", tables=len(found.tables), done=found.done, refused=len(found.refused)
             )
+        keyless = [name for name, one in found.tables.items() if one.before and not one.done]
+        if standby and keyless and not said:
+            logger.info(
+                "rows of tables without a key are read from the primary", tables=", ".join(keyless)
+            )
         self._count(found)
 
     def chunk(self, found: Plan, table: TableProgress, estimates: Mapping[str, int]) -> None:
         """Tell that the table's next chunk is in the stream."""
-        if table.done or self._is_time():
-            self._told = time.monotonic()
+        if self._is_time("progress") or table.done:
             logger.info(
                 "table is done" if table.done else "reading a table",
                 table=table.shape.name,
@@ -64,18 +71,21 @@ class Narration:
     def postponed(self, table: TableProgress, reason: NotNow) -> None:
         """Tell that a chunk could not be had now."""
         metrics.SNAPSHOT_POSTPONED.inc()
-        if self._is_time():
-            self._told = time.monotonic()
+        if self._is_time("reason"):
             logger.info("a chunk is read later", table=table.shape.name, reason=str(reason))
 
     def waits(self, reason: NotNow) -> None:
         """Tell that nothing can be begun now."""
-        if self._is_time():
-            self._told = time.monotonic()
+        if self._is_time("reason"):
             logger.warning("the snapshot waits", reason=str(reason))
 
-    def _is_time(self) -> bool:
-        return time.monotonic() - self._told > _TELL_S
+    def _is_time(self, kind: str) -> bool:
+        """Tell whether to tell of that kind now, and note that it is told."""
+        now = time.monotonic()
+        due = now - self._told[kind] > _TELL_S
+        if due:
+            self._told[kind] = now
+        return due
 
     @staticmethod
     def _count(found: Plan) -> None:

@@ -23,7 +23,9 @@ from services.bridge.snapshot.row_events import RowEvents
 from services.bridge.snapshot.signal_topic import SignalTopic, signal_position
 from services.bridge.snapshot.signals import Signals
 from services.bridge.snapshot.snapshotter import Snapshotter
+from services.bridge.snapshot.standby import Standby
 from services.bridge.source.database import Primary
+from services.bridge.source.hosts import standby_conninfo
 from services.bridge.transactions.assembler import EventBatch
 from services.kafka.records import READ_DEADLINE_S, parse_record
 
@@ -58,12 +60,19 @@ def open_snapshot(
         *(primary.conninfo, source.publication, source.slot, primary.server),
         deadline_ms=bridge.sql_deadline_ms,
     )
+    standby = None
+    if settings.conninfo is not None:
+        standby = Standby(
+            standby_conninfo(settings.conninfo, source.connect_timeout_s),
+            *(source.publication, source.slot, primary.server),
+            deadline_ms=bridge.sql_deadline_ms,
+        )
     signals = Signals(settings, kafka.topic_prefix, owner, found.requests)
     if settings.signal_topic is not None:
         position = signal_position(settings.signal_topic, owner.slot, found.positions)
         signals.topic = SignalTopic(topics, settings.signal_topic, position)
     return Snapshotter(
-        *(settings, reader, row_events, found),
+        *(settings, reader, standby, row_events, found),
         *(shaping, owner, kafka.topic_prefix, signals),
         bytes_max=min(CHUNK_BYTES_MAX, bridge.transaction_bytes_max),
         take=take,

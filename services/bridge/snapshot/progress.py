@@ -21,6 +21,7 @@ from schemas.events import snapshot_topic
 from schemas.naming import table_matches
 from schemas.snapshot import (
     READ_ALL,
+    ReadFrom,
     SignalPosition,
     SlotBeginning,
     SnapshotKey,
@@ -320,7 +321,12 @@ def require_keys(found: Plan) -> None:
 
 
 def told_progress(
-    owner: Owner, table: TableProgress, chunk: ChunkPosition, ts_ms: int, waiting: int
+    owner: Owner,
+    table: TableProgress,
+    chunk: ChunkPosition,
+    ts_ms: int,
+    waiting: int,
+    read_from: ReadFrom = "primary",
 ) -> SnapshotProgress:
     """Tell what Kafka has of `table` with `chunk`; `waiting`: of all tables, with rows left."""
     relation = table.shape.relation
@@ -342,6 +348,7 @@ def told_progress(
         rows_estimate=max(table.rows_estimate, table.rows) if table.rows_estimate >= 0 else -1,
         began_ms=table.began_ms,
         waiting=waiting,
+        read_from=read_from,
         ts_ms=ts_ms,
     )
 

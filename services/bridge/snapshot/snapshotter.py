@@ -47,10 +47,12 @@ from services.bridge.snapshot.progress import (
     require_keys,
     told_progress,
 )
-from services.bridge.snapshot.reader import Inspection, NotNow, SnapshotReader
+from services.bridge.snapshot.reader import Inspection, SnapshotReader
 from services.bridge.snapshot.reader_thread import ReaderThread
 from services.bridge.snapshot.row_events import RowEvents
+from services.bridge.snapshot.row_reader import NotNow
 from services.bridge.snapshot.signals import Signals
+from services.bridge.snapshot.standby import Standby
 from services.bridge.snapshot.visibility import Published
 from services.bridge.transactions.assembler import EventBatch, size_of
 
@@ -92,6 +94,7 @@ class Snapshotter:
         self,
         settings: SnapshotSettings,
         reader: SnapshotReader,
+        standby: Standby | None,
         row_events: RowEvents,
         found: Known,
         shaping: Shaping,
@@ -106,7 +109,8 @@ class Snapshotter:
         self._settings = settings
         self._reader = reader
         self._thread = ReaderThread(while_waiting)
-        self._source = ChunkSource(reader, self._thread)
+        self._standby = standby
+        self._source = ChunkSource(reader, standby, self._thread)
         self._events = ChunkEvents(row_events)
         own = [one for one in found.progress if one.slot == owner.slot]
         self._found = {(one.schema_, one.table): one for one in own}
@@ -144,9 +148,12 @@ class Snapshotter:
 
     def close(self) -> None:
         """End the connections and what runs on them."""
-        self._reader.interrupt()
+        readers = [self._reader] if self._standby is None else [self._reader, self._standby]
+        for reader in readers:
+            reader.interrupt()
         self._thread.close()
-        self._reader.close()
+        for reader in readers:
+            reader.close()
         self._signals.close()
 
     def perform(self, now: float) -> None:
@@ -194,7 +201,7 @@ class Snapshotter:
             self._inspecting = Inspecting(published, inspection)
         else:
             token = uuid.uuid4().hex
-            reading.awaited = AwaitedMark(token, self._thread.submit(self._reader.mark, token))
+            reading.awaited = AwaitedMark(token, self._source.mark(token, reading.plan.next))
             reach("chunk marked")
 
     def emit(self, batch: EventBatch) -> None:
@@ -249,7 +256,7 @@ class Snapshotter:
         found = plan(seen.shapes, *known, apart)
         if not (self._found or asked):
             require_keys(found)
-        self._narration.planned(found, said=self._planned)
+        self._narration.planned(found, said=self._planned, standby=self._standby is not None)
         self._planned, self._ended = True, None
         if found.next is None and self._is_told(found):
             self._rest(found, now)
@@ -344,7 +351,7 @@ class Snapshotter:
         position = ChunkPosition(stamp.commit_lsn, max(0, count - 1), seen.next_mark.end_lsn)
         now_ms = time.time_ns() // 1_000_000
         table.began_ms = table.began_ms or now_ms
-        told = told_progress(self._owner, table, position, now_ms, found.waiting)
+        told = told_progress(*(self._owner, table, position, now_ms, found.waiting, seen.read_from))
         self._note_progress(told)
         metrics.SNAPSHOT_CHUNKS.inc()
         return told

@@ -1,7 +1,10 @@
 """The hosts of source.conninfo, each with a conninfo of its own."""
 
+from typing import Any
+
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from pydantic import SecretStr
 
 from schemas.errors import SettingsError
 from schemas.settings import SourceSettings
@@ -9,19 +12,14 @@ from schemas.settings import SourceSettings
 
 def single_hosts(settings: SourceSettings) -> list[str]:
     """Return one conninfo per host. Raise SettingsError for a text that libpq does not take."""
-    try:
-        parameters = conninfo_to_dict(settings.conninfo.get_secret_value())
-    except psycopg.ProgrammingError:
-        raise _not_a_conninfo() from None  # libpq's own text would repeat parts of it
+    parameters = _parameters(settings.conninfo, settings.connect_timeout_s, "source.conninfo")
     parameters.pop("target_session_attrs", None)
-    parameters.setdefault("connect_timeout", settings.connect_timeout_s)
-    parameters.setdefault("tcp_user_timeout", 20_000)
     host_list = str(parameters.pop("host", "") or "").split(",")
     address_list = str(parameters.pop("hostaddr", "") or "").split(",")
     port_list = str(parameters.pop("port", "") or "").split(",")
     count = max(len(host_list), len(address_list))
     if not all(port.isdigit() or not port for port in port_list):
-        raise _not_a_conninfo()
+        raise _not_a_conninfo("source.conninfo")
     if len(port_list) not in (1, count):
         raise SettingsError(
             f"source.conninfo has {count} hosts and {len(port_list)} ports",
@@ -39,9 +37,24 @@ def single_hosts(settings: SourceSettings) -> list[str]:
     return result
 
 
-def _not_a_conninfo() -> SettingsError:
+def standby_conninfo(conninfo: SecretStr, connect_timeout_s: int) -> str:
+    """Return snapshot.conninfo with time-outs. Raise SettingsError for a text libpq refuses."""
+    return make_conninfo("", **_parameters(conninfo, connect_timeout_s, "snapshot.conninfo"))
+
+
+def _parameters(conninfo: SecretStr, connect_timeout_s: int, setting: str) -> dict[str, Any]:
+    try:
+        parameters: dict[str, Any] = conninfo_to_dict(conninfo.get_secret_value())
+    except psycopg.ProgrammingError:
+        raise _not_a_conninfo(setting) from None  # libpq's own text would repeat parts of it
+    parameters.setdefault("connect_timeout", connect_timeout_s)
+    parameters.setdefault("tcp_user_timeout", 20_000)
+    return parameters
+
+
+def _not_a_conninfo(setting: str) -> SettingsError:
     return SettingsError(
-        "source.conninfo is not a connection string",
+        f"{setting} is not a connection string",
         operation="read settings",
         hint="write keyword=value pairs, values with blanks in single quotes, or a postgresql:// "
         "URI with special characters percent-encoded",

@@ -1,0 +1,40 @@
+"""The server of snapshot.conninfo, against the primary. Pure."""
+
+from collections.abc import Iterator
+
+from services.bridge.doctor.facts import Facts
+from services.bridge.doctor.finding import Finding, Severity, alter
+
+
+def snapshot_standby(facts: Facts) -> Iterator[Finding]:
+    """Yield findings about the standby that a snapshot reads rows from."""
+    standby = facts.standby
+    if standby is None:
+        return
+    if not standby.same_database:
+        yield Finding(
+            "snapshot-standby-foreign",
+            Severity.CRITICAL,
+            standby.host,
+            "another system identifier or database than that of source.conninfo",
+            "the bridge ends with exit code 31 before it reads a row",
+            "name a standby of the primary in snapshot.conninfo, and its database",
+        )
+    elif not standby.recovers:
+        yield Finding(
+            "snapshot-standby-promoted",
+            Severity.WARNING,
+            standby.host,
+            "it is not in recovery",
+            "rows of a snapshot are read from the primary",
+            "name a standby in snapshot.conninfo, or remove the setting",
+        )
+    elif not standby.feedback:
+        yield Finding(
+            "snapshot-standby-cancels",
+            Severity.NOTE,
+            standby.host,
+            "hot_standby_feedback = off",
+            "VACUUM on the primary may cancel the reading of a chunk, which is then read again",
+            f"on the standby: {alter('hot_standby_feedback', 'on')}",
+        )

@@ -1,0 +1,317 @@
+"""Reads rows of tables under a database snapshot, on the primary or on a standby.
+
+An ordinary connection, in transactions of its own. All calls block; the session makes them in a
+thread of their own. Where the server ends a connection (a switchover's fence does), all of a reader
+are opened again when needed: changes flow meanwhile.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import psycopg
+import structlog
+from psycopg import pq
+
+from schemas.errors import OperatorNeeded, Retryable, SetupError, SlotbridgeError
+from services.bridge.pgoutput.messages import Relation, RelationColumn, Row
+from services.bridge.snapshot.cursor import parts
+from services.bridge.snapshot.places import (
+    Blocks,
+    Density,
+    Place,
+    RowsBefore,
+    block_of,
+    places_query,
+)
+from services.bridge.snapshot.tables import (
+    CURSOR,
+    Chunk,
+    KeyColumn,
+    TableShape,
+    chunk_query,
+    filtered,
+)
+from services.bridge.snapshot.visibility import Sight, parse_sight
+from services.bridge.source.replication_connection import SESSION_OPTIONS, cut_off_after
+from services.bridge.source.server_errors import connect_error, server_error
+from services.postgres.published_tables import PublishedTable, published_tables
+from services.postgres.rows import one_row
+from services.postgres.server import Connection, Server, read_server
+
+logger = structlog.get_logger(__name__)
+
+APPLICATION: Final = "slotbridge_snapshot"
+LOCK_MS: Final = 200
+"""How long a chunk waits for a locked table; the stream stands still meanwhile."""
+STATEMENT_MS: Final = 10_000
+ROWS_OPTIONS: Final = (
+    f"-c lock_timeout={LOCK_MS} -c row_security=off -c jit=off"
+    " -c idle_in_transaction_session_timeout=60s"
+)
+_SLOW: Final = ("57014", "40001")
+"""A statement that took too long, or that stood in the way of a standby's recovery."""
+_GONE: Final = ("42P01", "3F000")
+_NOT_NOW: Final = ("55P03", "40P01", *_SLOW, *_GONE)
+"""A lock that is held, a deadlock, a statement as above, a table that is gone."""
+_SIZE: Final = """
+    SELECT pg_relation_size(oid) / current_setting('block_size')::bigint, relfilenode::bigint
+      FROM pg_class WHERE oid = %s::oid"""
+
+
+class AnotherServer(Retryable):
+    """The server that answers is not the one that is streamed from."""
+
+
+class NotNow(Exception):
+    """A chunk can't be read at this moment.
+
+    `slow`: because it is too large. `changed`: because the table is gone or another than it was.
+    """
+
+    def __init__(self, why: str, *, slow: bool = False, changed: bool = False) -> None:
+        super().__init__(why)
+        self.slow = slow
+        self.changed = changed
+
+
+class RowReader:
+    """Reads for one session. Only one call at a time, from any thread; `interrupt` from another.
+
+    `_open` makes its connections, of which the first one reads rows.
+    """
+
+    name = "the server"
+
+    def __init__(self, conninfo: str, publication: str, subject: str, *, deadline_ms: int) -> None:
+        """Note where to connect; `_open` does it."""
+        self._conninfo = conninfo
+        self._publication = publication
+        self._subject = subject
+        self._deadline_s = deadline_ms / 1000
+        self._closed = False
+        self._density = Density()
+        self._sessions: tuple[Connection, ...] = ()
+
+    @property
+    def _rows(self) -> Connection:
+        return self._sessions[0]
+
+    def interrupt(self) -> None:
+        """Let a call that is in progress in another thread fail soon."""
+        self._closed = True
+        for connection in self._sessions:
+            with (
+                contextlib.suppress(psycopg.Error, OSError),
+                socket.socket(fileno=os.dup(connection.fileno())) as own,
+            ):
+                own.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connections; no call is in progress."""
+        self._closed = True
+        self._end_sessions()
+
+    def begin(self, shape: TableShape) -> Sight:
+        """Lock the table against changes of its form, and take a database snapshot.
+
+        In this order: a form that was changed after the snapshot would show it an empty table.
+        Raises NotNow where the table is locked or gone.
+        """
+        with self._statement("begin a chunk", shape.name):
+            self._rows.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            self._rows.execute(f"LOCK TABLE {shape.identifier} IN ACCESS SHARE MODE".encode())
+            row = one_row(self._rows.execute("SELECT pg_current_snapshot()::text"))
+            return parse_sight(row[0])
+
+    def shape(self, oid: int) -> TableShape | None:
+        """Read the table as that snapshot sees it; None where it is not published any more."""
+        with self._statement("inspect the table"):
+            found = published_tables(self._rows, self._publication, oid)
+        return shape_of(found[0]) if found else None
+
+    def read(
+        self,
+        shape: TableShape,
+        last: Sequence[str] | None,
+        where: str,
+        before: RowsBefore | None = None,
+        *,
+        rows_max: int,
+        bytes_max: int,
+    ) -> Chunk:
+        """Read up to `rows_max` rows after the key `last`, or until they have `bytes_max`.
+
+        `before`: of a table without a key, which rows. Raises NotNow where that takes too long.
+        """
+        within = Blocks(0, 0, 0)
+        if before is not None:
+            within = self._blocks(shape, last, rows_max, before)
+        query, parameters = chunk_query(
+            shape, last, where, rows_max + 1, within.condition(before.sight) if before else ""
+        )
+        with self._statement("read rows", shape.name):
+            self._execute(query, parameters)
+            rows, ends = self._fetch(rows_max, bytes_max)
+            self._execute(b"CLOSE " + CURSOR, [])
+        last_key = None
+        if rows:
+            width = len(shape.relation.columns)
+            key = rows[-1][width : width + len(shape.read_by)]
+            last_key = [value.decode() if isinstance(value, bytes) else "" for value in key]
+        if before is not None:
+            self._density.learn(shape.relation.oid, len(rows), within.read(last_key, whole=ends))
+            if ends:
+                last_key, ends = [f"({within.until},0)"], within.until >= within.size
+        wanted = [row for row in rows if row[-1] == b"t"] if filtered(shape, where) else rows
+        return Chunk(wanted, last_key, len(rows), ends)
+
+    def _blocks(
+        self, shape: TableShape, last: Sequence[str] | None, rows: int, before: RowsBefore
+    ) -> Blocks:
+        """Return the blocks that may have about `rows` rows after the place `last`.
+
+        Raise NotNow where the table has another file, so that its rows have other places now, or
+        where its publication was changed, so that changes may not have come.
+        """
+        oid = shape.relation.oid
+        with self._statement("read the table's size", shape.name):
+            size, found = one_row(self._rows.execute(_SIZE, [oid]))
+            place = self._places(self._rows, [oid], before.sight).get(oid)
+        if found != before.file:
+            raise NotNow("the table was truncated or rewritten", changed=True)
+        if place is None or not place.kept:
+            raise NotNow("the publication was changed", changed=True)
+        first = block_of(last[0]) if last is not None else 0
+        return Blocks(first, min(size, first + self._density.blocks(oid, rows)), size)
+
+    def end(self) -> None:
+        """End the chunk's transaction, if there is one."""
+        if not self._sessions or self._rows.closed:
+            return
+        if self._rows.info.transaction_status == pq.TransactionStatus.IDLE:
+            return
+        with contextlib.suppress(NotNow), self._statement("end a chunk"):
+            self._rows.execute("ROLLBACK")
+
+    def _fetch(self, rows_max: int, bytes_max: int) -> tuple[list[Row], bool]:
+        """Return up to `rows_max` rows, or those that have `bytes_max`; and whether none follow."""
+        rows: list[Row] = []
+        size = 0
+        for part in parts(self._fetch_from_cursor, rows_max + 1):
+            rows += part.rows
+            size += part.bytes
+            if part.ends:
+                return rows[:rows_max], len(rows) <= rows_max
+            if size >= bytes_max:
+                break
+        return rows[:rows_max], False
+
+    def _fetch_from_cursor(self, count: int) -> pq.abc.PGresult:
+        return self._execute(b"FETCH %d FROM %s" % (count, CURSOR), [])
+
+    def _execute(self, query: bytes, parameters: list[bytes]) -> pq.abc.PGresult:
+        """Text results as the server has printed them, without psycopg's types."""
+        result = self._rows.pgconn.exec_params(query, parameters)
+        if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+            raise psycopg.errors.error_from_result(result, encoding="utf-8")
+        return result
+
+    def _places(
+        self, connection: Connection, oids: list[int], beginning: Sight
+    ) -> dict[int, Place]:
+        """Return where the rows of tables lie."""
+        given = {"oids": oids, "publication": self._publication}
+        rows = connection.execute(places_query(beginning), given).fetchall()
+        return {oid: Place(*place) for oid, *place in rows}
+
+    def _open(self) -> tuple[Connection, ...]:
+        """Make the connections. Raise SlotbridgeError."""
+        raise NotImplementedError
+
+    def _open_again(self) -> None:
+        """Open all connections where one is missing. Raise NotNow where that can't be done now."""
+        if self._closed or (self._sessions and not any(one.closed for one in self._sessions)):
+            return
+        first = not self._sessions
+        self._end_sessions()
+        try:
+            self._sessions = self._open()
+        except (AnotherServer, OperatorNeeded):
+            raise
+        except SlotbridgeError as error:
+            if first and isinstance(error, SetupError):
+                raise
+            raise NotNow(f"{self.name} lets nobody in: {error.message}") from error
+        if not first:
+            logger.info("opened the snapshot's SQL sessions again", subject=self._subject)
+
+    def _end_sessions(self) -> None:
+        for connection in self._sessions:
+            connection.close()
+
+    def _connect(self, options: str) -> Connection:
+        given = psycopg.conninfo.conninfo_to_dict(self._conninfo).get("options") or ""
+        try:
+            return psycopg.connect(
+                self._conninfo,
+                autocommit=True,
+                options=f"{given} {SESSION_OPTIONS} -c statement_timeout={STATEMENT_MS} {options}",
+                application_name=APPLICATION,
+                client_encoding="UTF8",
+            )
+        except psycopg.Error as error:
+            raise connect_error(str(error), self._subject) from error
+
+    def _read_server(self, connection: Connection) -> Server:
+        """Return which server answers. Raise SlotbridgeError."""
+        try:
+            with cut_off_after(self._deadline_s, connection.fileno()):
+                return read_server(connection)
+        except (psycopg.Error, OSError) as error:
+            raise connect_error(str(error), self._subject) from error
+
+    @contextlib.contextmanager
+    def _statement(self, operation: str, table: str = "") -> Iterator[None]:
+        """Translate psycopg's errors; cut off all connections where the server does not answer."""
+        try:
+            with contextlib.ExitStack() as stack:
+                for connection in self._sessions:
+                    stack.enter_context(cut_off_after(self._deadline_s, connection.fileno()))
+                yield
+        except (psycopg.Error, OSError) as error:
+            raise self._translated(error, operation, table) from error
+
+    def _translated(
+        self, error: psycopg.Error | OSError, operation: str, table: str
+    ) -> SlotbridgeError | NotNow:
+        if self._closed:
+            return Retryable("the session ends", operation=operation, subject=self._subject)
+        state = getattr(error, "sqlstate", None)
+        if state is None or any(one.closed for one in self._sessions):
+            self._end_sessions()
+            said = "" if state is None else f": {message_of(error)}"
+            return NotNow(f"{self.name} has ended the snapshot's SQL session{said}")
+        message = message_of(error)
+        if state in _NOT_NOW:
+            return NotNow(message, slow=state in _SLOW, changed=state in _GONE)
+        return server_error(state, message, operation, table or self._subject)
+
+
+def message_of(error: psycopg.Error | OSError) -> str:
+    """Return what the server says of an error, as one line."""
+    said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return " ".join((said or str(error)).split())
+
+
+def shape_of(table: PublishedTable) -> TableShape:
+    """Describe a table of the catalogs as pgoutput does."""
+    columns = tuple(
+        RelationColumn(one.name, one.type_oid, one.typmod, one.identity, one.type_name)
+        for one in table.columns
+    )
+    relation = Relation(table.oid, table.schema, table.table, table.replica_identity, columns)
+    key = tuple(KeyColumn(name, kind) for name, kind in table.key)
+    return TableShape(relation, table.partitioned, table.row_filter, key)
