@@ -12,6 +12,7 @@ from schemas.reference import Key, keys
 
 SECTIONS: Final = (
     *("source", "kafka", "registry", "bridge", "shaping", "snapshot", "failover", "tables"),
+    "tracing",
 )
 USUAL: Final = ("source", "kafka", "bridge")
 _WIDTH: Final = 96

@@ -8,9 +8,9 @@
     snapshot:  rows that the tables have already               slotbridge
     failover:  nodes, subscribers, deadlines                   slotfailover
     tables:    catalog, warehouse, trigger                     slottables
+    tracing:   traces over OTLP                                slotbridge, slottables
 
-`SLOTBRIDGE_SOURCE__SLOT=x` overrides `source.slot`. All services can share one file: each reads the
-sections it needs and `require` names the one that is missing.
+`SLOTBRIDGE_SOURCE__SLOT=x` overrides `source.slot`. All services can share one file.
 """
 
 import tempfile
@@ -37,6 +37,7 @@ from schemas.registry import RegistrySettings as RegistrySettings
 from schemas.shaping import ShapingSettings
 from schemas.snapshot import SnapshotSettings
 from schemas.tables import Milliseconds, TablesSettings
+from schemas.tracing import TracingSettings as TracingSettings
 from schemas.watching import WatchSettings as WatchSettings
 
 _SLOT_NAME = r"^[a-z0-9_]{1,40}$"
@@ -331,6 +332,7 @@ class Settings(BaseSettings):
     snapshot: SnapshotSettings = SnapshotSettings()
     failover: FailoverSettings | None = None
     tables: TablesSettings | None = None
+    tracing: TracingSettings = TracingSettings()
 
     @model_validator(mode="after")
     def _registered(self) -> "Settings":

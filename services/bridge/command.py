@@ -23,6 +23,7 @@ from services.bridge.setup_commands import check_config, docs, init, schema, sql
 from services.bridge.snapshot_command import snapshot
 from services.runtime.access import read_token
 from services.runtime.process import Probes, configure_logging, exit_codes, stop_on_signals
+from services.runtime.tracing import open_spans
 
 logger = structlog.get_logger(__name__)
 app = typer.Typer(
@@ -65,6 +66,9 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
         kafka = require(settings.kafka, "kafka")
         stop = stop_on_signals()
         metrics.tell_build(compiled=compiled.hot is not None)
+        spans = open_spans(settings.tracing, "slotbridge", metrics.SPANS)
+        if spans is not None:
+            stack.callback(spans.close)
         session_settings = SessionSettings(
             source=source,
             kafka=kafka,
@@ -72,6 +76,7 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
             shaping=settings.shaping,
             snapshot=settings.snapshot,
             streaming=settings.bridge.streaming,
+            spans=spans,
         )
         mend = settings.snapshot.mode == "when_needed"
         repair = partial(repair_by_itself, settings) if mend else None

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from schemas.version import version
 from services.postgres.slots import Slot, SlotStatistics
 from services.runtime.families import Family, one_of
+from services.runtime.tracing import HELP as SPANS_HELP
 
 EVENTS = Counter("slotbridge_events_total", "Events published in committed Kafka transactions.")
 EVENT_BYTES = Counter(
@@ -88,6 +89,7 @@ SNAPSHOT_POSTPONED = Counter(
     "slotbridge_snapshot_postponed_total",
     "Chunks of rows that a snapshot could not read at once, and that it postponed.",
 )
+SPANS = Counter("slotbridge_spans_total", SPANS_HELP, ["outcome"])
 BUILD = Gauge(
     "slotbridge_build_info",
     "1, with the version of the bridge, of Python, and whether the compiled part is used.",

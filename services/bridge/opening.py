@@ -10,8 +10,9 @@ right one, so that a bridge which sees another server leaves the right one's alo
 """
 
 import contextlib
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -61,13 +62,17 @@ from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull, prepared_exceed_spool
 from services.kafka.schema_registry import SchemaRegistry
 
+if TYPE_CHECKING:
+    from services.runtime.otlp import Spans
+
 logger = structlog.get_logger(__name__)
 
 
 class SessionSettings(NamedTuple):
     """What a session is asked to do. `streaming`: large transactions arrive while they are open.
 
-    `rows_since_lsn`: where the first session of this process began, None in that one.
+    `rows_since_lsn`: where the first session of this process began, None in that one. `spans`: None
+    while tracing is off.
     """
 
     source: SourceSettings
@@ -77,6 +82,7 @@ class SessionSettings(NamedTuple):
     snapshot: SnapshotSettings
     streaming: bool
     rows_since_lsn: int | None = None
+    spans: "Spans | None" = None
 
 
 class _Agreed(NamedTuple):
@@ -255,7 +261,7 @@ class _Opening:
             wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
             subject=f"slot {self._slot}",
         )
-        group_commit = GroupCommit(
+        group_commit = self._grouping()(
             *(producer, self._bridge, feedback, heartbeat, agreed.records.at, ledger, record),
             subject=f"slot {self._slot}",
             schema_topic=schema_topic(self._prefix),
@@ -288,6 +294,13 @@ class _Opening:
             *(primary, connection, ledger, feedback, heartbeat),
             *(group_commit, liveness, pipeline, snapshot),
         )
+
+    def _grouping(self) -> Callable[..., GroupCommit]:
+        if self._settings.spans is None:
+            return GroupCommit
+        from services.bridge.sink.traced_commit import TracedGroupCommit  # only with tracing
+
+        return partial(TracedGroupCommit, self._settings.spans, self._prefix)
 
     def _encoding(
         self, primary: Primary, topics: Topics, registry: SchemaRegistry | None, timeline: int

@@ -75,7 +75,7 @@ class EpochRunner:
         self._stage.retain_indexes(self._states.values())
         self._asked = ""
         self._record, self._redo_lsn = self._found()
-        self.topic = TransactionTopic(kafka, topics, self._follows)
+        self.topic = TransactionTopic(kafka, topics, self._follows, traced=settings.tracing.enabled)
         self._topic_id = self._record.transaction_topic_id
         self._log = Transactions(self._record.transaction_offset, self._record.commit_lsn)
         self._current = False
@@ -199,6 +199,7 @@ class EpochRunner:
             },
             sum(without.values()),
             quarantined,
+            tuple(cut.traces),
         )
 
     def _found(self) -> tuple[EpochRecord, int | None]:

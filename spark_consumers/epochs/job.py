@@ -1,5 +1,6 @@
 """Runs epoch after epoch until it is stopped: a streaming query, started anew where it must be."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -9,11 +10,13 @@ from pyspark.sql import SparkSession
 from schemas.errors import ExitCode, Retryable, SettingsError
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, ValueSettings, require
+from services.runtime.tracing import open_spans
 from spark_consumers.epochs.epoch_runner import EpochRunner
 from spark_consumers.epochs.metrics import Metrics
 from spark_consumers.epochs.report import EpochReport
 from spark_consumers.epochs.stream import Stream
 from spark_consumers.failures import FOREIGN, translated
+from spark_consumers.iceberg import catalog
 
 log = structlog.get_logger()
 _LOSS_PAUSE_S = 0.1
@@ -39,30 +42,56 @@ def run(
     require_readable(settings)
     metrics = Metrics()
     metrics.serve(require(settings.tables, "tables"))
+    stack = contextlib.ExitStack()
+    tell = _traced(report, settings, metrics, stack)
     losses = 0
 
     def done(found: EpochReport) -> None:
         nonlocal losses
         losses = 0
         metrics.done(found)
+        tell(found)
+
+    with stack:
+        while True:
+            try:
+                _follow(spark, settings, metrics, done, stop, until_idle_s, once=once)
+            except (*FOREIGN, Retryable) as error:
+                failure = translated(error, "apply an epoch")
+                # Somebody else has changed a table, as maintenance does: what it has is read again.
+                if failure.exit_code != ExitCode.NOT_READY or losses >= _LOSSES_MAX:
+                    if failure is error:
+                        raise
+                    raise failure from error
+                losses += 1
+                log.warning("restarting an epoch", error=str(failure), times=losses)
+                stop.wait(min(_LOSS_PAUSE_S * 2**losses, _LOSS_PAUSE_MAX_S))
+            else:
+                log.info("stopped")
+                return
+
+
+def _traced(
+    report: Callable[[EpochReport], None],
+    settings: Settings,
+    metrics: Metrics,
+    stack: contextlib.ExitStack,
+) -> Callable[[EpochReport], None]:
+    """Return `report`; where tracing is on, one that first makes a span of the epoch."""
+    spans = open_spans(settings.tracing, "slottables", metrics.spans)
+    if spans is None:
+        return report
+    from spark_consumers.epochs.tracing import trace_epoch  # only with tracing
+
+    stack.callback(spans.close)
+    kafka = require(settings.kafka, "kafka")
+    namespace = catalog.namespace(kafka, require(settings.tables, "tables"))
+
+    def traced(found: EpochReport) -> None:
+        trace_epoch(spans, kafka.topic_prefix, namespace, found)
         report(found)
 
-    while True:
-        try:
-            _follow(spark, settings, metrics, done, stop, until_idle_s, once=once)
-        except (*FOREIGN, Retryable) as error:
-            failure = translated(error, "apply an epoch")
-            # Somebody else has changed a table, as maintenance does: what it has is read again.
-            if failure.exit_code != ExitCode.NOT_READY or losses >= _LOSSES_MAX:
-                if failure is error:
-                    raise
-                raise failure from error
-            losses += 1
-            log.warning("restarting an epoch", error=str(failure), times=losses)
-            stop.wait(min(_LOSS_PAUSE_S * 2**losses, _LOSS_PAUSE_MAX_S))
-        else:
-            log.info("stopped")
-            return
+    return traced
 
 
 def _follow(

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from schemas.errors import ExitCode, SetupError
 from schemas.tables import TablesSettings
 from schemas.version import version
+from services.runtime.tracing import HELP as SPANS_HELP
 from spark_consumers.epochs.report import EpochReport
 
 log = structlog.get_logger()
@@ -82,6 +83,7 @@ class Metrics:
             "offsets_behind",
             "Offsets of the transaction topic that the last micro-batch did not reach.",
         )
+        self.spans = Counter("slottables_spans", SPANS_HELP, ["outcome"], registry=self.registry)
         self._waiting_since_ms = 0
 
     def serve(self, tables: TablesSettings) -> None:

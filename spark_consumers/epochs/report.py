@@ -26,7 +26,8 @@ class EpochReport:
     """What an epoch brought, by source table; every table now has all up to `commit_lsn`.
 
     `ts_ms_max` is the latest commit time in it (ms since 1970), `dead_letters` the events that
-    Kafka has refused and that the tables therefore lack, `quarantined` those put aside.
+    Kafka has refused and that the tables therefore lack, `quarantined` those put aside. `traces`:
+    headers `traceparent` of its transactions, none while tracing is off.
     """
 
     epoch: int
@@ -37,6 +38,7 @@ class EpochReport:
     tables: dict[str, TableReport]
     dead_letters: int = 0
     quarantined: int = 0
+    traces: tuple[str, ...] = ()
 
     def document(self) -> dict[str, object]:
         """Return the report as JSON; `lag_ms` is the time from the latest commit to now."""

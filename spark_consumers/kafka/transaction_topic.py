@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from schemas.errors import BadInput, ExitCode, OperatorNeeded, Retryable, SetupError
 from schemas.events import transaction_topic
 from schemas.settings import KafkaSettings
+from schemas.tracing import TRACEPARENT
 from spark_consumers.kafka.reader import Topics, reader_options
 from spark_consumers.kafka.transactions import End
 
@@ -24,6 +25,7 @@ _END = (
     "status string, commit_lsn bigint, ts_ms bigint,"
     " data_collections array<struct<data_collection: string, event_count: bigint>>"
 )
+_TRACE = f"CAST(filter(headers, h -> h.key = '{TRACEPARENT}')[0].value AS string)"
 OPERATION = "read transactions"
 log = structlog.get_logger()
 
@@ -32,11 +34,18 @@ class TransactionTopic:
     """The topic of a prefix, and which of its transactions' events are the tables'."""
 
     def __init__(
-        self, kafka: KafkaSettings, topics: Topics, follows: Callable[[str], bool]
+        self,
+        kafka: KafkaSettings,
+        topics: Topics,
+        follows: Callable[[str], bool],
+        *,
+        traced: bool = False,
     ) -> None:
+        """Read also the headers `traceparent` where it is `traced`."""
         self.name = transaction_topic(kafka.topic_prefix)
         self._kafka = kafka
         self._topics = topics
+        self._traced = traced
         self._follows = follows
         self._names: dict[str, bool] = {}
         self._told = False
@@ -116,6 +125,7 @@ class TransactionTopic:
             "subscribe": self.name,
             "kafka.group.id": f"slottables-{self._kafka.topic_prefix}",
             "failOnDataLoss": "true",
+            **({"includeHeaders": "true"} if self._traced else {}),
         }
         return reader_options(self._kafka) | own
 
@@ -152,7 +162,7 @@ class TransactionTopic:
                 exit_code=ExitCode.RECORD_REFUSED,
             )
         counts = Counter({name: n for name, n in collections if self._followed(name)})
-        return End(row.offset, row.commit_lsn, row.read_ms, row.ts_ms, counts)
+        return End(row.offset, row.commit_lsn, row.read_ms, row.ts_ms, counts, row.trace or "")
 
     def _followed(self, name: str) -> bool:
         known = self._names.get(name)
@@ -175,15 +185,18 @@ def ends(records: DataFrame, after_lsn: int) -> DataFrame:
     partition, offset, read_ms     of the record in Kafka
     status, commit_lsn, ts_ms      NULL where the record is not a transaction's
     data_collections               array of (data_collection, event_count)
+    trace                          its header `traceparent`; NULL without, or where none are read
     """
+    trace = _TRACE if "headers" in records.columns else "CAST(NULL AS string)"
     return (
         # A record without value ends a transaction that hangs, and means nothing.
         records.where("value IS NOT NULL")
         .selectExpr(
             *("partition", "offset", "unix_millis(timestamp) AS read_ms"),
             f"from_json(CAST(value AS string), '{_END}') AS found",
+            f"{trace} AS trace",
         )
-        .select("partition", "offset", "read_ms", "found.*")
+        .select("partition", "offset", "read_ms", "found.*", "trace")
         .where("partition <> 0 OR NOT (status <=> 'BEGIN')")
         .where(f"commit_lsn IS NULL OR commit_lsn > {after_lsn} OR NOT (status <=> 'END')")
     )

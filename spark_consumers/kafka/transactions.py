@@ -6,7 +6,10 @@ An epoch always ends just after an END, so always between two transactions.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+TRACES_MAX: Final = 128
+"""How many Kafka transactions the span of an epoch names; OpenTelemetry's limit of links."""
 
 
 class End(NamedTuple):
@@ -14,6 +17,7 @@ class End(NamedTuple):
 
     `offset`: where the END is. `commit_lsn`: the transaction's. `read_ms`: Kafka's time stamp of
     the END, `ts_ms`: the commit time (both ms since 1970). `counts`: events by followed table.
+    `trace`: its header `traceparent`, empty where it has none or tracing is off.
     """
 
     offset: int
@@ -21,6 +25,7 @@ class End(NamedTuple):
     read_ms: int
     ts_ms: int
     counts: Counter[str]
+    trace: str = ""
 
 
 @dataclass(slots=True)
@@ -28,7 +33,8 @@ class Cut:
     """The transactions after the last epoch, up to and with the one of `commit_lsn`.
 
     `offset` is the first in the topic after them; `read_ms` Kafka's time stamp of the last END,
-    `ts_ms` its commit time; `counts` their events by followed table.
+    `ts_ms` its commit time; `counts` their events by followed table. `traces`: their ENDs' headers
+    `traceparent`, each once, the first TRACES_MAX.
     """
 
     commit_lsn: int
@@ -37,6 +43,7 @@ class Cut:
     ts_ms: int = 0
     transactions: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+    traces: dict[str, None] = field(default_factory=dict)
 
     def add(self, end: End) -> None:
         """Take in the next transaction."""
@@ -44,6 +51,8 @@ class Cut:
         self.read_ms, self.ts_ms = max(self.read_ms, end.read_ms), max(self.ts_ms, end.ts_ms)
         self.transactions += 1
         self.counts.update(end.counts)
+        if end.trace and len(self.traces) < TRACES_MAX:
+            self.traces[end.trace] = None
 
 
 class Transactions:

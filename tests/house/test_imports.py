@@ -15,6 +15,7 @@ ALLOWED = {
     "schemas": {"schemas"},
     "services.start": {"services.bridge", "services.failover", "spark_consumers"},
     "services.runtime": {"schemas"},
+    "services.runtime.tracing": {"services.runtime.otlp"},
     "services.postgres": {"schemas", "services.postgres"},
     "services.shipped": {"schemas"},
     "services.kafka": {"schemas", "services.kafka"},
@@ -30,7 +31,8 @@ ALLOWED = {
     },
     "services.testbed": {"schemas", "services.testbed"},
     "services.demo": {"schemas", "services.runtime", "services.testbed", "services.demo"},
-    "spark_consumers": {"schemas", "spark_consumers"},
+    "spark_consumers": {"schemas", "services.runtime.tracing", "spark_consumers"},
+    "spark_consumers.epochs.tracing": {"services.runtime.otlp"},
     "benchmarks": {
         *("schemas", "services.testbed", "services.bridge", "services.demo", "spark_consumers"),
         "benchmarks",

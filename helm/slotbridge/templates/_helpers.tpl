@@ -178,7 +178,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- else -}}
 {{- $_ := unset $config "tables" -}}
 {{- end -}}
-{{- range $name := list "source" "kafka" "shaping" -}}
+{{- range $name := list "source" "kafka" "shaping" "tracing" -}}
 {{- if not (index $config $name) -}}
 {{- $_ := unset $config $name -}}
 {{- end -}}

@@ -46,7 +46,7 @@ WAITING_BYTES_MAX: Final = 8 * 2**20
 Recorder = Callable[[Position, Mapping[str, int]], ProgressRecord]
 
 
-class _Commit(NamedTuple):
+class Commit(NamedTuple):
     """A commit that is in progress; `started`: when it began (time.monotonic)."""
 
     done: Future[None]
@@ -84,7 +84,7 @@ class GroupCommit:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-commit")
         self.wakes, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._waiting = Waiting()
-        self._committing: _Commit | None = None
+        self._committing: Commit | None = None
         self._stamp: Stamp | None = None
         self._not_before = self._oldest = 0.0
         self._due = self._group_due = float("inf")
@@ -258,7 +258,7 @@ class GroupCommit:
         started = time.monotonic()
         reach("before kafka commit")
         done = self._pool.submit(self._producer.commit, record)
-        self._committing = _Commit(done, record, started)
+        self._committing = Commit(done, record, started)
         done.add_done_callback(self._wake)
         reach("committing")
 
@@ -288,7 +288,7 @@ class GroupCommit:
                 self._feedback.heard(time.monotonic())  # we did not listen meanwhile
                 self._end_commit(self._committing)
 
-    def _end_commit(self, commit: _Commit) -> None:
+    def _end_commit(self, commit: Commit) -> None:
         """Confirm to the slot what Kafka has committed. Raise what the commit has raised."""
         commit.done.result()
         self._committing = None
