@@ -38,7 +38,7 @@ from schemas.shaping import ShapingSettings
 from schemas.snapshot import SnapshotSettings
 from schemas.tables import Milliseconds, TablesSettings
 from schemas.tracing import TracingSettings as TracingSettings
-from schemas.watching import WatchSettings as WatchSettings
+from schemas.watch_settings import WatchSettings as WatchSettings
 
 _SLOT_NAME = r"^[a-z0-9_]{1,40}$"
 

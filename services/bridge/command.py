@@ -65,7 +65,7 @@ def run(config: ConfigFile, json: JsonLogs = False) -> None:
         source = require(settings.source, "source")
         kafka = require(settings.kafka, "kafka")
         stop = stop_on_signals()
-        metrics.tell_build(compiled=compiled.hot is not None)
+        metrics.tell_build(compiled=compiled.engine is not None)
         spans = open_spans(settings.tracing, "slotbridge", metrics.SPANS)
         if spans is not None:
             stack.callback(spans.close)

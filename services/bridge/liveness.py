@@ -11,7 +11,7 @@ from services.bridge.progress.ledger import Ledger
 from services.bridge.sink.group_commit import GroupCommit
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
-from services.bridge.source.standby_status import Feedback
+from services.bridge.source.standby_status import StandbyStatus
 
 
 class Liveness:
@@ -21,20 +21,20 @@ class Liveness:
         self,
         primary: Primary,
         ledger: Ledger,
-        feedback: Feedback,
+        standby_status: StandbyStatus,
         heartbeat: Heartbeat,
         group_commit: GroupCommit,
     ) -> None:
         self._primary = primary
         self._ledger = ledger
-        self._feedback = feedback
+        self._standby_status = standby_status
         self._heartbeat = heartbeat
         self._group_commit = group_commit
 
     def tick(self) -> None:
         """Answer the server in the middle of long work, and perform a heartbeat that is due."""
         reach("breathing")
-        self._feedback.while_waiting()
+        self._standby_status.while_waiting()
         self._beat(time.monotonic())
 
     def commit_and_tick(self) -> None:
@@ -43,7 +43,7 @@ class Liveness:
         What the chunk waits for may be a commit that waits for the bridge.
         """
         reach("breathing")
-        self._feedback.heard(time.monotonic())  # nobody listens meanwhile
+        self._standby_status.heard(time.monotonic())  # nobody listens meanwhile
         self._group_commit.perform(time.monotonic(), behind=False)
         self.tell_server()
 
@@ -51,12 +51,12 @@ class Liveness:
         """Confirm what is to be confirmed by now, and perform a heartbeat that is due."""
         now = time.monotonic()
         if self._heartbeat.commits_wait:  # also of what had to wait until Kafka had committed
-            self._feedback.tell_news(follow=self._group_commit.settled)
-        if now >= self._feedback.due:
+            self._standby_status.tell_news(follow=self._group_commit.settled)
+        if now >= self._standby_status.due:
             self._group_commit.report()
         self._beat(now)
 
     def _beat(self, now: float) -> None:
         if now >= self._heartbeat.due:
             self._heartbeat.perform(self._primary, self._ledger)
-            self._feedback.commits_wait = self._heartbeat.commits_wait
+            self._standby_status.commits_wait = self._heartbeat.commits_wait

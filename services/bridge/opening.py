@@ -51,12 +51,12 @@ from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot.opening import open_snapshot
 from services.bridge.snapshot.progress import Owner
-from services.bridge.snapshot.slot_making import beginning_event, beginning_forgotten, make_slot
+from services.bridge.snapshot.slot_creation import beginning_event, beginning_forgotten, make_slot
 from services.bridge.snapshot.snapshotter import Snapshotter
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
 from services.bridge.source.replication_connection import ReplicationConnection
-from services.bridge.source.standby_status import Feedback, WhileWaiting
+from services.bridge.source.standby_status import StandbyStatus, WhileWaiting
 from services.bridge.transactions.assembler import Assembler
 from services.bridge.transactions.pipeline import Pipeline
 from services.bridge.transactions.spool import Spool, SpoolFull, prepared_exceed_spool
@@ -256,18 +256,18 @@ class _Opening:
         record, heartbeat = agreed.record, agreed.heartbeat
         start = resume_at(record, agreed.seen.slot)
         ledger = Ledger(start, record.end_lsn, record.ahead_lsn)
-        feedback = Feedback(
+        standby_status = StandbyStatus(
             *(connection, ledger),
             wal_sender_timeout_ms=self._bridge.wal_sender_timeout_ms,
             subject=f"slot {self._slot}",
         )
         group_commit = self._grouping()(
-            *(producer, self._bridge, feedback, heartbeat, agreed.records.at, ledger, record),
+            *(producer, self._bridge, standby_status, heartbeat, agreed.records.at, ledger, record),
             subject=f"slot {self._slot}",
             schema_topic=schema_topic(self._prefix),
         )
         self._resources.callback(group_commit.close)
-        liveness = Liveness(primary, ledger, feedback, heartbeat, group_commit)
+        liveness = Liveness(primary, ledger, standby_status, heartbeat, group_commit)
         encoding = self._encoding(primary, topics, registry, agreed.records.timeline)
         snapshot = None
         if self._settings.snapshot.mode != "never":
@@ -288,10 +288,10 @@ class _Opening:
             staged=self._load_staged(topics, spool),
         )
         self._start(connection, primary, start)
-        self._waiting.answer_with(feedback)
+        self._waiting.answer_with(standby_status)
         self._announce(start, primary, agreed.records.timeline)
         return Parts(
-            *(primary, connection, ledger, feedback, heartbeat),
+            *(primary, connection, ledger, standby_status, heartbeat),
             *(group_commit, liveness, pipeline, snapshot),
         )
 
@@ -392,5 +392,5 @@ class _Opening:
             lsn=format_lsn(start.end_lsn),
             timeline=timeline,
             system_identifier=primary.server.system_identifier,
-            compiled=compiled.hot is not None,
+            compiled=compiled.engine is not None,
         )

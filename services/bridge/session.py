@@ -23,7 +23,7 @@ from services.bridge.snapshot.snapshotter import Snapshotter
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
 from services.bridge.source.replication_connection import Keepalive, ReplicationConnection
-from services.bridge.source.standby_status import Feedback
+from services.bridge.source.standby_status import StandbyStatus
 from services.bridge.transactions.pipeline import Pipeline
 from services.postgres.server import Server
 
@@ -44,7 +44,7 @@ class Parts(NamedTuple):
     primary: Primary
     connection: ReplicationConnection
     ledger: Ledger
-    feedback: Feedback
+    standby_status: StandbyStatus
     heartbeat: Heartbeat
     group_commit: GroupCommit
     liveness: Liveness
@@ -66,7 +66,7 @@ class Session:
     @property
     def beat(self) -> float:
         """When the loop last turned (time.monotonic), for the liveness probe."""
-        return max(self._turned, self._parts.feedback.beat)
+        return max(self._turned, self._parts.standby_status.beat)
 
     @property
     def server(self) -> Server:
@@ -93,12 +93,12 @@ class Session:
 
         Raise SettingsError where only a snapshot was requested, and it could not read all tables.
         """
-        connection, feedback = self._parts.connection, self._parts.feedback
+        connection, standby_status = self._parts.connection, self._parts.standby_status
         heartbeat, group_commit = self._parts.heartbeat, self._parts.group_commit
         pipeline = self._parts.pipeline
         while not (stop.is_set() or self.over):
             now = self._turned = time.monotonic()
-            due = min(feedback.due, heartbeat.due, group_commit.next_due())
+            due = min(standby_status.due, heartbeat.due, group_commit.next_due())
             connection.wait(min(WAIT_MAX_S, due - now), group_commit.wakes)
             now_us = time.time_ns() // 1000
             spoken = False
@@ -109,7 +109,7 @@ class Session:
                 else:
                     pipeline.take_all(received, now_us)
             if spoken:  # now, not before: nobody listened while that was worked on
-                feedback.heard(time.monotonic())
+                standby_status.heard(time.monotonic())
             self._perform_due(time.monotonic(), behind=connection.behind)
         self._finish()
         if self.over and self._parts.snapshot is not None:
@@ -130,7 +130,7 @@ class Session:
         self._parts.ledger.receive(item.wal_end)
         self._parts.pipeline.advance(item.wal_end)
         if item.reply:
-            self._parts.feedback.due = 0.0
+            self._parts.standby_status.due = 0.0
             self._parts.group_commit.hurry()
 
     def _perform_due(self, now: float, *, behind: bool) -> None:

@@ -22,8 +22,8 @@ from schemas.events import progress_topic
 from schemas.settings import KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
 from services.bridge.sink.topics import Topics
+from services.bridge.source.awaited_commits import require_no_waiting_commits
 from services.bridge.source.candidates import find_primary, require_one_writable
-from services.bridge.source.commits_waiting import require_no_waiting_commits
 from services.bridge.source.database import ORIGIN_PREFIX
 from services.bridge.source.server_errors import server_error
 from services.kafka.client import client_options, kafka_error, make_client

@@ -11,7 +11,7 @@ from services.bridge import compiled
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker
 
-CAN_COMPILE = compiled.hot is not None or shutil.which("cc") is not None
+CAN_COMPILE = compiled.engine is not None or shutil.which("cc") is not None
 """Without a compiler there is one way only, and it is tested."""
 
 
@@ -20,9 +20,9 @@ def twin(request: pytest.FixtureRequest) -> Iterator[str]:
     """Once with the compiled way of rows, once without it."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "plain":
-            patch.setattr(compiled, "hot", None)
+            patch.setattr(compiled, "engine", None)
         else:
-            assert compiled.hot is not None, "not built: see setup.py"
+            assert compiled.engine is not None, "not built: see setup.py"
         yield request.param
 
 

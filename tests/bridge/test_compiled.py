@@ -64,7 +64,7 @@ TABLES = (
 @contextmanager
 def without_compiled() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "hot", None)
+        patch.setattr(compiled, "engine", None)
         yield
 
 
@@ -269,16 +269,16 @@ def test_a_large_row_leaves_no_large_buffer_and_the_next_is_right() -> None:
 def test_messages_are_gathered_up_to_a_keepalive(
     payloads: list[bytes], last: tuple[int, bytes]
 ) -> None:
-    assert compiled.hot is not None
+    assert compiled.engine is not None
     frames = [b"w" + (n << 60 | n).to_bytes(8) + b"\0" * 16 + p for n, p in enumerate(payloads)]
     answers = [*((len(frame), frame) for frame in frames), last]
     plain: list[tuple[int, bytes]] = []
     told = iter(answers)
     expected = plain_gather(lambda _async: next(told), plain)
     get_copy_data, connection = libpq_that_answers(answers)
-    messages = compiled.hot.messages.Messages()
+    messages = compiled.engine.messages.Messages()
     address = ctypes.cast(get_copy_data, ctypes.c_void_p).value
-    assert compiled.hot.messages.gather(address, connection, messages) == expected
+    assert compiled.engine.messages.gather(address, connection, messages) == expected
     assert [messages[index] for index in range(len(messages))] == plain
     with pytest.raises(IndexError):
         messages[len(plain)]
@@ -306,7 +306,7 @@ def libpq_that_answers(answers: list[tuple[int, bytes]]) -> tuple[Any, int]:
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary()), max_size=600))
 def test_messages_are_kept_as_in_a_list(expected: list[tuple[int, bytes]]) -> None:
     messages = new_messages()
-    assert compiled.hot is not None and isinstance(messages, compiled.hot.messages.Messages)
+    assert compiled.engine is not None and isinstance(messages, compiled.engine.messages.Messages)
     for message in expected:
         messages.append(message)
     assert len(messages) == len(expected)
@@ -314,13 +314,13 @@ def test_messages_are_kept_as_in_a_list(expected: list[tuple[int, bytes]]) -> No
 
 
 def test_stale_compiled_module_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compiled.hot is not None and compiled._modules() == compiled.hot
-    monkeypatch.setattr(compiled.hot.rows, "DIGEST", "of other sources")
+    assert compiled.engine is not None and compiled._modules() == compiled.engine
+    monkeypatch.setattr(compiled.engine.rows, "DIGEST", "of other sources")
     assert compiled._modules() is None
 
 
 def test_switched_off_nothing_compiled_is_loaded() -> None:
-    code = "from services.bridge import compiled; print(compiled.hot)"
+    code = "from services.bridge import compiled; print(compiled.engine)"
     environment = {"SLOTBRIDGE_COMPILED": "0", "PATH": ""}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT

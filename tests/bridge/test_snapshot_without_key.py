@@ -31,7 +31,7 @@ from services.bridge.snapshot.progress import (
     plan,
     told_progress,
 )
-from services.bridge.snapshot.slot_making import beginning_event, make_slot
+from services.bridge.snapshot.slot_creation import beginning_event, make_slot
 from services.bridge.snapshot.visibility import Sight
 from services.bridge.source.database import Primary
 from services.bridge.source.replication_connection import ReplicationConnection

@@ -96,7 +96,7 @@ def test_the_installed_commands_tell_one_version(programs: Path) -> None:
 def test_the_installed_bridge_brings_rows_to_kafka(
     bed: Provider, fresh_database: str, topic_prefix: str, programs: Path, tmp_path: Path
 ) -> None:
-    where = "from services.bridge import compiled; print(compiled.__file__, bool(compiled.hot))"
+    where = "from services.bridge import compiled; print(compiled.__file__, bool(compiled.engine))"
     told = run([str(programs / "python"), "-c", where], tmp_path)
     assert str(ROOT) not in told
     assert shutil.which("cc") is None or told.endswith("True\n"), "the wheel is not compiled"

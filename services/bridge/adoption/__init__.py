@@ -6,7 +6,7 @@ properties     files of Java's properties
 unwrapped      its transformation ExtractNewRecordState as flat rows
 forms          how the topics' records are written, and how ours would be
 offsets        the offset that Kafka Connect has of it
-slot_reading   what the slot decodes, without confirming anything
+slot_reader   what the slot decodes, without confirming anything
 tails          the last records of the topics
 told           what these tell of each key
 overlap        the changes that the slot decodes again, without those that Kafka has

@@ -30,7 +30,7 @@ from services.bridge.adoption.forms import unlike
 from services.bridge.adoption.lists import of_other_case
 from services.bridge.adoption.offsets import Offset
 from services.bridge.adoption.overlap import LeftOut, OverlapAssembler, OverlapEnvelope
-from services.bridge.adoption.slot_reading import SlotReading
+from services.bridge.adoption.slot_reader import SlotReader
 from services.bridge.adoption.tails import (
     await_stable,
     ends_of,
@@ -122,7 +122,7 @@ class Adoption:
         self._margin_ms = margin_ms
         self._shaping_settings = settings.shaping
         self._shaping = Shaping(settings.shaping, self._kafka.topic_prefix)
-        self._reading = SlotReading(primary, self._source, self._bridge)
+        self._reading = SlotReader(primary, self._source, self._bridge)
         self._producer = TransactionalProducer(
             *(self._kafka, self._bridge, topics, self._source.slot, Refused()),
             on_disturbance=partial(require_told, topics, self._source.slot, lambda: None),

@@ -9,7 +9,7 @@
     tally          rows counted by table and operation     as sink.row_tally
     foreign        where functions of libpq and librdkafka are
 
-`hot` has what is called from without, or is None: not built, or switched off by
+`engine` has what is called from without, or is None: not built, or switched off by
 SLOTBRIDGE_COMPILED=0. The same tests run on both ways (tests/bridge/test_compiled.py); what it
 brings is in benchmarks/results/lab-notes.md.
 """
@@ -32,7 +32,7 @@ class Messages(Protocol):
     def clear(self) -> None: ...
 
 
-class Hot(NamedTuple):
+class Engine(NamedTuple):
     """The compiled modules that others call."""
 
     forms: Any
@@ -43,7 +43,7 @@ class Hot(NamedTuple):
     tally: Any
 
 
-def _modules() -> Hot | None:
+def _modules() -> Engine | None:
     if os.environ.get(SWITCH, "1") == "0":
         return None
     try:
@@ -52,7 +52,7 @@ def _modules() -> Hot | None:
     except (ImportError, TypeError, ValueError):  # not there, or of different times
         return None
     found: tuple[ModuleType, ...] = (forms, rows, whole, messages, records, tally)
-    return Hot(*found) if _current(*found, text) else None
+    return Engine(*found) if _current(*found, text) else None
 
 
 def _current(*modules: Any) -> bool:
@@ -60,9 +60,9 @@ def _current(*modules: Any) -> bool:
     return {module.DIGEST for module in modules} == {digest() or modules[0].DIGEST}
 
 
-hot: Hot | None = _modules()
+engine: Engine | None = _modules()
 
 
 def new_messages() -> Messages:
     """Return an empty list of messages, in the form that the engine takes."""
-    return [] if hot is None else hot.messages.Messages()
+    return [] if engine is None else engine.messages.Messages()

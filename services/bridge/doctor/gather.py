@@ -91,7 +91,7 @@ def gather(
         servers=kafka.bootstrap_servers,
         streaming=settings.bridge.streaming,
         partitions_wanted=kafka.partitions,
-        compiled=compiled.hot is not None,
+        compiled=compiled.engine is not None,
         primary=primary,
         kafka=found,
         sample=sample,

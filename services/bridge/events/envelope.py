@@ -118,10 +118,10 @@ class Envelope:
         )
         self._boundary_topic = transaction_topic(name)
         self._transactions: Any = None
-        if compiled.hot is not None and transaction_metadata:
+        if compiled.engine is not None and transaction_metadata:
             parts = (self._texts.source, self._texts.source_db, self._texts.source_timeline)
             flat_parts = () if self._fields is None else self._fields.transaction
-            self._transactions = compiled.hot.transactions.Transactions(
+            self._transactions = compiled.engine.transactions.Transactions(
                 *(Event, Stamp, Ended, self._boundary_topic, *parts),
                 *(flat_parts, EVENT_OVERHEAD_BYTES),
             )
@@ -234,10 +234,10 @@ class Envelope:
         `room_bytes`. Return the index there, the next seq, and the events' bytes; None where
         there is no compiled way.
         """
-        if compiled.hot is None:
+        if compiled.engine is None:
             return None
         texts = self._texts
-        index, seq, self.total, size = compiled.hot.transactions.take_rows(
+        index, seq, self.total, size = compiled.engine.transactions.take_rows(
             *(messages, index, at, writers, events, self._touched),
             *(seq, self.total, room_bytes, EVENT_OVERHEAD_BYTES),
             *(texts.head, texts.order, texts.tail, texts.flat),

@@ -108,10 +108,10 @@ def writer(
     `event` is the Event type. The function is of services.bridge.compiled where that was built,
     else Python code made here.
     """
-    if (hot := compiled.hot) is not None:
-        kinds = hot.forms.KINDS
+    if (engine := compiled.engine) is not None:
+        kinds = engine.forms.KINDS
         forms = [kinds.get(_COMPILED.get(column.encode, ""), 0) for column in columns]
-        made: Write = hot.rows.RowWriter(event, topic, table, columns, count, frame, forms)
+        made: Write = engine.rows.RowWriter(event, topic, table, columns, count, frame, forms)
         return made
     variables: dict[str, Any] = {
         **_GLOBALS,

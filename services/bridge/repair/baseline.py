@@ -27,7 +27,7 @@ from services.bridge.pgoutput.messages import Row
 from services.bridge.repair.diagnosis import OPERATION
 from services.bridge.snapshot.cursor import parts
 from services.bridge.snapshot.row_reader import shape_of
-from services.bridge.snapshot.slot_making import import_snapshot
+from services.bridge.snapshot.slot_creation import import_snapshot
 from services.bridge.snapshot.tables import TableShape, quote
 from services.bridge.snapshot.visibility import parse_sight
 from services.bridge.source.readiness import wait_readable

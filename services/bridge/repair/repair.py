@@ -48,7 +48,7 @@ from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot.reader import SnapshotReader
 from services.bridge.snapshot.row_reader import NotNow
-from services.bridge.snapshot.slot_making import beginning_event
+from services.bridge.snapshot.slot_creation import beginning_event
 from services.bridge.source.database import Primary
 from services.bridge.source.heartbeat import Heartbeat
 

@@ -34,8 +34,8 @@ topic that is not in `ready`; or it was not taken.
 
 def sender(producer: Producer) -> Send:
     """Return the fastest function that sends records into `producer`."""
-    if compiled.hot is not None and (handle := _handle(producer)):
-        straight: Send = compiled.hot.records.Records(producer, handle, *FUNCTIONS).send
+    if compiled.engine is not None and (handle := _handle(producer)):
+        straight: Send = compiled.engine.records.Records(producer, handle, *FUNCTIONS).send
         return straight
     return partial(plain, producer.produce)
 

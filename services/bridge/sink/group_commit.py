@@ -31,7 +31,7 @@ from services.bridge.sink.batch_queue import Waiting
 from services.bridge.sink.dead_letters import Origins, RefusalLearned
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.heartbeat import Heartbeat
-from services.bridge.source.standby_status import Feedback
+from services.bridge.source.standby_status import StandbyStatus
 from services.bridge.transactions.assembler import EventBatch
 
 SPACING_MIN_S: Final = 0.002
@@ -65,7 +65,7 @@ class GroupCommit:
         self,
         producer: TransactionalProducer,
         bridge: BridgeSettings,
-        feedback: Feedback,
+        standby_status: StandbyStatus,
         heartbeat: Heartbeat,
         record_of: Recorder,
         ledger: Ledger,
@@ -77,7 +77,7 @@ class GroupCommit:
         self._producer = producer
         self._bytes_max = bridge.commit_bytes_max
         self._age_max_s = bridge.commit_interval_ms / 1000
-        self._feedback = feedback
+        self._standby_status = standby_status
         self._heartbeat = heartbeat
         self._record_of = record_of
         self._subject = subject
@@ -178,7 +178,7 @@ class GroupCommit:
     def report(self) -> None:
         """Tell the server how far Kafka is."""
         reach("before feedback")
-        self._feedback.send(follow=self.settled)
+        self._standby_status.send(follow=self.settled)
         reach("after feedback")
 
     def close(self) -> None:
@@ -281,11 +281,11 @@ class GroupCommit:
         """Wait for Kafka's commit, and answer the server meanwhile."""
         while self._committing is not None:
             try:
-                self._committing.done.result(self._feedback.interval_s)
+                self._committing.done.result(self._standby_status.interval_s)
             except StillRunning:
-                self._feedback.while_waiting()
+                self._standby_status.while_waiting()
             else:
-                self._feedback.heard(time.monotonic())  # we did not listen meanwhile
+                self._standby_status.heard(time.monotonic())  # we did not listen meanwhile
                 self._end_commit(self._committing)
 
     def _end_commit(self, commit: Commit) -> None:

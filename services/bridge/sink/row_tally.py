@@ -61,5 +61,5 @@ def _in_headers(headers: Headers | None) -> str:
 
 
 count: Callable[[Sequence[Event], str, Counts], None] = (
-    plain_count if compiled.hot is None else compiled.hot.tally.count
+    plain_count if compiled.engine is None else compiled.engine.tally.count
 )

@@ -21,8 +21,8 @@ from services.bridge import metrics
 from services.bridge.pgoutput.type_names import PgType
 from services.bridge.progress.consistency import Selection
 from services.bridge.progress.errors import publication_gone
+from services.bridge.source.awaited_commits import require_no_waiting_commits
 from services.bridge.source.candidates import find_primary
-from services.bridge.source.commits_waiting import require_no_waiting_commits
 from services.bridge.source.replication_connection import cut_off_after, walsender_name
 from services.bridge.source.server_errors import connect_error, server_error
 from services.bridge.source.sql_session import SqlSessionEnded, connect_again, in_any_session

@@ -295,8 +295,8 @@ class ReplicationConnection:
 
     def _gather(self, messages: Messages) -> tuple[int, bytes, int]:
         connection = address(self._conn)
-        if compiled.hot is not None and GET_COPY_DATA and connection:
-            found: tuple[int, bytes, int] = compiled.hot.messages.gather(
+        if compiled.engine is not None and GET_COPY_DATA and connection:
+            found: tuple[int, bytes, int] = compiled.engine.messages.gather(
                 GET_COPY_DATA, connection, messages
             )
             if found[0] == _FAILED:

@@ -16,7 +16,7 @@ from services.bridge.source.replication_connection import ReplicationConnection
 INTERVAL_MAX_S: Final = 1.0
 
 
-class Feedback:
+class StandbyStatus:
     """Sends one session's status updates, in the thread that owns the connection.
 
     `due` is when to send again (time.monotonic); `beat` when it was sent last.
@@ -86,13 +86,13 @@ class WhileWaiting:
     """
 
     def __init__(self) -> None:
-        self._feedback: Feedback | None = None
+        self._status: StandbyStatus | None = None
 
-    def answer_with(self, feedback: Feedback) -> None:
-        """Send the status of `feedback` from now on: the server has begun to stream."""
-        feedback.heard(time.monotonic())
-        self._feedback = feedback
+    def answer_with(self, status: StandbyStatus) -> None:
+        """Send the status of `status` from now on: the server has begun to stream."""
+        status.heard(time.monotonic())
+        self._status = status
 
     def __call__(self) -> None:
-        if self._feedback is not None:
-            self._feedback.while_waiting()
+        if self._status is not None:
+            self._status.while_waiting()

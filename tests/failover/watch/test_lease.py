@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from schemas.errors import SettingsError
 from schemas.settings import load_settings
-from schemas.watching import LeaseSettings
+from schemas.watch_settings import LeaseSettings
 from services.failover.observe.cluster import Cluster
 from services.failover.plan.request import Request
 from services.failover.watch.lease.election import Lease, Rules

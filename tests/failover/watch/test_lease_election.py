@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from schemas.watching import LeaseSettings
+from schemas.watch_settings import LeaseSettings
 from services.failover.watch.lease.election import Lease, Rules
 from tests.failover.watch.lease_simulation import RULES, Clocks, Fate, World
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from schemas.watching import LeaseSettings
+    from schemas.watch_settings import LeaseSettings
 
 _FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
 _RELEASED_S = 1

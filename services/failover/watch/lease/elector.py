@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from schemas.watching import LeaseSettings
+from schemas.watch_settings import LeaseSettings
 from services.failover.watch.lease.election import Election, Lease, Rules
 from services.failover.watch.lease.lease_api import Conflict, Unanswered, lease_api
 

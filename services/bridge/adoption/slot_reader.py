@@ -26,7 +26,7 @@ _COMMIT: Final = struct.Struct("!cBQQ")
 _MESSAGE: Final = struct.Struct("!cBQ")
 
 
-class SlotReading:
+class SlotReader:
     """Reads the slot as often as it is asked to."""
 
     def __init__(self, primary: Primary, source: SourceSettings, bridge: BridgeSettings) -> None:
