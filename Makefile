@@ -158,7 +158,7 @@ COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-h
 lock: ## pin the dependencies anew (needs uv)
 	$(COMPILE) requirements/build.in -o requirements/build.txt
 	$(COMPILE) requirements/dist.in -o requirements/dist.txt
-	$(COMPILE) --all-extras pyproject.toml -o requirements/lock.txt
+	$(COMPILE) -c requirements/build.txt --all-extras pyproject.toml -o requirements/lock.txt
 	$(COMPILE) -c requirements/lock.txt --extra otel pyproject.toml -o requirements/run.txt
 	$(COMPILE) -c requirements/lock.txt --extra local pyproject.toml -o requirements/local.txt
 

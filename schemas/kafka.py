@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Format = Literal["json", "json_schema_envelope", "json_schema", "avro"]
-REGISTERED: tuple[Format, ...] = ("json_schema", "avro")
+Format = Literal["json", "json_schema_envelope", "json_schema", "avro", "protobuf"]
+REGISTERED: tuple[Format, ...] = ("json_schema", "avro", "protobuf")
 """Formats whose schemas are in a schema registry."""
 _TOPIC_NAME = r"^[A-Za-z0-9._-]{1,100}$"
 _TOPIC_PATTERN = r"^[A-Za-z0-9._*-]{1,249}$"
@@ -47,8 +47,8 @@ class KafkaSettings(BaseModel):
     """How keys of tables' records are written (docs/FORMATS.md)."""
     value_format: Format = "json"
     """How values of tables' records are written. `json_schema_envelope`: with their schema, as
-    Connect's JsonConverter with schemas.enable=true; `json_schema`, `avro`: with a schema registry
-    (section `registry`). `slottables` reads only `json`."""
+    Connect's JsonConverter with schemas.enable=true; `json_schema`, `avro`, `protobuf`: with a
+    schema registry (section `registry`). `slottables` reads only `json`."""
     options: dict[str, str | int | float | bool] = Field({}, repr=False)
     """Passed to librdkafka as they are (security.protocol, sasl.*, ssl.*, compression.type …)."""
 

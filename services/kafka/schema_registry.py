@@ -60,8 +60,8 @@ class SchemaRegistry:
     ) -> int:
         """Return the id of a schema under `subject`, registered now if it is new there.
 
-        `kind`: AVRO, JSON. Wait for the registry, and call `while_waiting` meanwhile. Raise
-        Retryable after the deadline, SetupError when the registry refuses the schema.
+        `kind`: AVRO, JSON, PROTOBUF. Wait for the registry, and call `while_waiting` meanwhile.
+        Raise Retryable after the deadline, SetupError when the registry refuses the schema.
         """
         known = self._ids.get((subject, schema))
         if known is not None:

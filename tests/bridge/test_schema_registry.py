@@ -6,6 +6,7 @@ import io
 import json
 import re
 import ssl
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -21,11 +22,13 @@ from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from schemas.errors import ExitCode
+from services.bridge.events.formats.protobuf import message_class
 from services.demo.copies import committed
 from tests.bridge.running import Bridge
 from tests.bridge.values import samples
 from tests.bridge.values.connect_documents import meaning
 from tests.bridge.values.forms import DEBEZIUM
+from tests.bridge.values.protobuf_reading import compiled, document
 from tests.bridge.values.publishing import fill, make_tables
 from tests.bridge.values.test_debezium_schemas import FITTING
 from tests.providers.interface import Broker, Provider
@@ -111,6 +114,22 @@ def _avro(client: SchemaRegistryClient) -> Read:
     return read
 
 
+def _protobuf(client: SchemaRegistryClient) -> Read:
+    """A reader of what protoc makes of the registry's text."""
+    known: dict[int, Any] = {}
+
+    def read(data: bytes, _topic: str, _field: MessageField) -> Any:
+        assert (data[0], data[5]) == (0, 0)
+        schema_id = int.from_bytes(data[1:5], "big")
+        if schema_id not in known:
+            text = client.get_schema(schema_id).schema_str or ""
+            with tempfile.TemporaryDirectory() as folder:
+                known[schema_id] = message_class(compiled(text, Path(folder)))
+        return document(known[schema_id].FromString(data[6:]))
+
+    return read
+
+
 def _json_schema(client: SchemaRegistryClient) -> Read:
     """Confluent's own reader, which validates; the strategy is what others than Confluent have."""
     strategy = {"subject.name.strategy.type": "TOPIC"}
@@ -121,6 +140,7 @@ def _json_schema(client: SchemaRegistryClient) -> Read:
 READERS: dict[str, Callable[[SchemaRegistryClient], Read]] = {
     "avro": _avro,
     "json_schema": _json_schema,
+    "protobuf": _protobuf,
 }
 
 
@@ -218,12 +238,13 @@ def test_shapes_change_in_the_middle_and_rows_that_were_there_are_read(
     assert bridge.output.count("schema registered") == 3
 
 
-def test_a_new_column_is_compatible_in_json_schema_and_another_type_is_not(
-    source: Source, schemas: Registry, client: SchemaRegistryClient
+@pytest.mark.parametrize("form", ["json_schema", "protobuf"])
+def test_a_new_column_is_compatible_and_another_type_is_not(
+    source: Source, schemas: Registry, client: SchemaRegistryClient, form: str
 ) -> None:
     subject = f"{source.database}.public.t-value"
     source.run("CREATE TABLE t (id int PRIMARY KEY, n int)")
-    bridge = source.registered(schemas, "json_schema").start().streaming()
+    bridge = source.registered(schemas, form).start().streaming()
     source.run("INSERT INTO t VALUES (1, 1)")
     bridge.caught_up()
     client.set_compatibility(subject, "BACKWARD")
@@ -234,7 +255,7 @@ def test_a_new_column_is_compatible_in_json_schema_and_another_type_is_not(
     assert bridge.exit_code() == ExitCode.SCHEMA_REFUSED
     assert f"subject {subject}" in bridge.output
     assert "version 2" in bridge.output
-    found = source.rows(schemas, "t", "json_schema")
+    found = source.rows(schemas, "t", form)
     assert found == [{"id": 1, "n": 1}, {"id": 2, "n": 2, "note": "new"}]
 
 

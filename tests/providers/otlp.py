@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
@@ -60,7 +60,7 @@ class Collector:
                 ]
 
 
-def _plain(attributes: "Iterator[KeyValue] | list[KeyValue]") -> dict[str, str | int]:
+def _plain(attributes: Iterable[KeyValue]) -> dict[str, str | int]:
     return {each.key: each.value.string_value or each.value.int_value for each in attributes}
 
 

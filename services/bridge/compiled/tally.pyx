@@ -15,6 +15,7 @@ cdef enum:
     FLAT_BYTES = 9
     FLAT_ENVELOPE_BYTES = 20
     HEAD_BYTES = 5
+    PROTOBUF_BYTES = 3
     AVRO_OP = 6
 
 cdef struct Kind:
@@ -48,6 +49,8 @@ def count(list events, str schema_topic, dict counts):
         elif op_of(<bytes>value, b'{"payload":{"op":"', ENVELOPE_BYTES, &operation):
             pass
         elif op_of(<bytes>value, b'{"__op":"', FLAT_BYTES, &operation):
+            pass
+        elif op_of(<bytes>value, b"\0\x0a\1", PROTOBUF_BYTES, &operation):
             pass
         elif op_of(<bytes>value, b'{"payload":{"__op":"', FLAT_ENVELOPE_BYTES, &operation):
             pass

@@ -125,15 +125,19 @@ def position_of_row(told: Mapping[str, Any]) -> EventPosition | None:
 
 
 def _document(value: bytes) -> Any:
-    """Return what an event says of its position: a value in JSON, or the first fields of Avro."""
+    """Return what an event says of its position: a value in JSON, or the first binary fields."""
     if value[:1] != wire.MAGIC:
         return json.loads(value)
     content = value[wire.HEAD_BYTES :]
     if content[:1] == b"{":
         return json.loads(content)
-    from services.bridge.events.formats.avro import first_fields
+    if content[:1] == b"\0":
+        from services.bridge.events.formats import protobuf
 
-    return first_fields(value)
+        return protobuf.first_fields(content)
+    from services.bridge.events.formats import avro
+
+    return avro.first_fields(value)
 
 
 def position_in_headers(headers: AnyHeaders) -> EventPosition | None:

@@ -2,7 +2,7 @@
 
 event                          counts as
 {"op":"c", …}, {"__op":"c", …} its table, its operation; also in an envelope or behind an id
-Avro                           the same
+Avro, Protobuf                 the same
 header __op                    its table, the header
 value of an outbox message     its table, c
 other tombstone, schema event, nothing
@@ -25,7 +25,12 @@ _AVRO_OP: Final = 6
 flat row it may be null: which branch it is, 1, precedes its length."""
 _OP_HEADER: Final = field_name("op")
 _OPERATIONS: Final = frozenset("crudt")
-_OPENINGS: Final = (b'{"op":"', b'{"payload":{"op":"', b'{"__op":"', b'{"payload":{"__op":"')
+_PROTOBUF: Final = b"\0\x0a\1"
+"""The path to the message in its file; the number and type of its first field, `op`; its length."""
+_OPENINGS: Final = (
+    *(b'{"op":"', b'{"payload":{"op":"', b'{"__op":"', b'{"payload":{"__op":"'),
+    _PROTOBUF,
+)
 
 
 def plain_count(events: Sequence[Event], schema_topic: str, counts: Counts) -> None:

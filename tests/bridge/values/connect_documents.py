@@ -5,9 +5,9 @@ import struct
 from decimal import Context, Decimal
 from typing import Any
 
-from services.bridge.events.formats.avro import avro_name
+from services.bridge.events.formats.names import adjusted_column
 
-_EXACT = Context(prec=200_000)
+EXACT = Context(prec=200_000)
 
 
 def meaning(schema: dict[str, Any], document: Any) -> Any:
@@ -17,7 +17,7 @@ def meaning(schema: dict[str, Any], document: Any) -> Any:
     kind = schema["type"]
     if kind == "struct":
         return {
-            avro_name(field["field"]): meaning(field, document[field["field"]])
+            adjusted_column(field["field"]): meaning(field, document[field["field"]])
             for field in schema["fields"]
         }
     if kind == "array":
@@ -31,7 +31,7 @@ def meaning(schema: dict[str, Any], document: Any) -> Any:
         if schema.get("name") != "org.apache.kafka.connect.data.Decimal":
             return data
         number = Decimal(int.from_bytes(data, "big", signed=True))
-        return number.scaleb(-int(schema["parameters"]["scale"]), _EXACT)
+        return number.scaleb(-int(schema["parameters"]["scale"]), EXACT)
     if kind == "float":
         return struct.unpack("f", struct.pack("f", float(document)))[0]
     return float(document) if kind == "double" else document

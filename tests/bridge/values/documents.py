@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from schemas.settings import ValueSettings
 from services.bridge.events.errors import UnfitValue
 from services.bridge.events.formats import connect
-from services.bridge.events.formats.avro import avro_name
+from services.bridge.events.formats.names import adjusted_column
 from services.bridge.events.formats.strict_encoders import StrictEncoders
 from services.bridge.events.formats.type_schemas import column_schema
 from tests.bridge.strategies import names
@@ -69,7 +69,9 @@ def rows(
     """The schema of a table's values, and one value as JSON; null for what has no schema."""
     encoders = kind_of_encoders(ValueSettings(**DEBEZIUM))
     kinds = draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=8))
-    some = draw(st.lists(names, min_size=len(kinds), max_size=len(kinds), unique_by=avro_name))
+    some = draw(
+        st.lists(names, min_size=len(kinds), max_size=len(kinds), unique_by=adjusted_column)
+    )
     columns: dict[str, connect.Schema] = {}
     row: dict[str, Any] = {}
     for name, (kind, typmod) in zip(some, kinds, strict=True):

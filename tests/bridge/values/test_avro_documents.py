@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from schemas.errors import BadInput
 from services.bridge.events.errors import UnfitValue
 from services.bridge.events.formats import connect
-from services.bridge.events.formats.avro import avro_name, avro_schema, first_fields, serializer
+from services.bridge.events.formats.avro import avro_schema, first_fields, serializer
+from services.bridge.events.formats.names import adjusted
 from services.bridge.recovery.event_positions import EventPosition, position_of
 from tests.bridge.values.connect_documents import meaning
 from tests.bridge.values.documents import rows
@@ -39,7 +40,10 @@ def _sorted(document: Any) -> Any:
 
 
 def test_names_that_avro_does_not_allow() -> None:
-    assert avro_name("bank.public.größe 1.1st.Value") == "bank.public.gr__e_1._1st.Value"
+    assert adjusted("bank.public.größe 1.1st.Value") == "bank.public.gr__e_1._1st.Value"
+    columns = dict.fromkeys(("a.b", "1", "é"), connect.STRING)
+    found = avro_schema(connect.key("b.s.t", columns))["fields"]
+    assert [field["name"] for field in found] == ["a_b", "_1", "_"]
     with pytest.raises(BadInput, match="a b and a_b") as raised:
         avro_schema(connect.key("b.s.t", {"a b": connect.STRING, "a_b": connect.STRING}))
     assert "shaping.columns" in raised.value.hint

@@ -7,25 +7,22 @@ Names and properties are those of Confluent's AvroConverter, so that it reads th
     int8, int16      int with connect.type
     Decimal          bytes with the logical type decimal
     map              map; with keys that are not strings, an array of records (key, value)
-
-What Avro does not allow in a name becomes `_`, as with Debezium's adjustment mode `avro`.
 """
 
 import io
 import json
-import re
 from base64 import b64decode
 from collections.abc import Callable
 from typing import Any, Final
 
 import fastavro
 
-from schemas.errors import BadInput, ExitCode
 from schemas.shaping import FlatSettings
 from services.bridge.events import fields
 from services.bridge.events.errors import UnfitValue
 from services.bridge.events.formats import connect, wire
 from services.bridge.events.formats.connect import Schema
+from services.bridge.events.formats.names import adjusted, adjusted_column, adjusted_fields
 
 REGISTRY_TYPE: Final = "AVRO"
 Convert = Callable[[Any], Any]
@@ -36,17 +33,11 @@ _PRESENT: Final = b"\2"
 """The branch of a union that is not null. A flat row's `op` begins with it, in an envelope with its
 length, so that the letter follows; in both, the byte before is 2."""
 _PRECISION: Final = 64
-_FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_]|^(?=[0-9])")
-
-
-def avro_name(text: str) -> str:
-    """Return `text` as a name that Avro allows; parts between dots are names of their own."""
-    return ".".join(_FORBIDDEN.sub("_", part) or "_" for part in text.split("."))
 
 
 def record_name(schema: Schema) -> str:
     """Return the name by which subjects name the schema of a struct."""
-    return avro_name(schema["name"])
+    return adjusted(schema["name"])
 
 
 def schema_text(schema: Schema) -> str:
@@ -117,23 +108,13 @@ def _type(schema: Schema, defined: set[str]) -> Any:
 
 
 def _record(schema: Schema, defined: set[str]) -> Any:
-    name = avro_name(schema["name"])
+    name = adjusted(schema["name"])
     if name in defined:
         return name
     defined.add(name)
-    columns: dict[str, str] = {}
-    fields = []
-    for column, field in connect.fields(schema):
-        as_avro = avro_name(column)
-        if (other := columns.setdefault(as_avro, column)) != column:
-            raise BadInput(
-                f"the columns {other} and {column} have the same name in Avro: {as_avro}",
-                operation="describe a table",
-                subject=schema["name"],
-                hint="rename one of them, or leave it out (shaping.columns)",
-                exit_code=ExitCode.UNDECODABLE,
-            )
-        fields.append(_field(as_avro, field, defined))
+    fields = [
+        _field(name, field, defined) for name, (_, field) in adjusted_fields(schema, "Avro").items()
+    ]
     namespace, _, last = name.rpartition(".")
     found = {"type": "record", "name": last, "namespace": namespace, "fields": fields}
     return found | _meaning(schema)
@@ -192,7 +173,7 @@ def _converter(schema: Schema) -> Convert | None:
 def _branch(schema: Schema) -> str:
     kind = schema["type"]
     if kind == "struct":
-        return avro_name(schema["name"])
+        return adjusted(schema["name"])
     if kind == "map" and schema["keys"]["type"] != "string":
         return "array"
     return str(_KINDS.get(kind, kind))
@@ -226,7 +207,7 @@ def _of_fields(schema: Schema) -> Convert | None:
     names: dict[str, str] = {}
     changes: list[tuple[str, Convert]] = []
     for column, field in connect.fields(schema):
-        if (name := avro_name(column)) != column:
+        if (name := adjusted_column(column)) != column:
             names[column] = name
         if (change := _converter(field)) is not None:
             changes.append((name, change))

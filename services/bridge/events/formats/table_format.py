@@ -3,7 +3,7 @@
     json                    the text itself
     json_schema_envelope    {"payload":text,"schema":…}, as Connect's JsonConverter reads it
     json_schema             the text behind the id of its JSON Schema in the registry
-    avro                    Avro's binary form behind the id of its schema in the registry
+    avro, protobuf          their binary forms behind the id of the schema in the registry
 
 The schema is a constant of the table's shape, so that an envelope costs a concatenation. It is
 registered when a table is described, before its first record is made.
@@ -46,6 +46,12 @@ class Rendering(Protocol):
 
     def record_name(self, schema: Schema, /) -> str: ...
     def schema_text(self, schema: Schema, /) -> str: ...
+
+
+class BinaryRendering(Rendering, Protocol):
+    """A module that also writes JSON text that fits a schema in a binary form."""
+
+    def serializer(self, schema: Schema, schema_id: int, /) -> Serialize: ...
 
 
 class Affixes(NamedTuple):
@@ -129,9 +135,8 @@ class Formats:
         if form == "json_schema":
             affixes = Affixes(json_schema.opening(self._register(json_schema, schema, topic, part)))
             return _within(affixes), affixes
-        from services.bridge.events.formats import avro
-
-        return avro.serializer(schema, self._register(avro, schema, topic, part)), None
+        binary = _binary(form)
+        return binary.serializer(schema, self._register(binary, schema, topic, part)), None
 
     def _register(self, rendering: Rendering, schema: Schema, topic: str, part: str) -> int:
         """Return the id that the registry has for a schema of keys or values."""
@@ -153,6 +158,17 @@ def encoders_for(kafka: KafkaSettings) -> type[Encoders]:
     if formats == {"json"}:
         return Encoders
     return FiniteEncoders if "json_schema" in formats else StrictEncoders
+
+
+def _binary(form: Format) -> BinaryRendering:
+    """Return a module whose library is loaded only where it is needed."""
+    if form == "avro":
+        from services.bridge.events.formats import avro
+
+        return avro
+    from services.bridge.events.formats import protobuf
+
+    return protobuf
 
 
 def _affixes(form: Format, schema: Schema) -> Affixes:

@@ -2,7 +2,8 @@
 
     zero byte, the schema's id in the registry (4 bytes, big-endian), content
 
-The content's first byte tells the format: 2 in Avro, `{` in JSON.
+The content's first byte tells the format: 2 in Avro, `{` in JSON, 0 in Protobuf, where it stands
+for the path to the message within its file.
 """
 
 from typing import Final
