@@ -51,6 +51,13 @@ def test_a_row_is_read_as_its_json(
     assert position_of(data, "another") is None
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff", b"\x0a\1c\x10", b"\x0a\1c\x12\xff", b"\x0a\1c\x10\1"]
+)
+def test_a_message_that_is_not_an_event_has_no_position(content: bytes) -> None:
+    assert position_of(b"\0\0\0\0\1\0" + content, "b") is None
+
+
 def test_the_text_of_the_file_is_its_descriptor(tmp_path: Path) -> None:
     """As protoc compiles it, also with columns named as messages, and names it does not allow."""
     encoders = StrictEncoders(ValueSettings(**DEBEZIUM))

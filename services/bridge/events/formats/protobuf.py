@@ -18,7 +18,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from schemas.shaping import POSITION, FlatSettings, field_name
 from services.bridge.events import fields
@@ -106,13 +106,19 @@ def serializer(schema: Schema, schema_id: int) -> Callable[[str], bytes]:
 def first_fields(content: bytes) -> dict[str, Any]:
     """Return the fields that give an event's position, as services.bridge.events.formats.avro.
 
-    `content`: a value behind the schema's id. Raise an error of any kind for other bytes.
+    `content`: a value behind the schema's id. Raise ValueError for other bytes.
     """
-    if content[4:5] == _FLAT:
-        row: Any = _ROW.FromString(content[1:])
-        return {name: getattr(row, name) for name in _OWN_NUMBERS}
-    source = _ENVELOPE.FromString(content[1:]).source  # type: ignore[attr-defined]
-    return {"source": {name: getattr(source, name) for name, _ in connect.fields(connect.SOURCE)}}
+    flat = content[4:5] == _FLAT
+    try:
+        found: Any = (_ROW if flat else _ENVELOPE).FromString(content[1:])
+    except DecodeError as error:
+        raise ValueError("the content is not a message") from error
+    if not flat:
+        names = [name for name, _ in connect.fields(connect.SOURCE)]
+        return {"source": {name: getattr(found.source, name) for name in names}}
+    if not all(map(found.HasField, _OWN_NUMBERS)):
+        raise ValueError("the message lacks its position")
+    return {name: getattr(found, name) for name in _OWN_NUMBERS}
 
 
 class _Messages:
