@@ -62,7 +62,7 @@ def run(
 
     with _exit_codes(as_json=as_json):
         settings = load_settings(config)
-        kafka, tables = _readable(settings), require(settings.tables, "tables")
+        kafka, tables = readable(settings), require(settings.tables, "tables")
         stop = _stop_on_signals()
         require_broker(kafka)
         spark = start_session(tables, kafka)
@@ -103,7 +103,7 @@ def verify(
 
     with _exit_codes(as_json=as_json):
         settings = load_settings(config)
-        spark = start_session(require(settings.tables, "tables"), _readable(settings))
+        spark = start_session(require(settings.tables, "tables"), readable(settings))
         try:
             names, shown = tuple(table or ()), 5 if examples else 0
             if as_of:
@@ -174,14 +174,14 @@ def _operating(config: Path) -> Iterator["Operator"]:
     from spark_consumers.session import start_session
 
     settings = load_settings(config)
-    spark = start_session(require(settings.tables, "tables"), _readable(settings))
+    spark = start_session(require(settings.tables, "tables"), readable(settings))
     try:
         yield Operator(spark, settings)
     finally:
         spark.stop()
 
 
-def _readable(settings: Settings) -> KafkaSettings:
+def readable(settings: Settings) -> KafkaSettings:
     """Return the section `kafka`. Raise SettingsError for formats that the tables can't read."""
     kafka = require(settings.kafka, "kafka")
     for key in ("key_format", "value_format"):

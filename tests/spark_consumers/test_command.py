@@ -5,13 +5,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
-from schemas.errors import ExitCode
+from schemas.errors import ExitCode, SettingsError
+from schemas.kafka import Format
+from schemas.settings import Settings
 from services.testbed.java import short_lived_spark
+from spark_consumers.command import readable
 from tests.providers.interface import Provider
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import Pipeline
@@ -60,6 +63,16 @@ def config(tmp_path: Path, warehouse: Path, spark_jars: str, pipeline: Pipeline)
 
 
 KAFKA = {"bootstrap_servers": "127.0.0.1:1", "topic_prefix": "x"}
+
+
+@pytest.mark.parametrize("part", ["key_format", "value_format"])
+@pytest.mark.parametrize("form", [form for form in get_args(Format) if form != "json"])
+def test_a_format_that_tables_do_not_read_is_refused_by_name(part: str, form: str) -> None:
+    registry = {"url": "http://registry"}
+    settings = Settings.model_validate({"kafka": {**KAFKA, part: form}, "registry": registry})
+    with pytest.raises(SettingsError, match=rf"kafka\.{part} is {form}") as raised:
+        readable(settings)
+    assert "set both formats to json" in raised.value.hint
 
 
 @pytest.mark.parametrize(
