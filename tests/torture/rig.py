@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient
+from psycopg.conninfo import make_conninfo
 
 from schemas.events import (
     SETTLING_KEY_PREFIX,
@@ -178,7 +179,7 @@ class Rig:
             bootstrap_servers=self._brokers.proxied_servers,
             options=self._brokers.options,
             shaping=bank.SHAPING,
-            snapshot=bank.SNAPSHOT,
+            snapshot=self._snapshot(),
             two_phase=self._bed.major >= 18,
             transaction_bytes_max=self._part_bytes,
             commit_bytes_max=self._part_bytes,
@@ -190,6 +191,13 @@ class Rig:
             origin_idle_timeout_ms=10_000,
             connect_deadline_ms=600_000,
         )
+
+    def _snapshot(self) -> dict[str, Any]:
+        """Return how rows are read: with an odd seed from the standby, whichever that is."""
+        if self._seed % 2 == 0:
+            return bank.SNAPSHOT
+        where = make_conninfo(self._run.proxied_conninfo, target_session_attrs="prefer-standby")
+        return {**bank.SNAPSHOT, "conninfo": where}
 
     def _end(self, clients: list[Client]) -> list[Finding]:
         """Clients end, what is undecided is rolled back, the bridge catches up and stops."""
