@@ -168,6 +168,29 @@ def tag(
             _write(json.dumps({"table": table, "tag": name}) if as_json else f"{table} {name}")
 
 
+@app.command()
+def blame(
+    config: Config,
+    table: Annotated[str, typer.Option(help="Source table as schema.table.")],
+    key: Annotated[
+        list[str], typer.Option(help="Value of the row's key. Repeat it for each key column.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Show what each transaction made of a row: LSN, commit time, xid, values that changed."""
+    from spark_consumers.blame import blame
+    from spark_consumers.session import start_session
+
+    with _exit_codes(as_json=as_json):
+        settings = load_settings(config)
+        spark = start_session(require(settings.tables, "tables"), readable(settings))
+        try:
+            for version in blame(spark, settings, table, key):
+                _write(json.dumps(version.document()) if as_json else version.line())
+        finally:
+            spark.stop()
+
+
 @contextlib.contextmanager
 def _operating(config: Path) -> Iterator["Operator"]:
     from spark_consumers.operations import Operator

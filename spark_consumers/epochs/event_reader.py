@@ -80,7 +80,7 @@ class EventReader:
         near = cut.read_ms or None
         while True:
             ends, settled = self._ends(partitions, starts, near, cut.read_ms)
-            records = self._records(starts, ends)
+            records = self.records(starts, ends)
             events = changes.events(records, after_lsn, cut.commit_lsn, others, whole=self._whole)
             events = events.coalesce(self._tasks(starts, ends)).persist(
                 StorageLevel.MEMORY_AND_DISK
@@ -175,7 +175,8 @@ class EventReader:
             for topic, numbers in ends.items()
         }, settled
 
-    def _records(self, starts: Offsets, ends: Offsets) -> DataFrame:
+    def records(self, starts: Offsets, ends: Offsets) -> DataFrame:
+        """Return the committed records of topics between offsets."""
         topics = {topic: sorted(numbers) for topic, numbers in starts.items() if numbers}
         return (
             self._spark.read.format("kafka")

@@ -254,6 +254,20 @@ def problems(events: DataFrame, shape: Shape) -> DataFrame:
     return found.where("reason IS NOT NULL")
 
 
+def has_key(shape: Shape, key: Sequence[str]) -> str:
+    """Return SQL that is true if an event is of the row with a key, given as texts."""
+    columns = [shape.columns[place] for place in shape.key_positions]
+    return " AND ".join(
+        f"{typed(_raw(column), column)} = {given(column, text)}"
+        for column, text in zip(columns, key, strict=True)
+    )
+
+
+def given(column: ColumnShape, text: str) -> str:
+    """Return SQL that reads a text as a value of a column; NULL where it does not fit."""
+    return f"try_cast({literal(text)} AS {column.data_type.simpleString()})"
+
+
 def _raw(column: ColumnShape) -> str:
     return f"image[{literal(column.name)}]"
 

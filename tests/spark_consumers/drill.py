@@ -308,17 +308,20 @@ def drill(
 
 
 def _operate(tables: Slottables) -> None:
-    """List epochs, have a table made anew, maintain all, while `run` goes on."""
+    """List epochs, blame a row, have a table made anew, maintain all, while `run` goes on."""
     tables.await_epoch()
     known = {epoch["commit_lsn"] for epoch in tables.epochs()}
-    epochs, rebuilt, maintained = run_all(
+    epochs, blamed, rebuilt, maintained = run_all(
         tables.config,
         ("epochs", "--json"),
+        ("blame", "--table", "public.pgbench_branches", "--key", "1", "--json"),
         ("rebuild", "--table", "public.whole"),
         ("maintain", "--json"),
     )
     listed = {json.loads(line)["commit_lsn"] for line in epochs.stdout.splitlines()}
     assert listed & known, (listed, known)
+    versions = [json.loads(line) for line in blamed.stdout.splitlines()]
+    assert versions and all(version["xid"] for version in versions), blamed
     for done in (rebuilt, maintained):
         assert done.code == 0, done.log
         assert "whole" in done.stdout, done

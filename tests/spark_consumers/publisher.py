@@ -325,7 +325,7 @@ def envelope(
         sequence="[]",
         schema=table.schema,
         table=table.name,
-        txId=1,
+        txId=commit_lsn,
         lsn=commit_lsn + SEEN if op == "r" else commit_lsn,
         xmin=None,
         commit_lsn=commit_lsn,

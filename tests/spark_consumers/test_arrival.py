@@ -75,13 +75,13 @@ def test_hidden_records_are_awaited_and_read_once(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = []
-    original = EventReader._records
+    original = EventReader.records
 
     def records(*arguments: Any) -> Any:
         reads.append(arguments)
         return original(*arguments)
 
-    monkeypatch.setattr(EventReader, "_records", records)
+    monkeypatch.setattr(EventReader, "records", records)
     show = two_items(pipeline)
     shown = threading.Timer(1.5, show)
     shown.start()
@@ -97,16 +97,16 @@ def test_a_read_that_takes_longer_than_the_deadline_is_not_the_last(
     monkeypatch.setattr("spark_consumers.epochs.event_reader.ARRIVAL_DEADLINE_S", 0.0)
     monkeypatch.setattr("spark_consumers.epochs.event_reader.VISIBLE_DEADLINE_S", 0.0)
     show = two_items(pipeline)
-    original = EventReader._records
+    original = EventReader.records
 
     def records(*arguments: Any) -> Any:
         """What comes while it is read is not in it."""
         found = original(*arguments)
-        monkeypatch.setattr(EventReader, "_records", original)
+        monkeypatch.setattr(EventReader, "records", original)
         show()
         return found
 
-    monkeypatch.setattr(EventReader, "_records", records)
+    monkeypatch.setattr(EventReader, "records", records)
     pipeline.apply()
     assert len(rows(pipeline)) == 2
 
@@ -116,15 +116,15 @@ def shown_after_the_first_read(
 ) -> None:
     """Kafka shows an event only when the epoch was read once, and its deadlines are over."""
     monkeypatch.setattr("spark_consumers.epochs.event_reader.VISIBLE_DEADLINE_S", 0.0)
-    original = EventReader._records
+    original = EventReader.records
 
     def records(reader: EventReader, *arguments: Any) -> Any:
         found = original(reader, *arguments).localCheckpoint()
-        monkeypatch.setattr(EventReader, "_records", original)
+        monkeypatch.setattr(EventReader, "records", original)
         show()
         return found
 
-    monkeypatch.setattr(EventReader, "_records", records)
+    monkeypatch.setattr(EventReader, "records", records)
 
 
 @pytest.mark.parametrize("partition", [0, 2])

@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from schemas.errors import Retryable
+from spark_consumers.blame import blame
 from spark_consumers.verify.comparison import TableComparison, verify_tables
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker, Provider
@@ -55,6 +56,11 @@ def test_equal_tables_and_planted_differences(
         "public.whole": 5,
     }, [comparison.line() for comparison in found]
     with psycopg.connect(conninfo, autocommit=True) as connection:
+        last = connection.execute("SELECT xmin::text::int8 FROM whole WHERE id = 3").fetchone()
+        told = blame(pipeline.spark, pipeline.settings, "public.whole", ["3"])
+        assert [version.operation for version in told] == ["insert", "update"]
+        assert (told[-1].xid,) == last
+        assert told[-1].changed == ("note",)
         connection.execute("INSERT INTO log VALUES ('same', 1)")
         connection.execute("DELETE FROM emptied WHERE id = 20")
         connection.execute("INSERT INTO emptied VALUES (9, 'new'), (10, 'new')")
