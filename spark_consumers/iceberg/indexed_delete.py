@@ -140,16 +140,11 @@ def delete_rows(table: Any, index: KeyIndex, keys: Keys, target: Target) -> int:
     location = str(table.locationProvider().newDataLocation(name))
     table_files.write(table, location, content)
     delta = table.newRowDelta().toBranch(target.branch).validateFromSnapshot(target.snapshot)
-    metadata = java_class(table, "org.apache.iceberg.FileMetadata")
+    builders = _Builders(table, location, len(content))
     for path, blob in blobs.items():
-        data = index.file(path)
-        spec = table.specs().get(data.specId())
-        builder = metadata.deleteFileBuilder(spec).ofPositionDeletes().withFormat("puffin")
-        builder = builder.withPath(location).withFileSizeInBytes(len(content))
-        if spec.isPartitioned():
-            builder = builder.withPartition(data.partition())
-        builder = builder.withReferencedDataFile(path).withContentOffset(blob.offset)
-        builder = builder.withContentSizeInBytes(blob.length).withRecordCount(blob.rows)
+        builder = builders.of(index.file(path))
+        builder.withReferencedDataFile(path).withContentOffset(blob.offset)
+        builder.withContentSizeInBytes(blob.length).withRecordCount(blob.rows)
         delta.addDeletes(builder.build())
         index.keep_vector(f"{location}#{blob.offset}", vectors[path])
     for file in replaced:
@@ -158,3 +153,27 @@ def delete_rows(table: Any, index: KeyIndex, keys: Keys, target: Target) -> int:
         delta.set(key, value)
     delta.commit()
     return rows
+
+
+class _Builders:
+    """Makes Java's deletion vectors of one file; each call to Java counts, as there are many."""
+
+    def __init__(self, table: Any, location: str, size: int) -> None:
+        self._table, self._location, self._size = table, location, size
+        self._known: dict[int, tuple[Any, bool]] = {}
+
+    def of(self, data: Any) -> Any:
+        """Return the builder of a data file's vector, without what differs from file to file."""
+        number = int(data.specId())
+        if number not in self._known:
+            spec = self._table.specs().get(number)
+            builder = java_class(self._table, "org.apache.iceberg.FileMetadata").deleteFileBuilder(
+                spec
+            )
+            builder.ofPositionDeletes().withFormat("puffin").withPath(self._location)
+            builder.withFileSizeInBytes(self._size)
+            self._known[number] = builder, bool(spec.isPartitioned())
+        builder, partitioned = self._known[number]
+        if partitioned:
+            builder.withPartition(data.partition())
+        return builder

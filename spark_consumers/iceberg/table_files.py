@@ -184,7 +184,7 @@ def _add_data(files: Files, data: Any) -> str:
 
 
 def _require_vector(delete: Any) -> Any:
-    if str(delete.format()).upper() != "PUFFIN":
+    if delete.contentOffset() is None:  # only a deletion vector has one
         raise UnknownFilesError(f"{delete.location()} deletes rows, and is not a deletion vector")
     return delete
 
