@@ -237,6 +237,22 @@ def test_names_of_synchronous_standbys_are_noted_at_once(tmp_path: Path) -> None
         assert found.synchronous == synchronous
 
 
+def test_a_command_that_ends_has_noted_what_it_saw_last(tmp_path: Path) -> None:
+    """Its journal tells that position: an older note would count as one of an earlier primary."""
+    settings = FailoverSettings(
+        nodes={name: SecretStr("") for name in "ab"}, journal=tmp_path / "journal"
+    )
+    memory = Sightings(settings)
+    for position in (1000, 1064):
+        a = node("a", state(standby=False, received=position))
+        memory.complete(View((a, standby("b", 1000)), ()))
+    memory.close()
+    dead = View((node("a", None), standby("b", 1000)), ())
+    found = Sightings(settings).complete(dead).sighting
+    assert found is not None
+    assert found.position == (1, 1064)
+
+
 def test_who_was_a_standby_is_remembered_until_it_is_promoted(tmp_path: Path) -> None:
     a, b, c = node("a", state(standby=False)), standby("b", 1000), standby("c", 1000)
     settings = FailoverSettings(

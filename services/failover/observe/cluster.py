@@ -144,6 +144,7 @@ class Cluster:
         for link in (*self.nodes.values(), *self.subscribers.values()):
             link.close()
         self._publishers.close()
+        self.sightings.close()
 
     def observe(self) -> View:
         """Ask every server. Raise SetupError where a node answers but our role may not look.

@@ -82,6 +82,14 @@ class Sightings:
             known_standbys=self._known_standbys(view),
         )
 
+    def close(self) -> None:
+        """Note what was seen last, if it is not noted yet and nobody has noted anything later."""
+        if self._last is None or self._last is self._written:
+            return
+        found = self._read()
+        if found is None or found.at < self._last.at:
+            self._write(self._last)
+
     def _known_standbys(self, view: View) -> frozenset[str]:
         """Return the nodes that were standbys when last seen.
 
@@ -160,11 +168,11 @@ class Sightings:
         self._last = _Note(systems[0], now, seen, before, standbys)
         moved_only = self._written is not None and _but_for_time(self._written, self._last)
         if not moved_only or time.monotonic() - self._written_s > _EVERY_S:
-            self._written, self._written_s = self._last, time.monotonic()
             self._write(self._last)
 
     def _write(self, note: _Note) -> None:
         """Replace the file. Ignore a failure: it only means less evidence later."""
+        self._written, self._written_s = note, time.monotonic()
         if self._path is None:
             return
         document = {
