@@ -32,6 +32,7 @@ class SlotCopy:
     end_lsn: str
     streaming: bool
     dbname: str
+    publication: str = PUBLICATION
 
     @property
     def conninfo(self) -> str:
@@ -134,7 +135,7 @@ class Slotbridge(_Spawned):
             "source": {
                 "conninfo": slot_copy.conninfo,
                 "slot": slot_copy.slot,
-                "publication": PUBLICATION,
+                "publication": slot_copy.publication,
             },
             "kafka": {
                 "bootstrap_servers": slot_copy.bed.kafka.bootstrap_servers,
