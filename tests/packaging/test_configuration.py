@@ -151,6 +151,9 @@ def test_compose_mounts_files_that_exist_and_a_configuration_that_is_accepted() 
         for volume in service["volumes"]:
             source = volume.partition(":")[0]
             assert source in document["volumes"] or (ROOT / source).is_file(), source
+    kafka = services["kafka"]
+    assert kafka["volumes"] == [f"kafka:{kafka['environment']['KAFKA_LOG_DIRS']}"]
+    assert services["bridge"]["tmpfs"] == ["/var/lib/slotbridge:uid=10001,gid=10001,mode=700"]
     code, told = slotbridge("check-config", "--config", ROOT / "examples/compose/slotbridge.yaml")
     assert code == ExitCode.OK, told
     targets = (ROOT / "Dockerfile").read_text(encoding="utf-8")
