@@ -16,6 +16,7 @@ from services.bridge.failpoints import VARIABLE
 from services.bridge.snapshot.reader import SnapshotReader
 from services.bridge.snapshot.row_reader import APPLICATION, NotNow
 from services.bridge.snapshot.standby import Standby
+from services.bridge.snapshot.standby_state import require_written
 from services.bridge.source.hosts import host_name
 from services.postgres.server import read_server, written_lsn
 from services.testbed.pair import alter_system
@@ -137,7 +138,7 @@ def test_a_standby_that_is_on_another_timeline_is_waited_for(
     standby = Standby(other, "p", "s", server, deadline_ms=30_000)
     told = "replays timeline 1, the primary writes 99"
     with contextlib.closing(standby), pytest.raises(NotNow, match=told):
-        standby.await_replay(1)
+        standby.approach(1)
 
 
 def test_a_role_that_does_not_see_the_timeline_is_refused(
@@ -153,7 +154,7 @@ def test_a_role_that_does_not_see_the_timeline_is_refused(
         eventually(lambda: _may_connect(other), what="the standby has the role")
         standby = Standby(other, "p", "s", server, deadline_ms=30_000)
         with contextlib.closing(standby), pytest.raises(SetupError) as refused:
-            standby.await_replay(lsn)
+            standby.approach(lsn)
         assert "GRANT pg_read_all_stats" in refused.value.hint
         connection.execute(f"DROP ROLE {role}".encode())
 
@@ -164,6 +165,34 @@ def _may_connect(conninfo: str) -> bool:
     except psycopg.OperationalError:
         return False
     return True
+
+
+def test_a_standby_tells_its_collations_and_stays_within_what_the_primary_has_written(
+    pair: Provider, fresh_database: str
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(
+            "CREATE COLLATION sorted (provider = libc, locale = 'C');"
+            " CREATE TYPE r AS RANGE (subtype = text, collation = sorted);"
+            ' CREATE TABLE t (a text COLLATE "C", b text, c r, PRIMARY KEY (a, b, c));'
+            # No rows: what the server tells of a locale does not need one that is there.
+            " UPDATE pg_collation SET collcollate = 'xx_XX' WHERE collname = 'sorted'"
+        )
+        connection.execute("CREATE PUBLICATION p FOR TABLE t")
+        server = read_server(connection)
+    reader = SnapshotReader(conninfo, "p", "s", server, deadline_ms=30_000)
+    other = pair.standby.conninfo(fresh_database)
+    standby = Standby(other, "p", "s", server, deadline_ms=30_000)
+    with contextlib.closing(reader), contextlib.closing(standby):
+        (shape,) = reader.inspect().shapes
+        assert standby.approach(reader.mark("begun"), 30)
+        standby.begin(shape)
+        versions = reader.order_versions(shape, "")
+        assert versions.keys() == {"sorted"}, "of a locale that sorts, and not by bytes"
+        assert standby.order_versions(shape, "") == versions
+        replayed = standby.finish()
+        require_written(replayed, reader.mark("read"), standby.name)
 
 
 @pytest.fixture
@@ -192,7 +221,7 @@ def test_rows_whose_reading_is_cancelled_by_recovery_are_read_later(
         standby = Standby(
             pair.standby.conninfo(fresh_database), "p", "s", server, deadline_ms=30_000
         )
-        assert standby.await_replay(lsn, 30)
+        assert standby.approach(lsn, 30)
         standby.begin(shape)
         reads = (
             "SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND wait_event = 'PgSleep'"

@@ -12,6 +12,8 @@ import uuid
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
+import structlog
+
 from schemas.errors import SetupError
 from schemas.snapshot import ReadFrom
 from services.bridge.failpoints import reach
@@ -20,10 +22,14 @@ from services.bridge.snapshot.places import WINDOW_MAX
 from services.bridge.snapshot.progress import TableProgress
 from services.bridge.snapshot.reader import SnapshotReader
 from services.bridge.snapshot.reader_thread import LOOK_S, ReaderThread
+from services.bridge.snapshot.row_order import order_difference
 from services.bridge.snapshot.row_reader import NotNow, RowReader
 from services.bridge.snapshot.standby import Standby
+from services.bridge.snapshot.standby_state import require_written
 from services.bridge.snapshot.tables import Chunk
 from services.bridge.snapshot.visibility import Published, Sight
+
+logger = structlog.get_logger(__name__)
 
 _VISIBLE_S: Final = 0.3
 _REPLAYED_S: Final = 0.5
@@ -57,6 +63,9 @@ class ChunkSource:
         self._thread = thread
         self._visible, self._secured = Patience(_VISIBLE_S), Patience(_SECURED_S)
         self._replayed = Patience(_REPLAYED_S)
+        self._on_primary: set[int] = set()
+        """Tables (oid) whose rows the standby may find otherwise than the primary."""
+        self._not_judged: set[str] = set()
 
     def mark(self, token: str, table: TableProgress | None) -> Future[int]:
         """Write a mark for the next chunk of `table`, once its standby is near; do not wait.
@@ -67,7 +76,7 @@ class ChunkSource:
 
     def _mark(self, token: str, table: TableProgress | None) -> int:
         if table is not None and (standby := self._standby_for(table)) is not None:
-            standby.await_replay(self._reader.flushed_lsn())
+            standby.approach(self._reader.flushed_lsn())
         return self._reader.mark(token)
 
     def take(
@@ -84,10 +93,11 @@ class ChunkSource:
         standby = self._begin_on_standby(table)
         rows = standby or self._reader
         chunk = self._read(rows, table, rows_max=rows_max, bytes_max=bytes_max)
-        if standby is not None:
-            self._thread.call(standby.require_standby)
+        replayed = 0 if standby is None else self._thread.call(standby.finish)
         reach("chunk read")
         next_mark = self._secure()
+        if standby is not None:
+            require_written(replayed, next_mark.end_lsn, standby.name)
         reach("chunk secured")
         return SeenChunk(chunk, sight, next_mark, "primary" if standby is None else "standby")
 
@@ -118,7 +128,8 @@ class ChunkSource:
 
     def _standby_for(self, table: TableProgress) -> Standby | None:
         """Return where the table's rows are to be read; None: from the primary."""
-        return self._standby if table.before is None else None
+        on_primary = table.before is not None or table.shape.relation.oid in self._on_primary
+        return None if on_primary else self._standby
 
     def _begin_on_standby(self, table: TableProgress) -> Standby | None:
         """Begin on the standby, once it has all that the primary's snapshot sees.
@@ -139,7 +150,30 @@ class ChunkSource:
         self._replayed.met()
         self._thread.call(standby.begin, table.shape)
         self._require_form(standby, table)
-        return standby
+        return standby if self._is_in_order(standby, table) else None
+
+    def _is_in_order(self, standby: Standby, table: TableProgress) -> bool:
+        """Whether the standby orders the table's rows as the primary; where not, tell so once."""
+        given = (table.shape, table.where)
+        here = self._thread.call(self._reader.order_versions, *given)
+        found = order_difference(here, self._thread.call(standby.order_versions, *given))
+        if found.different:
+            self._thread.call(standby.end)
+            self._on_primary.add(table.shape.relation.oid)
+            logger.warning(
+                "rows of a table are read from the primary: the standby has other collations",
+                table=table.shape.name,
+                collations=found.different,
+                hint="give both servers the same version of libc and ICU",
+            )
+        elif found.not_judged and found.not_judged not in self._not_judged:
+            self._not_judged.add(found.not_judged)
+            logger.warning(
+                "not judged: whether the standby has the primary's collations, as neither server "
+                "tells their versions",
+                collations=found.not_judged,
+            )
+        return not found.different
 
     def _require_form(self, reader: RowReader, table: TableProgress) -> None:
         if self._thread.call(reader.shape, table.shape.relation.oid) != table.shape:

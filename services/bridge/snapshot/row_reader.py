@@ -26,6 +26,7 @@ from services.bridge.snapshot.places import (
     block_of,
     places_query,
 )
+from services.bridge.snapshot.row_order import Versions, order_versions
 from services.bridge.snapshot.tables import (
     CURSOR,
     Chunk,
@@ -132,6 +133,11 @@ class RowReader:
             found = published_tables(self._rows, self._publication, oid)
         return shape_of(found[0]) if found else None
 
+    def order_versions(self, shape: TableShape, where: str) -> Versions:
+        """Read the versions of the collations that the table's chunks depend on."""
+        with self._statement("read the collations' versions", shape.name):
+            return order_versions(self._rows, shape, where)
+
     def read(
         self,
         shape: TableShape,
@@ -231,9 +237,14 @@ class RowReader:
         """Make the connections. Raise SlotbridgeError."""
         raise NotImplementedError
 
+    @property
+    def connected(self) -> bool:
+        """Whether no connection is missing."""
+        return bool(self._sessions) and not any(one.closed for one in self._sessions)
+
     def _open_again(self) -> None:
         """Open all connections where one is missing. Raise NotNow where that can't be done now."""
-        if self._closed or (self._sessions and not any(one.closed for one in self._sessions)):
+        if self._closed or self.connected:
             return
         first = not self._sessions
         self._end_sessions()

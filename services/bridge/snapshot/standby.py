@@ -12,25 +12,25 @@ from typing import Final
 
 import structlog
 
-from schemas.errors import ExitCode, OperatorNeeded, SetupError
+from schemas.errors import ExitCode, OperatorNeeded
 from services.bridge.snapshot.row_reader import ROWS_OPTIONS, NotNow, RowReader
+from services.bridge.snapshot.standby_state import (
+    StandbyState,
+    read_state,
+    require_all_rows,
+    require_same_process,
+    require_timeline,
+)
 from services.bridge.source.hosts import host_name
-from services.postgres.rows import one_row
 from services.postgres.server import Connection, Server
 
 logger = structlog.get_logger(__name__)
 
 NEAR_S: Final = 1.0
-"""How long a chunk is not even begun because the standby is behind."""
+"""How long a chunk is not even begun because the standby is behind, at first."""
 _LOOK_S: Final = 0.005
 _LOOK_AGAIN_S: Final = 30.0
 _OPERATION: Final = "read rows from a standby"
-_STATE: Final = """
-    SELECT pg_is_in_recovery(), coalesce((pg_last_wal_replay_lsn() - '0/0')::bigint, 0),
-           CASE WHEN pg_is_in_recovery() AND pg_is_wal_replay_paused()
-                THEN '; its replay is paused' ELSE '' END,
-           pid, received_tli
-      FROM (VALUES (1)) one LEFT JOIN pg_stat_wal_receiver ON true"""
 
 
 def is_database_of(found: Server, known: Server) -> bool:
@@ -51,8 +51,15 @@ class Standby(RowReader):
         self._server = server
         self._look_at = 0.0
         """When to look again whether it is a standby."""
+        self._judged: StandbyState | None = None
 
-    def await_replay(self, lsn: int, patience_s: float = NEAR_S) -> bool:
+    def approach(self, lsn: int, patience_s: float = NEAR_S) -> bool:
+        """Connect where that is needed, then do as `await_replay`: the stream goes on meanwhile."""
+        if time.monotonic() >= self._look_at:
+            self._open_again()
+        return self.await_replay(lsn, patience_s)
+
+    def await_replay(self, lsn: int, patience_s: float) -> bool:
         """Wait until it has replayed the primary's WAL up to `lsn`; False: it is not a standby.
 
         Raise NotNow where it does not get there in time, or nobody can tell; OperatorNeeded where
@@ -60,29 +67,37 @@ class Standby(RowReader):
         """
         until = time.monotonic() + patience_s
         while True:
-            state = self._replayed()
+            self._judged = state = self._state()
             if state is None:
                 return False
-            replayed, paused = state
-            if replayed >= lsn:
+            if state.replayed >= lsn:
                 return True
             if time.monotonic() > until:
-                raise NotNow(f"{self.name} is {lsn - replayed} bytes of WAL behind{paused}")
+                behind = lsn - state.replayed
+                raise NotNow(f"{self.name} is {behind} bytes of WAL behind{state.kept_by}")
             time.sleep(_LOOK_S)
 
-    def require_standby(self) -> None:
-        """Raise NotNow where it has become another one since `await_replay`."""
-        if self._replayed() is None:
-            raise NotNow(f"{self.name} was promoted while rows were read")
+    def finish(self) -> int:
+        """End the transaction that rows were read in; return how far the WAL is replayed now.
 
-    def _replayed(self) -> tuple[int, str] | None:
-        """Return up to where it has replayed the WAL, and what keeps it; None: not a standby."""
+        Raise NotNow where the server has become another one since `await_replay`.
+        """
+        state = self._state()
+        if state is None:
+            raise NotNow(f"{self.name} was promoted while rows were read")
+        require_same_process(self._judged, state, self.name)
+        self.end()
+        return state.replayed
+
+    def _state(self) -> StandbyState | None:
+        """Return its state, which lets rows be read; None: not a standby."""
         if time.monotonic() < self._look_at:
             return None
-        self._open_again()
+        if not (self.connected or self._closed):
+            raise NotNow(f"there is no connection to {self.name}")
         with self._statement("ask the standby's position"):
-            recovers, replayed, paused, receiver, timeline = one_row(self._rows.execute(_STATE))
-        if not recovers:
+            state = read_state(self._rows)
+        if not state.in_recovery:
             self._end_sessions()
             self._look_at = time.monotonic() + _LOOK_AGAIN_S
             logger.warning(
@@ -91,22 +106,9 @@ class Standby(RowReader):
                 server=self._host,
             )
             return None
-        if receiver is None:
-            raise NotNow(f"{self.name} does not stream: which timeline it replays is not judged")
-        if timeline is None:
-            raise SetupError(
-                "the role can't see which timeline the standby replays (pg_stat_wal_receiver)",
-                operation=_OPERATION,
-                subject=self.name,
-                hint="GRANT pg_read_all_stats TO the role of snapshot.conninfo",
-                exit_code=ExitCode.PRIVILEGE_MISSING,
-            )
-        if timeline != self._server.timeline:
-            raise NotNow(
-                f"{self.name} replays timeline {timeline}, the primary writes "
-                f"{self._server.timeline}"
-            )
-        return int(replayed), paused
+        require_timeline(state, self.name, self._server)
+        require_all_rows(state, self.name)
+        return state
 
     def _open(self) -> tuple[Connection, ...]:
         """Open the connection. Raise OperatorNeeded where it is with another cluster."""
@@ -127,6 +129,4 @@ class Standby(RowReader):
                 hint="name a standby of the primary in snapshot.conninfo, and its database",
                 exit_code=ExitCode.WRONG_DATABASE,
             )
-        if found.in_recovery:
-            logger.info("rows are read from a standby", standby=self._host)
         return (connection,)

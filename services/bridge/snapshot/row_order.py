@@ -1,0 +1,59 @@
+"""Whether two servers put the rows of a table in one order, and find the same ones.
+
+A standby has the primary's indexes, in the order of the primary's libraries. With another version
+of a library it may descend the wrong way, and leave out rows.
+"""
+
+from typing import LiteralString, NamedTuple
+
+from services.bridge.snapshot.tables import TableShape, filtered
+from services.postgres.server import Connection
+
+_VERSIONS: LiteralString = """
+    SELECT DISTINCT used.oid::regcollation::text, used.version
+      FROM pg_attribute a LEFT JOIN pg_range r ON r.rngtypid = a.atttypid
+      JOIN pg_database d ON d.datname = current_database()
+      JOIN LATERAL (
+           SELECT c.oid,
+                  CASE c.collprovider WHEN 'd' THEN d.datlocprovider ELSE c.collprovider END,
+                  CASE c.collprovider WHEN 'd' THEN d.datcollate ELSE c.collcollate END,
+                  CASE c.collprovider WHEN 'd' THEN pg_database_collation_actual_version(d.oid)
+                       ELSE pg_collation_actual_version(c.oid) END
+             FROM pg_collation c
+            WHERE c.oid = coalesce(nullif(a.attcollation, 0), r.rngcollation)
+           ) used (oid, provider, locale, version)
+           ON used.provider = 'i'
+              OR used.provider = 'c' AND used.locale !~* '^(c|posix|c\\..*)$'
+     WHERE a.attrelid = %s::oid AND a.attnum > 0 AND a.attname = ANY (%s)
+"""
+"""Source: pg_locale_libc.c, get_collation_actual_version_libc: C and POSIX have no version."""
+
+Versions = dict[str, str | None]
+"""The version of the library behind each collation; None: the server can't tell."""
+
+
+class OrderDifference(NamedTuple):
+    """Collations that two servers may order otherwise, and those of which neither can tell."""
+
+    different: str
+    not_judged: str
+
+
+def order_versions(connection: Connection, shape: TableShape, where: str) -> Versions:
+    """Read the versions that the order of a chunk depends on, and which of its rows are wanted."""
+    names = [column.name for column in shape.key]
+    if filtered(shape, where):
+        names += [column.name for column in shape.relation.columns]
+    return dict(connection.execute(_VERSIONS, [shape.relation.oid, names]).fetchall())
+
+
+def order_difference(primary: Versions, standby: Versions) -> OrderDifference:
+    """Compare what two servers tell of the same collations. Pure."""
+    different, not_judged = [], []
+    for name in sorted(primary.keys() | standby.keys()):
+        here, there = primary.get(name), standby.get(name)
+        if here != there:
+            different.append(f"{name} (primary {here or 'unknown'}, standby {there or 'unknown'})")
+        elif here is None:
+            not_judged.append(name)
+    return OrderDifference(", ".join(different), ", ".join(not_judged))
