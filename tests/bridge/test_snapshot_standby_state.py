@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import psycopg
 import pytest
 
-from schemas.errors import ExitCode, OperatorNeeded, SetupError
+from schemas.errors import ExitCode, OperatorNeeded, SetupError, SlotbridgeError
 from services.bridge.snapshot.row_order import order_difference
 from services.bridge.snapshot.row_reader import NotNow
+from services.bridge.snapshot.standby import Standby
 from services.bridge.snapshot.standby_state import (
     StandbyState,
     require_all_rows,
@@ -14,6 +16,7 @@ from services.bridge.snapshot.standby_state import (
     require_timeline,
     require_written,
 )
+from services.bridge.source.server_errors import connect_error
 from services.postgres.server import Server
 
 STATE = StandbyState(
@@ -78,3 +81,30 @@ def test_collations_of_other_versions_are_told_from_equal_and_unknown_ones() -> 
         "f (primary unknown, standby 3)"
     )
     assert order_difference({}, {}) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "slow", "never"),
+    [
+        (psycopg.errors.FeatureNotSupported("unlogged relations"), False, True),
+        (psycopg.errors.UndefinedFile("could not open file"), True, False),
+        (psycopg.errors.DataCorrupted("invalid page"), True, False),
+        (psycopg.errors.DiskFull("no space left"), True, False),
+        (psycopg.errors.InsufficientPrivilege("permission denied"), False, False),
+    ],
+)
+def test_what_only_a_standby_lacks_does_not_end_the_bridge(
+    error: psycopg.Error, slow: bool, never: bool
+) -> None:
+    standby = Standby("host=h", "p", "s", PRIMARY, deadline_ms=1)
+    with pytest.raises((NotNow, SlotbridgeError)) as seen, standby._statement("read rows"):
+        raise error
+    found = seen.value
+    assert isinstance(found, NotNow) == (slow or never), found
+    assert (getattr(found, "slow", False), getattr(found, "never", False)) == (slow, never)
+
+
+def test_a_refused_connection_names_the_setting_of_its_server() -> None:
+    for text in ('FATAL: role "r" does not exist', "nobody answers"):
+        assert "source.conninfo" in connect_error(text, "h").hint
+        assert "snapshot.conninfo" in connect_error(text, "h", "snapshot.conninfo").hint

@@ -24,7 +24,7 @@ from services.bridge.snapshot.reader import SnapshotReader
 from services.bridge.snapshot.reader_thread import LOOK_S, ReaderThread
 from services.bridge.snapshot.row_order import order_difference
 from services.bridge.snapshot.row_reader import NotNow, RowReader
-from services.bridge.snapshot.standby import Standby
+from services.bridge.snapshot.standby import NEAR_S, Standby
 from services.bridge.snapshot.standby_state import require_written
 from services.bridge.snapshot.tables import Chunk
 from services.bridge.snapshot.visibility import Published, Sight
@@ -44,12 +44,16 @@ class WrittenMark(NamedTuple):
 
 
 class SeenChunk(NamedTuple):
-    """A chunk, a database snapshot, and the next mark: these bound what the rows show."""
+    """A chunk, a database snapshot, and the next mark: these bound what the rows show.
+
+    `waited_s`: how long the stream stood still for what does not depend on the chunk's size.
+    """
 
     chunk: Chunk
     sight: Sight
     next_mark: WrittenMark
     read_from: ReadFrom
+    waited_s: float
 
 
 class ChunkSource:
@@ -62,9 +66,9 @@ class ChunkSource:
         self._standby = standby
         self._thread = thread
         self._visible, self._secured = Patience(_VISIBLE_S), Patience(_SECURED_S)
-        self._replayed = Patience(_REPLAYED_S)
+        self._near, self._replayed = Patience(NEAR_S), Patience(_REPLAYED_S)
         self._on_primary: set[int] = set()
-        """Tables (oid) whose rows the standby may find otherwise than the primary."""
+        """Tables (oid) that the standby can't read, or whose rows it may find otherwise."""
         self._not_judged: set[str] = set()
 
     def mark(self, token: str, table: TableProgress | None) -> Future[int]:
@@ -76,7 +80,8 @@ class ChunkSource:
 
     def _mark(self, token: str, table: TableProgress | None) -> int:
         if table is not None and (standby := self._standby_for(table)) is not None:
-            standby.approach(self._reader.flushed_lsn())
+            with self._near.kept():
+                standby.approach(self._reader.flushed_lsn(), self._near.seconds)
         return self._reader.mark(token)
 
     def take(
@@ -86,20 +91,24 @@ class ChunkSource:
 
         The table stays locked against changes of its form until `end`.
         """
+        began = time.monotonic()
         sight = self._see(table, published)
         reach("chunk begun")
         require_in_window(table, sight)
         self._require_form(self._reader, table)
         standby = self._begin_on_standby(table)
+        read_began = time.monotonic()
         rows = standby or self._reader
         chunk = self._read(rows, table, rows_max=rows_max, bytes_max=bytes_max)
         replayed = 0 if standby is None else self._thread.call(standby.finish)
+        read_s = time.monotonic() - read_began
         reach("chunk read")
         next_mark = self._secure()
         if standby is not None:
             require_written(replayed, next_mark.end_lsn, standby.name)
         reach("chunk secured")
-        return SeenChunk(chunk, sight, next_mark, "primary" if standby is None else "standby")
+        read_from: ReadFrom = "primary" if standby is None else "standby"
+        return SeenChunk(chunk, sight, next_mark, read_from, time.monotonic() - began - read_s)
 
     def end(self) -> None:
         """End the chunk's transactions, if there are any."""
@@ -141,13 +150,9 @@ class ChunkSource:
         if standby is None:
             return None
         seen_lsn = self._thread.call(self._reader.mark, uuid.uuid4().hex)
-        try:
+        with self._replayed.kept():
             if not self._thread.call(standby.await_replay, seen_lsn, self._replayed.seconds):
                 return None
-        except NotNow:
-            self._replayed.lost()
-            raise
-        self._replayed.met()
         self._thread.call(standby.begin, table.shape)
         self._require_form(standby, table)
         return standby if self._is_in_order(standby, table) else None
@@ -159,13 +164,7 @@ class ChunkSource:
         found = order_difference(here, self._thread.call(standby.order_versions, *given))
         if found.different:
             self._thread.call(standby.end)
-            self._on_primary.add(table.shape.relation.oid)
-            logger.warning(
-                "rows of a table are read from the primary: the standby has other collations",
-                table=table.shape.name,
-                collations=found.different,
-                hint="give both servers the same version of libc and ICU",
-            )
+            self._leave_to_primary(table, f"the standby has other collations: {found.different}")
         elif found.not_judged and found.not_judged not in self._not_judged:
             self._not_judged.add(found.not_judged)
             logger.warning(
@@ -174,6 +173,12 @@ class ChunkSource:
                 collations=found.not_judged,
             )
         return not found.different
+
+    def _leave_to_primary(self, table: TableProgress, why: str) -> None:
+        self._on_primary.add(table.shape.relation.oid)
+        logger.warning(
+            "rows of a table are read from the primary", table=table.shape.name, reason=why
+        )
 
     def _require_form(self, reader: RowReader, table: TableProgress) -> None:
         if self._thread.call(reader.shape, table.shape.relation.oid) != table.shape:
@@ -189,6 +194,10 @@ class ChunkSource:
                 rows_max=rows_max,
                 bytes_max=bytes_max,
             )
+        except NotNow as reason:
+            if reason.never:
+                self._leave_to_primary(table, str(reason))
+            raise
         except SetupError as error:
             if not table.asked:
                 raise

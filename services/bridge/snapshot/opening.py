@@ -20,6 +20,7 @@ from services.bridge.snapshot.progress import Known, Owner
 from services.bridge.snapshot.reader import SnapshotReader
 from services.bridge.snapshot.requests import is_position, is_progress, is_request
 from services.bridge.snapshot.row_events import RowEvents
+from services.bridge.snapshot.row_reader import STATEMENT_MS
 from services.bridge.snapshot.signal_topic import SignalTopic, signal_position
 from services.bridge.snapshot.signals import Signals
 from services.bridge.snapshot.snapshotter import Snapshotter
@@ -30,6 +31,8 @@ from services.bridge.transactions.assembler import EventBatch
 from services.kafka.records import READ_DEADLINE_S, parse_record
 
 CHUNK_BYTES_MAX = 4 * 2**20
+STANDBY_DEADLINE_MS = STATEMENT_MS + 1_000
+"""When a standby is given up that does not even cancel a statement: the stream stands still."""
 
 
 def open_snapshot(
@@ -65,7 +68,7 @@ def open_snapshot(
         standby = Standby(
             standby_conninfo(settings.conninfo, source.connect_timeout_s),
             *(source.publication, source.slot, primary.server),
-            deadline_ms=bridge.sql_deadline_ms,
+            deadline_ms=min(bridge.sql_deadline_ms, STANDBY_DEADLINE_MS),
         )
     signals = Signals(settings, kafka.topic_prefix, owner, found.requests)
     if settings.signal_topic is not None:

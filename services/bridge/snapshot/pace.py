@@ -1,5 +1,7 @@
 """How long a snapshot holds up the stream: the size and rate of chunks, what is awaited. Pure."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Final
 
 
@@ -54,6 +56,16 @@ class Patience:
     def __init__(self, first_s: float) -> None:
         self._first_s = first_s
         self.seconds = first_s
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Note how it ends: an error tells that it was in vain."""
+        try:
+            yield
+        except BaseException:
+            self.lost()
+            raise
+        self.met()
 
     def lost(self) -> None:
         """Note that it was in vain."""

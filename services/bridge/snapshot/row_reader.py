@@ -49,7 +49,7 @@ LOCK_MS: Final = 200
 """How long a chunk waits for a locked table; the stream stands still meanwhile."""
 STATEMENT_MS: Final = 10_000
 ROWS_OPTIONS: Final = (
-    f"-c lock_timeout={LOCK_MS} -c row_security=off -c jit=off"
+    f"-c lock_timeout={LOCK_MS} -c row_security=off -c jit=off -c quote_all_identifiers=off"
     " -c idle_in_transaction_session_timeout=60s"
 )
 _SLOW: Final = ("57014", "40001")
@@ -70,10 +70,14 @@ class NotNow(Exception):
     """A chunk can't be read at this moment.
 
     `slow`: because it is too large. `changed`: because the table is gone or another than it was.
+    `never`: because a standby can't read it at all.
     """
 
-    def __init__(self, why: str, *, slow: bool = False, changed: bool = False) -> None:
+    def __init__(
+        self, why: str, *, slow: bool = False, changed: bool = False, never: bool = False
+    ) -> None:
         super().__init__(why)
+        self.never = never
         self.slow = slow
         self.changed = changed
 
@@ -85,6 +89,8 @@ class RowReader:
     """
 
     name = "the server"
+    setting = "source.conninfo"
+    """The setting that names the server."""
 
     def __init__(self, conninfo: str, publication: str, subject: str, *, deadline_ms: int) -> None:
         """Note where to connect; `_open` does it."""
@@ -274,7 +280,7 @@ class RowReader:
                 client_encoding="UTF8",
             )
         except psycopg.Error as error:
-            raise connect_error(str(error), self._subject) from error
+            raise connect_error(str(error), self._subject, self.setting) from error
 
     def _read_server(self, connection: Connection) -> Server:
         """Return which server answers. Raise SlotbridgeError."""
@@ -282,7 +288,7 @@ class RowReader:
             with cut_off_after(self._deadline_s, connection.fileno()):
                 return read_server(connection)
         except (psycopg.Error, OSError) as error:
-            raise connect_error(str(error), self._subject) from error
+            raise connect_error(str(error), self._subject, self.setting) from error
 
     @contextlib.contextmanager
     def _statement(self, operation: str, table: str = "") -> Iterator[None]:

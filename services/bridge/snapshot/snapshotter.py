@@ -284,7 +284,7 @@ class Snapshotter:
             return self._told_again(batch, reading.plan)
         began = time.monotonic()
         try:
-            filled, count = self._fill(batch, stamp, reading, table)
+            filled, count, waited_s = self._fill(batch, stamp, reading, table)
         except NotNow as reason:
             self._postpone(reading, table, reason)
             return batch
@@ -292,7 +292,7 @@ class Snapshotter:
             self._source.end()
             took_s = time.monotonic() - began
             metrics.SNAPSHOT_HOLD_SECONDS.observe(took_s)
-        self._size.learn(count, took_s)
+        self._size.learn(count, took_s - waited_s)
         self._rate.learn(count, began)
         self._narration.chunk(reading.plan, table, reading.rows_estimates)
         if reading.plan.next is None:
@@ -318,8 +318,11 @@ class Snapshotter:
 
     def _fill(
         self, batch: EventBatch, stamp: Stamp, reading: Reading, table: TableProgress
-    ) -> tuple[EventBatch, int]:
-        """Return the batch with the table's next chunk, and how many rows were looked at."""
+    ) -> tuple[EventBatch, int, float]:
+        """Return the batch with the table's next chunk.
+
+        And how many rows were looked at, and how long was waited for what is not the chunk's.
+        """
         seen = self._source.take(
             *(table, reading.published),
             rows_max=self._rate.bound(self._size.rows),
@@ -336,9 +339,9 @@ class Snapshotter:
             events.append(progress_event(self._prefix, told))
             looked_at = chunk.looked_at
         elif not events:
-            return batch, 0
+            return batch, 0, seen.waited_s
         self._owner = self._owner._replace(end_lsn=batch.position.end_lsn)
-        return batch._replace(events=events, bytes=size_of(events)), looked_at
+        return batch._replace(events=events, bytes=size_of(events)), looked_at, seen.waited_s
 
     def _advanced(
         self, found: Plan, table: TableProgress, seen: SeenChunk, stamp: Stamp

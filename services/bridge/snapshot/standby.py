@@ -10,9 +10,10 @@ A promoted standby is not a standby: rows are read from the primary then.
 import time
 from typing import Final
 
+import psycopg
 import structlog
 
-from schemas.errors import ExitCode, OperatorNeeded
+from schemas.errors import ExitCode, OperatorNeeded, SlotbridgeError
 from services.bridge.snapshot.row_reader import ROWS_OPTIONS, NotNow, RowReader
 from services.bridge.snapshot.standby_state import (
     StandbyState,
@@ -42,12 +43,15 @@ def is_database_of(found: Server, known: Server) -> bool:
 class Standby(RowReader):
     """Reads rows for one session, on a standby of `server`. It connects when it is first asked."""
 
+    setting = "snapshot.conninfo"
+
     def __init__(
         self, conninfo: str, publication: str, slot: str, server: Server, *, deadline_ms: int
     ) -> None:
         self._host = host_name(conninfo)
         self.name = f"the standby {self._host}"
         super().__init__(conninfo, publication, f"slot {slot}", deadline_ms=deadline_ms)
+        self._told = False
         self._server = server
         self._look_at = 0.0
         """When to look again whether it is a standby."""
@@ -71,6 +75,9 @@ class Standby(RowReader):
             if state is None:
                 return False
             if state.replayed >= lsn:
+                if not self._told:
+                    logger.info("rows are read from a standby", standby=self._host)
+                self._told = True
                 return True
             if time.monotonic() > until:
                 behind = lsn - state.replayed
@@ -109,6 +116,18 @@ class Standby(RowReader):
         require_timeline(state, self.name, self._server)
         require_all_rows(state, self.name)
         return state
+
+    def _translated(
+        self, error: psycopg.Error | OSError, operation: str, table: str
+    ) -> SlotbridgeError | NotNow:
+        """Translate an error: what the primary may do nevertheless does not end the bridge."""
+        found = super()._translated(error, operation, table)
+        if isinstance(found, NotNow) or self._closed:
+            return found
+        if found.exit_code in (ExitCode.PRIVILEGE_MISSING, ExitCode.WRONG_DATABASE):
+            return found
+        never = isinstance(error, psycopg.errors.FeatureNotSupported)
+        return NotNow(f"{self.name}: {found.message}", slow=not never, never=never)
 
     def _open(self) -> tuple[Connection, ...]:
         """Open the connection. Raise OperatorNeeded where it is with another cluster."""

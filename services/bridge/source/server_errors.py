@@ -129,13 +129,17 @@ def server_error(state: str, message: str, operation: str, subject: str) -> Slot
     return SetupError(f"{message} (SQLSTATE {state})", operation=operation, subject=subject)
 
 
-def connect_error(message: str, subject: str) -> SlotbridgeError:
-    """Return the error for a refused connection: libpq gives only a text, so the text decides."""
+def connect_error(message: str, subject: str, setting: str = "source.conninfo") -> SlotbridgeError:
+    """Return the error for a refused connection: libpq gives only a text, so the text decides.
+
+    `setting`: the one that names the server.
+    """
     text = " ".join(message.split())
     final = "FATAL" in text or any(part in text for part in _LIBPQ_TEXTS)
     if final and not any(part in text for part in _PASSING):
         for part, hint, code in _BY_TEXT:
             if part in text:
+                hint = hint.replace("source.conninfo", setting)
                 return SetupError(
                     text, operation="connect", subject=subject, hint=hint, exit_code=code
                 )
@@ -143,6 +147,6 @@ def connect_error(message: str, subject: str) -> SlotbridgeError:
         text,
         operation="connect",
         subject=subject,
-        hint="check that the server runs and that source.conninfo names it",
+        hint=f"check that the server runs and that {setting} names it",
         exit_code=ExitCode.SERVER_UNREACHABLE,
     )
