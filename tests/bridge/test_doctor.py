@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from services.bridge.doctor.decoding import decoding
-from services.bridge.doctor.facts import Facts, Primary
+from services.bridge.doctor.facts import Facts, Primary, SnapshotStandby
+from services.bridge.doctor.snapshot_standby import snapshot_standby
 from services.postgres.slots import SlotStatistics
 from services.testbed.ports import free_port
 from tests.bridge.conftest import NewBridge
@@ -259,6 +261,18 @@ def test_the_page_names_every_finding() -> None:
     names = set(re.findall(r'(?:Finding\(|yield Finding\()\s*"([a-z-]+)"', source))
     assert len(names) > 15
     assert not [name for name in names if f"`{name}`" not in page]
+
+
+def test_a_standby_that_can_not_serve_is_told() -> None:
+    serves = SnapshotStandby(host="h", same_database=True, recovers=True, feedback=True)
+    seen = facts(spill_bytes=0)
+
+    def found(standby: SnapshotStandby) -> list[str]:
+        return [one.name for one in snapshot_standby(replace(seen, standby=standby))]
+
+    assert found(serves) == []
+    assert found(replace(serves, waits="it does not stream")) == ["snapshot-standby-waits"]
+    assert found(replace(serves, denied=("public.t",))) == ["snapshot-standby-denied"]
 
 
 def facts(*, spill_bytes: int, total_bytes: int = 0) -> Facts:

@@ -48,7 +48,8 @@ def test_rows_under_constant_change_come_from_the_standby(
     conninfo = pair.primary.conninfo(fresh_database)
     fill(conninfo, ROWS)
     slow = {"chunk_rows_max": 50, "rows_per_second_max": 800}
-    snapshot = {**INITIAL, **slow, "conninfo": pair.standby.conninfo(fresh_database)}
+    other = pair.standby.conninfo(fresh_database)
+    snapshot = {**INITIAL, **slow, "conninfo": other}
     bridge = new_bridge(conninfo, snapshot=snapshot)
     with Changes(conninfo, ROWS) as changes, connect(pair.standby) as standby:
         bridge.start(**{VARIABLE: "chunk read:3"})
@@ -64,6 +65,7 @@ def test_rows_under_constant_change_come_from_the_standby(
             eventually(lambda: changes.committed > before + 20, what="rows change")
             bridge.caught_up()
             assert chunks(bridge) == read, "rows of another server"
+            assert ("snapshot-standby-waits", host_name(other)) in Examined(bridge).names()
         finally:
             standby.execute("SELECT pg_wal_replay_resume()")
         done(bridge)

@@ -82,12 +82,18 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotStandby:
-    """The server of snapshot.conninfo. `feedback`: its hot_standby_feedback."""
+    """The server of snapshot.conninfo. `feedback`: its hot_standby_feedback.
+
+    `waits`: why no rows can be read there now; "" where they can. `denied`: published tables
+    that its role may not read.
+    """
 
     host: str
     same_database: bool
     recovers: bool
     feedback: bool
+    waits: str = ""
+    denied: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

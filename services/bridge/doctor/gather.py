@@ -30,7 +30,9 @@ from services.bridge.sink.options import MESSAGE_BYTES_MAX
 from services.bridge.sink.topic_configs import Configs
 from services.bridge.sink.topic_requirements import Topic
 from services.bridge.sink.topics import Topics
+from services.bridge.snapshot.row_reader import NotNow
 from services.bridge.snapshot.standby import is_database_of
+from services.bridge.snapshot.standby_state import StandbyState, read_state, require_timeline
 from services.bridge.source.candidates import connect, find_primary
 from services.bridge.source.hosts import host_name, standby_conninfo
 from services.bridge.source.server_errors import server_error
@@ -59,6 +61,14 @@ _FOLLOWERS: LiteralString = """
      WHERE NOT EXISTS (SELECT FROM pg_replication_slots s WHERE s.active_pid = r.pid)
        AND state IN ('streaming', 'catchup') ORDER BY 1
 """
+_DENIED: LiteralString = """
+    SELECT n.nspname || '.' || c.relname
+      FROM pg_publication_tables t JOIN pg_namespace n ON n.nspname = t.schemaname
+      JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+     WHERE t.pubname = %s
+       AND NOT (has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'))
+     ORDER BY 1
+"""
 
 
 def gather(
@@ -84,7 +94,7 @@ def gather(
     standby = None
     if settings.snapshot.conninfo is not None:
         conninfo = standby_conninfo(settings.snapshot.conninfo, source.connect_timeout_s)
-        standby = _standby(conninfo, candidate.server, unread)
+        standby = _standby(conninfo, candidate.server, source.publication, primary.wal_lsn, unread)
     return Facts(
         slot=source.slot,
         prefix=kafka.topic_prefix,
@@ -101,20 +111,43 @@ def gather(
 
 
 def _standby(
-    conninfo: str, primary: Server, unread: list[tuple[str, str]]
+    conninfo: str, primary: Server, publication: str, written: int, unread: list[tuple[str, str]]
 ) -> SnapshotStandby | None:
     found = connect(conninfo)
-    if isinstance(found, SlotbridgeError):
-        unread.append(("the standby of snapshot.conninfo", str(found)))
+    try:
+        if isinstance(found, SlotbridgeError):
+            raise found
+        with found.connection as connection:
+            server = found.server
+            serves = server.in_recovery and is_database_of(server, primary)
+            return SnapshotStandby(
+                host=host_name(conninfo),
+                same_database=is_database_of(server, primary),
+                recovers=server.in_recovery,
+                feedback=setting(connection, "hot_standby_feedback") == "on",
+                waits=_waits(read_state(connection), primary, written) if serves else "",
+                denied=_denied(connection, publication) if serves else (),
+            )
+    except (SlotbridgeError, psycopg.Error) as error:
+        unread.append(("the standby of snapshot.conninfo", str(error)))
         return None
-    with found.connection as connection:
-        server, feedback = found.server, setting(connection, "hot_standby_feedback")
-    return SnapshotStandby(
-        host=host_name(conninfo),
-        same_database=is_database_of(server, primary),
-        recovers=server.in_recovery,
-        feedback=feedback == "on",
-    )
+
+
+def _waits(state: StandbyState, primary: Server, written: int) -> str:
+    """Return why the bridge reads no rows there now; `written`: what the primary had before."""
+    try:
+        require_timeline(state, "it", primary)
+    except NotNow as reason:
+        return str(reason)
+    behind = written - state.replayed
+    if behind <= 0 and not state.kept_by:
+        return ""
+    return f"it is {max(0, behind)} bytes of WAL behind{state.kept_by}"
+
+
+def _denied(connection: Connection, publication: str) -> tuple[str, ...]:
+    rows = connection.execute(_DENIED, [publication]).fetchall()
+    return tuple(row[0] for row in rows)
 
 
 def _primary(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from services.bridge.doctor.facts import Facts
+from services.bridge.doctor.facts import Facts, SnapshotStandby
 from services.bridge.doctor.finding import Finding, Severity, alter
 
 
@@ -29,7 +29,31 @@ def snapshot_standby(facts: Facts) -> Iterator[Finding]:
             "rows of a snapshot are read from the primary",
             "name a standby in snapshot.conninfo, or remove the setting",
         )
-    elif not standby.feedback:
+    else:
+        yield from _serving(standby)
+
+
+def _serving(standby: SnapshotStandby) -> Iterator[Finding]:
+    """Yield findings about a standby of the primary."""
+    if standby.waits:
+        yield Finding(
+            "snapshot-standby-waits",
+            Severity.WARNING,
+            standby.host,
+            standby.waits,
+            "the snapshot waits for it, without a time limit; changes flow",
+            "let it stream and replay what the primary writes, or name another standby",
+        )
+    if standby.denied:
+        yield Finding(
+            "snapshot-standby-denied",
+            Severity.CRITICAL,
+            standby.host,
+            f"the role may not read {', '.join(standby.denied)}",
+            "the bridge ends with exit code 20 before it reads such a table",
+            "on the primary: GRANT SELECT on these tables to the role of snapshot.conninfo",
+        )
+    if not standby.feedback:
         yield Finding(
             "snapshot-standby-cancels",
             Severity.NOTE,
