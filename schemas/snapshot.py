@@ -58,7 +58,7 @@ class SnapshotSettings(_Part):
     conninfo: SecretStr | None = None
     """Connection string of a standby that rows are read from, to spare the primary; null: the
     primary. Rows of tables without a key are read from the primary all the same. The role needs
-    pg_read_all_stats there (docs/SNAPSHOTS.md)."""
+    pg_read_all_stats, granted on the primary (docs/SNAPSHOTS.md)."""
     signal_table: TablePattern | None = None
     """`schema.table` of a published table with the columns id, type, data. A row inserted there
     requests a snapshot, as in Debezium. The bridge's role runs the SQL conditions in such rows, so

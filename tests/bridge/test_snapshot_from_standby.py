@@ -197,6 +197,30 @@ def test_a_standby_tells_its_collations_and_stays_within_what_the_primary_has_wr
         require_written(replayed, reader.mark("read"), standby.name)
 
 
+def test_what_a_standby_can_not_read_at_all_is_told_from_what_it_can_not_read_now(
+    pair: Provider, fresh_database: str
+) -> None:
+    conninfo = pair.primary.conninfo(fresh_database)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE t (id int PRIMARY KEY) PARTITION BY RANGE (id);"
+            " CREATE UNLOGGED TABLE leaf PARTITION OF t FOR VALUES FROM (0) TO (9);"
+            " CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)"
+        )
+        server = read_server(connection)
+    reader = SnapshotReader(conninfo, "p", "s", server, deadline_ms=30_000)
+    other = pair.standby.conninfo(fresh_database)
+    standby = Standby(other, "p", "s", server, deadline_ms=30_000)
+    with contextlib.closing(reader), contextlib.closing(standby):
+        (shape,) = reader.inspect().shapes
+        assert standby.approach(reader.mark("begun"), 30)
+        standby.begin(shape)
+        with pytest.raises(NotNow, match="unlogged relations") as seen:
+            standby.read(shape, None, "", rows_max=9, bytes_max=99)
+        assert seen.value.never
+        standby.end()
+
+
 @pytest.fixture
 def impatient(pair: Provider) -> Iterator[None]:
     """A standby whose recovery waits for no query."""
