@@ -63,6 +63,12 @@ class Server:
     def mark(self, _: str) -> int:
         return 5
 
+    def search_path(self) -> str:
+        return "public"
+
+    def set_search_path(self, search_path: str) -> None:
+        self.searched = search_path
+
     flushed_lsn = finish
 
     def has_standbys_up_to(self, _: int) -> bool:
@@ -101,6 +107,7 @@ def test_a_standby_that_always_lags_is_waited_for_longer_each_time(thread: Reade
     source.mark("token", TABLE).result()
     source.mark("token", TABLE).result()
     assert standby.patience[-2:] == [5, 1]
+    assert standby.searched == "public", "that of the primary"
 
 
 def test_a_table_that_the_standby_orders_otherwise_is_read_from_the_primary(

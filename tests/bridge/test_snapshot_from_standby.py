@@ -184,12 +184,14 @@ def test_a_standby_tells_its_collations_and_stays_within_what_the_primary_has_wr
         connection.execute("CREATE PUBLICATION p FOR TABLE t")
         server = read_server(connection)
     reader = SnapshotReader(conninfo, "p", "s", server, deadline_ms=30_000)
-    other = pair.standby.conninfo(fresh_database)
+    other = pair.standby.conninfo(fresh_database, options="-c search_path=pg_catalog")
     standby = Standby(other, "p", "s", server, deadline_ms=30_000)
     with contextlib.closing(reader), contextlib.closing(standby):
         (shape,) = reader.inspect().shapes
         assert standby.approach(reader.mark("begun"), 30)
+        standby.set_search_path(reader.search_path())
         standby.begin(shape)
+        assert standby.shape(shape.relation.oid) == shape, "whatever its search_path was"
         versions = reader.order_versions(shape, "")
         assert versions.keys() == {"sorted"}, "of a locale that sorts, and not by bytes"
         assert standby.order_versions(shape, "") == versions

@@ -81,7 +81,9 @@ class ChunkSource:
     def _mark(self, token: str, table: TableProgress | None) -> int:
         if table is not None and (standby := self._standby_for(table)) is not None:
             with self._near.kept():
-                standby.approach(self._reader.flushed_lsn(), self._near.seconds)
+                near = standby.approach(self._reader.flushed_lsn(), self._near.seconds)
+            if near:
+                standby.set_search_path(self._reader.search_path())
         return self._reader.mark(token)
 
     def take(

@@ -23,7 +23,7 @@ from services.bridge.snapshot.visibility import Sight
 from services.postgres.publications import unpublished_changes
 from services.postgres.published_tables import published_tables
 from services.postgres.rows import one_row
-from services.postgres.server import Connection, Server, written_lsn
+from services.postgres.server import Connection, Server, setting, written_lsn
 
 _READ_ONLY: Final = "the server takes no writes"
 _IF_WRITABLE: Final = (
@@ -123,6 +123,11 @@ class SnapshotReader(RowReader):
         self._open_again()
         with self._statement("read the WAL's position"):
             return written_lsn(self._marks)
+
+    def search_path(self) -> str:
+        """Return the search_path, on which the names of types and the texts of filters depend."""
+        with self._statement("read the search_path"):
+            return setting(self._rows, "search_path")
 
     def _open(self) -> tuple[Connection, ...]:
         """Open both connections. Raise Retryable where another server answers."""

@@ -63,6 +63,11 @@ class Standby(RowReader):
             self._open_again()
         return self.await_replay(lsn, patience_s)
 
+    def set_search_path(self, search_path: str) -> None:
+        """Take the primary's, so that a table has the same form on both."""
+        with self._statement("set the search_path"):
+            self._rows.execute("SELECT set_config('search_path', %s, false)", [search_path])
+
     def await_replay(self, lsn: int, patience_s: float) -> bool:
         """Wait until it has replayed the primary's WAL up to `lsn`; False: it is not a standby.
 
