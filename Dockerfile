@@ -26,7 +26,7 @@ RUN python3 -m venv /opt/dist && /opt/dist/bin/pip install -q --no-deps --requir
 COPY . .
 RUN /opt/build/bin/pip wheel -q --no-deps --no-build-isolation --wheel-dir /dist . \
  && /opt/slotbridge/bin/pip install -q --no-deps /dist/*.whl \
- && cd / && /opt/slotbridge/bin/python -c 'from services.bridge.compiled import hot; raise SystemExit(not hot)'
+ && cd / && /opt/slotbridge/bin/python -c 'from services.bridge.compiled import engine; raise SystemExit(engine is None)'
 # pip is left out of what runs; the bill of materials is of what is left.
 RUN /opt/slotbridge/bin/pip uninstall -q -y pip setuptools \
  && /opt/dist/bin/cyclonedx-py environment --output-reproducible --of JSON -o /opt/slotbridge/sbom.cdx.json \

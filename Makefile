@@ -115,7 +115,7 @@ $(READY): requirements/build.txt requirements/lock.txt pyproject.toml setup.py $
 	@$(if $(filter .venv,$(VENV)),rm -f services/bridge/compiled/*.so)
 	@( $(if $(SPARK),$(LOCKED) -r $(VENV)/pyspark.txt &&) $(PIP) --no-deps --no-build-isolation -e . ) & \
 	  $(LOCKED) -r $(VENV)/others.txt; others=$$?; wait $$! && exit $$others
-	@$(BIN)/python -c 'from services.bridge.compiled import hot; exit(not hot)' \
+	@$(BIN)/python -c 'from services.bridge.compiled import engine; exit(engine is None)' \
 	  || echo "no C compiler, or no headers of Python: the bridge goes without its compiled part" >&2
 	@touch $@
 

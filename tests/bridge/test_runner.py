@@ -1,5 +1,7 @@
 """The pauses between sessions, when no further one is tried, and the last one of a stop."""
 
+import gc
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,15 @@ from services.bridge.sink.markers import TransactionHangs
 from services.bridge.source.server_errors import READ_THE_STREAM, server_error
 from services.bridge.stagnation import SESSIONS_MIN, Stagnation
 from services.runtime.process import Stop
+
+
+@pytest.fixture(autouse=True)
+def _garbage() -> Iterator[None]:
+    """A Runner lets much garbage gather, which other tests would count as theirs."""
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
 
 
 def test_pauses_double_up_to_a_cap_while_nothing_is_reached() -> None:

@@ -1,6 +1,8 @@
 """The suite's own rules: who may start a server, and which Pythons are tried."""
 
+import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,3 +78,11 @@ def test_the_suite_goes_on_after_a_worker_has_crashed(tmp_path: Path) -> None:
     )
     assert "crashed while running 'test_first.py::test_it[2]'" in ended.stdout, ended.stdout
     assert "1 failed, 7 passed" in ended.stdout
+
+
+@pytest.mark.parametrize("file", ["Makefile", "Dockerfile"])
+def test_what_is_imported_outside_of_python_files_is_there(file: str) -> None:
+    imports = re.findall(r"'from (\S+) import (\w+)", (ROOT / file).read_text(encoding="utf-8"))
+    assert imports
+    for module, name in imports:
+        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
