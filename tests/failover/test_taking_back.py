@@ -284,7 +284,7 @@ def test_of_a_half_moved_subscription_an_unseen_node_may_be_the_newer_primary(
     if goes_on:
         assert "enable" in actions(plan_repoint(view, Request()))
         return
-    for command in (plan_repoint, lambda v, r: choose(v, r, None)):
+    for command in (plan_repoint, plan_rollback, lambda v, r: choose(v, r, None)):
         with pytest.raises(OperatorNeeded, match="a may be an old primary that came back") as seen:
             command(view, Request())
         assert seen.value.exit_code is ExitCode.SPLIT_BRAIN
@@ -299,6 +299,18 @@ def test_a_primary_behind_its_standby_feeds_no_subscription() -> None:
     with pytest.raises(OperatorNeeded, match="b is a standby on timeline 2, a a primary on 1"):
         plan_repoint(view, Request())
     assert "b is a standby on timeline 2" in assess(view, Request()).forbidden
+    disabled = subscriber("sub", subscription("s1", at="a", comment=mark(None), enabled=False))
+    marked = replace(view, subscribers=(disabled,))
+    for command in (plan_rollback, lambda v, r: choose(v, r, None)):
+        with pytest.raises(OperatorNeeded, match="b is a standby on timeline 2, a a primary on 1"):
+            command(marked, Request())
+
+
+def test_while_no_primary_answers_a_rollback_leads_nothing_to_an_old_one() -> None:
+    there = subscriber("sub", subscription("s1", at="a", comment=mark(None), enabled=False))
+    view = View((node("a", None), node("b", None)), (there,))
+    with pytest.raises(OperatorNeeded, match="b does not answer as a standby"):
+        plan_rollback(view, Request())
 
 
 @pytest.mark.parametrize("marker", ["rewound", "copied"])

@@ -58,6 +58,18 @@ def test_a_note_is_read_as_it_was_written_and_leaves_the_comment_alone(
     assert statements.noted(given_, None) == given_
 
 
+def test_a_timeline_is_met_though_nobody_knows_where_it_began() -> None:
+    noted = subscription("s1", comment=Milestone("7000", 2, None, "db:5002").note)
+    view = View((node("a", state(slot("s1"), standby=False)),), (subscriber("sub", noted),))
+    assert [met.timeline for _, met in view.met()] == [2]
+
+
+def test_a_comment_with_an_impossible_position_is_read_as_any_other() -> None:
+    for text in ("for timeline 2 from FFFFFFFFFFFFFFFFFF/0", f"for timeline {'9' * 5000}"):
+        assert marked_for(f"[disabled by slotfailover {text}]") is None
+    assert milestone_in("[slotfailover: system 7, timeline 2 from FFFFFFFFFF/0, at db:1]") is None
+
+
 @given(switches, st.data())
 def test_a_server_descends_from_every_timeline_of_its_own_history(
     points: list[int], data: st.DataObject

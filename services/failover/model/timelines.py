@@ -19,12 +19,13 @@ from schemas.lsn import format_lsn, parse_lsn
 
 History = tuple[tuple[int, int], ...]
 """(timeline, LSN where the next one left it), oldest first; empty on timeline 1."""
+_LSN = r"[0-9A-F]{1,8}/[0-9A-F]{1,8}"
 _NOTE = re.compile(
-    r" ?\[slotfailover: system (\d+)(?:, timeline (\d+)(?: from ([0-9A-F]+/[0-9A-F]+))?)?,"
+    rf" ?\[slotfailover: system (\d{{1,20}})(?:, timeline (\d{{1,10}})(?: from ({_LSN}))?)?,"
     r" at ([^\]]*)\]"
 )
 _MARK = re.compile(
-    r" ?\[disabled by slotfailover(?: for timeline (\d+)(?: from ([0-9A-F]+/[0-9A-F]+))?)?\]$"
+    rf" ?\[disabled by slotfailover(?: for timeline (\d{{1,10}})(?: from ({_LSN}))?)?\]$"
 )
 
 
@@ -118,6 +119,11 @@ def marked_for(comment: str) -> Milestone | None:
     noted = milestone_in(comment)
     where = parse_lsn(start) if start else None
     return Milestone(noted.system if noted is not None else "", int(timeline or 0), where)
+
+
+def begun(milestone: Milestone | None) -> Milestone | None:
+    """Return the timeline if it is known where it began: then somebody has met it."""
+    return milestone if milestone is not None and milestone.began is not None else None
 
 
 def without_mark(comment: str) -> str:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from services.failover.model.loss_limit import LossLimit
-from services.failover.model.timelines import Milestone, Provenance, marked_for, milestone_in
+from services.failover.model.timelines import Milestone, Provenance, begun, marked_for, milestone_in
 
 if TYPE_CHECKING:
     from services.failover.model.conninfo import Address, Conninfo, Endpoint
@@ -376,8 +376,8 @@ class View:
         noted = [
             (f"{where.name}/{found.name}", met)
             for where, found in self.ours()
-            for met in (found.milestone, found.destination)
-            if met is not None and (met is found.milestone or met.began is not None)
+            for met in (found.milestone, begun(found.destination))
+            if met is not None
         ]
         everything = (*noted, *self.milestones)
         return [(who, met) for who, met in everything if met.system == self.system]

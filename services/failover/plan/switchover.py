@@ -50,7 +50,11 @@ from services.failover.plan.invariants import (
 from services.failover.plan.request import Draft, Plan, Request
 from services.failover.plan.steps import fencing, promotion, receivers, subscriptions
 from services.failover.plan.steps.step import active
-from services.failover.plan.succession import require_unpromoted
+from services.failover.plan.succession import (
+    require_no_newer,
+    require_no_standby_ahead,
+    require_unpromoted,
+)
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, Subscription, View
@@ -97,6 +101,9 @@ def plan_rollback(view: View, request: Request) -> Plan:
     old = view.primary or _stopped(view, request)
     if old is not None and not old.writable:
         require_unpromoted(view, request, old)
+    elif old is not None and old.name not in request.found_writable:
+        require_no_newer(view, request, old)
+        require_no_standby_ahead(view, old)
     if old is not None and not old.leading:
         draft.add(fencing.start(old))
         return Plan(old.name, f"{old.name} is started again", tuple(draft.steps), ())
@@ -111,6 +118,8 @@ def plan_rollback(view: View, request: Request) -> Plan:
         if not subscriber.usable or not subscription.marked or led is None:
             continue
         if not moves(subscription, led):
+            if old is None:
+                require_unpromoted(view, request, led)
             draft.add(subscriptions.enable(subscriber, subscription, led))
     why = f"{name} was not replaced and goes on" if name else "nothing was promoted"
     return Plan(name, why, tuple(draft.steps), (), unreachable(view))
