@@ -202,7 +202,8 @@ def fields(schema: Schema) -> Iterable[tuple[str, Schema]]:
 def placeholder(schema: Schema) -> Any:
     """Return the document that stands for an unchanged value which the WAL lacks.
 
-    It fits `schema`: the text or its bytes, an array of numbers its characters, as in Debezium.
+    It fits `schema`: the text or its bytes, an array of numbers its characters, as in Debezium; a
+    map has the text as key and value, or the characters by their positions.
     Numbers and booleans themselves are never stored apart, so that the WAL has them.
     """
     kind = schema["type"]
@@ -214,8 +215,10 @@ def placeholder(schema: Schema) -> Any:
         if schema["items"]["type"] == "boolean":
             return [bit == "1" for byte in UNAVAILABLE.encode() for bit in f"{byte:08b}"]
         return list(UNAVAILABLE.encode())
+    if kind == "map" and schema["keys"]["type"] == "string":
+        return {UNAVAILABLE: UNAVAILABLE}
     if kind == "map":
-        return []
+        return [*enumerate(UNAVAILABLE.encode())]
     if kind == "struct":
         return {name: placeholder(field) for name, field in fields(schema)}
     return None if schema["optional"] else 0

@@ -198,7 +198,8 @@ class _Messages:
         return self._message(f"{self._base(items)}Item", fill)
 
     def _map(self, schema: Schema) -> str:
-        base = f"{self._base(schema['keys'])}To{self._base(schema['values'])}"
+        present = "Optional" if schema["values"]["optional"] else ""
+        base = f"{self._base(schema['keys'])}To{present}{self._base(schema['values'])}"
 
         def fill_entry(message: descriptor_pb2.DescriptorProto) -> None:
             self._field(message, "key", 1, schema["keys"])
