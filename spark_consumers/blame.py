@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 
 from schemas.errors import SettingsError
 from schemas.lsn import format_lsn
-from schemas.naming import Naming
+from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs.event_reader import EventReader
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
@@ -126,7 +126,7 @@ class _Blame:
         if name not in record.tables:
             hint = f"tables: {', '.join(sorted(record.tables))}"
             raise _error(name, "the last epoch does not have the table", hint)
-        table = catalog.load(self._spark, self._tables.identifier(*name.split(".", 1)))
+        table = catalog.load(self._spark, self._tables.identifier(*schema_and_table(name)))
         if catalog.LACKS in catalog.properties(table):
             log.warning("versions may be missing: events of the table were left out", table=name)
 
@@ -162,7 +162,7 @@ class _Blame:
 
     def _events(self, name: str, since: Position, upto_lsn: int) -> DataFrame:
         """Return the table's events up to an LSN."""
-        topic = self._naming.table(*name.split(".", 1)).name
+        topic = self._naming.table(*schema_and_table(name)).name
         partitions = self._topics.all_partitions((topic,))
         starts, ends = self._topics.first(partitions), self._topics.stable(partitions)
         if any(starts[topic].values()):

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from schemas.errors import OperatorNeeded
 from schemas.lsn import format_lsn
-from schemas.naming import Naming
+from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs import incomplete_tables
 from spark_consumers.epochs.event_reader import EventReader, Taken, Wanted
@@ -373,10 +373,10 @@ class EpochRunner:
 
     def _follows(self, name: str) -> bool:
         tables = self._settings.tables
-        return name in tables if tables else self._naming.publishes(*name.split(".", 1))
+        return name in tables if tables else self._naming.publishes(*schema_and_table(name))
 
     def _topic(self, name: str) -> str:
-        return self._naming.table(*name.split(".", 1)).name
+        return self._naming.table(*schema_and_table(name)).name
 
 
 def _require_first(table: str, offset: int) -> None:

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from schemas.events import Column, SchemaEvent
+from schemas.naming import schema_and_table
 from spark_consumers.events.columns import ColumnShape
 
 
@@ -60,7 +61,7 @@ class Shape:
     @classmethod
     def from_document(cls, name: str, document: dict[str, Any]) -> "Shape":
         """Read a shape that `document` wrote."""
-        schema, _, table = name.partition(".")
+        schema, table = schema_and_table(name)
         columns = tuple(ColumnShape(*column) for column in document["columns"])
         key = tuple(column.name for column in columns if column.key)
         return cls(schema, table, columns, key, document["oid"], Position(*document["since"]))

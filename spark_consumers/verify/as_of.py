@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from schemas.errors import OperatorNeeded
-from schemas.naming import Naming
+from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs.event_reader import EventReader, Wanted
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, epoch_of
@@ -109,7 +109,7 @@ class _Witness:
 
     def _told(self, epoch: EpochRecord, state: State, shapes: list[Shape]) -> DataFrame:
         """Return the rows that Kafka's events leave, in columns c0, c1 and so on."""
-        topic = self._naming.table(*state.source.split(".", 1)).name
+        topic = self._naming.table(*schema_and_table(state.source)).name
         wanted = {topic: Wanted(state.source, 0)}
         cut = Cut(epoch.commit_lsn, 0)
         taken = self._reader.read(cut, NEVER, wanted, {}, _require_first)

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from schemas.errors import SettingsError
+from schemas.naming import schema_and_table
 from schemas.settings import Settings, require
 from schemas.tables import TablesSettings
 from spark_consumers.events.columns import ColumnShape, typed
@@ -85,7 +86,8 @@ def verify_tables(
             published = postgres.published(connection, source.publication)
             existing = {n: s for n, s in own.states(spark).items() if not is_sums(n)}
             wanted = set(tables) or set(configured.tables) or set(published) | set(existing)
-            changelogs = {n for n in wanted if rule_of(configured, *_split(n)).kind == "changelog"}
+            rules = {name: rule_of(configured, *schema_and_table(name)) for name in wanted}
+            changelogs = {name for name, rule in rules.items() if rule.kind == "changelog"}
             return [
                 _compare(
                     spark,
@@ -114,11 +116,6 @@ class _Side:
     left_out: frozenset[str] = frozenset()
     key: tuple[str, ...] = ()
     condition: str = "true"
-
-
-def _split(name: str) -> tuple[str, str]:
-    schema, _, table = name.partition(".")
-    return schema, table
 
 
 def _side(settings: TablesSettings, state: State | None) -> _Side:
@@ -151,7 +148,7 @@ def _compare(
     published: postgres.Published | None,
     examples_max: int,
 ) -> TableComparison:
-    schema, table = _split(name)
+    schema, table = schema_and_table(name)
     columns = postgres.columns(connection, schema, table)
     if published is not None:
         columns = tuple(column for column in columns if column.name in published.columns)

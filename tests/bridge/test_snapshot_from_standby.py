@@ -17,7 +17,9 @@ from services.bridge.snapshot.reader import SnapshotReader
 from services.bridge.snapshot.row_reader import APPLICATION, NotNow
 from services.bridge.snapshot.standby import Standby
 from services.bridge.snapshot.standby_state import require_written
+from services.bridge.snapshot.tables import TableShape
 from services.bridge.source.hosts import host_name
+from services.postgres.server import Server as Identity
 from services.postgres.server import read_server, written_lsn
 from services.testbed.pair import alter_system
 from tests.bridge.conftest import NewBridge
@@ -169,6 +171,19 @@ def _may_connect(conninfo: str) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def _on_both(
+    primary: str, standby: str, server: Identity
+) -> Iterator[tuple[SnapshotReader, Standby, TableShape]]:
+    """Readers of the publication's only table on both servers; the standby is near."""
+    on_primary = SnapshotReader(primary, "p", "s", server, deadline_ms=30_000)
+    on_standby = Standby(standby, "p", "s", server, deadline_ms=30_000)
+    with contextlib.closing(on_primary), contextlib.closing(on_standby):
+        (shape,) = on_primary.inspect().shapes
+        assert on_standby.approach(on_primary.mark("begun"), 30)
+        yield on_primary, on_standby, shape
+
+
 def test_a_standby_tells_its_collations_and_stays_within_what_the_primary_has_written(
     pair: Provider, fresh_database: str
 ) -> None:
@@ -183,12 +198,8 @@ def test_a_standby_tells_its_collations_and_stays_within_what_the_primary_has_wr
         )
         connection.execute("CREATE PUBLICATION p FOR TABLE t")
         server = read_server(connection)
-    reader = SnapshotReader(conninfo, "p", "s", server, deadline_ms=30_000)
     other = pair.standby.conninfo(fresh_database, options="-c search_path=pg_catalog")
-    standby = Standby(other, "p", "s", server, deadline_ms=30_000)
-    with contextlib.closing(reader), contextlib.closing(standby):
-        (shape,) = reader.inspect().shapes
-        assert standby.approach(reader.mark("begun"), 30)
+    with _on_both(conninfo, other, server) as (reader, standby, shape):
         standby.set_search_path(reader.search_path())
         standby.begin(shape)
         assert standby.shape(shape.relation.oid) == shape, "whatever its search_path was"
@@ -210,12 +221,8 @@ def test_what_a_standby_can_not_read_at_all_is_told_from_what_it_can_not_read_no
             " CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)"
         )
         server = read_server(connection)
-    reader = SnapshotReader(conninfo, "p", "s", server, deadline_ms=30_000)
     other = pair.standby.conninfo(fresh_database)
-    standby = Standby(other, "p", "s", server, deadline_ms=30_000)
-    with contextlib.closing(reader), contextlib.closing(standby):
-        (shape,) = reader.inspect().shapes
-        assert standby.approach(reader.mark("begun"), 30)
+    with _on_both(conninfo, other, server) as (_, standby, shape):
         standby.begin(shape)
         with pytest.raises(NotNow, match="unlogged relations") as seen:
             standby.read(shape, None, "", rows_max=9, bytes_max=99)

@@ -119,10 +119,11 @@ def _standby(
             raise found
         with found.connection as connection:
             server = found.server
-            serves = server.in_recovery and is_database_of(server, primary)
+            same = is_database_of(server, primary)
+            serves = server.in_recovery and same
             return SnapshotStandby(
                 host=host_name(conninfo),
-                same_database=is_database_of(server, primary),
+                same_database=same,
                 recovers=server.in_recovery,
                 feedback=setting(connection, "hot_standby_feedback") == "on",
                 waits=_waits(read_state(connection), primary, written) if serves else "",

@@ -137,7 +137,7 @@ def _document(value: bytes) -> Any:
         return protobuf.first_fields(content)
     from services.bridge.events.formats import avro
 
-    return avro.first_fields(value)
+    return avro.first_fields(content)
 
 
 def position_in_headers(headers: AnyHeaders) -> EventPosition | None:

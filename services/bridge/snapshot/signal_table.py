@@ -4,6 +4,7 @@ import psycopg
 from psycopg import sql
 
 from schemas.errors import SettingsError
+from schemas.naming import schema_and_table
 from schemas.settings import SourceSettings
 from services.bridge.snapshot.requests import Signal
 from services.bridge.source.candidates import find_primary
@@ -16,13 +17,13 @@ _OPERATION = "send a signal"
 
 def send(source: SourceSettings, table: str, signal: Signal) -> None:
     """Insert the signal on the primary. Raise SettingsError for a table that is not published."""
-    schema, _, name = table.partition(".")
+    parts = schema_and_table(table)
     primary = find_primary(source)
     with primary.connection as connection:
         try:
             connection.execute("SET synchronous_commit TO DEFAULT")
             found = published_tables(connection, source.publication)
-            if (schema, name) not in [(one.schema, one.table) for one in found]:
+            if parts not in [(one.schema, one.table) for one in found]:
                 raise SettingsError(
                     f"publication {source.publication} does not have the table",
                     operation=_OPERATION,
@@ -30,7 +31,7 @@ def send(source: SourceSettings, table: str, signal: Signal) -> None:
                     hint=f"{DDL.format(table)}; ALTER PUBLICATION … ADD TABLE {table}",
                 )
             query = sql.SQL("INSERT INTO {} (id, type, data) VALUES (%s, %s, %s)")
-            connection.execute(query.format(sql.Identifier(schema, name)), [*signal])
+            connection.execute(query.format(sql.Identifier(*parts)), [*signal])
         except psycopg.Error as error:
             message = " ".join((error.diag.message_primary or str(error)).split())
             raise server_error(error.sqlstate or "", message, _OPERATION, table) from error

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 from schemas.errors import ExitCode, OperatorNeeded, SettingsError, SetupError
 from services.failover.model.preconditions import require_one_primary, require_one_system
 from services.failover.plan.completion import attach, complete
-from services.failover.plan.invariants import (
-    check_invariants,
-    require_nobody_hidden,
-)
+from services.failover.plan.invariants import check_invariants, require_nobody_hidden
 from services.failover.plan.request import Draft, Plan, Request
 from services.failover.plan.succession import require_no_standby_ahead
 

@@ -42,6 +42,12 @@ def require_unpromoted(view: View, request: Request, old: Node) -> None:
         )
 
 
+def require_newest_known(view: View, request: Request, node: Node) -> None:
+    """Raise OperatorNeeded where a silent node, or a standby, may tell of a newer primary."""
+    require_no_newer(view, request, node)
+    require_no_standby_ahead(view, node)
+
+
 def require_no_newer(view: View, request: Request, node: Node) -> None:
     """Raise OperatorNeeded (SPLIT_BRAIN) where a node without an answer may be a newer primary.
 

@@ -50,11 +50,7 @@ from services.failover.plan.invariants import (
 from services.failover.plan.request import Draft, Plan, Request
 from services.failover.plan.steps import fencing, promotion, receivers, subscriptions
 from services.failover.plan.steps.step import active
-from services.failover.plan.succession import (
-    require_no_newer,
-    require_no_standby_ahead,
-    require_unpromoted,
-)
+from services.failover.plan.succession import require_newest_known, require_unpromoted
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, Subscription, View
@@ -102,8 +98,7 @@ def plan_rollback(view: View, request: Request) -> Plan:
     if old is not None and not old.writable:
         require_unpromoted(view, request, old)
     elif old is not None and old.name not in request.found_writable:
-        require_no_newer(view, request, old)
-        require_no_standby_ahead(view, old)
+        require_newest_known(view, request, old)
     if old is not None and not old.leading:
         draft.add(fencing.start(old))
         return Plan(old.name, f"{old.name} is started again", tuple(draft.steps), ())

@@ -74,15 +74,16 @@ def serializer(schema: Schema, schema_id: int) -> Callable[[str], bytes]:
     return serialize
 
 
-def first_fields(value: bytes) -> dict[str, Any]:
+def first_fields(content: bytes) -> dict[str, Any]:
     """Return the fields that give an event's position, from a value in any schema of this module.
 
-    That is its field `source`, or the first fields of a flat row. They come first and are alike in
-    all tables. Raise an error of any kind for other bytes.
+    `content`: the value behind the schema's id. The fields are `source`, or the first ones of a
+    flat row: they come first and are alike in all tables. Raise an error of any kind for other
+    bytes.
     """
-    flat = value[wire.HEAD_BYTES + 1 : wire.HEAD_BYTES + 2] == _PRESENT
+    flat = content[1:2] == _PRESENT
     schema = _FIRST_OF_ROWS if flat else _FIRST_FIELDS
-    found = fastavro.schemaless_reader(io.BytesIO(value[wire.HEAD_BYTES :]), schema, None)
+    found = fastavro.schemaless_reader(io.BytesIO(content), schema, None)
     assert isinstance(found, dict)
     return found if flat else {"source": found["source"]}
 

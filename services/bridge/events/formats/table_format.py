@@ -141,7 +141,7 @@ class Formats:
     def _register(self, rendering: Rendering, schema: Schema, topic: str, part: str) -> int:
         """Return the id that the registry has for a schema of keys or values."""
         if self._registry is None:
-            raise ValueError("the format needs a schema registry")
+            raise ValueError(f"{rendering.REGISTRY_TYPE} needs a schema registry")
         record = rendering.record_name(schema)
         subject = {
             "topic": f"{topic}-{part}",
