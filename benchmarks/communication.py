@@ -29,7 +29,7 @@ from benchmarks.bridge import (
 )
 from benchmarks.bridge import connect as connected
 from services.testbed.bed import Bed
-from services.testbed.pair import alter_system
+from services.testbed.pair import set_parameter
 
 TURNS = 7
 DEADLINE_S = 1800.0
@@ -114,7 +114,7 @@ def still_kafka(bed: Bed, *, stall_s: float) -> list[Figures]:
 
 def _let_commits_wait(bed: Bed, connection: Connection, *, waits: bool) -> None:
     names = WALSENDER if waits else ""
-    alter_system(bed.primary, "synchronous_standby_names", names)
+    set_parameter(bed.primary, "synchronous_standby_names", names)
     query = "SELECT sync_state FROM pg_stat_replication WHERE application_name = %s"
     wanted = ("sync" if waits else "async",)
     wait_until(

@@ -29,7 +29,7 @@ from services.bridge.source.replication_connection import (
     walsender_name,
 )
 from services.testbed.bed import Bed
-from services.testbed.pair import alter_system
+from services.testbed.pair import set_parameter
 
 SLOT = "empty"
 SHARES = (0, 25, 50, 75, 100)
@@ -77,12 +77,12 @@ def measure(bed: Bed, *, transactions: int) -> list[Figures]:
         kept = 0
         for waits in (False, True):
             names = walsender_name(SLOT) if waits else ""
-            alter_system(bed.primary, "synchronous_standby_names", names)
+            set_parameter(bed.primary, "synchronous_standby_names", names)
             for share in SHARES:
                 traffic, seconds = _run(bed, connection, transactions, share, waits=waits)
                 kept = kept if share else traffic.keepalive_bytes
                 lines.append(_line(traffic, kept, seconds, transactions, share, waits=waits))
-        alter_system(bed.primary, "synchronous_standby_names", "")
+        set_parameter(bed.primary, "synchronous_standby_names", "")
     return lines
 
 

@@ -46,7 +46,7 @@ def settings_schema() -> dict[str, Any]:
     }
 
 
-def schema_text() -> str:
+def schema_file_text() -> str:
     """Return the schema as the text of a file."""
     return json.dumps(settings_schema(), indent=1) + "\n"
 

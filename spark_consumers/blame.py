@@ -18,12 +18,12 @@ from schemas.settings import Settings, require
 from spark_consumers.epochs.event_reader import EventReader
 from spark_consumers.epochs.ledger import EpochRecord, Ledger
 from spark_consumers.events import changes
-from spark_consumers.events.shape import Position, Shape
+from spark_consumers.events.shape import CommitPosition, Shape
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, changelog
 from spark_consumers.iceberg.layout import METADATA_NAMES, layout_of
 from spark_consumers.iceberg.tables import NEVER, Tables
-from spark_consumers.kafka.reader import Topics
+from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.shapes import ShapeLog
 from spark_consumers.sql import quoted
 
@@ -89,7 +89,7 @@ class _Blame:
         self._kafka = require(settings.kafka, "kafka")
         self._settings = require(settings.tables, "tables")
         self._naming = Naming(self._kafka.topic_prefix, settings.shaping)
-        self._topics = Topics(self._kafka)
+        self._topics = TopicOffsets(self._kafka)
         self._tables = Tables(self._kafka, self._settings)
 
     def versions(self, name: str, key: Sequence[str]) -> list[Version]:
@@ -160,7 +160,7 @@ class _Blame:
                 shape.name, f"the key is {told}", "give --key once for each, in this order"
             )
 
-    def _events(self, name: str, since: Position, upto_lsn: int) -> DataFrame:
+    def _events(self, name: str, since: CommitPosition, upto_lsn: int) -> DataFrame:
         """Return the table's events up to an LSN."""
         topic = self._naming.table(*schema_and_table(name)).name
         partitions = self._topics.all_partitions((topic,))

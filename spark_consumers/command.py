@@ -67,7 +67,7 @@ def run(
         require_broker(kafka)
         spark = start_session(tables, kafka)
         try:
-            job.run(
+            job.run_epochs(
                 spark,
                 settings,
                 report=_print_json if as_json else _print_line,

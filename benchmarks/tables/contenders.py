@@ -15,7 +15,7 @@ from benchmarks.tables.source import PARTITIONS, TOPIC
 from schemas.settings import Settings
 from spark_consumers.epochs import job
 from spark_consumers.epochs.report import EpochReport
-from spark_consumers.kafka.reader import Topics, reader_options
+from spark_consumers.kafka.reader import TopicOffsets, reader_options
 
 EVENTS_AN_EPOCH = 50_000
 _ROW = (
@@ -45,7 +45,7 @@ class Ours:
             taken.append((rows, time.monotonic() - since))
             since = time.monotonic()
 
-        job.run(self._spark, self._settings, report=done, stop=threading.Event(), once=True)
+        job.run_epochs(self._spark, self._settings, report=done, stop=threading.Event(), once=True)
         yield from taken
 
     @contextlib.contextmanager
@@ -56,7 +56,7 @@ class Ours:
 
         def run() -> None:
             try:
-                job.run(self._spark, self._settings, report=report, stop=stop)
+                job.run_epochs(self._spark, self._settings, report=report, stop=stop)
             except Exception as error:
                 failures.append(error)
 
@@ -93,7 +93,7 @@ class Plain:
         self._spark.sql(
             f"INSERT OVERWRITE {self._table} SELECT aid, bid, abalance, filler FROM {table}"
         )
-        ends = Topics(self._kafka).stable({TOPIC: tuple(range(PARTITIONS))})
+        ends = TopicOffsets(self._kafka).stable({TOPIC: tuple(range(PARTITIONS))})
         self._starts = json.dumps({t: {str(n): o for n, o in p.items()} for t, p in ends.items()})
         self._streams += 1
 

@@ -13,7 +13,7 @@ from schemas.errors import ExitCode, OperatorNeeded, SettingsError
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, load_settings, require
 from services.bridge import failpoints
-from services.bridge.adoption.adoption import Adoption, Plan
+from services.bridge.adoption.adoption import Adoption, AdoptionPlan
 from services.bridge.adoption.connect_offsets import ConnectOffsets
 from services.bridge.adoption.connector import (
     Connector,
@@ -253,7 +253,7 @@ def _require_alike(translation: Translation, settings: Settings) -> None:
         )
 
 
-def _told(plan: Plan) -> Iterator[str]:
+def _told(plan: AdoptionPlan) -> Iterator[str]:
     yield f"slot decodes from {format_lsn(plan.slot_lsn)} on; seen to {format_lsn(plan.wal_lsn)}"
     yield f"Kafka has changes up to {format_lsn(plan.end_lsn)}, of {plan.overlap} transactions"
     for topic in sorted({*plan.records_read, *plan.published}):
@@ -266,7 +266,7 @@ def _told(plan: Plan) -> Iterator[str]:
     yield f"the bridge goes on at {format_lsn(plan.end_lsn)}"
 
 
-def _document(plan: Plan) -> dict[str, Any]:
+def _document(plan: AdoptionPlan) -> dict[str, Any]:
     return {
         "slot_lsn": plan.slot_lsn,
         "end_lsn": plan.end_lsn,
@@ -279,7 +279,7 @@ def _document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _lacking(plan: Plan) -> OperatorNeeded:
+def _lacking(plan: AdoptionPlan) -> OperatorNeeded:
     counts = ", ".join(f"{count} of {topic}" for topic, count in sorted(plan.lacking.items()))
     return OperatorNeeded(
         f"Kafka lacks events that Debezium's offset says it has: {counts}",

@@ -15,10 +15,10 @@ from schemas.version import print_version
 from services.bridge import compiled, failpoints, metrics
 from services.bridge.adopt_command import adopt, release
 from services.bridge.doctor.command import doctor
-from services.bridge.opening import SessionSettings
 from services.bridge.publication.command import publication
 from services.bridge.recover_command import recover, repair_by_itself
 from services.bridge.runner import Runner
+from services.bridge.session_start import SessionSettings
 from services.bridge.setup_commands import check_config, docs, init, schema, sql
 from services.bridge.snapshot_command import snapshot
 from services.runtime.access import read_token

@@ -14,9 +14,9 @@ from schemas.registry import RegistrySettings
 from schemas.settings import SourceSettings
 from services.bridge import metrics
 from services.bridge.descriptors import descriptors_needed
-from services.bridge.opening import SessionSettings, open_session
 from services.bridge.progress.ledger import Position
 from services.bridge.session import Session
+from services.bridge.session_start import SessionSettings, open_session
 from services.bridge.sink.dead_letters import RefusalLearned, Refused
 from services.bridge.sink.markers import TransactionHangs
 from services.bridge.stagnation import Stagnation

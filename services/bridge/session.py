@@ -1,4 +1,6 @@
-"""One connection that streams: read, decode, send, commit, confirm (made by opening.open_session).
+"""One connection that streams: read, decode, send, commit, confirm.
+
+`session_start.open_session` makes it.
 
     stream  read -> decode -> assemble -> send -> (commit -> status update) -> (move the origin)
     close   abandon the open Kafka transaction, drop all connections

@@ -128,9 +128,9 @@ def docs(
 
 def schema() -> None:
     """Print the JSON Schema of the configuration file, for an editor to check and complete it."""
-    from schemas.json_schema import schema_text
+    from schemas.json_schema import schema_file_text
 
-    typer.echo(schema_text(), nl=False)
+    typer.echo(schema_file_text(), nl=False)
 
 
 def _print_shipped(kind: Kind, name: str) -> None:

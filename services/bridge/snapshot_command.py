@@ -12,9 +12,9 @@ from schemas.errors import ExitCode, SettingsError
 from schemas.settings import load_settings, require
 from schemas.snapshot import SnapshotProgress, SnapshotRequest
 from services.bridge.sink.topics import Topics
-from services.bridge.snapshot.opening import look_for_known
-from services.bridge.snapshot.requests import Signal, check
-from services.bridge.snapshot.signal_table import send
+from services.bridge.snapshot.requests import Signal, check_signal
+from services.bridge.snapshot.session_snapshot import look_for_known
+from services.bridge.snapshot.signal_table import insert_signal
 from services.bridge.snapshot.signal_topic import send_to_topic
 from services.bridge.snapshot.table_state import FINISHED, state
 from services.bridge.snapshot_bars import Bars
@@ -164,9 +164,9 @@ def _signal(config: Path, kind: str, data: dict[str, object]) -> None:
         source, kafka = require(settings.source, "source"), require(settings.kafka, "kafka")
         table, topic = settings.snapshot.signal_table, settings.snapshot.signal_topic
         signal = Signal(str(uuid.uuid4()), kind, json_module.dumps(data))
-        check(signal)
+        check_signal(signal)
         if table is not None:
-            send(source, table, signal)
+            insert_signal(source, table, signal)
         elif topic is not None:
             send_to_topic(kafka, topic, signal)
         else:

@@ -126,7 +126,7 @@ class _Demonstration:
         bed, options, stage = self._bed, self._options, self._display.stage
         clients = options.clients
         with stage(f"pgbench, {clients} clients, on the primary"):
-            load = workload.start(
+            load = workload.start_clients(
                 bed, bed.primary, "pgbench-1", clients=clients, seconds=options.seconds * 10
             )
             deadline = time.monotonic() + options.seconds
@@ -143,7 +143,7 @@ class _Demonstration:
             seconds = writable.seconds()
             load.wait(timeout=60)
         with stage(f"pgbench, {clients} clients, on the new primary"):
-            load = workload.start(
+            load = workload.start_clients(
                 bed,
                 bed.standby,
                 "pgbench-2",

@@ -25,7 +25,7 @@ def load(server: PostgresServer, dbname: str, scale: int) -> None:
     server.run_tool("pgbench", ["-i", "-q", "-I", "g", "-s", str(scale), server.conninfo(dbname)])
 
 
-def start(
+def start_clients(
     bed: Bed, server: PostgresServer, name: str, *, clients: int, seconds: int
 ) -> subprocess.Popen[bytes]:
     """Start `clients` clients for `seconds`; its log is `name`."""

@@ -75,9 +75,9 @@ def prepare_primary(primary: Reachable, dbname: str) -> Callable[[bool], None]:
 
     def await_standby(synchronous: bool) -> None:
         _await_streaming(primary)
-        alter_system(primary, "synchronized_standby_slots", STANDBY_SLOT)
+        set_parameter(primary, "synchronized_standby_slots", STANDBY_SLOT)
         if synchronous:
-            alter_system(primary, "synchronous_standby_names", STANDBY_SLOT)
+            set_parameter(primary, "synchronous_standby_names", STANDBY_SLOT)
 
     return await_standby
 
@@ -110,10 +110,10 @@ def clone(source: PostgresServer, target: PostgresServer, *, slot: str, dbname: 
             *("--checkpoint=fast", "--wal-method=stream", "--no-sync", "--no-manifest"),
         ],
     )
-    follow(source, target, slot=slot, dbname=dbname)
+    make_standby(source, target, slot=slot, dbname=dbname)
 
 
-def follow(source: PostgresServer, target: PostgresServer, *, slot: str, dbname: str) -> None:
+def make_standby(source: PostgresServer, target: PostgresServer, *, slot: str, dbname: str) -> None:
     """Set up the stopped server `target` as a standby of `source`, from its next start on."""
     with (target.data / "postgresql.auto.conf").open("a", encoding="utf-8") as file:
         file.write(standby_settings(source, slot=slot, dbname=dbname))
@@ -141,7 +141,7 @@ def create_database(server: Reachable, dbname: str) -> None:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(dbname)))
 
 
-def alter_system(server: Reachable, name: str, value: str) -> None:
+def set_parameter(server: Reachable, name: str, value: str) -> None:
     """Set a parameter by ALTER SYSTEM on a running server, and reload."""
     execute(server, sql.SQL("ALTER SYSTEM SET {} = {}").format(sql.Identifier(name), value))
     execute(server, sql.SQL("SELECT pg_reload_conf()"))

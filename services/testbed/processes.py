@@ -243,7 +243,7 @@ def end(recorded: Recorded, folder: Path) -> bool:
         pids = _family(recorded, folder)
         found = found or bool(pids)
         for pid in pids:
-            procfs.send(pid, signal.SIGKILL)
+            procfs.signal_process(pid, signal.SIGKILL)
         return not pids
 
     if not procfs.wait_until(gone, timeout_s=_KILL_WAIT_S):

@@ -79,7 +79,7 @@ def members_of_session(session: int) -> list[int]:
     return [pid for pid in _pids() if session_of(pid) == session and identify(pid)]
 
 
-def send(pid: int, number: signal.Signals) -> None:
+def signal_process(pid: int, number: signal.Signals) -> None:
     """Send a signal; a process that has already gone is ignored."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)

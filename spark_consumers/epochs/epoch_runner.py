@@ -39,7 +39,7 @@ from spark_consumers.iceberg.maintenance import maintain
 from spark_consumers.iceberg.staging import Adopted
 from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables
 from spark_consumers.kafka.divergence import Divergences
-from spark_consumers.kafka.reader import Topics
+from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.shapes import DeadLetters, ShapeLog
 from spark_consumers.kafka.transaction_topic import TransactionTopic
 from spark_consumers.kafka.transactions import Cut, Transactions
@@ -59,7 +59,7 @@ class EpochRunner:
         self._tables = Tables(kafka, self._settings)
         self._tables.make_namespace(spark)
         self._ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)
-        self._topics = topics = Topics(kafka)
+        self._topics = topics = TopicOffsets(kafka)
         whole = self._settings.on_bad_event == "quarantine"
         self._reader = EventReader(spark, kafka, topics, whole=whole)
         self._shapes = ShapeLog(kafka, topics, self._naming, self._follows)

@@ -13,7 +13,7 @@ from schemas.errors import OperatorNeeded
 from schemas.settings import KafkaSettings
 from spark_consumers.epochs.topic_summary import TopicSummary, summarize
 from spark_consumers.events import changes
-from spark_consumers.kafka.reader import Offsets, Topics, reader_options
+from spark_consumers.kafka.reader import Offsets, TopicOffsets, reader_options
 from spark_consumers.kafka.transactions import Cut
 
 log = structlog.get_logger()
@@ -50,7 +50,12 @@ class EventReader:
     """Reads whole transactions of the tables' topics."""
 
     def __init__(
-        self, spark: SparkSession, kafka: KafkaSettings, topics: Topics, *, whole: bool = False
+        self,
+        spark: SparkSession,
+        kafka: KafkaSettings,
+        topics: TopicOffsets,
+        *,
+        whole: bool = False,
     ) -> None:
         """Read events from Kafka; with `whole`, the events keep their text."""
         self._whole = whole

@@ -25,7 +25,7 @@ _LOSSES_MAX = 5
 _LOSS_PAUSE_MAX_S = 10.0
 
 
-def run(
+def run_epochs(
     spark: SparkSession,
     settings: Settings,
     *,

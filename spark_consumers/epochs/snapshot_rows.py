@@ -15,7 +15,7 @@ from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.tables import OpenTable, State
 
 
-def mark(
+def note_bound(
     spark: SparkSession,
     seen: Mapping[str, int],
     opened: dict[str, OpenTable],

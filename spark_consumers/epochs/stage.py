@@ -102,7 +102,7 @@ class Stage:
         names = [item.name for item in work if item.summary.topic in bad]
         incomplete_tables.mark(self._spark, cut.commit_lsn, names, opened, states)
         seen = {item.name: item.summary.seen_lsn for item in work if item.summary.seen_lsn}
-        snapshot_rows.mark(self._spark, seen, opened, states)
+        snapshot_rows.note_bound(self._spark, seen, opened, states)
         self._work = {item.name: replace(item, table=opened[item.name]) for item in work}
         self._bases = {}
         self.ways = {}
@@ -115,7 +115,7 @@ class Stage:
             known = state.sealed if state else (NEVER, NEVER)
             base = self._staging.begin(item.table.identifier, known)
             by_index = self._deletes(item, base, values)
-            self.ways[item.name] = table_writer.write(item, own(item.summary.topic), by_index)
+            self.ways[item.name] = table_writer.write_table(item, own(item.summary.topic), by_index)
             self._bases[item.name] = self._staging.written(base)
 
         with self._staging.writing():

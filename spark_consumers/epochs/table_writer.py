@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 
 from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
-from spark_consumers.events.shape import Position, Shape
+from spark_consumers.events.shape import CommitPosition, Shape
 from spark_consumers.iceberg import changelog, current, history
 from spark_consumers.iceberg.delete_insert import Deletes, delete_and_insert
 from spark_consumers.iceberg.tables import OpenTable
@@ -32,7 +32,7 @@ class Work:
         return self.table.layout.shape.name
 
 
-def write(work: Work, own: DataFrame, by_index: Deletes | None = None) -> Way:
+def write_table(work: Work, own: DataFrame, by_index: Deletes | None = None) -> Way:
     """Bring the events of a table (`own`) into it, by its kind; return the way that was taken."""
     table, summary, shapes = work.table, work.summary, work.shapes
     kind, keyless = table.layout.kind, table.layout.shape.keyless
@@ -57,10 +57,10 @@ def folded(work: Work, own: DataFrame) -> DataFrame:
     return changes.row_changes(own, work.shapes, unavailable=work.summary.unavailable)
 
 
-def _beginning(table: OpenTable, summary: TopicSummary) -> Position | None:
+def _beginning(table: OpenTable, summary: TopicSummary) -> CommitPosition | None:
     """Return the event after which the table's rows begin, None where the present rows stay."""
     before = table.replaced
-    replaced = None if before is None else Position(before.commit_lsn, before.seq - 1)
+    replaced = None if before is None else CommitPosition(before.commit_lsn, before.seq - 1)
     return max(filter(None, (summary.last_truncate, replaced)), default=None)
 
 
@@ -127,7 +127,7 @@ def _write_history(
         cuts = sorted(truncates)
         history.replace(table.identifier, table.layout, rows, cuts, snapshot_rows=read)
         return "replace"
-    history.write(
+    history.write_versions(
         table.identifier,
         table.layout,
         rows,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import Row
 
 from schemas.errors import BadInput, ExitCode, OperatorNeeded
-from spark_consumers.events.shape import Position, Shape
+from spark_consumers.events.shape import CommitPosition, Shape
 
 
 @dataclass(slots=True)
@@ -70,10 +70,10 @@ class TopicSummary:
         return max(0, self.counted_rows - self.distinct_rows)
 
     @property
-    def last_truncate(self) -> Position | None:
+    def last_truncate(self) -> CommitPosition | None:
         """The last truncate's position."""
         last = max(self.truncates, default=None)
-        return None if last is None else Position(*last[:2])
+        return None if last is None else CommitPosition(*last[:2])
 
     def require_events(self) -> None:
         """Raise BadInput for a record that is not an event."""

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark_consumers.events.columns import ColumnShape, available, mentions_unavailable, typed
-from spark_consumers.events.shape import Position, Shape, renamed
+from spark_consumers.events.shape import CommitPosition, Shape, renamed
 from spark_consumers.sql import literal, literals, quoted
 
 REFUSED = "slottables refuses"
@@ -156,7 +156,7 @@ def own_events(events: DataFrame, topic: str) -> DataFrame:
     return events.where(f"topic = {literal(topic)} AND NOT beyond AND NOT late")
 
 
-def after(events: DataFrame, position: Position) -> DataFrame:
+def after(events: DataFrame, position: CommitPosition) -> DataFrame:
     """Return the events after a position, whatever partition they come from."""
     return events.where(_after(position))
 
@@ -350,7 +350,7 @@ def _beyond(commit_lsn: int) -> str:
     return f"(struct(commit_lsn) > named_struct('commit_lsn', CAST({commit_lsn} AS bigint)))"
 
 
-def _after(position: Position, *, inclusive: bool = False) -> str:
+def _after(position: CommitPosition, *, inclusive: bool = False) -> str:
     """Return SQL that is true if an event stands after `position`, or at it if `inclusive`."""
     lsn, seq = position
     later = f"seq {'>=' if inclusive else '>'} {seq}"

@@ -10,14 +10,14 @@ from schemas.naming import schema_and_table
 from spark_consumers.events.columns import ColumnShape
 
 
-class Position(NamedTuple):
+class CommitPosition(NamedTuple):
     """Where an event stands: its transaction's commit LSN, its number in the transaction."""
 
     commit_lsn: int
     seq: int
 
 
-START = Position(-1, -1)
+START = CommitPosition(-1, -1)
 """Before every event."""
 
 
@@ -34,12 +34,12 @@ class Shape:
     columns: tuple[ColumnShape, ...]
     key: tuple[str, ...]
     oid: int = 0
-    since: Position = START
+    since: CommitPosition = START
 
     @classmethod
     def from_event(cls, event: SchemaEvent) -> "Shape":
         """Return the table's shape from a schema event on."""
-        since = Position(event.commit_lsn, event.seq)
+        since = CommitPosition(event.commit_lsn, event.seq)
         return cls._of(event, event.after, event.oid, since)
 
     @classmethod
@@ -52,7 +52,7 @@ class Shape:
 
     @classmethod
     def _of(
-        cls, event: SchemaEvent, columns: Iterable[Column], oid: int, since: Position
+        cls, event: SchemaEvent, columns: Iterable[Column], oid: int, since: CommitPosition
     ) -> "Shape":
         shapes = tuple(ColumnShape(c.name, c.type, c.typmod, c.key) for c in columns)
         key = tuple(column.name for column in shapes if column.key)
@@ -64,7 +64,7 @@ class Shape:
         schema, table = schema_and_table(name)
         columns = tuple(ColumnShape(*column) for column in document["columns"])
         key = tuple(column.name for column in columns if column.key)
-        return cls(schema, table, columns, key, document["oid"], Position(*document["since"]))
+        return cls(schema, table, columns, key, document["oid"], CommitPosition(*document["since"]))
 
     def document(self) -> dict[str, Any]:
         """Return the shape as JSON, to keep with the table."""

@@ -209,7 +209,7 @@ def set_properties(table: Any, values: Mapping[str, str]) -> None:
     update.commit()
 
 
-def columns(table: Any) -> tuple[str, ...]:
+def column_names(table: Any) -> tuple[str, ...]:
     """Return the names of a table's columns, in one call to Java."""
     schema = table.schema()
     parser = java_class(schema, "org.apache.iceberg.SchemaParser")

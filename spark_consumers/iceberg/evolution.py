@@ -21,7 +21,7 @@ from pyspark.sql import types as T
 
 from schemas.errors import ExitCode, SetupError
 from schemas.tables import TablesSettings
-from spark_consumers.events.shape import Position, Shape, renamed
+from spark_consumers.events.shape import CommitPosition, Shape, renamed
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.layout import Layout, layout_of
 
@@ -91,7 +91,7 @@ def evolve(
     shapes: list[Shape],
     kept: tuple[str, ...],
     known: tuple[int, int],
-) -> tuple[Position | None, tuple[str, ...]]:
+) -> tuple[CommitPosition | None, tuple[str, ...]]:
     """Change a table from the first of `shapes` to the last.
 
     Return the position from which on it is another source table, if so, and the columns that

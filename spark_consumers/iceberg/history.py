@@ -18,7 +18,7 @@ Truncate = tuple[int, int, int]
 _END = "struct<lsn: bigint, seq: bigint, us: bigint, op: string>"
 
 
-def write(
+def write_versions(
     identifier: str,
     layout: Layout,
     rows: DataFrame,

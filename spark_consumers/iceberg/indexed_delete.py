@@ -138,7 +138,7 @@ def delete_rows(table: Any, index: KeyIndex, keys: Keys, target: Target) -> int:
     content, blobs = puffin(vectors)
     name = f"{uuid.uuid4()}-deletes.puffin"
     location = str(table.locationProvider().newDataLocation(name))
-    table_files.write(table, location, content)
+    table_files.write_file(table, location, content)
     delta = table.newRowDelta().toBranch(target.branch).validateFromSnapshot(target.snapshot)
     builders = _Builders(table, location, len(content))
     for path, blob in blobs.items():

@@ -56,7 +56,7 @@ def listed(table: Any, snapshot: int) -> Files:
     return found
 
 
-def follow(table: Any, files: Files, before: int, snapshot: int) -> list[str] | None:
+def advance_files(table: Any, files: Files, before: int, snapshot: int) -> list[str] | None:
     """Change `files` from those of the snapshot `before` to those of a later one.
 
     Return the paths of the data files that have come, the oldest first; None, with `files` as they
@@ -96,7 +96,7 @@ def vector(table: Any, delete: Any) -> BitMap64:
         return vector_of(file.read(int(delete.contentSizeInBytes())))
 
 
-def write(table: Any, path: str, content: bytes) -> None:
+def write_file(table: Any, path: str, content: bytes) -> None:
     """Write a new file."""
     if _is_local(path):
         with _local(path).open("xb") as file:
@@ -109,7 +109,7 @@ def write(table: Any, path: str, content: bytes) -> None:
         stream.close()
 
 
-def columns(table: Any, path: str, field_ids: list[int]) -> Iterator[list[pa.Array]]:
+def read_columns(table: Any, path: str, field_ids: list[int]) -> Iterator[list[pa.Array]]:
     """Read the columns with the given ids of a data file, row group by row group, in order."""
     with opened(table, path) as file, pq.ParquetFile(file) as parquet:
         by_id = {

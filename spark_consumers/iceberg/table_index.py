@@ -203,7 +203,7 @@ class KeyIndex:
         known = self._state
         if known.snapshot == snapshot:
             return True
-        added = table_files.follow(table, known.files, known.snapshot, snapshot)
+        added = table_files.advance_files(table, known.files, known.snapshot, snapshot)
         if added is None:
             return False
         known.snapshot = snapshot
@@ -264,7 +264,7 @@ class KeyIndex:
     def _read(self, table: Any, path: str, number: int) -> tuple[Keys, Any]:
         """Return the keys of a data file's rows that are not deleted, and their places."""
         with table_files.readable(path):
-            groups = [keys_of(group) for group in table_files.columns(table, path, self.key)]
+            groups = [keys_of(group) for group in table_files.read_columns(table, path, self.key)]
         if not groups:
             raise UnknownFilesError(f"{path} has no rows")
         keys = joined(groups)
@@ -295,7 +295,7 @@ class KeyIndex:
     def _insert(self, segment: Segment) -> None:
         """Write a segment, and take it as the newest one."""
         name = uuid.uuid4().hex
-        segment_files.write(self._folder / name, segment)
+        segment_files.write_segment(self._folder / name, segment)
         texts = segment.keys.texts is not None
         self._segments.insert(0, (name, segment_files.read(self._folder / name, texts=texts)))
 

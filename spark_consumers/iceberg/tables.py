@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError
 from schemas.settings import KafkaSettings
 from schemas.tables import TableRule, TablesSettings
-from spark_consumers.events.shape import Position, Shape
+from spark_consumers.events.shape import CommitPosition, Shape
 from spark_consumers.iceberg import catalog, rules
 from spark_consumers.iceberg.evolution import evolve
 from spark_consumers.iceberg.layout import Layout, create_sql, layout_of, sort_sql
@@ -55,7 +55,7 @@ class State:
     epoch: int
     commit_lsn: int
     rebuild: bool
-    replaced: Position | None
+    replaced: CommitPosition | None
     shape: Shape | None
     uuid: str
     large: bool
@@ -88,7 +88,7 @@ class OpenTable:
     layout: Layout
     commit_lsn: int
     rebuild: bool = False
-    replaced: Position | None = None
+    replaced: CommitPosition | None = None
     large: bool = False
     lacks: bool = False
     seen_lsn: int = NEVER
@@ -228,13 +228,13 @@ def state_of(identifier: str, table: Any, found: Mapping[str, str], *, large: bo
         identifier,
         *sealed,
         catalog.REBUILD in found,
-        Position(*json.loads(found[catalog.REPLACED])) if catalog.REPLACED in found else None,
+        CommitPosition(*json.loads(found[catalog.REPLACED])) if catalog.REPLACED in found else None,
         Shape.from_document(source, json.loads(shape)) if shape else None,
         str(table.uuid()),
         large,
         catalog.LACKS in found,
         int(found.get(catalog.SEEN_LSN, NEVER)),
-        catalog.columns(table),
+        catalog.column_names(table),
         found.get(catalog.KIND, ""),
         rules.from_document(rule) if rule else None,
         tuple(json.loads(found.get(catalog.KEPT, "[]"))),

@@ -3,14 +3,14 @@
 from schemas.errors import OperatorNeeded
 from schemas.events import DivergenceRecord, divergence_topic
 from schemas.settings import KafkaSettings
-from spark_consumers.kafka.reader import Topics
+from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.small_topic_tail import SmallTopicTail
 
 
 class Divergences:
     """Accepted divergences: the new timeline uses LSNs of the lost transactions again."""
 
-    def __init__(self, kafka: KafkaSettings, topics: Topics) -> None:
+    def __init__(self, kafka: KafkaSettings, topics: TopicOffsets) -> None:
         self._following = SmallTopicTail(kafka, topics, divergence_topic(kafka.topic_prefix))
 
     def close(self) -> None:

@@ -100,7 +100,7 @@ def _passes(error: BaseException) -> bool:
     return isinstance(cause, KafkaException) and bool(cause.args[0].retriable())
 
 
-class Topics:
+class TopicOffsets:
     """Asks for the partitions and offsets of topics."""
 
     def __init__(self, kafka: KafkaSettings) -> None:

@@ -7,16 +7,20 @@ from schemas.errors import SetupError
 from schemas.events import DeadLetter, SchemaEvent, dead_topic, schema_topic
 from schemas.naming import Naming
 from schemas.settings import KafkaSettings
-from spark_consumers.events.shape import Position, Shape
-from spark_consumers.kafka.reader import Topics
-from spark_consumers.kafka.small_topic_tail import Record, SmallTopicTail
+from spark_consumers.events.shape import CommitPosition, Shape
+from spark_consumers.kafka.reader import TopicOffsets
+from spark_consumers.kafka.small_topic_tail import CommittedRecord, SmallTopicTail
 
 
 class ShapeLog:
     """Every shape that a followed table has had, as far as the topic still has it."""
 
     def __init__(
-        self, kafka: KafkaSettings, topics: Topics, naming: Naming, follows: Callable[[str], bool]
+        self,
+        kafka: KafkaSettings,
+        topics: TopicOffsets,
+        naming: Naming,
+        follows: Callable[[str], bool],
     ) -> None:
         self._following = SmallTopicTail(kafka, topics, schema_topic(kafka.topic_prefix))
         self._naming = naming
@@ -107,7 +111,7 @@ class Lacking(NamedTuple):
     """An event that Kafka has refused, so that the table lacks it."""
 
     table: str
-    position: Position
+    position: CommitPosition
     reason: str
 
 
@@ -115,7 +119,7 @@ class DeadLetters:
     """Which events of followed tables Kafka has refused."""
 
     def __init__(
-        self, kafka: KafkaSettings, topics: Topics, follows: Callable[[str], bool]
+        self, kafka: KafkaSettings, topics: TopicOffsets, follows: Callable[[str], bool]
     ) -> None:
         self._following = SmallTopicTail(kafka, topics, dead_topic(kafka.topic_prefix))
         self._follows = follows
@@ -145,9 +149,11 @@ class DeadLetters:
         """
         return table in self._named or self._following.lost_beginning
 
-    def _read(self, records: Iterable[Record]) -> Iterable[Lacking]:
+    def _read(self, records: Iterable[CommittedRecord]) -> Iterable[Lacking]:
         for record in records:
             letter = self._following.parsed(record, DeadLetter)
             if letter.table and self._follows(letter.table):
                 self._named.add(letter.table)
-                yield Lacking(letter.table, Position(letter.commit_lsn, letter.seq), letter.reason)
+                yield Lacking(
+                    letter.table, CommitPosition(letter.commit_lsn, letter.seq), letter.reason
+                )

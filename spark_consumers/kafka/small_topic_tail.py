@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from schemas.errors import BadInput, ExitCode, Retryable
 from schemas.settings import KafkaSettings
-from spark_consumers.kafka.reader import Topics, client_options, kafka_failure
+from spark_consumers.kafka.reader import TopicOffsets, client_options, kafka_failure
 
 READ_DEADLINE_S = 60.0
 _POLL_S = 1.0
@@ -20,7 +20,7 @@ _MANY = 5000
 Document = TypeVar("Document", bound=BaseModel)
 
 
-class Record(NamedTuple):
+class CommittedRecord(NamedTuple):
     """A committed record; `ts_ms` is Kafka's time stamp."""
 
     partition: int
@@ -48,7 +48,7 @@ def consumer(kafka: KafkaSettings) -> Consumer:
 class SmallTopicTail:
     """The committed records of a topic, each given once."""
 
-    def __init__(self, kafka: KafkaSettings, topics: Topics, topic: str) -> None:
+    def __init__(self, kafka: KafkaSettings, topics: TopicOffsets, topic: str) -> None:
         self.topic = topic
         self._topics = topics
         self._consumer = consumer(kafka)
@@ -60,7 +60,7 @@ class SmallTopicTail:
         """Close the connections to the broker."""
         self._consumer.close()
 
-    def new(self) -> list[Record]:
+    def new(self) -> list[CommittedRecord]:
         """Return the committed records that were written up to now, by partition and offset.
 
         Wait for open transactions; raise Retryable when they don't end within READ_DEADLINE_S.
@@ -90,7 +90,7 @@ class SmallTopicTail:
                         found.append(record)
         return sorted(found)
 
-    def parsed(self, record: Record, kind: type[Document]) -> Document:
+    def parsed(self, record: CommittedRecord, kind: type[Document]) -> Document:
         """Parse a record as `kind`, the model of the topic.
 
         Raise BadInput, which names the record's partition and offset.
@@ -118,7 +118,7 @@ class SmallTopicTail:
         )
 
 
-def taken(message: object, topic: str) -> Record | TopicPartition | None:
+def taken(message: object, topic: str) -> CommittedRecord | TopicPartition | None:
     """Convert what a consumer returned: a message to a record, a partition's end to its place.
 
     Return None for a passing error; raise for any other.
@@ -127,7 +127,7 @@ def taken(message: object, topic: str) -> Record | TopicPartition | None:
     place = message.partition(), message.offset()  # type: ignore[attr-defined]
     if failure is None:
         _, ts_ms = message.timestamp()  # type: ignore[attr-defined]
-        return Record(*place, ts_ms, message.key(), message.value())  # type: ignore[attr-defined]
+        return CommittedRecord(*place, ts_ms, message.key(), message.value())  # type: ignore[attr-defined]
     if failure.code() == KafkaError._PARTITION_EOF:
         return TopicPartition(topic, *place)
     if failure.retriable() or failure.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT):

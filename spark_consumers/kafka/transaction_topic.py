@@ -18,8 +18,8 @@ from schemas.errors import BadInput, ExitCode, OperatorNeeded, Retryable, SetupE
 from schemas.events import transaction_topic
 from schemas.settings import KafkaSettings
 from schemas.tracing import TRACEPARENT
-from spark_consumers.kafka.reader import Topics, reader_options
-from spark_consumers.kafka.transactions import End
+from spark_consumers.kafka.reader import TopicOffsets, reader_options
+from spark_consumers.kafka.transactions import EndEvent
 
 _END = (
     "status string, commit_lsn bigint, ts_ms bigint,"
@@ -36,7 +36,7 @@ class TransactionTopic:
     def __init__(
         self,
         kafka: KafkaSettings,
-        topics: Topics,
+        topics: TopicOffsets,
         follows: Callable[[str], bool],
         *,
         traced: bool = False,
@@ -140,7 +140,7 @@ class TransactionTopic:
         """Format an offset as Spark's Kafka source writes it."""
         return json.dumps({self.name: {"0": offset}})
 
-    def ends(self, records: DataFrame, after_lsn: int) -> Iterator[End]:
+    def ends(self, records: DataFrame, after_lsn: int) -> Iterator[EndEvent]:
         """Yield the ENDs after `after_lsn` among records of the topic, in order: one Spark job.
 
         Raise BadInput for a record that is neither BEGIN nor END.
@@ -148,7 +148,7 @@ class TransactionTopic:
         for row in sorted(ends(records, after_lsn).collect(), key=lambda row: row.offset):
             yield self._end(row)
 
-    def _end(self, row: Row) -> End:
+    def _end(self, row: Row) -> EndEvent:
         if row.partition != 0:
             raise self._order_lost(row.partition + 1)
         collections = [tuple(found) for found in row.data_collections or ()]
@@ -162,7 +162,7 @@ class TransactionTopic:
                 exit_code=ExitCode.RECORD_REFUSED,
             )
         counts = Counter({name: n for name, n in collections if self._followed(name)})
-        return End(row.offset, row.commit_lsn, row.read_ms, row.ts_ms, counts, row.trace or "")
+        return EndEvent(row.offset, row.commit_lsn, row.read_ms, row.ts_ms, counts, row.trace or "")
 
     def _followed(self, name: str) -> bool:
         known = self._names.get(name)

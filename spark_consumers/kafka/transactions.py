@@ -12,7 +12,7 @@ TRACES_MAX: Final = 128
 """How many Kafka transactions the span of an epoch names; OpenTelemetry's limit of links."""
 
 
-class End(NamedTuple):
+class EndEvent(NamedTuple):
     """An END of `<prefix>.transaction`.
 
     `offset`: where the END is. `commit_lsn`: the transaction's. `read_ms`: Kafka's time stamp of
@@ -45,7 +45,7 @@ class Cut:
     counts: Counter[str] = field(default_factory=Counter)
     traces: dict[str, None] = field(default_factory=dict)
 
-    def add(self, end: End) -> None:
+    def add(self, end: EndEvent) -> None:
         """Take in the next transaction."""
         self.commit_lsn, self.offset = end.commit_lsn, end.offset + 1
         self.read_ms, self.ts_ms = max(self.read_ms, end.read_ms), max(self.ts_ms, end.ts_ms)
@@ -67,9 +67,9 @@ class Transactions:
         self.offset = offset
         """Where the next records are to be read."""
         self._after_lsn = after_lsn
-        self._ends: list[End] = []
+        self._ends: list[EndEvent] = []
 
-    def take(self, ends: Iterable[End], offset: int) -> None:
+    def take(self, ends: Iterable[EndEvent], offset: int) -> None:
         """Take in the ENDs of the records up to `offset`, in their order."""
         for end in ends:
             last_lsn = self._ends[-1].commit_lsn if self._ends else self._after_lsn

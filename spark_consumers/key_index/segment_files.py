@@ -13,7 +13,7 @@ _NUMBERS, _PLACES, _ENDS, _BODY = "numbers", "places", "ends", "body"
 _SUFFIX = ".npy"
 
 
-def write(stem: Path, segment: Segment) -> None:
+def write_segment(stem: Path, segment: Segment) -> None:
     """Write a segment to files whose names begin with `stem`."""
     numbers, texts = segment.keys
     parts: dict[str, np.ndarray[Any, Any]] = {_NUMBERS: numbers, _PLACES: segment.places}

@@ -17,13 +17,13 @@ from spark_consumers.epochs.event_reader import EventReader, Wanted
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, epoch_of
 from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
-from spark_consumers.events.shape import Position, Shape
+from spark_consumers.events.shape import CommitPosition, Shape
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.layout import layout_of
 from spark_consumers.iceberg.sums import is_sums
 from spark_consumers.iceberg.tables import NEVER, State, Tables
-from spark_consumers.kafka.reader import Topics
+from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.shapes import ShapeLog
 from spark_consumers.kafka.transactions import Cut
 from spark_consumers.sql import quoted
@@ -56,7 +56,7 @@ class _Witness:
         self._settings = require(settings.tables, "tables")
         self._naming = Naming(kafka.topic_prefix, settings.shaping)
         self._tables = Tables(kafka, self._settings)
-        topics = Topics(kafka)
+        topics = TopicOffsets(kafka)
         self._reader = EventReader(spark, kafka, topics)
         self._shapes = ShapeLog(kafka, topics, self._naming, lambda _: True)
         self._ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)
@@ -117,7 +117,7 @@ class _Witness:
         own = changes.own_events(taken.events, topic)
         begins = [summary.last_truncate] if summary.last_truncate else []
         begins += [
-            Position(after.since.commit_lsn, after.since.seq - 1)
+            CommitPosition(after.since.commit_lsn, after.since.seq - 1)
             for before, after in pairwise(shapes)
             if before.another_table(after)
         ]

@@ -145,11 +145,11 @@ def _compare(
     connection: psycopg.Connection,
     name: str,
     side: _Side,
-    published: postgres.Published | None,
+    published: postgres.PublishedColumns | None,
     examples_max: int,
 ) -> TableComparison:
     schema, table = schema_and_table(name)
-    columns = postgres.columns(connection, schema, table)
+    columns = postgres.source_columns(connection, schema, table)
     if published is not None:
         columns = tuple(column for column in columns if column.name in published.columns)
     columns = tuple(column for column in columns if column.name not in side.left_out)

@@ -57,7 +57,7 @@ _LAYERS: Final = """
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedColumns:
     """What a publication says of a table: its columns, and the condition that rows must meet."""
 
     columns: tuple[str, ...]
@@ -97,16 +97,18 @@ def snapshot(settings: SourceSettings) -> Iterator[psycopg.Connection]:
         ) from error
 
 
-def published(connection: psycopg.Connection, publication: str) -> dict[str, Published]:
+def published(connection: psycopg.Connection, publication: str) -> dict[str, PublishedColumns]:
     """Return `schema.table` -> what the publication says of it, {} if there is no publication."""
     rows = connection.execute(_PUBLISHED, [publication]).fetchall()
     return {
-        f"{schema}.{table}": Published(tuple(columns), row_filter)
+        f"{schema}.{table}": PublishedColumns(tuple(columns), row_filter)
         for schema, table, columns, row_filter in rows
     }
 
 
-def columns(connection: psycopg.Connection, schema: str, table: str) -> tuple[ColumnShape, ...]:
+def source_columns(
+    connection: psycopg.Connection, schema: str, table: str
+) -> tuple[ColumnShape, ...]:
     """Return the table's columns, typed as in the schema topic; () if there is no such table."""
     rows = connection.execute(_COLUMNS, [schema, table]).fetchall()
     return tuple(

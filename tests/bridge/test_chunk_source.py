@@ -11,7 +11,7 @@ from services.bridge.snapshot.chunk_source import ChunkSource
 from services.bridge.snapshot.reader_thread import ReaderThread
 from services.bridge.snapshot.row_reader import NotNow
 from services.bridge.snapshot.tables import Chunk
-from services.bridge.snapshot.visibility import Published, Sight
+from services.bridge.snapshot.visibility import PublishedXids, Sight
 
 WAIT_S = 0.2
 TABLE: Any = SimpleNamespace(
@@ -90,7 +90,7 @@ def source_of(thread: ReaderThread, standby: Any) -> ChunkSource:
 def test_the_wait_for_a_replay_does_not_count_as_reading(thread: ReaderThread) -> None:
     source = source_of(thread, Server())
     began = time.monotonic()
-    seen = source.take(TABLE, Published(), rows_max=1, bytes_max=1)
+    seen = source.take(TABLE, PublishedXids(), rows_max=1, bytes_max=1)
     assert WAIT_S <= seen.waited_s <= time.monotonic() - began
     assert seen.read_from == "standby"
 
@@ -117,6 +117,6 @@ def test_a_table_that_the_standby_orders_otherwise_is_read_from_the_primary(
     standby.versions = {"c": "2"}
     source = source_of(thread, standby)
     for _ in range(2):
-        seen = source.take(TABLE, Published(), rows_max=1, bytes_max=1)
+        seen = source.take(TABLE, PublishedXids(), rows_max=1, bytes_max=1)
         assert seen.read_from == "primary"
     assert len(standby.patience) == 1, "it is not waited for again"

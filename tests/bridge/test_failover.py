@@ -6,7 +6,7 @@ import threading
 import psycopg
 
 from schemas.errors import ExitCode
-from services.testbed.pair import alter_system
+from services.testbed.pair import set_parameter
 from tests.bridge.conftest import NewBridge
 from tests.conftest import NewPair
 from tests.providers.databases import connect
@@ -102,7 +102,7 @@ def test_a_timeline_once_met_is_not_left_though_nothing_has_come_of_it(
     trio.standby.kill()
     trio.primary.start()
     for name in ("synchronized_standby_slots", "synchronous_standby_names"):
-        alter_system(trio.primary, name, "")
+        set_parameter(trio.primary, name, "")
     with connect(trio.primary, trio.dbname) as connection:
         connection.execute("SET synchronous_commit = local")
         connection.execute("INSERT INTO t VALUES (2)")

@@ -22,7 +22,7 @@ from services.bridge.pgoutput.messages import (
     Row,
     Update,
 )
-from services.bridge.recovery.event_positions import EventPosition, Record, position_of_record
+from services.bridge.recovery.event_positions import EventPosition, KafkaRecord, position_of_record
 from services.bridge.sink import row_tally
 from services.bridge.snapshot.row_events import RowEvents
 from tests.bridge.test_writers import (
@@ -92,7 +92,7 @@ def test_a_flat_row_is_the_events_row_and_the_chosen_fields(
             assert one[4:] == other[4:]
             source = envelope["source"]
             position = EventPosition(source["commit_lsn"], source["seq"], source["timeline"])
-            record = Record(one.topic, 0, one.key, one.value, one.headers)
+            record = KafkaRecord(one.topic, 0, one.key, one.value, one.headers)
             assert position_of_record(record, "bank", outbox=False) == position
             if envelope["op"] == "d" and flat["deletes"] == "tombstone":
                 assert one.value is None
@@ -142,7 +142,7 @@ def test_the_short_way_makes_the_same_rows_which_tell_place_and_operation_in_eve
     for one, other in zip(rows_of(ways[0]), whole, strict=True):
         document = json.loads(other.value or b"")
         source = document.get("payload", document)["source"]
-        record = Record(one.topic, 0, one.key, one.value, one.headers)
+        record = KafkaRecord(one.topic, 0, one.key, one.value, one.headers)
         position = position_of_record(record, "bank", outbox=False)
         assert position == EventPosition(source["commit_lsn"], source["seq"], 3)
     for count in (row_tally.plain_count, row_tally.count):
@@ -197,7 +197,7 @@ def test_a_truncate_is_told_in_every_format() -> None:
         found = events(TABLE, [ROW], short=True, kafka=kafka, settings=settings({}))
         last = rows_of(found)[-1]
         assert last.broadcast and last.key is None
-        record = Record(last.topic, 0, None, last.value)
+        record = KafkaRecord(last.topic, 0, None, last.value)
         position = position_of_record(record, "bank", outbox=False)
         assert position == EventPosition(200, last.seq, 3)
         tally: row_tally.Counts = {}

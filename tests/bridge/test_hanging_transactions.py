@@ -10,7 +10,7 @@ from services.bridge.progress.consistency import Selection, Witnesses, is_lost
 from services.bridge.recovery.event_positions import (
     LAST_SEQ,
     EventPosition,
-    Record,
+    KafkaRecord,
     has,
     position_in_headers,
     position_of,
@@ -120,7 +120,7 @@ def test_the_removal_of_a_staging_is_covered_from_the_end_of_the_decision_on() -
         changes=1,
     )
     for topic, key, value, headers, *_ in tombstones("p.prepared", staged, 110):
-        found = position_of_record(Record(topic, 0, key, value, headers), "p", outbox=False)
+        found = position_of_record(KafkaRecord(topic, 0, key, value, headers), "p", outbox=False)
         assert found is not None and has(WHOLE, found) and not has(record(90, 109), found)
 
 

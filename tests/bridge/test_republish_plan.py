@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.events import SETTLED_KEY, HangingRange, PreparedKey, PreparedRecord
-from services.bridge.recovery.event_positions import NO_STAGING_KEY, Record, position_of
+from services.bridge.recovery.event_positions import NO_STAGING_KEY, KafkaRecord, position_of
 from services.bridge.recovery.republish_plan import Judged, Terms, each_once, further, judge_range
 from services.bridge.transactions.staging import staged_header, tombstones
 from tests.bridge.test_hanging_transactions import record
@@ -18,27 +18,29 @@ TERMS = Terms("p", COVERS, lambda _timeline, _lsn: False)
 NOTHING = Judged([])
 
 
-def event(offset: int, lsn: int, seq: int = 0, *, of: str = "p", timeline: int = 1) -> Record:
+def event(offset: int, lsn: int, seq: int = 0, *, of: str = "p", timeline: int = 1) -> KafkaRecord:
     source = {"name": of, "commit_lsn": lsn, "seq": seq, "timeline": timeline}
-    return Record(TOPIC, offset, b"key", json.dumps({"source": source}).encode())
+    return KafkaRecord(TOPIC, offset, b"key", json.dumps({"source": source}).encode())
 
 
-def tombstone(offset: int, key: bytes = b"key", topic: str = TOPIC) -> Record:
-    return Record(topic, offset, key, None)
+def tombstone(offset: int, key: bytes = b"key", topic: str = TOPIC) -> KafkaRecord:
+    return KafkaRecord(topic, offset, key, None)
 
 
-def end(offset: int, lsn: int, status: str = "END") -> Record:
+def end(offset: int, lsn: int, status: str = "END") -> KafkaRecord:
     value = json.dumps({"status": status, "id": f"1:{lsn}", "commit_lsn": lsn}).encode()
-    return Record("p.transaction", offset, b"id", value)
+    return KafkaRecord("p.transaction", offset, b"id", value)
 
 
-def noted(there: list[Record], records: int = -1) -> HangingRange:
+def noted(there: list[KafkaRecord], records: int = -1) -> HangingRange:
     count = len(there) if records < 0 else records
     topic = there[0].topic if there else TOPIC
     return HangingRange(topic=topic, partition=0, start=0, end=99, records=count)
 
 
-def again(there: list[Record], seen: list[Record], terms: Terms = TERMS) -> list[Record]:
+def again(
+    there: list[KafkaRecord], seen: list[KafkaRecord], terms: Terms = TERMS
+) -> list[KafkaRecord]:
     judged = judge_range(noted(there), there, seen, terms)
     assert not judged.problem
     return [*judged.again]
@@ -68,7 +70,7 @@ def test_records_that_the_server_sends_again_are_not_written() -> None:
 
 
 def test_records_of_another_bridge_or_a_lost_timeline_are_left() -> None:
-    foreign = [event(3, 100, of="q"), tombstone(4), Record(TOPIC, 5, None, b"anything")]
+    foreign = [event(3, 100, of="q"), tombstone(4), KafkaRecord(TOPIC, 5, None, b"anything")]
     assert again(foreign, []) == []
     lost = TERMS._replace(lost=lambda timeline, lsn: timeline == 2 and lsn >= 95)
     mixed = [event(3, 100, timeline=2), event(4, 100, 1, timeline=3)]
@@ -97,11 +99,11 @@ STAGED = PreparedRecord(
 )
 
 
-def staging(offset: int, staged: PreparedRecord = STAGED) -> list[Record]:
+def staging(offset: int, staged: PreparedRecord = STAGED) -> list[KafkaRecord]:
     keys = [PreparedKey(slot="s", gid=staged.gid, part=n).model_dump_json() for n in (1, 2)]
-    parts = [Record("p.prepared", 0, key.encode(), b"\x78\x01") for key in keys]
+    parts = [KafkaRecord("p.prepared", 0, key.encode(), b"\x78\x01") for key in keys]
     topic, key, value, *_ = staged_header("p.prepared", staged)
-    whole = [*parts, Record(topic, 0, key, value)]
+    whole = [*parts, KafkaRecord(topic, 0, key, value)]
     return [one._replace(offset=offset + n) for n, one in enumerate(whole)]
 
 
@@ -116,7 +118,7 @@ def test_a_staging_is_written_again_whole_or_not_at_all() -> None:
 def test_the_removal_of_a_staging_is_written_again_where_its_decision_is_covered() -> None:
     own = TERMS._replace(own=True)
     removal = [
-        Record(topic, 3 + n, key, value, headers)
+        KafkaRecord(topic, 3 + n, key, value, headers)
         for n, (topic, key, value, headers, *_) in enumerate(tombstones("p.prepared", STAGED, 105))
     ]
     assert again(removal, [], own) == removal
@@ -167,7 +169,7 @@ def test_the_order_of_a_partition_is_not_broken() -> None:
 
 def test_messages_that_may_be_another_bridges_are_a_problem() -> None:
     headers: list[tuple[str, str | bytes | None]] = [("commit_lsn", b"100"), ("seq", b"0")]
-    there = [Record("messages", 3, b"k", b"{}", headers)]
+    there = [KafkaRecord("messages", 3, b"k", b"{}", headers)]
     outbox = TERMS._replace(outbox=True)
     assert again(there, [], outbox) == there
     shared = outbox._replace(shared=True)

@@ -24,7 +24,7 @@ from services.bridge.snapshot.progress import (
     told_progress,
 )
 from services.bridge.snapshot.tables import KeyColumn, TableShape, chunk_query
-from services.bridge.snapshot.visibility import Published, Sight, parse_sight, with_epoch
+from services.bridge.snapshot.visibility import PublishedXids, Sight, parse_sight, with_epoch
 
 KEYS = 6
 EPOCH = 7 * 2**32
@@ -128,7 +128,7 @@ def test_both_folds_are_the_table_whatever_is_visible_when(
     """
     source = Source(EPOCH + 2**32 - offset * 20 + 3)
     events: list[tuple[int, int, int | None]] = []  # (position, key, value) by offset
-    published, done, last, floor_known = Published(), 0, -1, False
+    published, done, last, floor_known = PublishedXids(), 0, -1, False
 
     def publish() -> None:
         nonlocal done

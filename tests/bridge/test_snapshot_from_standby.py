@@ -21,7 +21,7 @@ from services.bridge.snapshot.tables import TableShape
 from services.bridge.source.hosts import host_name
 from services.postgres.server import Server as Identity
 from services.postgres.server import read_server, written_lsn
-from services.testbed.pair import alter_system
+from services.testbed.pair import set_parameter
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import (
@@ -233,9 +233,9 @@ def test_what_a_standby_can_not_read_at_all_is_told_from_what_it_can_not_read_no
 @pytest.fixture
 def impatient(pair: Provider) -> Iterator[None]:
     """A standby whose recovery waits for no query."""
-    alter_system(pair.standby, "max_standby_streaming_delay", "0")
+    set_parameter(pair.standby, "max_standby_streaming_delay", "0")
     yield
-    alter_system(pair.standby, "max_standby_streaming_delay", "30s")
+    set_parameter(pair.standby, "max_standby_streaming_delay", "30s")
 
 
 def test_rows_whose_reading_is_cancelled_by_recovery_are_read_later(

@@ -15,8 +15,8 @@ from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from schemas.settings import Settings, SourceSettings
 from schemas.snapshot import SnapshotSettings
 from services.bridge.failpoints import OF_A_RECOVERY, VARIABLE
-from services.bridge.opening import SessionSettings
 from services.bridge.runner import Runner
+from services.bridge.session_start import SessionSettings
 from services.bridge.snapshot.progress import plan
 from tests.bridge.conftest import NewBridge
 from tests.bridge.folding import fold

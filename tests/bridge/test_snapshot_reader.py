@@ -12,7 +12,7 @@ from schemas.errors import Retryable
 from services.bridge.snapshot import reader as module
 from services.bridge.snapshot.reader import SnapshotReader
 from services.bridge.snapshot.row_reader import APPLICATION, NotNow
-from services.bridge.snapshot.visibility import Published
+from services.bridge.snapshot.visibility import PublishedXids
 from services.postgres.published_tables import published_tables
 from services.postgres.server import read_server
 from tests.providers.databases import Connection, connect
@@ -60,7 +60,7 @@ def test_all_that_has_an_xid_must_have_ended_before_rows_are_read(
     with psycopg.connect(pair.primary.conninfo(fresh_database)) as writer:
         writer.execute("INSERT INTO t VALUES (1)")
         seen = reader.inspect()
-        published = Published()
+        published = PublishedXids()
         published.floor = seen.xid
         assert not published.seen_by(reader.begin(seen.shapes[0]))
         reader.end()

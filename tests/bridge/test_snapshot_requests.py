@@ -16,7 +16,7 @@ from services.bridge.events.event import Event, Stamp
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.snapshot.progress import (
     ChunkPosition,
-    Plan,
+    SnapshotPlan,
     TableProgress,
     plan,
     told_progress,
@@ -24,7 +24,7 @@ from services.bridge.snapshot.progress import (
 from services.bridge.snapshot.requests import (
     BadSignal,
     Signal,
-    check,
+    check_signal,
     is_request,
     key_of,
     request_event,
@@ -145,7 +145,7 @@ def test_a_signal_that_asks_for_nothing_says_why(given: Signal, expected: str) -
     with pytest.raises(BadSignal, match=expected):
         read(given)
     with pytest.raises(SettingsError, match=expected):
-        check(given)
+        check_signal(given)
 
 
 def asked(kind: str, lsn: int, tables: str = "public.t", **changed: Any) -> SnapshotRequest:
@@ -153,7 +153,7 @@ def asked(kind: str, lsn: int, tables: str = "public.t", **changed: Any) -> Snap
     return found.model_copy(update={"commit_lsn": lsn, **changed})
 
 
-def planned(mode: str, *given: SnapshotRequest, found: int | None = None) -> Plan:
+def planned(mode: str, *given: SnapshotRequest, found: int | None = None) -> SnapshotPlan:
     """Of the table public.t, whose progress in Kafka, if any, is at `found`."""
     one = shape("public.t", "id")
     told: list[SnapshotProgress] = []

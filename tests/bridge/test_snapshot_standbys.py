@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from services.bridge.source.replication_connection import walsender_name
-from services.testbed.pair import alter_system
+from services.testbed.pair import set_parameter
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import (
@@ -37,7 +37,7 @@ MANY = 10_000
 def let_commits_wait(trio: Trio, bridge: Bridge) -> None:
     """Make commits wait for the walsender of `bridge`, which streams."""
     names = f'"{walsender_name(bridge.slot)}"'
-    alter_system(trio.primary, "synchronous_standby_names", names)
+    set_parameter(trio.primary, "synchronous_standby_names", names)
     await_synchronous(trio, bridge)
 
 
@@ -123,7 +123,7 @@ def test_a_commit_that_waits_for_another_standby_is_not_taken_back(
     slow = {"heartbeat_interval_ms": 60_000}  # whose transactions would be newer
     bridge = new_bridge(conninfo, **slow).start().streaming()
     bridge.caught_up()
-    alter_system(trio.primary, "synchronous_standby_names", "nobody")
+    set_parameter(trio.primary, "synchronous_standby_names", "nobody")
     writer = threading.Thread(target=_rename, args=[conninfo])
     writer.start()
     topic = f"{bridge.prefix}.public.t"
@@ -137,7 +137,7 @@ def test_a_commit_that_waits_for_another_standby_is_not_taken_back(
             what="it is waited for",
         )
     finally:
-        alter_system(trio.primary, "synchronous_standby_names", "")
+        set_parameter(trio.primary, "synchronous_standby_names", "")
         writer.join(60)
     done(reader)
     assert reader.stop() == 0, reader.output

@@ -25,7 +25,7 @@ from services.bridge.snapshot.places import Beginning, Density, Place, from_befo
 from services.bridge.snapshot.progress import (
     Apart,
     ChunkPosition,
-    Plan,
+    SnapshotPlan,
     TableProgress,
     beginning_for,
     plan,
@@ -465,7 +465,7 @@ def planned(
     place: Place | None = Place(500, new=False, kept=True),  # noqa: B008
     asked: tuple[SnapshotRequest, ...] = (),
     **settings: Any,
-) -> Plan:
+) -> SnapshotPlan:
     """The plan for public.log."""
     places = {} if place is None else {1: place}
     apart = beginning and Apart(beginning, places, unpublished)

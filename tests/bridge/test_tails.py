@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded
 from services.bridge.sink import partition_ends
-from services.bridge.sink.offsets import Asked, End, Partition
+from services.bridge.sink.offsets import Asked, Partition, PartitionEnd
 from services.bridge.sink.partition_ends import (
     PARTITIONS_MAX,
     Lost,
@@ -26,15 +26,17 @@ from services.bridge.sink.topics import Topics
 from tests.bridge.test_topics import record
 
 PLACES = st.tuples(st.sampled_from(["a", "b.c", "d"]), st.integers(0, 20))
-ENDS = st.dictionaries(PLACES, st.builds(End, st.integers(0, 2**62), st.integers(-1, 2**31 - 1)))
+ENDS = st.dictionaries(
+    PLACES, st.builds(PartitionEnd, st.integers(0, 2**62), st.integers(-1, 2**31 - 1))
+)
 
 
-def all_is_kept(then: Mapping[Partition, End]) -> dict[Partition, bool]:
+def all_is_kept(then: Mapping[Partition, PartitionEnd]) -> dict[Partition, bool]:
     return dict.fromkeys(then, False)
 
 
 @given(ENDS)
-def test_noted_end_offsets_are_read_back(ends: dict[tuple[str, int], End]) -> None:
+def test_noted_end_offsets_are_read_back(ends: dict[tuple[str, int], PartitionEnd]) -> None:
     kept = type(record(1)).model_validate_json(
         record(1).model_copy(update={"ends": noted(ends)}).model_dump_json()
     )
@@ -43,7 +45,7 @@ def test_noted_end_offsets_are_read_back(ends: dict[tuple[str, int], End]) -> No
 
 @given(ENDS, ENDS)
 def test_only_what_ends_earlier_is_lost(
-    then: dict[tuple[str, int], End], now: dict[tuple[str, int], End]
+    then: dict[tuple[str, int], PartitionEnd], now: dict[tuple[str, int], PartitionEnd]
 ) -> None:
     expected = {p for p in then.keys() & now.keys() if now[p].offset < then[p].offset}
     assert {lost.partition for lost in lost_tails(then, now)} == expected
@@ -53,8 +55,8 @@ def test_only_what_ends_earlier_is_lost(
 def test_the_last_written_are_kept_and_told_once_a_second() -> None:
     tails = Tails("s", all_is_kept)
     for number in range(PARTITIONS_MAX + 10):
-        tails.learn({("t", number): End(number, 0)})
-    tails.learn({("t", 10): End(99, 1)})
+        tails.learn({("t", number): PartitionEnd(number, 0)})
+    tails.learn({("t", 10): PartitionEnd(99, 1)})
     told = tails.note()["t"]
     assert len(told) == PARTITIONS_MAX
     assert told[0] == (11, 11, 0) and told[-1] == (10, 99, 1)
@@ -74,37 +76,37 @@ def test_lost_offsets_are_named() -> None:
 
 def test_an_end_that_was_learnt_is_not_forgotten_for_an_earlier_one() -> None:
     tails = Tails("s", all_is_kept)
-    tails.learn({("t", 0): End(1000, 1)})
+    tails.learn({("t", 0): PartitionEnd(1000, 1)})
     with pytest.raises(OperatorNeeded, match=r"t\[0\] ends at 998, not 1000"):
-        tails.learn({("t", 0): End(998, 2)})
+        tails.learn({("t", 0): PartitionEnd(998, 2)})
     assert tails.note() == {"t": [(0, 1000, 1)]}
 
 
 def test_a_new_leader_that_lacks_what_was_acknowledged_is_found_though_it_has_more_by_now() -> None:
     tails = Tails("s", lambda then: dict.fromkeys(then, True))
-    tails.learn({("t", 0): End(1000, 1)})
-    tails.learn({("t", 0): End(1010, 1)})  # nobody is asked: the same leader leads it
+    tails.learn({("t", 0): PartitionEnd(1000, 1)})
+    tails.learn({("t", 0): PartitionEnd(1010, 1)})  # nobody is asked: the same leader leads it
     with pytest.raises(OperatorNeeded, match=r"t\[0\] was cut off before 1010, and written on"):
-        tails.learn({("t", 0): End(1020, 2)})
+        tails.learn({("t", 0): PartitionEnd(1020, 2)})
 
 
 def test_a_new_leader_that_does_not_tell_is_asked_later_and_the_former_end_stays_noted() -> None:
-    asked: list[Mapping[Partition, End]] = []
+    asked: list[Mapping[Partition, PartitionEnd]] = []
     told: dict[Partition, bool] = {}
 
-    def ask(then: Mapping[Partition, End]) -> Mapping[Partition, bool]:
+    def ask(then: Mapping[Partition, PartitionEnd]) -> Mapping[Partition, bool]:
         asked.append(then)
         return told
 
     tails = Tails("s", ask)
-    tails.learn({("t", 0): End(1000, 1)})
+    tails.learn({("t", 0): PartitionEnd(1000, 1)})
     for offset in (1010, 1020):
-        tails.learn({("t", 0): End(offset, 2)})
-    assert asked == [{("t", 0): End(1000, 1)}]
+        tails.learn({("t", 0): PartitionEnd(offset, 2)})
+    assert asked == [{("t", 0): PartitionEnd(1000, 1)}]
     assert tails.note() == {"t": [(0, 1000, 1)]}
     tails._again.clear()  # as after a minute
     told[("t", 0)] = False
-    tails.learn({("t", 0): End(1030, 2)})
+    tails.learn({("t", 0): PartitionEnd(1030, 2)})
     tails.hurry()
     assert len(asked) == 2 and tails.note() == {"t": [(0, 1030, 2)]}
 
@@ -112,7 +114,7 @@ def test_a_new_leader_that_does_not_tell_is_asked_later_and_the_former_end_stays
 class Leaders:
     """Topics whose partitions tell, at each question, the next of `ends`; the last one again."""
 
-    def __init__(self, *ends: End) -> None:
+    def __init__(self, *ends: PartitionEnd) -> None:
         self.ends = [*ends]
 
     def learn_leaders(self) -> None: ...
@@ -130,13 +132,17 @@ def test_an_older_epoch_proves_a_loss_only_if_nobody_tells_a_newer_one(
 ) -> None:
     monkeypatch.setattr(partition_ends, "_STALE_S", 0.3)
     monkeypatch.setattr(partition_ends, "_PAUSE_S", 0.01)
-    partition, then, stale = ("t", 0), End(20, 4), End(10, 3)
-    for told, expected in (((stale, End(21, 5)), End(21, 5)), ((stale,), stale)):
+    partition, then, stale = ("t", 0), PartitionEnd(20, 4), PartitionEnd(10, 3)
+    for told, expected in (((stale, PartitionEnd(21, 5)), PartitionEnd(21, 5)), ((stale,), stale)):
         leaders = cast("Topics", Leaders(*told))
         found = partition_ends._asked_again(leaders, {partition: then}, {partition: stale})
         assert found == {partition: expected}
     never = cast("Topics", None)
-    for now in (End(10, 4), End(10, 5), End(20, 3)):  # nobody is asked again
+    for now in (
+        PartitionEnd(10, 4),
+        PartitionEnd(10, 5),
+        PartitionEnd(20, 3),
+    ):  # nobody is asked again
         assert partition_ends._asked_again(never, {partition: then}, {partition: now}) == {
             partition: now
         }

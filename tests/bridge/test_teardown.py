@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from schemas.errors import ExitCode
-from services.testbed.pair import alter_system
+from services.testbed.pair import set_parameter
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker, Provider
@@ -86,11 +86,11 @@ def test_teardown_refuses_while_commits_would_wait_for_the_bridge(
     with psycopg.connect(conninfo, autocommit=True) as connection:
         row = connection.execute("SHOW synchronous_standby_names").fetchone()
     assert row is not None
-    alter_system(pair.primary, "synchronous_standby_names", f'"slotbridge_{bridge.slot}"')
+    set_parameter(pair.primary, "synchronous_standby_names", f'"slotbridge_{bridge.slot}"')
     try:
         refused = teardown(bridge, "--yes")
     finally:
-        alter_system(pair.primary, "synchronous_standby_names", row[0])
+        set_parameter(pair.primary, "synchronous_standby_names", row[0])
     assert refused.returncode == ExitCode.SERVER_SETTING
     assert "commits wait for the bridge" in refused.stderr
     assert teardown(bridge, "--yes").returncode == 0

@@ -12,7 +12,7 @@ from confluent_kafka.cimpl import NewTopic
 from schemas.errors import OperatorNeeded
 from schemas.settings import KafkaSettings
 from services.bridge.sink import topic_ids
-from services.bridge.sink.offsets import End, some_answers
+from services.bridge.sink.offsets import PartitionEnd, some_answers
 from services.bridge.sink.partition_ends import Tails
 from services.bridge.sink.topic_ids import IdWatch, MadeAgain, answers, compare_ids, made_again
 from services.bridge.sink.topics import Topics
@@ -71,7 +71,7 @@ def write(kafka: Broker, topic: str, count: int) -> None:
     assert producer.flush(60) == 0
 
 
-def end(topics: Topics, topic: str) -> End:
+def end(topics: Topics, topic: str) -> PartitionEnd:
     return some_answers(topics.ask_ends([(topic, 0)], committed=False))[(topic, 0)]
 
 

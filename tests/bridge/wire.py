@@ -8,7 +8,7 @@ import struct
 from schemas.shaping import ShapingSettings
 from services.bridge.events.envelope import Described
 from services.bridge.events.event import Stamp
-from services.bridge.events.shaping.tables import Plan, Shaping
+from services.bridge.events.shaping.tables import Shaping, TableShaping
 from services.bridge.pgoutput.decoder import POSTGRES_EPOCH_US
 from services.bridge.pgoutput.messages import (
     UNCHANGED,
@@ -135,6 +135,6 @@ def plainly(relation: Relation, _stamp: Stamp, _seq: int) -> Described:
     return Described(as_it_is(relation))
 
 
-def as_it_is(relation: Relation) -> Plan:
+def as_it_is(relation: Relation) -> TableShaping:
     """Published whole, to the default topic of the prefix `bank`."""
     return Shaping(ShapingSettings(), "bank").plan(relation)

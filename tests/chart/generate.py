@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 
 from schemas.example import SECTIONS, example_file
-from schemas.json_schema import all_models, schema_text
+from schemas.json_schema import all_models, schema_file_text
 from schemas.reference import field_meanings, page
 from schemas.settings import Settings
 from tests.chart.dashboards import DASHBOARDS, dashboard
@@ -227,7 +227,7 @@ def generated() -> dict[Path, str]:
         **{CHART / "dashboards" / f"{name}.json": dashboard(name) for name in DASHBOARDS},
         ROOT / "docs" / "CONFIGURATION.md": page(),
         ROOT / "docs" / "METRICS.md": metrics_page(),
-        ROOT / "docs" / "configuration.schema.json": schema_text(),
+        ROOT / "docs" / "configuration.schema.json": schema_file_text(),
         ROOT / "examples" / "bridge.yaml": example_file(),
         ROOT / "examples" / "failover.yaml": example_file(["failover"]),
         ROOT / "examples" / "all.yaml": example_file(SECTIONS),

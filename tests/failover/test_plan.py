@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
 from services.failover.checks.readiness import candidate, judge_all
 from services.failover.model.timelines import Feeding
-from services.failover.model.view import NodeState, Published, Reach, View
+from services.failover.model.view import KafkaProgress, NodeState, Reach, View
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.request import Plan, Request
 from services.failover.plan.steps.step import Action
@@ -322,7 +322,7 @@ def test_events_that_kafka_has_and_the_standby_lacks_refuse() -> None:
     """The bridge's slot looks ready: only its progress record tells."""
     view = replace(dead_primary(slots=(slot("s1"),)), bridge_slot="s1")
     assert "promote" in actions(plan_failover(view, Request()))
-    ahead = replace(view, published=Published(RECEIVED + 1, RECEIVED + 1, "7000", 1))
+    ahead = replace(view, published=KafkaProgress(RECEIVED + 1, RECEIVED + 1, "7000", 1))
     refused = refusal(ahead)
     assert refused.exit_code is ExitCode.NOT_READY
     assert "its consumer is ahead of b by 1 bytes" in refused.message

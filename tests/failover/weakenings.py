@@ -16,9 +16,9 @@ from services.failover.model.loss_limit import LossLimit, Sighting
 from services.failover.model.replication import Replication
 from services.failover.model.timelines import Feeding, Milestone, Provenance
 from services.failover.model.view import (
+    KafkaProgress,
     Node,
     NodeState,
-    Published,
     Reach,
     Subscriber,
     Subscription,
@@ -30,7 +30,7 @@ from tests.failover.views import PORTS, views
 
 CLASSES = (
     *(View, Node, NodeState, Replication, Provenance, Server, Slot),
-    *(Subscriber, Subscription, Published, Sighting),
+    *(Subscriber, Subscription, KafkaProgress, Sighting),
 )
 SETTING = "the settings say it"
 CATALOG = "a catalog that hides it from no role; who can't read the rest of it is BARRED"
@@ -145,7 +145,7 @@ TABLE: dict[type, dict[str, Unknown | str]] = {
         "private": _unknown(True),
         "heard_age_s": _unknown(None),
     },
-    Published: _each("lsn latest system_identifier timeline problem began", RECALLED),
+    KafkaProgress: _each("lsn latest system_identifier timeline problem began", RECALLED),
     Sighting: _each("node timeline lsn age_s synchronous by", AGED),
 }
 WEAKENINGS = [

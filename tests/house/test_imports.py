@@ -153,7 +153,7 @@ LAYERS = {
         *(("snapshot",), ("repair", "adoption")),
         ("stagnation", "snapshot_bars"),
         *(
-            *(("stopped_bridge",), ("liveness",), ("session",), ("opening",), ("runner",)),
+            *(("stopped_bridge",), ("liveness",), ("session",), ("session_start",), ("runner",)),
             (
                 *("control", "doctor", "publication", "status", "tail", "teardown"),
                 "setup_commands",

@@ -135,7 +135,7 @@ class Pipeline:
         """Run the job until nothing comes any more, or `once`."""
         self.restart()
         reports: list[EpochReport] = []
-        job.run(
+        job.run_epochs(
             self.spark,
             self.settings,
             report=reports.append,

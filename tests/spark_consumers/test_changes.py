@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from schemas.events import UNAVAILABLE
 from spark_consumers.events import changes
-from spark_consumers.events.shape import Position, Shape
+from spark_consumers.events.shape import CommitPosition, Shape
 from tests.spark_consumers.publisher import SourceTable, envelope
 
 TABLE = SourceTable("t", {"id": ("int4", -1), "n": ("int4", -1), "body": ("text", -1)})
@@ -102,7 +102,7 @@ def test_the_summary_tells_what_an_epoch_brings(spark: SparkSession) -> None:
     assert [tuple(name) for name in part.tables] == [("public", "t")]
     own = changes.own_events(given, "p.public.t")
     assert [row.commit_lsn for row in own.collect()] == [5, 6, 7, 8]
-    later = changes.after(own, Position(7, 0))
+    later = changes.after(own, CommitPosition(7, 0))
     assert [row.commit_lsn for row in later.collect()] == [8]
 
 

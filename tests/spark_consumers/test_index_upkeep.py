@@ -98,7 +98,7 @@ def test_a_torn_file_makes_the_index_anew(
     part: str, tear: Callable[[Path], None], tmp_path: Path
 ) -> None:
     keys = text_keys(["a", "bc", "d"])
-    segment_files.write(tmp_path / "one", Segment.of(keys, np.arange(3)))
+    segment_files.write_segment(tmp_path / "one", Segment.of(keys, np.arange(3)))
     tear(tmp_path / f"one-{part}.npy")
     with pytest.raises(table_index.TROUBLES):
         segment_files.read(tmp_path / "one", texts=True)

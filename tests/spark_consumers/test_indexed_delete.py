@@ -96,7 +96,7 @@ def test_any_cut_any_kill_any_compaction(
     fold.transaction()
     pipeline.apply()
     places = (
-        "iceberg.indexed_delete.table_files.write",
+        "iceberg.indexed_delete.table_files.write_file",
         "iceberg.delete_insert.insert",
         "epochs.stage.Staging.adopt",
         "epochs.epoch_runner.Ledger.write",

@@ -15,7 +15,7 @@ from services.testbed.ports import free_port
 from spark_consumers.epochs import job
 from spark_consumers.epochs.epoch_runner import EpochRunner
 from spark_consumers.epochs.report import EpochReport
-from spark_consumers.kafka.reader import Topics
+from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.transaction_topic import TransactionTopic
 from tests.providers.waiting import eventually
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
@@ -51,7 +51,9 @@ class Running:
 
     def _run(self, pipeline: Pipeline) -> None:
         try:
-            job.run(pipeline.spark, pipeline.settings, report=self.reports.append, stop=self._stop)
+            job.run_epochs(
+                pipeline.spark, pipeline.settings, report=self.reports.append, stop=self._stop
+            )
         except Exception as error:
             self.failure = error
 
@@ -228,7 +230,7 @@ def test_a_transaction_topic_whose_id_is_not_known_is_told_as_not_judged(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline.publisher.announce(THREE)
-    topics = Topics(pipeline.kafka)
+    topics = TopicOffsets(pipeline.kafka)
     topic = TransactionTopic(pipeline.kafka, topics, lambda _: True)
     eventually(topic.exists, what="the topic is there")
     with structlog.testing.capture_logs() as told:
@@ -236,7 +238,7 @@ def test_a_transaction_topic_whose_id_is_not_known_is_told_as_not_judged(
         assert id_ and topic.require_same(id_, before=True) == id_
         assert not told
         assert topic.require_same("", before=True) == id_
-        monkeypatch.setattr(Topics, "id", lambda *_: "")
+        monkeypatch.setattr(TopicOffsets, "id", lambda *_: "")
         assert topic.require_same(id_, before=True) == id_
     assert [line["event"] for line in told] == [
         "not judged: whether the topic was deleted and created again since the last epoch"
@@ -245,7 +247,7 @@ def test_a_transaction_topic_whose_id_is_not_known_is_told_as_not_judged(
 
 def test_a_transaction_topic_that_kafka_does_not_show_may_come_again(pipeline: Pipeline) -> None:
     pipeline.publisher.announce(THREE)
-    topic = TransactionTopic(pipeline.kafka, Topics(pipeline.kafka), lambda _: True)
+    topic = TransactionTopic(pipeline.kafka, TopicOffsets(pipeline.kafka), lambda _: True)
     eventually(topic.exists, what="the topic is there")
     id_ = topic.require_same("", before=False)
     admin = AdminClient({"bootstrap.servers": pipeline.kafka.bootstrap_servers})

@@ -102,7 +102,7 @@ def test_the_newest_segment_has_the_place_also_where_hashes_collide(
 )
 def test_a_segment_is_read_as_it_was_written(keys: Keys, tmp_path: Path) -> None:
     places = np.arange(len(keys.numbers), dtype=np.int64)
-    segment_files.write(tmp_path / "one", Segment.of(keys, places))
+    segment_files.write_segment(tmp_path / "one", Segment.of(keys, places))
     read = segment_files.read(tmp_path / "one", texts=keys.texts is not None)
     assert read.find(keys).tolist() == places.tolist()
     assert not read.has_twice()

@@ -29,10 +29,10 @@ def test_the_source_is_read_as_the_scripts_role(
     with postgres.snapshot(settings) as source:
         found = postgres.published(source, publication)
         assert set(found) == {f"{ODD}.T{ODD}", "public.later"}
-        columns = postgres.columns(source, ODD, "T" + ODD)
+        columns = postgres.source_columns(source, ODD, "T" + ODD)
         postgres.export(source, (ODD, "T" + ODD), columns, None, tmp_path)
     assert (tmp_path / "000000.json").read_text() == '{"c0":"7"}\n'
     with pytest.raises(SetupError) as refused, postgres.snapshot(settings) as source:
-        columns = postgres.columns(source, "public", "later")
+        columns = postgres.source_columns(source, "public", "later")
         postgres.export(source, ("public", "later"), columns, None, tmp_path)
     assert refused.value.exit_code == ExitCode.PRIVILEGE_MISSING

@@ -5,7 +5,7 @@ import pytest
 from schemas.errors import SetupError
 from schemas.tables import TableRule, TablesSettings
 from spark_consumers.events.columns import ColumnShape
-from spark_consumers.events.shape import START, Position, Shape, renamed
+from spark_consumers.events.shape import START, CommitPosition, Shape, renamed
 from spark_consumers.iceberg.evolution import needed
 from spark_consumers.iceberg.layout import Layout
 
@@ -77,5 +77,5 @@ def test_types_that_don_t_hold_the_old_values() -> None:
 
 
 def test_a_shape_is_kept_with_its_table_and_read_back() -> None:
-    given = Shape("a", "b.c", BEFORE.columns, ("id",), 7, Position(5, 6))
+    given = Shape("a", "b.c", BEFORE.columns, ("id",), 7, CommitPosition(5, 6))
     assert Shape.from_document("a.b.c", given.document()) == given

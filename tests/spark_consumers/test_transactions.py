@@ -8,19 +8,19 @@ from pyspark.sql import SparkSession
 
 from schemas.errors import BadInput
 from schemas.settings import KafkaSettings
-from spark_consumers.kafka.reader import Topics
+from spark_consumers.kafka.reader import TopicOffsets
 from spark_consumers.kafka.transaction_topic import TransactionTopic
-from spark_consumers.kafka.transactions import End, Transactions
+from spark_consumers.kafka.transactions import EndEvent, Transactions
 
 TOPIC = "p.transaction"
 
 
-def end(number: int, **counts: int) -> End:
+def end(number: int, **counts: int) -> EndEvent:
     """The END of transaction `number`: three offsets each, LSNs grow by 100."""
-    return End(3 * number + 1, 100 * number, number, number, Counter(counts))
+    return EndEvent(3 * number + 1, 100 * number, number, number, Counter(counts))
 
 
-def taken(ends: Iterable[End], offset: int = 1000) -> Transactions:
+def taken(ends: Iterable[EndEvent], offset: int = 1000) -> Transactions:
     found = Transactions(None, -1)
     found.take(ends, offset)
     return found
@@ -68,10 +68,10 @@ def test_transactions_taken_before_change_nothing() -> None:
 @pytest.fixture
 def topic() -> TransactionTopic:
     kafka = KafkaSettings(bootstrap_servers="none:1", topic_prefix="p")
-    return TransactionTopic(kafka, Topics(kafka), lambda name: name != "public.other")
+    return TransactionTopic(kafka, TopicOffsets(kafka), lambda name: name != "public.other")
 
 
-def ends(spark: SparkSession, topic: TransactionTopic, *values: str | None) -> list[End]:
+def ends(spark: SparkSession, topic: TransactionTopic, *values: str | None) -> list[EndEvent]:
     """The ENDs of records that have these values, after LSN 100."""
     rows = [(0, n, value and value.encode(), 1) for n, value in enumerate(values)]
     schema = "partition int, offset bigint, value binary, ts bigint"
@@ -91,7 +91,10 @@ def test_ends_are_read_in_order_and_others_left_out(
         ' {"data_collection": "public.other", "event_count": 9}]}',
         '{"status": "END", "commit_lsn": 300, "ts_ms": 8, "data_collections": null}',
     )
-    assert found == [End(3, 200, 1, 7, Counter({"public.t": 2})), End(4, 300, 1, 8, Counter())]
+    assert found == [
+        EndEvent(3, 200, 1, 7, Counter({"public.t": 2})),
+        EndEvent(4, 300, 1, 8, Counter()),
+    ]
 
 
 @pytest.mark.parametrize(

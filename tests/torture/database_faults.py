@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from schemas.errors import ExitCode
 from services.failover.cli.app import app as slotfailover
-from services.testbed.pair import STANDBY_SLOT, alter_system, clone, execute
+from services.testbed.pair import STANDBY_SLOT, clone, execute, set_parameter
 from services.testbed.postgres import PostgresServer
 from services.testbed.shared_memory import release
 from tests.bridge.evidence.ground import promote, wal_lsn
@@ -294,7 +294,7 @@ def _copy(source: Path, target: Path) -> None:
 def _haunt(server: PostgresServer, dbname: str, *, segments: int = 2) -> None:
     """A server that nobody must follow commits ghosts, each after the rest of a WAL segment."""
     for name in ("synchronized_standby_slots", "synchronous_standby_names"):
-        alter_system(server, name, "")
+        set_parameter(server, name, "")
     ghost = "INSERT INTO ledger VALUES (%s || gen_random_uuid()::text, 'ghost', '{}')"
     with connect(server, dbname) as connection:
         connection.execute("SET synchronous_commit = local")
@@ -318,5 +318,5 @@ def rebuild_standby(
     standby.remove_data()
     clone(primary, standby, slot=STANDBY_SLOT, dbname=dbname)
     standby.start()
-    alter_system(primary, "synchronized_standby_slots", STANDBY_SLOT)
-    alter_system(primary, "synchronous_standby_names", synchronous)
+    set_parameter(primary, "synchronized_standby_slots", STANDBY_SLOT)
+    set_parameter(primary, "synchronous_standby_names", synchronous)

@@ -12,7 +12,7 @@ from typing import Final
 
 from schemas.errors import ExitCode
 from services.testbed.bed import Bed
-from services.testbed.pair import alter_system
+from services.testbed.pair import set_parameter
 from tests.bridge.evidence import cases, lone_witness
 from tests.bridge.evidence.ground import (
     DBNAME,
@@ -130,7 +130,7 @@ def part_forgotten(ground: Ground, _brokers: Brokers) -> Compared:
     _killed_at(bridge, "between parts")
     part = bridge.progress()[-1]
     assert part.seq, part
-    alter_system(server, "synchronous_standby_names", f'"slotbridge_{bridge.slot}"')
+    set_parameter(server, "synchronous_standby_names", f'"slotbridge_{bridge.slot}"')
     _killed_at(bridge, "after kafka commit")
     told = bridge.progress()[-1].end_lsn
     assert part.end_lsn < told < part.commit_lsn, "it was told of no position before that commit"
@@ -138,7 +138,7 @@ def part_forgotten(ground: Ground, _brokers: Brokers) -> Compared:
     load = ground.load(server)
     load.more(10)
     load.stop()
-    alter_system(server, "synchronous_standby_names", "")
+    set_parameter(server, "synchronous_standby_names", "")
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     return compare(server, bridge)

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 
 from schemas.errors import SlotbridgeError
 from schemas.events import PreparedRecord, ProgressRecord
-from services.bridge import opening
+from services.bridge import session_start
 from services.bridge.events.event import Event
 from services.bridge.pgoutput.messages import Begin
 from services.bridge.progress import consistency, ledger
@@ -161,7 +161,7 @@ def _seq_forgotten() -> None:
     def resume_at(*arguments: Any) -> Position:
         return resume(*arguments)._replace(seq=0)
 
-    put(opening, "resume_at", resume_at)
+    put(session_start, "resume_at", resume_at)
 
 
 @mistake("the number of the first event of the next part is one too high")
@@ -251,7 +251,7 @@ def _staging_lost() -> None:
     def nothing(*_arguments: Any) -> list[PreparedRecord]:
         return []
 
-    put(opening, "load_staged", nothing)
+    put(session_start, "load_staged", nothing)
 
 
 @mistake("staging does not leave out subtransactions that were rolled back")

@@ -5,11 +5,11 @@ from typing import Any, Final
 
 from services.bridge.repair.row_store import RowStore
 from services.bridge.sink.transactional_producer import TransactionalProducer
-from services.bridge.snapshot import opening
+from services.bridge.snapshot import session_snapshot
 from services.bridge.snapshot.progress import Known
 from services.bridge.snapshot.row_reader import NotNow, RowReader
 from services.bridge.snapshot.tables import Chunk
-from services.bridge.snapshot.visibility import Published
+from services.bridge.snapshot.visibility import PublishedXids
 from tests.torture.mistakes import mistake, put
 
 _CALM: Final = "publication altered"
@@ -60,7 +60,7 @@ def _not_visible() -> None:
     def always(*_arguments: Any) -> bool:
         return True
 
-    put(Published, "seen_by", always)
+    put(PublishedXids, "seen_by", always)
 
 
 @mistake("the last chunk of a table is skipped", _CALM)
@@ -77,23 +77,23 @@ def _last_skipped() -> None:
 @mistake("rows of a snapshot are read on from the beginning after a restart", _KILLS)
 def _read_again() -> None:
     """As if Kafka had no progress of a table before it is done."""
-    known = opening.read_known
+    known = session_snapshot.read_known
 
     def forgetful(topics: Any) -> Known:
         found = known(topics)
         return found._replace(progress=[one for one in found.progress if one.done])
 
-    put(opening, "read_known", forgetful)
+    put(session_snapshot, "read_known", forgetful)
 
 
 @mistake("what a signal asks for is forgotten at a restart", _KILLS)
 def _requests_forgotten() -> None:
-    known = opening.read_known
+    known = session_snapshot.read_known
 
     def forgetful(topics: Any) -> Known:
         return known(topics)._replace(requests=[])
 
-    put(opening, "read_known", forgetful)
+    put(session_snapshot, "read_known", forgetful)
 
 
 @mistake("deletes are left out of a repair", "slot lost")

@@ -17,7 +17,7 @@ from schemas.events import ProgressRecord, progress_topic
 from schemas.settings import KafkaSettings
 from services.kafka.records import READ_DEADLINE_S, TopicReader, parse_record
 from services.testbed.bed import Bed
-from services.testbed.pair import STANDBY_SLOT, alter_system
+from services.testbed.pair import STANDBY_SLOT, set_parameter
 from services.testbed.postgres import PostgresServer
 from tests.bridge.running import Bridge
 from tests.providers.databases import connect
@@ -85,11 +85,11 @@ class TortureRun:
         self.supervised = Supervised(bridge.config, bridge.log, sabotage=self.sabotage)
         self.supervised.start(*failpoints)
         self.bridge_streams()
-        alter_system(self.primary, "synchronous_standby_names", self.synchronous)
+        set_parameter(self.primary, "synchronous_standby_names", self.synchronous)
 
     def release(self) -> None:
         """From now on no commit waits for the bridge."""
-        alter_system(self.primary, "synchronous_standby_names", STANDBY_SLOT)
+        set_parameter(self.primary, "synchronous_standby_names", STANDBY_SLOT)
 
     @property
     def synchronous(self) -> str:

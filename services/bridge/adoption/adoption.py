@@ -71,7 +71,7 @@ _NAMED: Final = 5
 
 
 @dataclass(frozen=True)
-class Plan:
+class AdoptionPlan:
     """What was seen, and what is to be done; positions in bytes."""
 
     slot_lsn: int
@@ -132,7 +132,7 @@ class Adoption:
         """Abort what is open in Kafka, and end the producer."""
         self._producer.abandon()
 
-    def plan(self) -> Plan:
+    def plan(self) -> AdoptionPlan:
         """See what is there. Nothing is changed. Raise SlotbridgeError for what is refused."""
         slot_lsn, found = self._slot()
         self._require_beginning()
@@ -155,13 +155,13 @@ class Adoption:
         for _ in self._batches(slot_lsn, beyond.end_lsn, left_out):
             pass
         left_out.finish()
-        return Plan(
+        return AdoptionPlan(
             *(slot_lsn, until, beyond, ends, transactions, tails.records),
             *(left_out.left_out, left_out.published, +left_out.lacking),
             found.failover,
         )
 
-    def run(self, plan: Plan) -> list[str]:
+    def run(self, plan: AdoptionPlan) -> list[str]:
         """Do it. Return where Debezium has written meanwhile. Raise SlotbridgeError.
 
         Such records are there twice; where it is gone, there are none.
@@ -337,7 +337,7 @@ class Adoption:
             raise self._refused("the slot is adopted already", "start the bridge")
         producer.follow(None)
 
-    def _make_failover(self, plan: Plan) -> None:
+    def _make_failover(self, plan: AdoptionPlan) -> None:
         if plan.failover:
             return
         self._reading.make_failover_slot()

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
-from services.bridge.adoption.told import OPERATION, Record, Tails, said
+from services.bridge.adoption.told import OPERATION, DebeziumRecord, Tails, said
 from services.bridge.sink.offsets import Partition, answers, ask_ends, in_parts
 from services.bridge.sink.topics import Topics
 from services.kafka.records import READ_DEADLINE_S
@@ -75,7 +75,7 @@ def read_tails(
             looked = max(low, min(start, end - _LAST_RECORDS))
             for message in reader.messages(looked, end, time.monotonic() + _READ_S):
                 key = message.key()
-                record = Record(
+                record = DebeziumRecord(
                     *(topic, partition, message.offset() or 0, message.timestamp()[1]),
                     key.encode() if isinstance(key, str) else key,
                     message.value(),

@@ -34,7 +34,7 @@ _FIELDS: Final = frozenset({DELETED, *map(field_name, FIELDS)})
 _NOT_AN_EVENT: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
-class Record(NamedTuple):
+class DebeziumRecord(NamedTuple):
     """A record of a topic; `time_ms`: Kafka's timestamp."""
 
     topic: str
@@ -163,14 +163,14 @@ class Tails:
     messages: dict[tuple[str, int], str] = field(default_factory=dict)
     """(topic, LSN) of logical messages -> where one is."""
     records: Counter[str] = field(default_factory=Counter)
-    samples: dict[str, Record] = field(default_factory=dict)
+    samples: dict[str, DebeziumRecord] = field(default_factory=dict)
     """Topic -> its last record that is of a row."""
     _begun: set[tuple[str, int]] = field(default_factory=set)
     """Partitions of which a record was met."""
     _gone: set[tuple[str, bytes]] = field(default_factory=set)
     """Keys whose delete was only looked at."""
 
-    def look(self, record: Record) -> None:
+    def look(self, record: DebeziumRecord) -> None:
         """Take a record from before all that may be beyond, for its form and its time alone.
 
         What is not an event is passed over. Raise OperatorNeeded for clocks that differ.
@@ -185,7 +185,7 @@ class Tails:
         if record.value is not None:
             self._note(record, event)
 
-    def _note(self, record: Record, event: Said | None) -> None:
+    def _note(self, record: DebeziumRecord, event: Said | None) -> None:
         """Keep a row's record as a sample. Raise OperatorNeeded for clocks that differ."""
         if event is None or event.op not in _NO_ROWS:
             self.samples[record.topic] = record
@@ -203,7 +203,7 @@ class Tails:
                 "--clock-margin-s",
             )
 
-    def take(self, record: Record) -> None:
+    def take(self, record: DebeziumRecord) -> None:
         """Take the next record of a partition. Raise OperatorNeeded where it is not an event."""
         self.records[record.topic] += 1
         topic_key = (record.topic, record.key or b"")
@@ -290,7 +290,7 @@ class Beyond(NamedTuple):
     end_lsn: int
 
 
-def _compacted(record: Record) -> OperatorNeeded:
+def _compacted(record: DebeziumRecord) -> OperatorNeeded:
     return OperatorNeeded(
         "the delete before this record without a value is gone: the topic was compacted, or "
         "another program has written it",

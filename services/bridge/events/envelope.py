@@ -37,7 +37,7 @@ from services.bridge.events.formats.table_format import PLAIN, TableFormat
 from services.bridge.events.row_encoders import Write
 from services.bridge.events.rows import Counter, Table
 from services.bridge.events.shaping.outbox import Headers, Outbox
-from services.bridge.events.shaping.tables import Plan
+from services.bridge.events.shaping.tables import TableShaping
 from services.bridge.events.transaction_texts import TransactionTexts
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import (
@@ -69,7 +69,7 @@ class Described(NamedTuple):
     `settled` False: key or types are to be asked for again in the next transaction.
     """
 
-    plan: Plan
+    plan: TableShaping
     shape: Event | None = None
     settled: bool = True
     form: TableFormat = PLAIN

@@ -18,7 +18,7 @@ from services.bridge.events.event import Stamp
 from services.bridge.events.formats.table_format import PLAIN, Formats
 from services.bridge.events.keys import key_columns, settled
 from services.bridge.events.schema_events import Shapes
-from services.bridge.events.shaping.tables import Plan, Shaping
+from services.bridge.events.shaping.tables import Shaping, TableShaping
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.pgoutput.messages import Relation
 from services.bridge.source.database import Primary
@@ -79,7 +79,7 @@ class Relations:
         form = PLAIN if self._formats is None else self._formats.of(plan)
         return Described(plan, self._shapes.change(plan.relation, stamp, seq), certain, form)
 
-    def _own(self, plan: Plan, stamp: Stamp) -> None:
+    def _own(self, plan: TableShaping, stamp: Stamp) -> None:
         table = (plan.relation.schema, plan.relation.table)
         topic, routed = plan.topic
         owner, shared = self._owners.setdefault(topic, (table, routed))

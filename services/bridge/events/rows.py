@@ -7,7 +7,7 @@ from typing import Any
 from services.bridge.events.fields import Fields
 from services.bridge.events.formats.table_format import PLAIN, TableFormat
 from services.bridge.events.row_encoders import Column, Frame, Write, writer
-from services.bridge.events.shaping.tables import Plan
+from services.bridge.events.shaping.tables import TableShaping
 from services.bridge.events.transaction_texts import NO_ORDER, TransactionTexts
 from services.bridge.events.values.encoders import Encoders
 from services.bridge.events.values.plain import Encode
@@ -31,7 +31,7 @@ class Table:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: TableShaping,
         counter: Counter,
         encoders: Encoders,
         form: TableFormat = PLAIN,

@@ -37,7 +37,7 @@ class EventPosition(NamedTuple):
     timeline: int = 0
 
 
-class Record(NamedTuple):
+class KafkaRecord(NamedTuple):
     """A record of Kafka, as far as anything is judged by it."""
 
     topic: str
@@ -57,13 +57,13 @@ class Message(Protocol):
     def headers(self) -> AnyHeaders: ...
 
 
-def record_of(message: Message) -> Record:
-    """Convert a consumer's message to a Record."""
+def record_of(message: Message) -> KafkaRecord:
+    """Convert a consumer's message to a KafkaRecord."""
     topic, offset = message.topic() or "", message.offset() or 0
-    return Record(topic, offset, message.key(), message.value(), message.headers())
+    return KafkaRecord(topic, offset, message.key(), message.value(), message.headers())
 
 
-def position_of_record(record: Record, prefix: str, *, outbox: bool) -> EventPosition | None:
+def position_of_record(record: KafkaRecord, prefix: str, *, outbox: bool) -> EventPosition | None:
     """Return where a record stands, None if it is not of `prefix` or does not tell its position.
 
     `outbox`: messages of an outbox may be in its topic.

@@ -20,7 +20,7 @@ from schemas.errors import OperatorNeeded
 from schemas.events import HangingRange, ProgressRecord, SettlingNote, progress_topic
 from services.bridge.events.event import Event
 from services.bridge.progress.errors import RECOVER
-from services.bridge.recovery.event_positions import Record, record_of
+from services.bridge.recovery.event_positions import KafkaRecord, record_of
 from services.bridge.recovery.hanging_transactions import Judge, settle
 from services.bridge.recovery.republish_plan import Judged, Terms, each_once, further, judge_range
 from services.bridge.recovery.settling_notes import clear, read_notes
@@ -94,7 +94,7 @@ def _finish(
     producer.settle([*_events(again), *_ending(topics, slot, covers, notes)], (0,), commit=True)
 
 
-def _events(again: Iterable[tuple[int, Record]]) -> Iterable[tuple[int, Event]]:
+def _events(again: Iterable[tuple[int, KafkaRecord]]) -> Iterable[tuple[int, Event]]:
     for partition, (topic, _, key, value, headers) in again:
         name = key.encode() if isinstance(key, str) else key
         listed = [*headers.items()] if isinstance(headers, dict) else headers
@@ -134,9 +134,9 @@ def _judge_range(
 
 def _read(
     topics: Topics, noted: HangingRange, while_waiting: Callable[[], None], *, committed: bool
-) -> list[Record]:
+) -> list[KafkaRecord]:
     """Read the records of the range; `committed`: those from its start to the partition's end."""
-    found: list[Record] = []
+    found: list[KafkaRecord] = []
     with topics.reader(noted.topic, noted.partition, committed=committed) as reader:
         low, end = reader.bounds()
         start, stop = max(low, noted.start), end if committed else min(end, noted.end)

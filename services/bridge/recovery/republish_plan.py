@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from schemas.events import HangingRange, PreparedKey, ProgressRecord, prepared_topic
 from services.bridge.recovery.event_positions import (
     EventPosition,
+    KafkaRecord,
     Lost,
-    Record,
     has,
     is_settling,
     position_of_record,
@@ -42,7 +42,7 @@ class Terms(NamedTuple):
 class Judged(NamedTuple):
     """The records to write `again`, in order, and their `positions`; a `problem`: why not."""
 
-    again: Sequence[Record] = ()
+    again: Sequence[KafkaRecord] = ()
     problem: str = ""
     positions: Sequence[EventPosition] = ()
 
@@ -51,7 +51,7 @@ _Identity = tuple[EventPosition | None, bytes | str | None, bool]
 
 
 def judge_range(
-    noted: HangingRange, there: Sequence[Record], seen: Sequence[Record], terms: Terms
+    noted: HangingRange, there: Sequence[KafkaRecord], seen: Sequence[KafkaRecord], terms: Terms
 ) -> Judged:
     """Judge one noted range; `there` and `seen` are in the order of their offsets."""
     offsets = {record.offset for record in seen}
@@ -84,13 +84,13 @@ def judge_range(
     )
 
 
-def each_once(found: Iterable[tuple[HangingRange, Judged]]) -> list[tuple[int, Record]]:
+def each_once(found: Iterable[tuple[HangingRange, Judged]]) -> list[tuple[int, KafkaRecord]]:
     """Return (partition, record) of all that is lost, in order, each record once.
 
     Several notes may tell of one transaction: of two attempts to end it, or of a copy that an
     attempt to publish it again has left.
     """
-    wanted: dict[tuple[str, int, _Identity], tuple[EventPosition, Record]] = {}
+    wanted: dict[tuple[str, int, _Identity], tuple[EventPosition, KafkaRecord]] = {}
     for noted, judged in found:
         for record, position in zip(judged.again, judged.positions, strict=True):
             at = (noted.topic, noted.partition, _identity(record, position))
@@ -115,13 +115,13 @@ def _behind(position: EventPosition | None, first: EventPosition, terms: Terms) 
     return position is not None and position[:2] > first[:2]
 
 
-def _identity(record: Record, position: EventPosition | None) -> _Identity:
+def _identity(record: KafkaRecord, position: EventPosition | None) -> _Identity:
     return position, record.key, record.value is None
 
 
 def _positioned(
-    records: Sequence[Record], terms: Terms
-) -> Iterator[tuple[Record, EventPosition | None]]:
+    records: Sequence[KafkaRecord], terms: Terms
+) -> Iterator[tuple[KafkaRecord, EventPosition | None]]:
     """Yield each record and its position, without those that only end a transaction.
 
     A tombstone of a table follows its delete, with the same key. Pieces of a staging have that
@@ -144,7 +144,7 @@ def _positioned(
         yield record, position
 
 
-def _pieces(records: Sequence[Record], terms: Terms) -> dict[int, EventPosition | None]:
+def _pieces(records: Sequence[KafkaRecord], terms: Terms) -> dict[int, EventPosition | None]:
     """Return the offset of each piece of a staging -> the position of its part 0, which follows."""
     found: dict[int, EventPosition | None] = {}
     headers: dict[tuple[str, str], EventPosition | None] = {}

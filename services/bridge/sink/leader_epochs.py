@@ -23,7 +23,7 @@ from typing import Final
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from schemas.settings import KafkaSettings
-from services.bridge.sink.offsets import End, Partition, in_parts
+from services.bridge.sink.offsets import Partition, PartitionEnd, in_parts
 from services.kafka.client import client_options, make_client, passing
 from services.kafka.records import REQUEST_TIMEOUT_S
 
@@ -42,7 +42,7 @@ _OPTIONS: Final = {
 
 def cut_off(
     settings: KafkaSettings,
-    then: Mapping[Partition, End],
+    then: Mapping[Partition, PartitionEnd],
     while_waiting: Callable[[], None] = lambda: None,
 ) -> dict[Partition, bool]:
     """Tell of each partition whether it lacks records that it had before the end of `then`.
@@ -56,7 +56,9 @@ def cut_off(
 
 
 def _cut_off(
-    settings: KafkaSettings, then: Mapping[Partition, End], while_waiting: Callable[[], None]
+    settings: KafkaSettings,
+    then: Mapping[Partition, PartitionEnd],
+    while_waiting: Callable[[], None],
 ) -> dict[Partition, bool]:
     group = {"group.id": f"slotbridge-start-{uuid.uuid4()}"}
     consumer = make_client(Consumer, {**client_options(settings), **_OPTIONS, **group})
@@ -85,7 +87,7 @@ def _cut_off(
     return found
 
 
-def _seek(consumer: Consumer, partition: Partition, end: End) -> bool:
+def _seek(consumer: Consumer, partition: Partition, end: PartitionEnd) -> bool:
     """Seek, which alone asks for the leader's epoch; return False until fetching has begun."""
     with contextlib.suppress(KafkaException):
         consumer.seek(TopicPartition(*partition, _BEYOND, leader_epoch=end.epoch))

@@ -24,8 +24,8 @@ from schemas.errors import ExitCode, Retryable
 from services.bridge.sink.offsets import (
     ASKED_AT_ONCE,
     Asked,
-    End,
     Partition,
+    PartitionEnd,
     answers,
     in_parts,
     name_of,
@@ -42,7 +42,7 @@ _PAUSE_S: Final = 0.01
 _AWAIT_S: Final = 0.1
 _RECOUNT_S: Final = 60.0
 """Partitions that are added to a topic are seen within this; clients see them after minutes."""
-Ends = Mapping[Partition, End]
+Ends = Mapping[Partition, PartitionEnd]
 
 
 class TransactionHangs(Retryable):
@@ -52,7 +52,7 @@ class TransactionHangs(Retryable):
     """
 
 
-class Topics(Protocol):
+class TopicPartitions(Protocol):
     """services.bridge.sink.topics.Topics, as far as it is needed here."""
 
     def partitions(self, topic: str) -> int: ...
@@ -74,7 +74,7 @@ class MarkerCheck:
 
     def __init__(
         self,
-        topics: Topics,
+        topics: TopicPartitions,
         look: Callable[[], None],
         while_waiting: Callable[[], None],
         judge: Callable[[Sequence[Lost]], None],
@@ -266,7 +266,7 @@ class MarkerCheck:
             if end.offset < ends[partition].offset and self._others.get(partition) != end.offset
         }
 
-    def _answers(self, asked: Asked, *, committed: bool) -> dict[Partition, End]:
+    def _answers(self, asked: Asked, *, committed: bool) -> dict[Partition, PartitionEnd]:
         """Return the answers to what was asked; ask again while a leader is being elected."""
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
         while True:

@@ -19,7 +19,7 @@ Partition = tuple[str, int]
 _T = TypeVar("_T")
 
 
-class End(NamedTuple):
+class PartitionEnd(NamedTuple):
     """The offset after the last record, and the leader's epoch, of a partition."""
 
     offset: int
@@ -53,9 +53,9 @@ def ask_ends(admin: AdminClient, partitions: Iterable[Partition], *, committed: 
     return dict.fromkeys(partitions, asked)
 
 
-def answers(asked: Asked) -> dict[Partition, End]:
+def answers(asked: Asked) -> dict[Partition, PartitionEnd]:
     """Await what was asked. Raise Retryable for a partition of which no leader has told."""
-    found: dict[Partition, End] = {}
+    found: dict[Partition, PartitionEnd] = {}
     for partition, told in _told(asked):
         if isinstance(told, KafkaException):
             raise kafka_error(told, "ask where the partition ends", name_of(partition)) from told
@@ -71,17 +71,17 @@ def answers(asked: Asked) -> dict[Partition, End]:
     return found
 
 
-def some_answers(asked: Asked) -> dict[Partition, End]:
+def some_answers(asked: Asked) -> dict[Partition, PartitionEnd]:
     """Return what `answers` does, without the partitions whose leader has not answered."""
-    return {partition: told for partition, told in _told(asked) if isinstance(told, End)}
+    return {partition: told for partition, told in _told(asked) if isinstance(told, PartitionEnd)}
 
 
-def _told(asked: Asked) -> Iterator[tuple[Partition, End | KafkaException | None]]:
+def _told(asked: Asked) -> Iterator[tuple[Partition, PartitionEnd | KafkaException | None]]:
     """Yield of each partition where it ends, or why that is not known; None: no leader has told.
 
     librdkafka reports no error for a leader that does not answer, but an offset below 0.
     """
-    ends: dict[Partition, End | KafkaException] = {}
+    ends: dict[Partition, PartitionEnd | KafkaException] = {}
     for request in dict.fromkeys(asked.values()):
         try:
             infos = request.result()
@@ -94,7 +94,7 @@ def _told(asked: Asked) -> Iterator[tuple[Partition, End | KafkaException | None
                 ends[partition] = KafkaException(info)
             elif info.offset >= 0:
                 epoch = info.leader_epoch
-                ends[partition] = End(info.offset, -1 if epoch is None else epoch)
+                ends[partition] = PartitionEnd(info.offset, -1 if epoch is None else epoch)
     for partition in asked:
         yield partition, ends.get(partition)
 

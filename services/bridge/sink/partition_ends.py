@@ -17,7 +17,7 @@ import structlog
 from schemas.errors import OperatorNeeded
 from schemas.events import ProgressRecord
 from services.bridge.progress.errors import RECOVER
-from services.bridge.sink.offsets import End, Partition, in_parts, name_of, some_answers
+from services.bridge.sink.offsets import Partition, PartitionEnd, in_parts, name_of, some_answers
 from services.bridge.sink.topic_ids import IdWatch, MadeAgain, compare_ids
 from services.bridge.sink.topics import Topics
 
@@ -45,13 +45,13 @@ class Lost(NamedTuple):
 class Kept(NamedTuple):
     """The noted ends and topic ids that a start has verified, for later progress records."""
 
-    ends: dict[Partition, End]
+    ends: dict[Partition, PartitionEnd]
     topic_ids: dict[str, str]
     renewed: bool
     """Whether what is noted holds no longer: a topic is gone, or what is lost is accepted."""
 
 
-CutOff = Callable[[Mapping[Partition, End]], Mapping[Partition, bool]]
+CutOff = Callable[[Mapping[Partition, PartitionEnd]], Mapping[Partition, bool]]
 """As `leader_epochs.cut_off`."""
 
 
@@ -62,7 +62,7 @@ class Tails:
         self._slot = slot
         self._cut_off = cut_off
         self._topics: Topics | None = None
-        self._ends: dict[Partition, End] = {}
+        self._ends: dict[Partition, PartitionEnd] = {}
         self._ids: IdWatch | None = None
         self._due = 0.0
         self._again: dict[Partition, float] = {}
@@ -85,7 +85,7 @@ class Tails:
         """Raise OperatorNeeded where something is `lost`."""
         judge_lost(lost, self._slot, None, go_on=False)
 
-    def learn(self, ends: Mapping[Partition, End]) -> None:
+    def learn(self, ends: Mapping[Partition, PartitionEnd]) -> None:
         """Note where each partition ends now; keep the last PARTITIONS_MAX learnt.
 
         Raise as `judge` does where acknowledged records are gone. Where a new leader does not tell
@@ -105,7 +105,7 @@ class Tails:
             self.judge(self._ids.look(lambda: {topic for topic, _ in self._ends}))
 
     def _judge_led_anew(
-        self, then: Mapping[Partition, End], ends: Mapping[Partition, End]
+        self, then: Mapping[Partition, PartitionEnd], ends: Mapping[Partition, PartitionEnd]
     ) -> Collection[Partition]:
         """Return the partitions whose new leader has not told, or is not asked again yet."""
         now = time.monotonic()
@@ -138,7 +138,7 @@ class Tails:
         return {"ends": ends, "topic_ids": {at: known[at] for at in ends if at in known}}
 
 
-def noted(ends: Mapping[Partition, End]) -> Noted:
+def noted(ends: Mapping[Partition, PartitionEnd]) -> Noted:
     """Convert ends to the form of ProgressRecord. Pure."""
     found: Noted = {}
     for (topic, partition), end in ends.items():
@@ -146,16 +146,18 @@ def noted(ends: Mapping[Partition, End]) -> Noted:
     return found
 
 
-def read_noted(record: ProgressRecord) -> dict[Partition, End]:
+def read_noted(record: ProgressRecord) -> dict[Partition, PartitionEnd]:
     """Return the partitions' ends that a record has noted. Pure."""
     return {
-        (topic, partition): End(offset, epoch)
+        (topic, partition): PartitionEnd(offset, epoch)
         for topic, ends in record.ends.items()
         for partition, offset, epoch in ends
     }
 
 
-def lost_tails(then: Mapping[Partition, End], now: Mapping[Partition, End]) -> list[Lost]:
+def lost_tails(
+    then: Mapping[Partition, PartitionEnd], now: Mapping[Partition, PartitionEnd]
+) -> list[Lost]:
     """Return the partitions of `then` that end earlier `now`. Pure."""
     return [
         Lost(partition, end.offset, now[partition].offset)
@@ -165,8 +167,10 @@ def lost_tails(then: Mapping[Partition, End], now: Mapping[Partition, End]) -> l
 
 
 def led_anew(
-    then: Mapping[Partition, End], now: Mapping[Partition, End], shorter: Sequence[Lost]
-) -> dict[Partition, End]:
+    then: Mapping[Partition, PartitionEnd],
+    now: Mapping[Partition, PartitionEnd],
+    shorter: Sequence[Lost],
+) -> dict[Partition, PartitionEnd]:
     """Return the ends of `then` whose leader is of another epoch `now`, without `shorter`. Pure."""
     known = {one.partition for one in shorter}
     return {
@@ -180,7 +184,9 @@ def led_anew(
 
 
 def _cut(
-    then: Mapping[Partition, End], now: Mapping[Partition, End], told: Mapping[Partition, bool]
+    then: Mapping[Partition, PartitionEnd],
+    now: Mapping[Partition, PartitionEnd],
+    told: Mapping[Partition, bool],
 ) -> list[Lost]:
     return [Lost(at, end.offset, now[at].offset) for at, end in then.items() if told.get(at)]
 
@@ -219,16 +225,16 @@ def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_o
     return Kept(kept, ids, renewed=bool(gone or others or lost))
 
 
-def _asked(topics: Topics, partitions: Sequence[Partition]) -> dict[Partition, End]:
-    now: dict[Partition, End] = {}
+def _asked(topics: Topics, partitions: Sequence[Partition]) -> dict[Partition, PartitionEnd]:
+    now: dict[Partition, PartitionEnd] = {}
     for some in in_parts(partitions):
         now |= some_answers(topics.ask_ends(some, committed=False))
     return now
 
 
 def _asked_again(
-    topics: Topics, then: Mapping[Partition, End], now: Mapping[Partition, End]
-) -> Mapping[Partition, End]:
+    topics: Topics, then: Mapping[Partition, PartitionEnd], now: Mapping[Partition, PartitionEnd]
+) -> Mapping[Partition, PartitionEnd]:
     """Return `now`, asked again where the end is an earlier one by a leader of an older epoch.
 
     A broker that was cut off from the others, or stood still, takes itself for the leader and tells
@@ -243,7 +249,9 @@ def _asked_again(
     return now
 
 
-def _stale(then: Mapping[Partition, End], now: Mapping[Partition, End]) -> list[Partition]:
+def _stale(
+    then: Mapping[Partition, PartitionEnd], now: Mapping[Partition, PartitionEnd]
+) -> list[Partition]:
     return [
         partition
         for partition, end in now.items()

@@ -4,7 +4,7 @@ from typing import Final
 
 from schemas.errors import SettingsError
 from services.bridge.events.event import Event, Stamp
-from services.bridge.snapshot.progress import Plan, TableProgress
+from services.bridge.snapshot.progress import SnapshotPlan, TableProgress
 from services.bridge.snapshot.row_events import RowEvents
 from services.bridge.snapshot.tables import Chunk
 from services.bridge.snapshot.visibility import Sight
@@ -19,7 +19,13 @@ class ChunkEvents:
         self._row_events = row_events
 
     def rows(
-        self, plan: Plan, table: TableProgress, chunk: Chunk, sight: Sight, stamp: Stamp, lsn: int
+        self,
+        plan: SnapshotPlan,
+        table: TableProgress,
+        chunk: Chunk,
+        sight: Sight,
+        stamp: Stamp,
+        lsn: int,
     ) -> tuple[list[Event], bool]:
         """Make the chunk's events; False where the table's key is not certain yet.
 

@@ -27,7 +27,7 @@ from services.bridge.snapshot.row_reader import NotNow, RowReader
 from services.bridge.snapshot.standby import NEAR_S, Standby
 from services.bridge.snapshot.standby_state import require_written
 from services.bridge.snapshot.tables import Chunk
-from services.bridge.snapshot.visibility import Published, Sight
+from services.bridge.snapshot.visibility import PublishedXids, Sight
 
 logger = structlog.get_logger(__name__)
 
@@ -87,7 +87,7 @@ class ChunkSource:
         return self._reader.mark(token)
 
     def take(
-        self, table: TableProgress, published: Published, *, rows_max: int, bytes_max: int
+        self, table: TableProgress, published: PublishedXids, *, rows_max: int, bytes_max: int
     ) -> SeenChunk:
         """Return the table's next chunk. Raise NotNow where it can't be had at this moment.
 
@@ -118,7 +118,7 @@ class ChunkSource:
         if self._standby is not None:
             self._thread.call(self._standby.end)
 
-    def _see(self, table: TableProgress, published: Published) -> Sight:
+    def _see(self, table: TableProgress, published: PublishedXids) -> Sight:
         """Take a database snapshot that sees all that was published, begun on the table."""
         until = time.monotonic() + self._visible.seconds
         while True:

@@ -13,7 +13,7 @@ _ROWS_FIRST: Final = 16
 _ROWS_MAX: Final = 5_000
 
 
-class Part(NamedTuple):
+class RowsPart(NamedTuple):
     """Rows as the server has printed them, their bytes, and whether the cursor has none after."""
 
     rows: list[Row]
@@ -21,7 +21,9 @@ class Part(NamedTuple):
     ends: bool
 
 
-def parts(fetch: Callable[[int], pq.abc.PGresult], rows_max: int = sys.maxsize) -> Iterator[Part]:
+def parts(
+    fetch: Callable[[int], pq.abc.PGresult], rows_max: int = sys.maxsize
+) -> Iterator[RowsPart]:
     """Yield the next rows, up to `rows_max`, about FETCH_BYTES at once: each part by `fetch`."""
     count, left = _ROWS_FIRST, rows_max
     while left > 0:
@@ -33,7 +35,7 @@ def parts(fetch: Callable[[int], pq.abc.PGresult], rows_max: int = sys.maxsize) 
             for number in range(result.ntuples)
         ]
         size = sum([len(value) for row in rows for value in row if isinstance(value, bytes)])
-        yield Part(rows, size, len(rows) < count)
+        yield RowsPart(rows, size, len(rows) < count)
         if len(rows) < count:
             return
         left -= count

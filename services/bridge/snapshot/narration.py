@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 
 from services.bridge import metrics
-from services.bridge.snapshot.progress import Plan, TableProgress
+from services.bridge.snapshot.progress import SnapshotPlan, TableProgress
 from services.bridge.snapshot.row_reader import NotNow
 
 logger = structlog.get_logger(__name__)
@@ -22,7 +22,7 @@ class Narration:
         self._told = {"progress": 0.0, "reason": 0.0}
         self._refused_told = ""
 
-    def planned(self, found: Plan, *, said: bool, standby: bool) -> None:
+    def planned(self, found: SnapshotPlan, *, said: bool, standby: bool) -> None:
         """Tell what a plan has; `said`: of its tables only where it has something left to read.
 
         `standby`: rows are read from one, but for those of tables without a key.
@@ -52,7 +52,9 @@ class Narration:
             )
         self._count(found)
 
-    def chunk(self, found: Plan, table: TableProgress, estimates: Mapping[str, int]) -> None:
+    def chunk(
+        self, found: SnapshotPlan, table: TableProgress, estimates: Mapping[str, int]
+    ) -> None:
         """Tell that the table's next chunk is in the stream."""
         if self._is_time("progress") or table.done:
             logger.info(
@@ -88,7 +90,7 @@ class Narration:
         return due
 
     @staticmethod
-    def _count(found: Plan) -> None:
+    def _count(found: SnapshotPlan) -> None:
         for state, count in (
             ("waiting", found.waiting),
             ("done", found.done),

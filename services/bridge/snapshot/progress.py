@@ -107,7 +107,7 @@ class TableProgress:
 
 
 @dataclass(slots=True)
-class Plan:
+class SnapshotPlan:
     """The tables that a snapshot reads, in order; `refused`: those that it can't read, and why."""
 
     tables: dict[str, TableProgress] = field(default_factory=dict)
@@ -161,7 +161,7 @@ def plan(
     owner: Owner,
     asked: Iterable[SnapshotRequest] = (),
     apart: Apart | None = None,
-) -> Plan:
+) -> SnapshotPlan:
     """Plan the tables to read: `shapes` are those of the publication, `found` what Kafka has.
 
     `asked`: the requests that Kafka has. One whose insert a failover has undone asks for nothing.
@@ -169,7 +169,7 @@ def plan(
     """
     asked = [one for each in asked if (one := request_of(each, owner)) is not None]
     known = {(one.schema_, one.table): one for one in found if one.slot == owner.slot}
-    result = Plan()
+    result = SnapshotPlan()
     for shape in sorted(shapes, key=partial(rank, settings)):
         schema, table = shape.relation.schema, shape.relation.table
         excluded = any(table_matches(pattern, schema, table) for pattern in settings.exclude)
@@ -308,7 +308,7 @@ def unrepeatable(told: SnapshotProgress | None, shape: TableShape, owner: Owner)
     return "has no key, and a failover may have undone what its rows in Kafka were read from"
 
 
-def require_keys(found: Plan) -> None:
+def require_keys(found: SnapshotPlan) -> None:
     """Raise SettingsError that names the tables which a snapshot can't read."""
     if found.refused:
         raise SettingsError(

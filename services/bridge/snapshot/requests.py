@@ -101,7 +101,7 @@ def asked_by(
     return asked, ignored
 
 
-def check(signal: Signal) -> None:
+def check_signal(signal: Signal) -> None:
     """Raise SettingsError where the signal would ask nothing."""
     try:
         requests(signal, "", 0, Stamp(0, 0, 0, 0, 0), 0)

@@ -15,7 +15,7 @@ DDL = "CREATE TABLE {} (id varchar(42) PRIMARY KEY, type varchar(32) NOT NULL, d
 _OPERATION = "send a signal"
 
 
-def send(source: SourceSettings, table: str, signal: Signal) -> None:
+def insert_signal(source: SourceSettings, table: str, signal: Signal) -> None:
     """Insert the signal on the primary. Raise SettingsError for a table that is not published."""
     parts = schema_and_table(table)
     primary = find_primary(source)

@@ -39,7 +39,7 @@ from services.bridge.snapshot.progress import (
     ChunkPosition,
     Known,
     Owner,
-    Plan,
+    SnapshotPlan,
     TableProgress,
     beginning_for,
     plan,
@@ -53,7 +53,7 @@ from services.bridge.snapshot.row_events import RowEvents
 from services.bridge.snapshot.row_reader import NotNow
 from services.bridge.snapshot.signals import Signals
 from services.bridge.snapshot.standby import Standby
-from services.bridge.snapshot.visibility import Published
+from services.bridge.snapshot.visibility import PublishedXids
 from services.bridge.transactions.assembler import EventBatch, size_of
 
 logger = structlog.get_logger(__name__)
@@ -66,7 +66,7 @@ _NEW_TABLES_S: Final = 30.0
 class Inspecting(NamedTuple):
     """The published tables are being read; `published`: what the stream has brought meanwhile."""
 
-    published: Published
+    published: PublishedXids
     inspection: Future[Inspection]
 
 
@@ -81,8 +81,8 @@ class AwaitedMark(NamedTuple):
 class Reading:
     """Tables whose rows are being read. `published`: whom the next chunk's rows must show."""
 
-    plan: Plan
-    published: Published
+    plan: SnapshotPlan
+    published: PublishedXids
     rows_estimates: dict[str, int]
     awaited: AwaitedMark | None = None
 
@@ -132,7 +132,7 @@ class Snapshotter:
         self._inspecting: Inspecting | None = None
         self._reading: Reading | None = None
         self._planned = False
-        self._ended: Plan | None = None
+        self._ended: SnapshotPlan | None = None
         """The plan of which no rows are left to read."""
         self._due = 0.0
 
@@ -195,7 +195,7 @@ class Snapshotter:
         elif now < self._due:
             return
         elif reading is None:
-            published = Published()  # before the xid that is taken now
+            published = PublishedXids()  # before the xid that is taken now
             sight = self._beginning and self._beginning.sight
             inspection = self._thread.submit(self._reader.inspect, sight)
             self._inspecting = Inspecting(published, inspection)
@@ -247,7 +247,7 @@ class Snapshotter:
         self._planned, self._ended = False, None
         self._due = 0.0
 
-    def _learn(self, seen: Inspection, published: Published, now: float) -> None:
+    def _learn(self, seen: Inspection, published: PublishedXids, now: float) -> None:
         """Take the published tables as they are now."""
         published.floor = seen.xid
         asked = self._signals.requests
@@ -263,7 +263,7 @@ class Snapshotter:
         else:
             self._reading = Reading(found, published, seen.rows_estimates)
 
-    def _rest(self, found: Plan, now: float) -> None:
+    def _rest(self, found: SnapshotPlan, now: float) -> None:
         self._ended = None if found.waiting else found
         self._reading, self._due = None, now + _NEW_TABLES_S
 
@@ -299,11 +299,11 @@ class Snapshotter:
             self._rest(reading.plan, time.monotonic())
         return filled
 
-    def _is_told(self, found: Plan) -> bool:
+    def _is_told(self, found: SnapshotPlan) -> bool:
         """Whether Kafka knows how many tables wait: some may have gone since the last chunk."""
         return self._last is None or self._last.waiting == found.waiting
 
-    def _told_again(self, batch: EventBatch, found: Plan) -> EventBatch:
+    def _told_again(self, batch: EventBatch, found: SnapshotPlan) -> EventBatch:
         """Return the batch with the last progress, and how many tables wait now."""
         if self._last is None:
             return batch
@@ -344,7 +344,7 @@ class Snapshotter:
         return batch._replace(events=events, bytes=size_of(events)), looked_at, seen.waited_s
 
     def _advanced(
-        self, found: Plan, table: TableProgress, seen: SeenChunk, stamp: Stamp
+        self, found: SnapshotPlan, table: TableProgress, seen: SeenChunk, stamp: Stamp
     ) -> SnapshotProgress:
         """Note that the chunk is in the stream; return what is told of the table."""
         chunk, count = seen.chunk, len(seen.chunk.rows)

@@ -8,10 +8,10 @@ from schemas.naming import table_matches
 from schemas.settings import Settings, require
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.sink.topics import Topics
-from services.bridge.snapshot.opening import look_for_known
 from services.bridge.snapshot.progress import Apart, Known, Owner, beginning_for, plan
 from services.bridge.snapshot.reader import Inspection, SnapshotReader
 from services.bridge.snapshot.row_reader import NotNow
+from services.bridge.snapshot.session_snapshot import look_for_known
 from services.bridge.snapshot.table_state import FINISHED, state
 from services.bridge.source.database import Primary
 

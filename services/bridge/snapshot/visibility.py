@@ -49,7 +49,7 @@ def with_epoch(xid: int, near: int) -> int:
     return near + ahead - (_XIDS if ahead >= _XIDS // 2 else 0)
 
 
-class Published:
+class PublishedXids:
     """The xids of transactions that were published and that no snapshot is known to see yet.
 
     Begin to `add` before `floor` is taken from the server: every transaction that was published

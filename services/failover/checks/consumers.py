@@ -84,7 +84,7 @@ def subscription_enabled(facts: Facts) -> Iterator[Seen]:
             where,
             f"{where}: subenabled = {state}{mark}",
             "" if subscription.enabled else f"the subscription {where} is disabled",
-            remedies.run(
+            remedies.run_statements(
                 "run slotfailover failover again: it completes the interrupted command"
                 if subscription.marked
                 else "",

@@ -98,7 +98,7 @@ def _leftover(node: Node, state: NodeState, slot: Slot, *, ours: bool) -> Seen:
         _holds(node, state, slot),
         f"nobody uses the {kind} {slot.slot_name} of {node.name}, and it holds back "
         + ("VACUUM and WAL" if vacuum else "WAL"),
-        remedies.run(
+        remedies.run_statements(
             "",
             remedies.order(node.name, remedies.drop_slot(slot.slot_name)),
             by_hand="" if ours else "something that the settings do not name may use it",

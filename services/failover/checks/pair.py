@@ -70,7 +70,7 @@ def primary_fenced(facts: Facts) -> Iterator[Seen]:
             primary.name,
             f"{FENCE} is on on {primary.name}{mark}",
             f"{primary.name} is fenced by {by}: ordinary transactions can't write",
-            remedies.run(
+            remedies.run_statements(
                 "slotfailover resume completes the interrupted command, slotfailover resume "
                 "--rollback lets writes in again; if no run of slotfailover set the fence",
                 remedies.order(primary.name, *UNFENCED),

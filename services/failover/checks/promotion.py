@@ -45,7 +45,7 @@ def standby_read_only(facts: Facts) -> Iterator[Seen]:
             standby.name,
             f"{FENCE} is {'on' if read_only else 'off'} on {standby.name}",
             f"{FENCE} is on on {standby.name}" if read_only else "",
-            remedies.run(
+            remedies.run_statements(
                 "where it stands in postgresql.conf, take it out there",
                 remedies.order(standby.name, f"ALTER SYSTEM RESET {FENCE}", RELOAD),
                 by_hand="somebody may want standbys to be read-only by name",
@@ -96,7 +96,7 @@ def standby_admits_consumers(facts: Facts) -> Iterator[Seen]:
                 f"{standby.name} does not let the consumer of {required.slot} in"
                 if verdict.refuses
                 else "",
-                remedies.run(
+                remedies.run_statements(
                     f"in pg_hba.conf of {standby.name}, before any line that rejects it, add "
                     f"`{line}`",
                     remedies.order(standby.name, RELOAD),
@@ -234,7 +234,7 @@ def idle_slot_timeout(facts: Facts) -> Iterator[Seen]:
             f"slots of {node.name} are invalidated once they are idle for {value} s"
             if value != "0"
             else "",
-            remedies.run(
+            remedies.run_statements(
                 "",
                 *remedies.alter_system(node, "idle_replication_slot_timeout", "0").orders,
                 by_hand="it was set so that forgotten slots do not fill the disk",

@@ -20,7 +20,7 @@ def order(server: str, *sql: str) -> Order:
     return Order(server, sql, sql)
 
 
-def run(text: str, *orders: Order, by_hand: str = "") -> Remedy:
+def run_statements(text: str, *orders: Order, by_hand: str = "") -> Remedy:
     """Return a remedy of statements on servers; `by_hand` says why a person has to run them."""
     return Remedy(text, orders, by_hand)
 
@@ -30,7 +30,7 @@ def manual(text: str, *, because: str = "no SQL can do it") -> Remedy:
     return Remedy(text, (), because)
 
 
-def follow(text: str) -> Remedy:
+def repaired_with_cause(text: str) -> Remedy:
     """Return the remedy of a problem that ends by itself once its cause is repaired."""
     return Remedy(text, (), "the cause must be repaired; this follows", follows=True)
 
@@ -41,7 +41,7 @@ def alter_system(node: Node, setting: str, *items: str, text: str = "") -> Remed
     if obstacle:
         value = f"{setting} = '{', '.join(items)}'"
         return manual(f"{text or 'set'} {value} on {node.name}", because=obstacle)
-    return run(text, order(node.name, *statements.alter_system(setting, items)))
+    return run_statements(text, order(node.name, *statements.alter_system(setting, items)))
 
 
 def alter_system_conninfo(node: Node, setting: str, conninfo: Conninfo) -> Remedy:
@@ -52,7 +52,7 @@ def alter_system_conninfo(node: Node, setting: str, conninfo: Conninfo) -> Remed
     shown, real = (
         statements.alter_system(setting, (text,)) for text in (conninfo.masked, conninfo.text)
     )
-    return run("", Order(node.name, shown, real))
+    return run_statements("", Order(node.name, shown, real))
 
 
 def restart_with(node: Node, setting: str, value: str) -> Remedy:
@@ -61,7 +61,7 @@ def restart_with(node: Node, setting: str, value: str) -> Remedy:
     if obstacle:
         return manual(f"set {setting} = {value} on {node.name}, and restart it", because=obstacle)
     change = statements.alter_system(setting, (value,))[:1]
-    return run(
+    return run_statements(
         f"then restart {node.name}",
         order(node.name, *change),
         by_hand=f"{node.name} must be restarted",

@@ -78,7 +78,7 @@ def slot_reserves_wal(facts: Facts) -> Iterator[Seen]:
                 name,
                 f"restart_lsn is null in pg_replication_slots on {primary.name}",
                 "the slot was never used, and was created without reserving WAL",
-                remedies.run(
+                remedies.run_statements(
                     "",
                     remedies.order(
                         primary.name, remedies.drop_slot(name), remedies.create_physical_slot(name)

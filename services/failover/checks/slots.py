@@ -118,7 +118,7 @@ def slot_name_clash(facts: Facts) -> Iterator[Seen]:
                 f"synced = f, failover = {'t' if slot.failover else 'f'}, slot_type = "
                 f"{slot.slot_type} in pg_replication_slots on {standby.name}",
                 f"{standby.name} has a slot of its own of that name, which blocks synchronization",
-                remedies.run(
+                remedies.run_statements(
                     "",
                     remedies.order(standby.name, remedies.drop_slot(slot.slot_name)),
                     by_hand=""
@@ -288,7 +288,7 @@ def _switch_on(facts: Facts, required: Required) -> Remedy:
             because="PostgreSQL has no SQL for it, only the replication command "
             "ALTER_REPLICATION_SLOT",
         )
-    return remedies.run(
+    return remedies.run_statements(
         "when the slot is no longer active after the first statement",
         *orders,
         by_hand="it interrupts the subscription",
@@ -305,7 +305,7 @@ def _wake_consumer(view: View, slot: str) -> Remedy:
     )
     if not orders:
         return remedies.manual("start its consumer", because="the consumer is another program")
-    return remedies.run("", *orders, by_hand="somebody has disabled it for a reason")
+    return remedies.run_statements("", *orders, by_hand="somebody has disabled it for a reason")
 
 
 def _subscriptions_of(view: View, slot: str) -> list[tuple[Subscriber, Subscription]]:
@@ -328,7 +328,7 @@ def _hasten(facts: Facts, text: str) -> Remedy:
             "create it again and load its consumer anew",
             because="no primary answers that the slot could be copied from",
         )
-    return remedies.run(text, *orders)
+    return remedies.run_statements(text, *orders)
 
 
 def _oldest(facts: Facts) -> str:

@@ -87,7 +87,7 @@ def slotsync_worker(facts: Facts) -> Iterator[Seen]:
             standby.name,
             evidence,
             "" if runs else f"no slotsync worker runs on {standby.name}",
-            remedies.follow(
+            remedies.repaired_with_cause(
                 f"repair the findings of the other checks of the standby; if there are none, read "
                 f"the log of {standby.name}: its role may lack a password for an ordinary "
                 "connection (a .pgpass line for `replication` does not serve one)"
@@ -184,7 +184,9 @@ def databases(facts: Facts) -> Iterator[Seen]:
                     f"no row {slot.database} in pg_database on {standby.name}, wanted by the slot "
                     f"{slot.slot_name}",
                     f"{standby.name} does not have the database {slot.database} yet",
-                    remedies.follow(f"let {standby.name} replay the WAL that it has received"),
+                    remedies.repaired_with_cause(
+                        f"let {standby.name} replay the WAL that it has received"
+                    ),
                 )
 
 
@@ -236,11 +238,11 @@ def _pause(
 def _resumption(facts: Facts, standby: Node, state: NodeState) -> Remedy:
     """Return the remedy for paused replay; too low limits must be raised before it resumes."""
     if any(too_low(above, state) for _, above in facts.above):
-        return remedies.follow(
+        return remedies.repaired_with_cause(
             f"raise the settings that recovery-settings names, and restart {standby.name}: if only "
             "replay is resumed, the server ends"
         )
-    return remedies.run(
+    return remedies.run_statements(
         "where its log tells of insufficient parameter settings, raise them and restart it instead",
         remedies.order(standby.name, "SELECT pg_wal_replay_resume()"),
         by_hand="somebody has paused it for a reason, or its limits are lower than the primary's",

@@ -122,7 +122,7 @@ def listed_slot_inactive(facts: Facts) -> Iterator[Seen]:
             f"active_pid is null for {slot.slot_name} in pg_replication_slots"
             + _waited_for(state, slot.slot_name),
             f"no standby is connected to {slot.slot_name}, which {SETTING} names",
-            remedies.run(
+            remedies.run_statements(
                 "start that standby; if it is gone for good, take it out of the list",
                 *order,
                 by_hand="without it consumers can get ahead of a standby that only was away",
@@ -201,7 +201,7 @@ def synchronous_before(facts: Facts) -> Iterator[Seen]:
         remedy = remedies.manual("start a standby first", because="no standby streams")
         if count:
             value = f"ANY {count} ({listing})"
-            remedy = remedies.run(
+            remedy = remedies.run_statements(
                 "",
                 *remedies.alter_system(primary, "synchronous_standby_names", value).orders,
                 by_hand="commits wait for standbys from then on; a rejoin sets it by "
@@ -236,7 +236,7 @@ def commits_wait(facts: Facts) -> Iterator[Seen]:
             ""
             if commits_can_go_on(setting, followers)
             else f"too few of the standbys that commits on {primary.name} wait for are connected",
-            remedies.run(
+            remedies.run_statements(
                 "start those standbys; or let commits go on without",
                 *remedies.alter_system(primary, "synchronous_standby_names").orders,
                 by_hand="without it a failover can lose committed transactions",

@@ -51,7 +51,7 @@ def _name_a_slot(facts: Facts, standby: Node) -> Remedy:
         if state.slot(wanted) is None
     ]
     text = "give the standby a physical slot of its own on the primary"
-    return remedies.run(text, *make, *setting.orders, by_hand=setting.by_hand)
+    return remedies.run_statements(text, *make, *setting.orders, by_hand=setting.by_hand)
 
 
 @check(
@@ -73,7 +73,9 @@ def primary_slot(facts: Facts) -> Iterator[Seen]:
                 primary.name,
                 f"primary_slot_name = '{name}' on {standby.name}, no such slot on {primary.name}",
                 f"{primary.name} has no slot {name}, through which {standby.name} wants to stream",
-                remedies.run("", remedies.order(primary.name, remedies.create_physical_slot(name))),
+                remedies.run_statements(
+                    "", remedies.order(primary.name, remedies.create_physical_slot(name))
+                ),
             )
         elif slot.slot_type != "physical":
             yield Seen(
@@ -100,7 +102,7 @@ def standby_streams(facts: Facts) -> Iterator[Seen]:
             standby.name,
             f"pg_stat_wal_receiver.status {'=' if streams else '<>'} streaming",
             "" if streams else f"{standby.name} does not stream",
-            remedies.follow(
+            remedies.repaired_with_cause(
                 f"read the log of {standby.name}: its primary_conninfo must lead to {primary.name}"
             ),
         )
@@ -187,7 +189,7 @@ def _with_dbname(facts: Facts, standby: Node) -> Remedy:
     there = _databases(facts)
     around = standby.state.details if standby.state is not None else None
     if standby.state is not None and standby.state.cut:
-        return remedies.follow("repair standby-cut-off first")
+        return remedies.repaired_with_cause("repair standby-cut-off first")
     if around is None or around.upstream is None or not there:
         return remedies.manual(
             f"set primary_conninfo with dbname=… on {standby.name}",
@@ -253,7 +255,7 @@ def pg_hba(facts: Facts) -> Iterator[Seen]:
                 if verdict.refuses
                 else "",
                 unknown=str(verdict) if verdict.unknown else "",
-                remedy=remedies.run(
+                remedy=remedies.run_statements(
                     f"in pg_hba.conf of {primary.name}, before any line that rejects it, add "
                     f"`{line}`",
                     remedies.order(primary.name, RELOAD),

@@ -12,7 +12,7 @@ from services.failover.checks.readiness import candidate
 from services.failover.cli import output
 from services.failover.cli.options import Config, Json, settings_of
 from services.failover.drill.clone import Clone, Programs
-from services.failover.drill.outcome import Outcome, Part
+from services.failover.drill.outcome import DrillPart, Outcome
 from services.failover.drill.rehearsal import Rehearsal, reachable
 from services.failover.execute.interruption import sigterm_interrupts
 from services.failover.execute.journal import DRILL, Journal
@@ -122,7 +122,7 @@ def _recorded(rehearsal: Rehearsal, journal: Journal, view: View) -> Outcome:
     journal.begin(view, {"target": rehearsal.standby.name})
     tell = rehearsal.tell
 
-    def note(part: Part) -> None:
+    def note(part: DrillPart) -> None:
         tell(part)
         journal.note(view, part.name, rehearsal.standby.name, part.seconds, part.detail)
 

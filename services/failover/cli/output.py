@@ -14,7 +14,7 @@ from schemas.errors import SlotbridgeError
 from services.failover.checks.check_report import NAGIOS, Checkup, nagios_of
 from services.failover.checks.model import Finding, Order, Severity
 from services.failover.checks.readiness import Readiness
-from services.failover.drill.outcome import Outcome, Part
+from services.failover.drill.outcome import DrillPart, Outcome
 from services.failover.execute.fix import Fixes
 from services.failover.execute.history import done_or_broken_off
 from services.failover.execute.journal import BEGIN, END, REMEMBERED, Entry
@@ -166,7 +166,7 @@ def print_history(console: Console, entries: Iterable[Entry]) -> None:
             console.print(Text(f"    {entry.seconds:7.3f} s  {entry.step}: {entry.outcome}"))
 
 
-def print_part(console: Console, part: Part) -> None:
+def print_part(console: Console, part: DrillPart) -> None:
     """Print a finished part of a drill."""
     console.print(Text(f"{part.seconds:7.3f} s  {part.name}: {part.detail}"))
 

@@ -30,7 +30,7 @@ class Usable:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DrillPart:
     """A part of the drill and how long it took."""
 
     name: str
@@ -43,7 +43,7 @@ class Outcome:
     """What a whole drill has shown."""
 
     standby: str
-    parts: tuple[Part, ...]
+    parts: tuple[DrillPart, ...]
     slots: tuple[Usable, ...]
     seconds: float
     notes: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ from schemas.errors import ExitCode, Retryable, SetupError, SlotbridgeError
 from schemas.lsn import format_lsn
 from services.failover.checks.facts import required_slots
 from services.failover.drill.clone import LIMITS, SLOT, Clone
-from services.failover.drill.outcome import Outcome, Part, Usable
+from services.failover.drill.outcome import DrillPart, Outcome, Usable
 from services.failover.model import statements
 from services.failover.model.conninfo import Conninfo
 from services.failover.model.view import Node, View
@@ -48,11 +48,11 @@ class Rehearsal:
     primary: Node
     standby: Node
     clone: Clone
-    tell: Callable[[Part], None]
+    tell: Callable[[DrillPart], None]
     copy_s: float
     slots_s: float
     settings: dict[str, str]
-    parts: list[Part] = field(default_factory=list)
+    parts: list[DrillPart] = field(default_factory=list)
 
     def run(self) -> Outcome:
         """Perform the whole drill. Raise SlotbridgeError where it could not be carried out."""
@@ -88,7 +88,7 @@ class Rehearsal:
     def _part(self, name: str, detail: str) -> Iterator[None]:
         begun = time.monotonic()
         yield
-        self.parts.append(Part(name, time.monotonic() - begun, detail))
+        self.parts.append(DrillPart(name, time.monotonic() - begun, detail))
         self.tell(self.parts[-1])
 
     @contextlib.contextmanager
@@ -229,7 +229,7 @@ class Rehearsal:
             return Usable(name, error.message)
         reason = "" if seen else "what was written after the promotion is not decoded from it"
         seconds = time.monotonic() - begun
-        self.tell(Part("decode", seconds, f"{name}: {changes} changes"))
+        self.tell(DrillPart("decode", seconds, f"{name}: {changes} changes"))
         return Usable(name, reason, changes, seconds)
 
 

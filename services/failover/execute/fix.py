@@ -68,13 +68,13 @@ def repair(
             orders = [order for order in fixes.orders if order in needed]
             if not orders:
                 continue
-            perform(cluster, orders, lock, journal)
+            perform_orders(cluster, orders, lock, journal)
             done += orders
             checkup = await_effect(cluster, look, fixes, settings.step_deadline_ms / 1000)
     return checkup, done, journal.problems
 
 
-def perform(cluster: Cluster, orders: Iterable[Order], lock: Lock, journal: Journal) -> None:
+def perform_orders(cluster: Cluster, orders: Iterable[Order], lock: Lock, journal: Journal) -> None:
     """Run the orders one by one, each recorded before and after, while the lock is ours.
 
     Raise Retryable (LOCKED, SERVER_UNREACHABLE), and what ServerLink.order raises.

@@ -23,7 +23,7 @@ from schemas.errors import SlotbridgeError
 from schemas.lsn import format_lsn
 from services.failover.model.view import View
 from services.failover.observe.cluster import Cluster
-from services.failover.observe.own_tables import Published, writing
+from services.failover.observe.own_tables import PublishesAllTables, writing
 from services.failover.observe.server_link import Unreachable
 from services.failover.plan.steps.step import NO_WAY_BACK, Step
 from services.postgres.server import Connection
@@ -175,7 +175,7 @@ class Journal:
             with self._cluster.in_database(primary, self._database) as link:
                 link.ask(lambda connection: _insert(connection, self._waiting))
             self._waiting.clear()
-        except Published:
+        except PublishesAllTables:
             self._problem(
                 f"no journal is kept in {self._database}, as it publishes all its tables: choose "
                 "another failover.journal_database"

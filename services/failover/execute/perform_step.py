@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from services.failover.execute import host_programs
 from services.failover.execute.interruption import Interruption
-from services.failover.execute.promotion_order import in_recovery, promote
-from services.failover.execute.rejoin_node import rejoin
+from services.failover.execute.promotion_order import in_recovery, order_promotion
+from services.failover.execute.rejoin_node import perform_rejoin
 from services.failover.execute.unlogged_statements import hush, speak
 from services.failover.model import statements
 from services.failover.model.conninfo import Conninfo
@@ -137,7 +137,7 @@ def _order(
             _follow(step, cluster)
         case Action.REJOIN:
             with interruption.ends_what_runs():
-                rejoin(step, cluster, left_s, tell)
+                perform_rejoin(step, cluster, left_s, tell)
         case Action.READY:
             _hasten(step, cluster)
         case Action.RESET | Action.SLOT | Action.CLEAN | Action.UNFENCE:
@@ -292,7 +292,7 @@ def _promote(
         interruption.no_way_back = True
 
     link = cluster.nodes[step.server]
-    promote(step, cluster, deadline, ordered)
+    order_promotion(step, cluster, deadline, ordered)
     while link.ask(in_recovery):
         if time.monotonic() > deadline:
             raise _late(step, deadline - time.monotonic(), "")

@@ -19,7 +19,9 @@ _SETTLED_S = 0.3
 """A walreceiver that got nothing for this long gets no more, though its connection is open."""
 
 
-def promote(step: Step, cluster: Cluster, deadline: float, ordered: Callable[[], None]) -> None:
+def order_promotion(
+    step: Step, cluster: Cluster, deadline: float, ordered: Callable[[], None]
+) -> None:
     """Let the standby take in what its dead primary had sent; ask all once more; then promote it.
 
     The promotion replays everything received. It does not read what is still in the walreceiver's

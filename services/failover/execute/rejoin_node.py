@@ -38,7 +38,7 @@ _CONFIGURATION = ("postgresql.conf", "postgresql.auto.conf", "pg_hba.conf", "pg_
 _OF_PRIMARIES = (FENCE, FENCE_MARK, "synchronized_standby_slots", "synchronous_standby_names")
 
 
-def rejoin(
+def perform_rejoin(
     step: Step,
     cluster: Cluster,
     deadline_s: float,

@@ -19,7 +19,7 @@ from schemas.lsn import parse_lsn
 from services.failover.execute.journal import Entry, instant
 from services.failover.model.loss_limit import Sighting
 from services.failover.model.timelines import Milestone, milestone_in
-from services.failover.model.view import Published
+from services.failover.model.view import KafkaProgress
 from services.failover.observe.bridge_client import Bridge
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.kafka_progress import KAFKA, read_published
@@ -42,12 +42,12 @@ class Asked:
 
     def __init__(self, bridge: Bridge | None) -> None:
         self._due = time.monotonic() + _KAFKA_S
-        self._answer: Future[Published] | None = None
+        self._answer: Future[KafkaProgress] | None = None
         if bridge is not None and bridge.kafka is not None:
             kafka, slot = bridge.kafka, bridge.slot
             self._answer = _in_background(lambda: read_published(kafka, slot, _KAFKA_S))
 
-    def answer(self) -> Published | None:
+    def answer(self) -> KafkaProgress | None:
         """Return Kafka's record, None where the settings have no Kafka.
 
         Waits until _KAFKA_S after it was asked for, whatever the client is doing then.
@@ -57,12 +57,12 @@ class Asked:
         try:
             return self._answer.result(max(0.0, self._due - time.monotonic()))
         except TimeoutError:
-            return Published(problem=f"no answer within {_KAFKA_S:.0f} s")
+            return KafkaProgress(problem=f"no answer within {_KAFKA_S:.0f} s")
 
 
-def _in_background(ask: Callable[[], Published]) -> Future[Published]:
+def _in_background(ask: Callable[[], KafkaProgress]) -> Future[KafkaProgress]:
     """Ask in a thread that neither a command's end nor the process's waits for."""
-    answer: Future[Published] = Future()
+    answer: Future[KafkaProgress] = Future()
 
     def run() -> None:
         try:
@@ -77,7 +77,7 @@ def _in_background(ask: Callable[[], Published]) -> Future[Published]:
 def recall(
     cluster: Cluster,
     entries: Iterable[Entry],
-    published: Published | None,
+    published: KafkaProgress | None,
     unread: Iterable[str] = (),
 ) -> list[str]:
     """Have every view of the cluster remember this too; return what can't be judged, as notes.

@@ -253,7 +253,7 @@ class Subscriber:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class KafkaProgress:
     """How far Kafka's progress record says that Kafka is; all empty where there is none."""
 
     lsn: int | None = None
@@ -283,7 +283,7 @@ class View:
     subscribers: tuple[Subscriber, ...]
     bridge_slot: str | None = None
     """The bridge's slot, where the settings name one."""
-    published: Published | None = None
+    published: KafkaProgress | None = None
     """What Kafka has, where the settings name it and it was asked."""
     bridge_url: str = ""
     """Where the bridge can be told of a new primary."""

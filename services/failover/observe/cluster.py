@@ -21,9 +21,9 @@ from services.failover.model.host_commands import machine_of
 from services.failover.model.receiver import is_cut, reconnected
 from services.failover.model.timelines import History, Milestone
 from services.failover.model.view import (
+    KafkaProgress,
     Node,
     NodeState,
-    Published,
     Reach,
     Subscriber,
     View,
@@ -124,7 +124,7 @@ class Cluster:
         self._publishers = Publishers(self._stranger, self._pool, float(self._timeout_s))
         self.milestones: tuple[tuple[str, Milestone], ...] = ()
         self.unread: tuple[str, ...] = ()
-        self.published: Published | None = None
+        self.published: KafkaProgress | None = None
         self.known_slots: frozenset[str] = frozenset()
         self.promotions: tuple[tuple[str, str], ...] = ()
         self.recorded_at = ""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from schemas.errors import SlotbridgeError
 from schemas.settings import KafkaSettings
 from services.failover.checks.facts import bridge_position
-from services.failover.model.view import Published, View
+from services.failover.model.view import KafkaProgress, View
 
 _DEADLINE_S = 10.0
 KAFKA = "Kafka"
@@ -33,16 +33,16 @@ def with_published(
     return replace(view, published=published, milestones=(*view.milestones, *met))
 
 
-def read_published(kafka: KafkaSettings, slot: str, deadline_s: float) -> Published:
+def read_published(kafka: KafkaSettings, slot: str, deadline_s: float) -> KafkaProgress:
     """Return the slot's last committed progress record, or why it can't be read."""
     from services.kafka.records import last_progress, no_such_topic  # imported late: it is slow
 
     try:
         record = last_progress(kafka, slot, deadline_s=deadline_s)
     except SlotbridgeError as error:
-        return Published() if no_such_topic(error) else Published(problem=str(error))
+        return KafkaProgress() if no_such_topic(error) else KafkaProgress(problem=str(error))
     if record is None:
-        return Published()
+        return KafkaProgress()
     lsn = max(record.end_lsn, record.commit_lsn if record.seq else 0)
     began = max(record.history.values(), default=None) if record.history is not None else None
-    return Published(lsn, lsn, record.system_identifier, record.timeline, began=began)
+    return KafkaProgress(lsn, lsn, record.system_identifier, record.timeline, began=began)

@@ -63,7 +63,7 @@ _JUDGE: LiteralString = """
 """
 
 
-class Published(Exception):
+class PublishesAllTables(Exception):
     """The database publishes all its tables: its subscribers would fail on ours."""
 
 
@@ -89,7 +89,7 @@ def writing(connection: Connection, name: Name) -> Iterator[None]:
     """
     row = connection.execute("SELECT FROM pg_publication WHERE puballtables").fetchone()
     if row is not None:
-        raise Published
+        raise PublishesAllTables
     with connection.transaction():
         connection.execute("SET LOCAL synchronous_commit = local")
         if not _exists(connection, name):

@@ -207,7 +207,7 @@ def _bridge(draft: Draft, node: Node, slot: str, *, fresh: bool) -> list[Blocker
         ]
     if found is not None and not invalid and (fresh or not active(node, slot)):
         if draft.view.bridge_url and not active(node, slot):
-            draft.add(promotion.send(draft.view, node, slot))
+            draft.add(promotion.redirect_bridge(draft.view, node, slot))
         draft.add(promotion.bridge(node, slot))
     return []
 

@@ -267,7 +267,7 @@ def _drain(draft: Draft, old: Node, chosen: Node) -> list[str]:
     if not drained(old, draft.request):
         if old.writable or fencing.early_sessions(draft.view, old):
             draft.add(fencing.fence(old, chosen))
-        draft.add(fencing.mark(old, chosen))
+        draft.add(fencing.write_final_marker(old, chosen))
     final = draft.request.known_final_lsn
     lacking = max(0, final - draft.view.node(chosen.name).received)
     waits = fencing.drain(old, chosen, (), final)
@@ -295,7 +295,7 @@ def _put_down(draft: Draft, old: Node, chosen: Node) -> None:
         if old.name not in draft.request.power_fenced:
             draft.add(fencing.shoot(old, chosen))
     elif old.has_command("stop"):
-        draft.add(fencing.stop(old, chosen))
+        draft.add(fencing.stop_primary(old, chosen))
 
 
 def _at_least(draft: Draft, chosen: Node) -> int | None:

@@ -61,7 +61,7 @@ def _attach(draft: Draft, name: str, primary: str) -> list[Blocker]:
     if node.standby and not diverged:
         missing = _rights(draft, name, primary)
         if not missing and _slot(draft, name, primary):
-            draft.add(effects.follow(node, above))
+            draft.add(effects.follow_primary(node, above))
         return missing
     if not wished:
         return _not_wished(node, primary, diverged=diverged)

@@ -100,7 +100,7 @@ def plan_rollback(view: View, request: Request) -> Plan:
     elif old is not None and old.name not in request.found_writable:
         require_newest_known(view, request, old)
     if old is not None and not old.leading:
-        draft.add(fencing.start(old))
+        draft.add(fencing.start_primary(old))
         return Plan(old.name, f"{old.name} is started again", tuple(draft.steps), ())
     if old is not None and old.fenced:
         draft.add(fencing.unfence(old))
@@ -141,11 +141,11 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
     if old.writable and fencing.behind(view, old, new, slots, ahead):
         draft.add(fencing.settle(old, new, slots, request.lag_bytes_max))
     if old.writable and fencing.replayed(view, new) < new.received:
-        draft.add(fencing.replay(old, new))
+        draft.add(fencing.wait_for_replay(old, new))
     if old.writable or fencing.early_sessions(view, old):
         draft.add(fencing.fence(old, new))
     if request.final_lsn is None:
-        draft.add(fencing.mark(old, new))
+        draft.add(fencing.write_final_marker(old, new))
     final = draft.request.known_final_lsn
     _require_drainable(request, old, new, final)
     waits = request.final_lsn is None or bool(fencing.behind(view, old, new, slots, final))
@@ -157,7 +157,7 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
         if subscriber.usable and moved and not given_up:
             draft.add(subscriptions.disable(subscriber, subscription, new))
     if stops:
-        draft.add(fencing.stop(old, new))
+        draft.add(fencing.stop_primary(old, new))
     told = draft.request
     require_proof(draft.view, told, draft.view.node(new.name))
     draft.add(promotion.promote(new, final, lambda seen: require_promotable(seen, told, new.name)))

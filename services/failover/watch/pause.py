@@ -7,7 +7,7 @@ so that a pause outlives a primary that was lost before a standby had the row.
 from dataclasses import asdict, dataclass
 from typing import cast
 
-from services.failover.observe.own_tables import Published, reading, writing
+from services.failover.observe.own_tables import PublishesAllTables, reading, writing
 from services.postgres.server import Connection
 
 _WRITE = """
@@ -84,6 +84,6 @@ def write_pause(connection: Connection, pause: Pause) -> bool:
         with writing(connection, "watch"):
             values = [pause.paused, pause.at, pause.by, pause.reason, pause.version]
             connection.execute(_WRITE, values)
-    except Published:
+    except PublishesAllTables:
         return False
     return True

@@ -14,7 +14,7 @@ from schemas.shaping import ShapingSettings
 from services.bridge.adoption.forms import key_of, unlike
 from services.bridge.adoption.lists import of_other_case, shaping_of
 from services.bridge.adoption.properties import read_properties
-from services.bridge.adoption.told import Record
+from services.bridge.adoption.told import DebeziumRecord
 from services.postgres.published_tables import PublishedColumn, PublishedTable
 
 MEANT = st.lists(st.sampled_from(["a", "b", "_", "1", ".*"]), min_size=1).map("".join)
@@ -159,7 +159,7 @@ def test_the_bridges_key(
 
 def test_other_forms_are_told() -> None:
     def told(key: Any, value: Any, **kafka: str) -> list[str]:
-        record = Record(
+        record = DebeziumRecord(
             *("p.public.t", 2, 9, 0), None if key is None else json.dumps(key).encode(), value
         )
         settings = KafkaSettings.model_validate(

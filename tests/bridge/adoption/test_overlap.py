@@ -15,7 +15,7 @@ from schemas.errors import OperatorNeeded
 from schemas.events import SETTLED_KEY
 from services.bridge.adoption.overlap import LeftOut
 from services.bridge.adoption.tails import may_be_removed
-from services.bridge.adoption.told import Record, Tails, Transaction, said
+from services.bridge.adoption.told import DebeziumRecord, Tails, Transaction, said
 from services.bridge.events.event import Event
 
 TOPIC, PREFIX = "p.public.t", "p"
@@ -124,11 +124,11 @@ def test_each_key_goes_on_behind_its_last_record(data: st.DataObject) -> None:
         ]
 
 
-def record_of(told: Told, partition: int, offset: int) -> Record:
+def record_of(told: Told, partition: int, offset: int) -> DebeziumRecord:
     change = told.change
     source = {"commit_lsn": 1} if told.ours else {}
     value = None if told.tombstone else value_of(change.xid, change.lsn, change.op, source)
-    return Record(TOPIC, partition, offset, 0, change.key_bytes, value)
+    return DebeziumRecord(TOPIC, partition, offset, 0, change.key_bytes, value)
 
 
 def value_of(
@@ -145,26 +145,26 @@ def event_of(told: Told) -> Event:
     return Event(TOPIC, change.key_bytes, value, None, False, "public.t", 0, change.lsn)
 
 
-def row(xid: int, lsn: int, after: Any) -> tuple[Record, Event]:
+def row(xid: int, lsn: int, after: Any) -> tuple[DebeziumRecord, Event]:
     """A row of a table without a key, as both tell it."""
-    theirs = Record(TOPIC, 0, lsn, 0, None, value_of(xid, lsn, "c", after=after))
+    theirs = DebeziumRecord(TOPIC, 0, lsn, 0, None, value_of(xid, lsn, "c", after=after))
     ours = json.dumps({"op": "c", "before": None, "after": after}).encode()
     return theirs, Event(TOPIC, None, ours, None, False, "public.t", 0, lsn)
 
 
-def flat_row(xid: int, lsn: int, after: Any) -> tuple[Record, Event]:
+def flat_row(xid: int, lsn: int, after: Any) -> tuple[DebeziumRecord, Event]:
     """As `row`, flat."""
     fields = {"__op": "c", "__deleted": "false", "__txId": xid, "__lsn": lsn}
     theirs = json.dumps({**after, **fields, "__source_ts_ms": 0}).encode()
     ours = json.dumps({**fields, "__commit_lsn": 200, "__seq": 0, **after}).encode()
-    return Record(TOPIC, 0, lsn, 0, None, theirs), Event(
+    return DebeziumRecord(TOPIC, 0, lsn, 0, None, theirs), Event(
         TOPIC, None, ours, None, False, "public.t", 0, lsn
     )
 
 
 @pytest.mark.parametrize("row", [row, flat_row])
 def test_rows_without_a_key_are_counted(
-    row: Callable[[int, int, Any], tuple[Record, Event]],
+    row: Callable[[int, int, Any], tuple[DebeziumRecord, Event]],
 ) -> None:
     """Three rows of one LSN, two of them equal: one of these and the other one are there."""
     rows = [row(5, 100, {"a": 1}), row(5, 100, {"a": 1}), row(5, 100, {"a": 2})]
@@ -222,18 +222,18 @@ def test_flat_rows_tell_where_they_stand() -> None:
 def test_other_records_are_refused_and_rows_of_snapshots_are_not() -> None:
     tails = Tails(PREFIX, 0)
     snapshot = value_of(0, 1, "r")
-    tails.take(Record(TOPIC, 0, 0, 0, b"k", snapshot))
+    tails.take(DebeziumRecord(TOPIC, 0, 0, 0, b"k", snapshot))
     assert not tails.last
     for value in (b"x", b"{}", b"[]", value_of(1, 1, "c").replace(b'"p"', b'"q"')):
         with pytest.raises(OperatorNeeded, match="not an event of Debezium"):
-            tails.take(Record(TOPIC, 0, 1, 0, b"k", value))
+            tails.take(DebeziumRecord(TOPIC, 0, 1, 0, b"k", value))
 
 
 def test_heartbeats_of_a_bridge_that_debezium_has_published_are_passed_over() -> None:
     tails = Tails(PREFIX, 0)
     for prefix in ("slotbridge", "mark"):
         value = value_of(7, len(prefix), "m", message={"prefix": prefix, "content": ""})
-        tails.take(Record("p.message", 0, 0, 0, b"k", value))
+        tails.take(DebeziumRecord("p.message", 0, 0, 0, b"k", value))
     assert [*tails.messages] == [("p.message", len("mark"))]
 
 
@@ -256,13 +256,13 @@ def test_a_tombstone_whose_delete_is_gone_is_refused() -> None:
 
 def test_of_older_records_only_their_times_count() -> None:
     tails = Tails(PREFIX, 30_000)
-    tails.look(Record(TOPIC, 0, 0, 0, b"k", b"anything"))
+    tails.look(DebeziumRecord(TOPIC, 0, 0, 0, b"k", b"anything"))
     tails.look(record_of(Told(Change(1, "u", 77, 500)), 0, 1))
     assert not tails.last and tails.samples[TOPIC].offset == 1
     source = {"connector": "postgresql", "name": PREFIX, "ts_ms": 90_000, "txId": 1, "lsn": 1}
     value = json.dumps({"op": "c", "source": source}).encode()
     with pytest.raises(OperatorNeeded, match="50 s"):
-        tails.look(Record(TOPIC, 0, 2, 40_000, b"k", value))
+        tails.look(DebeziumRecord(TOPIC, 0, 2, 40_000, b"k", value))
 
 
 def test_what_retention_may_have_removed() -> None:
@@ -277,6 +277,6 @@ def test_what_retention_may_have_removed() -> None:
 def test_a_clock_that_is_behind_is_refused() -> None:
     source = {"connector": "postgresql", "name": PREFIX, "ts_ms": 90_000, "txId": 1, "lsn": 1}
     value = json.dumps({"op": "c", "source": source}).encode()
-    Tails(PREFIX, 60_000).take(Record(TOPIC, 0, 0, 40_000, b"k", value))
+    Tails(PREFIX, 60_000).take(DebeziumRecord(TOPIC, 0, 0, 40_000, b"k", value))
     with pytest.raises(OperatorNeeded, match="50 s"):
-        Tails(PREFIX, 30_000).take(Record(TOPIC, 0, 0, 40_000, b"k", value))
+        Tails(PREFIX, 30_000).take(DebeziumRecord(TOPIC, 0, 0, 40_000, b"k", value))

@@ -7,7 +7,7 @@ import pytest
 from psycopg import sql
 
 from services.postgres.publications import published_columns
-from services.testbed.pair import alter_system
+from services.testbed.pair import set_parameter
 from tests.bridge.evidence.ground import DBNAME, Ground, compare, insert, sessions_after
 from tests.bridge.evidence.test_rounds import assert_nothing_lost_or_twice
 from tests.providers.databases import connect
@@ -41,7 +41,7 @@ def test_a_commit_that_waits_for_the_bridge_with_its_lock(ground: Ground) -> Non
         insert(connection, 10)
         bridge.caught_up()
         bridge.kill()
-        alter_system(server, "synchronous_standby_names", f'"slotbridge_{bridge.slot}"')
+        set_parameter(server, "synchronous_standby_names", f'"slotbridge_{bridge.slot}"')
         truncate = threading.Thread(target=_truncate, args=[server.conninfo(DBNAME)])
         truncate.start()
         query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -51,7 +51,7 @@ def test_a_commit_that_waits_for_the_bridge_with_its_lock(ground: Ground) -> Non
         assert not truncate.is_alive()
         insert(connection, 10)
         eventually(lambda: any(e["op"] == "t" for e in bridge.events("t")), what="it is told")
-        alter_system(server, "synchronous_standby_names", "")
+        set_parameter(server, "synchronous_standby_names", "")
     assert bridge.stop() == 0, bridge.output
 
 
@@ -65,7 +65,7 @@ def test_a_commit_that_waits_returns_only_when_kafka_has_it(ground: Ground, leve
     """At each level of synchronous_commit that waits for a standby at all."""
     server = ground.server()
     bridge = ground.bridge(server, transaction_timeout_ms=60_000).start().streaming()
-    alter_system(server, "synchronous_standby_names", f'"slotbridge_{bridge.slot}"')
+    set_parameter(server, "synchronous_standby_names", f'"slotbridge_{bridge.slot}"')
     with connect(server, DBNAME) as connection:
         connection.execute(f"SET synchronous_commit = {level}".encode())
         eventually(lambda: bridge.progress()[-1].ahead_lsn > 0, what="commits wait for it")
@@ -85,7 +85,7 @@ def test_a_commit_that_waits_returns_only_when_kafka_has_it(ground: Ground, leve
             ground.broker.resume()
         assert returned.wait(30)
         writer.join(30)
-        alter_system(server, "synchronous_standby_names", "")
+        set_parameter(server, "synchronous_standby_names", "")
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     assert_nothing_lost_or_twice(compare(server, bridge))

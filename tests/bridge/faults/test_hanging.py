@@ -19,7 +19,7 @@ from services.bridge.failpoints import VARIABLE
 from services.bridge.recovery import hanging_transactions
 from services.bridge.sink.topics import Topics
 from services.testbed.kafka import KafkaBroker
-from services.testbed.pair import alter_system
+from services.testbed.pair import set_parameter
 from tests.bridge.conftest import NewBridge
 from tests.bridge.faults.following import begin_following, commit_following
 from tests.bridge.faults.load import Load, assert_intact, await_session
@@ -183,12 +183,12 @@ def test_where_commits_wait_the_slot_tells_it_too(
     with psycopg.connect(pair.primary.conninfo(), autocommit=True) as connection:
         before = connection.execute("SHOW synchronous_standby_names").fetchone()
     assert before is not None
-    alter_system(pair.primary, "synchronous_standby_names", f'"slotbridge_{bridge.slot}"')
+    set_parameter(pair.primary, "synchronous_standby_names", f'"slotbridge_{bridge.slot}"')
     try:
         eventually(lambda: bridge.progress()[-1].ahead_lsn > 0, what="commits wait for it")
         bridge.kill()
     finally:
-        alter_system(pair.primary, "synchronous_standby_names", before[0])
+        set_parameter(pair.primary, "synchronous_standby_names", before[0])
     announced = bridge.progress()[-1].ahead_lsn
     since_ms = commit_once(bridge, load)
     end_lsn = bridge.progress()[-1].end_lsn

@@ -10,7 +10,7 @@ from confluent_kafka.cimpl import NewTopic
 from schemas.settings import KafkaSettings
 from services.bridge.sink import leader_epochs
 from services.bridge.sink.leader_epochs import cut_off, end_of_epoch
-from services.bridge.sink.offsets import End, Partition
+from services.bridge.sink.offsets import Partition, PartitionEnd
 from services.testbed.kafka import KafkaBroker
 from tests.bridge.faults.test_lost_records import cut_tail
 from tests.providers.proxy import Proxy
@@ -54,7 +54,7 @@ def test_a_leader_that_is_not_heard_is_no_answer(
     sought: list[Partition] = []
     seek = leader_epochs._seek
 
-    def then_stall(consumer: Consumer, place: Partition, end: End) -> bool:
+    def then_stall(consumer: Consumer, place: Partition, end: PartitionEnd) -> bool:
         if not seek(consumer, place, end):
             return False
         to_kafka.stall("to_client")
@@ -120,8 +120,8 @@ def write(broker: KafkaBroker, topic: str) -> None:
             eventually(lambda: producer.flush(10) == 0, what="it is written", timeout_s=120)
 
 
-def noted(topic: str, epoch: int = 0) -> dict[Partition, End]:
-    return {(topic, number): End(RECORDS, epoch) for number in range(PARTITIONS)}
+def noted(topic: str, epoch: int = 0) -> dict[Partition, PartitionEnd]:
+    return {(topic, number): PartitionEnd(RECORDS, epoch) for number in range(PARTITIONS)}
 
 
 def through(proxy: Proxy) -> KafkaSettings:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.testbed.bed import Bed
-from services.testbed.pair import clone, follow
+from services.testbed.pair import clone, make_standby
 from services.testbed.postgres import PostgresServer
 from tests.failover.check.examining import (
     Examiner,
@@ -197,7 +197,7 @@ def test_standby_of_a_standby(
     assert "c is a standby of the standby b" in examiner.run("--standby", "c").out
     tell(trio.primary, "SELECT pg_create_physical_replication_slot('standby_2', true)")
     assert isinstance(trio.primary, PostgresServer)
-    follow(trio.primary, cascade, slot="standby_2", dbname="postgres")
+    make_standby(trio.primary, cascade, slot="standby_2", dbname="postgres")
     cascade.restart()
     set_on(trio.primary, synchronized_standby_slots="standby_1, standby_2")
     tell(trio.standby, "SELECT pg_drop_replication_slot('standby_2')")
@@ -223,7 +223,7 @@ def test_a_former_primary_with_its_own_slots(local_trio: NewTrio, tmp_path: Path
         new, "SELECT pg_promote()", "SELECT pg_create_physical_replication_slot('standby_a', true)"
     )
     set_on(new, synchronized_standby_slots="standby_a")
-    follow(new, old, slot="standby_a", dbname="postgres")
+    make_standby(new, old, slot="standby_a", dbname="postgres")
     set_auto(old, "synchronized_standby_slots", "standby_1, gone")
     old.start()
     conninfo = new.conninfo(trio.dbname)

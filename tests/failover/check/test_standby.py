@@ -9,7 +9,7 @@ from schemas.lsn import parse_lsn
 from services.failover.checks.check_report import check_up
 from services.failover.checks.remedies import order
 from services.failover.cli.options import settings_of
-from services.failover.execute.fix import Fixes, fixes_of, perform, repair
+from services.failover.execute.fix import Fixes, fixes_of, perform_orders, repair
 from services.failover.execute.history import unfinished
 from services.failover.execute.journal import BEGIN, DONE, END, FIX, Entry, Journal
 from services.failover.execute.lock import locked
@@ -166,7 +166,7 @@ def test_a_standby_that_was_left_cut_off(sound: Examiner, tmp_path: Path) -> Non
         view = cluster.survey()
         orders = [o for o in fixes_of(check_up(view)).orders if "primary_conninfo" in str(o)]
         with locked(cluster, view, "postgres", None) as lock:
-            perform(cluster, orders, lock, Journal(None, cluster, "postgres", FIX))
+            perform_orders(cluster, orders, lock, Journal(None, cluster, "postgres", FIX))
     after = ask(standby, "SHOW primary_conninfo")
     assert "password='hush'" in after
     assert "slotfailover-cut" not in after
@@ -310,11 +310,11 @@ def test_fix_changes_nothing_while_another_command_is_at_work(
         orders = (order("b", "SELECT 1"), order("b", "ALTER SYSTEM RESET hot_standby_feedback"))
         with locked(cluster, cluster.observe(), "postgres", None) as lock:
             tell(primary, "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE " + HELD)
-            perform(cluster, orders[:1], lock, journal)  # one that was lost is taken again
+            perform_orders(cluster, orders[:1], lock, journal)  # one that was lost is taken again
             tell(standby, "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE " + HELD)
             with connect(standby) as rival, pytest.raises(Retryable) as refusal:
                 rival.execute("SELECT pg_advisory_lock(%s)", [COMMAND_LOCK])
-                perform(cluster, orders, lock, journal)
+                perform_orders(cluster, orders, lock, journal)
             assert refusal.value.exit_code is ExitCode.LOCKED
         assert ask(standby, "SHOW hot_standby_feedback") == "off"
     assert sound.fix().code == 0

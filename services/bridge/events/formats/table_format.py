@@ -22,7 +22,7 @@ from services.bridge.events.formats import connect, json_schema, wire
 from services.bridge.events.formats.connect import Schema
 from services.bridge.events.formats.strict_encoders import FiniteEncoders, StrictEncoders
 from services.bridge.events.formats.type_schemas import column_schema
-from services.bridge.events.shaping.tables import Plan
+from services.bridge.events.shaping.tables import TableShaping
 from services.bridge.events.values.encoders import Encoders
 
 Serialize = Callable[[str], bytes]
@@ -96,7 +96,7 @@ class Formats:
         self._naming = naming
         self._encoders = encoders
 
-    def of(self, plan: Plan) -> TableFormat:
+    def of(self, plan: TableShaping) -> TableFormat:
         """Return the format of a relation's records, as the relation is planned."""
         if self._key == self._value == "json" or not plan.published:
             return PLAIN

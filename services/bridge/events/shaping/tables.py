@@ -21,7 +21,7 @@ _ALL: Final = frozenset("cudt")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TableShaping:
     """How one relation is published.
 
     `relation` has the published columns alone, masked ones as text; `source_indexes` tells where
@@ -75,14 +75,14 @@ class Shaping:
         columns = tuple(replace(column, key=column.name in key) for column in relation.columns)
         return replace(relation, columns=columns)
 
-    def plan(self, relation: Relation) -> Plan:
+    def plan(self, relation: Relation) -> TableShaping:
         """Return how `relation`, with its key, is published.
 
         Raise SettingsError when a key column would be left out or would lose its identity.
         """
         schema, table = relation.schema, relation.table
         if not self.naming.included(schema, table):
-            return Plan(relation, TableTopic("", False), skipped=_ALL)
+            return TableShaping(relation, TableTopic("", False), skipped=_ALL)
         outbox = self._settings.outbox
         skipped = frozenset(
             operation
@@ -92,7 +92,7 @@ class Shaping:
         )
         if outbox is not None and table_matches(outbox.table, schema, table):
             reader = Outbox(outbox, self.naming, relation)
-            return Plan(relation, TableTopic("", False), skipped=skipped, outbox=reader)
+            return TableShaping(relation, TableTopic("", False), skipped=skipped, outbox=reader)
         kept = tuple(
             source_index
             for source_index, column in enumerate(relation.columns)
@@ -108,7 +108,7 @@ class Shaping:
         columns = tuple(_masked(relation.columns[source_index], masks) for source_index in kept)
         if flat is not None:
             _check_fields(relation, columns, flat)
-        return Plan(
+        return TableShaping(
             replace(relation, columns=columns),
             self.naming.table(schema, table),
             source_indexes=None if len(kept) == len(relation.columns) else kept,

@@ -40,7 +40,7 @@ def checkpoint(old: Node, new: Node) -> Step:
     )
 
 
-def replay(old: Node, new: Node) -> Step:
+def wait_for_replay(old: Node, new: Node) -> Step:
     """Wait, while writes go on, until nothing holds up the standby's replay.
 
     A query there can, for max_standby_streaming_delay: a promotion would wait for it.
@@ -111,7 +111,7 @@ def fence(old: Node, new: Node) -> Step:
     )
 
 
-def mark(old: Node, new: Node) -> Step:
+def write_final_marker(old: Node, new: Node) -> Step:
     """Write a last message, and note the position after it: the final LSN."""
     sql = statements.marker(f"the last of {old.name}")
     return Step(
@@ -150,7 +150,7 @@ def drain(old: Node, new: Node, slots: tuple[str, ...], lsn: int) -> Step:
     )
 
 
-def stop(old: Node, new: Node) -> Step:
+def stop_primary(old: Node, new: Node) -> Step:
     """Stop the fenced primary in order, so that it need not be rewound."""
     command = old.known_machine.command("stop", role="standby", **names_of(new))
     return _on_machine(
@@ -176,7 +176,7 @@ def shoot(old: Node, new: Node) -> Step:
     )
 
 
-def start(old: Node) -> Step:
+def start_primary(old: Node) -> Step:
     """Start a primary that was stopped for a switchover that does not go on."""
     command = old.known_machine.command("start", role="primary", **names_of(old))
     return Step(

@@ -104,7 +104,7 @@ def label(node: Node, primary: Node) -> Step:
     )
 
 
-def send(view: View, node: Node, slot: str) -> Step:
+def redirect_bridge(view: View, node: Node, slot: str) -> Step:
     """Tell the bridge where the new primary is: its address first, then the other nodes'."""
     others = (other.address for other in view.nodes if other.name != node.name)
     conninfo = at_any((node.address, *others)).text

@@ -51,7 +51,7 @@ def slot(primary: Node, name: str) -> Step:
     )
 
 
-def follow(standby: Node, primary: Node) -> Step:
+def follow_primary(standby: Node, primary: Node) -> Step:
     """Let another standby stream from the new primary."""
     name = slot_of(standby)
     given = standby.state.upstream if standby.state is not None else None

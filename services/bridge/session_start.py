@@ -49,8 +49,8 @@ from services.bridge.sink.dead_letters import Refused
 from services.bridge.sink.group_commit import GroupCommit
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
-from services.bridge.snapshot.opening import open_snapshot
 from services.bridge.snapshot.progress import Owner
+from services.bridge.snapshot.session_snapshot import open_snapshot
 from services.bridge.snapshot.slot_creation import beginning_event, beginning_forgotten, make_slot
 from services.bridge.snapshot.snapshotter import Snapshotter
 from services.bridge.source.database import Primary
