@@ -29,8 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-Config = Annotated[Path, typer.Option("--config", help="The YAML file of all services.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON lines on stdout, for machines.")]
+Config = Annotated[Path, typer.Option("--config", help="YAML configuration file.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON lines on stdout.")]
 
 
 @app.callback()
@@ -52,7 +52,8 @@ def run(
         typer.Option(min=0.1, help="Stop once nothing has arrived for this many seconds."),
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Stop once all is there that Kafka has at the start.")
+        bool,
+        typer.Option("--once", help="Stop once the tables have all that Kafka has at the start."),
     ] = False,
 ) -> None:
     """Keep the tables current with the topics, until SIGTERM or SIGINT."""
@@ -90,7 +91,10 @@ def verify(
         bool, typer.Option("--examples", help="Show up to 5 keys of rows that differ.")
     ] = False,
     as_of: Annotated[
-        str, typer.Option(help="LSN of an epoch: compare its tables with Kafka's events.")
+        str,
+        typer.Option(
+            help="Compare the tables as of the last epoch up to this LSN with Kafka's events."
+        ),
     ] = "",
 ) -> None:
     """Compare each table with its source at rest, or as of an LSN with Kafka's events.
@@ -159,7 +163,7 @@ def epochs(config: Config, as_json: Json = False) -> None:
 @app.command()
 def tag(
     config: Config,
-    as_of: Annotated[str, typer.Option(help="LSN: take the last epoch up to it.")],
+    as_of: Annotated[str, typer.Option(help="Take the last epoch up to this LSN.")],
     as_json: Json = False,
 ) -> None:
     """Tag one epoch in all tables, to join them by one name. `run` may run meanwhile."""

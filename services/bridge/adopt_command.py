@@ -44,10 +44,12 @@ WorkerFile = Annotated[
 ]
 IgnoredKeys = Annotated[
     list[str] | None,
-    typer.Option("--ignore", help="Key of the connector that is not looked at; repeatable."),
+    typer.Option("--ignore", help="Key of the connector's configuration to ignore; repeatable."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would be done; change nothing.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document on stdout.")]
 
 
@@ -56,7 +58,8 @@ def adopt(
     worker: WorkerFile = None,
     config: Annotated[Path | None, ConfigOption] = None,
     write: Annotated[
-        Path | None, typer.Option(help="Write the settings that the connector calls for, and end.")
+        Path | None,
+        typer.Option(help="Write the connector's configuration as settings to this file, and end."),
     ] = None,
     ignore: IgnoredKeys = None,
     yes: Yes = False,
@@ -65,12 +68,12 @@ def adopt(
         bool,
         typer.Option(
             "--publish-lacking",
-            help="Publish also what Kafka lacks though Debezium's offset says that it is there.",
+            help="Publish events that Kafka lacks although Debezium's offset covers them.",
         ),
     ] = False,
     clock_margin_s: Annotated[
         int,
-        typer.Option(min=1, help="How far the clocks of database and Kafka may differ, seconds."),
+        typer.Option(min=1, help="Seconds by which the clocks of database and Kafka may differ."),
     ] = 60,
     json: Json = False,
 ) -> None:

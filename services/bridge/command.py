@@ -106,11 +106,9 @@ def status(
     json: Annotated[
         bool, typer.Option("--json", help="Answer with one JSON document on stdout.")
     ] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C.")] = False,
     every_s: Annotated[
-        float, typer.Option(min=0.5, help="With --watch: seconds between two looks.")
+        float, typer.Option(min=0.5, help="With --watch: seconds between two reports.")
     ] = 2.0,
 ) -> None:
     """Show the positions of bridge, slots and Kafka, and undecided prepared transactions.
@@ -150,10 +148,10 @@ def tail(
     config: ConfigFile,
     topic: Annotated[
         list[str] | None,
-        typer.Option(help="Topic to read, whole name; repeatable. Without: all of the prefix."),
+        typer.Option(help="Full name of a topic to read; repeatable. Default: all of the prefix."),
     ] = None,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="Also what is there already.")
+        bool, typer.Option("--from-beginning", help="Begin with the first record, not at the end.")
     ] = False,
     count: Annotated[int, typer.Option(min=0, help="End after this many records; 0: never.")] = 0,
     idle_s: Annotated[
@@ -187,8 +185,10 @@ def tail(
 @app.command()
 def teardown(
     config: ConfigFile,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed; change nothing.")
+    ] = False,
     publication: Annotated[
         bool, typer.Option("--publication", help="Also drop the publication.")
     ] = False,
@@ -238,7 +238,8 @@ def demo(
         int, typer.Option(min=2, help="Seconds of load before the kill; half as many after it.")
     ] = 20,
     plant: Annotated[
-        list[str] | None, typer.Option(hidden=True, help="loss, duplicate: damage Kafka's copy.")
+        list[str] | None,
+        typer.Option(hidden=True, help="Damage Kafka's copy on purpose: loss or duplicate."),
     ] = None,
 ) -> None:
     """Run everything on this machine, kill the primary under load, fail over, and compare.

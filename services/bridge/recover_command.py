@@ -28,13 +28,13 @@ _NOTHING: Final = "nothing to recover: the bridge can start as it is"
 
 def recover(
     config: Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run",
-            help="Only say what is wrong, and what would be done. The bridge's own topics are made "
-            "where they are missing, as at any start.",
+            help="Print what is wrong and what would be done. Only missing topics of the bridge "
+            "are created, as at any start.",
         ),
     ] = False,
     without: Annotated[
@@ -43,13 +43,13 @@ def recover(
     ] = None,
     accept_system_identifier: Annotated[
         str,
-        typer.Option(help="Go on with the database of this system identifier, another than before"),
+        typer.Option(
+            help="Accept that the database is another cluster, with this system identifier."
+        ),
     ] = "",
     force: Annotated[
         bool,
-        typer.Option(
-            "--force", help="Also where nothing keeps the bridge from starting: compare all again."
-        ),
+        typer.Option("--force", help="Compare and repair even if the bridge could start as it is."),
     ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Answer with the RecoveryRecord on stdout.")

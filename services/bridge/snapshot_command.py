@@ -20,9 +20,11 @@ from services.bridge.snapshot.table_state import FINISHED, state
 from services.bridge.snapshot_bars import Bars
 from services.runtime.process import configure_logging, exit_codes, stop_on_signals
 
-snapshot = typer.Typer(help="Rows that were in the tables before the bridge.", no_args_is_help=True)
+snapshot = typer.Typer(
+    help="Show and control snapshots: rows older than the slot.", no_args_is_help=True
+)
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
-Tables = Annotated[list[str] | None, typer.Argument(help="schema.table; none: all.")]
+Tables = Annotated[list[str] | None, typer.Argument(help="Tables as schema.table; default: all.")]
 
 
 @snapshot.command()
@@ -32,10 +34,10 @@ def status(
         bool, typer.Option("--json", help="Answer with one JSON document on stdout.")
     ] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Look again and again, until all is done, or Ctrl-C.")
+        bool, typer.Option("--watch", help="Repeat until all rows are read, or Ctrl-C.")
     ] = False,
     every_s: Annotated[
-        float, typer.Option(min=0.5, help="With --watch: seconds between two looks.")
+        float, typer.Option(min=0.5, help="With --watch: seconds between two reports.")
     ] = 2.0,
 ) -> None:
     """Show how much of each table's rows is in Kafka. Needs no bridge and no PostgreSQL.
@@ -127,7 +129,9 @@ def _look(topics: Topics, slot: str) -> _Seen:
 @snapshot.command()
 def start(
     config: ConfigFile,
-    tables: Annotated[list[str], typer.Argument(help="schema.table (`*`: any characters).")],
+    tables: Annotated[
+        list[str], typer.Argument(help="Tables as schema.table; `*` stands for any characters.")
+    ],
     where: Annotated[str, typer.Option(help="An SQL condition for the rows of these tables.")] = "",
 ) -> None:
     """Ask the bridge for the rows of tables, from the beginning, beside their changes."""

@@ -33,7 +33,7 @@ def open_spans(tracing: TracingSettings, service: str, outcomes: "Counter") -> "
     for name, value in _ONLY.items():
         if os.environ.get(name, value) not in ("", value):
             raise SettingsError(
-                f"{name} is {os.environ[name]}, and traces go only by {value}",
+                f"{name} is {os.environ[name]}, but only {value} is supported",
                 operation="begin tracing",
                 hint=f"set it to {value}, or tracing.enabled to false",
             )
@@ -49,5 +49,5 @@ def open_spans(tracing: TracingSettings, service: str, outcomes: "Counter") -> "
         return Spans(service, outcomes)
     except ValueError as error:
         raise SettingsError(
-            f"a variable OTEL_* has a value that does not go: {error}", operation="begin tracing"
+            f"a variable OTEL_* has an invalid value: {error}", operation="begin tracing"
         ) from error

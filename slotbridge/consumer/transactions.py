@@ -240,7 +240,7 @@ class Transactions:
         end = self._assembly.first
         lacking = ", ".join(self._assembly.lacking())
         return Retryable(
-            f"Kafka does not bring all events of {lacking} within {self._patience_s:.0f} s",
+            f"Kafka did not deliver all events of {lacking} within {self._patience_s:.0f} s",
             operation=OPERATION,
             subject=f"prefix {self._prefix}",
             lsn=end.commit_lsn if end is not None else None,
@@ -267,7 +267,7 @@ def _parsed(value: bytes | str, topic: str, number: int, offset: int) -> Any:
 
 def _flat(at: Partition, offset: int) -> BadInput:
     return BadInput(
-        "the record is a flat row: it does not tell what whole transactions need",
+        "the record is a flat row, which lacks what whole transactions need",
         operation=OPERATION,
         subject=f"{at[0]}[{at[1]}]@{offset}",
         hint="leave the table out of the bridge's shaping.flat.tables, or name the tables to read, "

@@ -273,7 +273,7 @@ class EpochRunner:
             shapes = list(self._shapes.upto(name, cut.commit_lsn))
             if not shapes:
                 raise OperatorNeeded(
-                    f"{self._shapes.topic} does not know the table",
+                    f"{self._shapes.topic} has no schema event of the table",
                     operation="read table shapes",
                     subject=name,
                     lsn=cut.commit_lsn,

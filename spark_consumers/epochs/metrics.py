@@ -35,7 +35,10 @@ class Metrics:
             registry=self.registry,
         )
         build.labels(version(), platform.python_version()).set(1)
-        lag = self._gauge("lag_seconds", "Age of the oldest transaction that the tables lack.")
+        lag = self._gauge(
+            "lag_seconds",
+            "Seconds since the commit of the oldest transaction that the tables lack.",
+        )
         lag.set_function(self._lag_seconds)
         self._seconds = Histogram(
             "slottables_epoch_seconds",

@@ -23,7 +23,7 @@ class Divergences:
             found = self._following.parsed(record, DivergenceRecord)
             raise OperatorNeeded(
                 f"Kafka has {found.count} transactions of timeline {found.lost_timeline} that the "
-                "database lost at a failover: tables made of these topics would have them",
+                "database lost at a failover: tables made of these topics would contain them",
                 operation="read transactions",
                 subject=self._following.topic,
                 lsn=found.switch_lsn,

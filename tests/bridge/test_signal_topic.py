@@ -88,7 +88,7 @@ def test_rows_are_asked_for_by_records_and_by_command(
     assert fold(bridge, "t").reads.total() == 200 + ROWS
     bridge.start().streaming()
     bridge.caught_up()
-    assert bridge.output.count("a signal came") == 2, "a signal was heard again"
+    assert bridge.output.count("received a signal") == 2, "a signal was heard again"
     assert bridge.stop() == 0, bridge.output
     assert_folds(bridge, conninfo)
 
@@ -149,7 +149,7 @@ def test_paused_resumed_and_stopped(
     bridge = new_bridge(conninfo, snapshot=settings).start().streaming()
     eventually(lambda: chunks(bridge) > 3, what="chunks are read")
     send(bridge, "pause")
-    eventually(lambda: bridge.output.count("a signal came") == 1, what="the pause is heard")
+    eventually(lambda: bridge.output.count("received a signal") == 1, what="the pause is heard")
     bridge.caught_up()
     paused = chunks(bridge)
     assert bridge.stop() == 0
@@ -159,7 +159,7 @@ def test_paused_resumed_and_stopped(
     send(bridge, "resume")
     eventually(lambda: chunks(bridge) > paused + 3, what="chunks are read")
     send(bridge, "stop", NAMES)
-    eventually(lambda: bridge.output.count("a signal came") == 3, what="the stop is heard")
+    eventually(lambda: bridge.output.count("received a signal") == 3, what="the stop is heard")
     bridge.caught_up()
     stopped = fold(bridge, "t").reads.total()
     assert stopped < ROWS, "the stop is too late"
@@ -220,7 +220,7 @@ def test_a_failover_in_the_middle_of_what_was_asked(
     assert bridge.stop() == 0, bridge.output
     assert_folds(bridge, standby)
     assert max(fold(bridge, "t").reads.values()) == 1, "a row was read twice"
-    assert bridge.output.count("a signal came") == 1
+    assert bridge.output.count("received a signal") == 1
 
 
 def test_signals_of_a_topic_that_was_made_again_are_passed_over(
@@ -253,7 +253,7 @@ def test_signals_of_a_topic_that_was_made_again_are_passed_over(
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     assert bridge.output.count("not judged: whether the records of the signal topic") == 1
-    assert bridge.output.count("a signal came") == 2
+    assert bridge.output.count("received a signal") == 2
 
 
 def made(admin: AdminClient, name: str) -> bool:
@@ -284,7 +284,7 @@ def test_a_position_beyond_the_end_obeys_nothing_again(
     bridge.start().streaming()
     bridge.caught_up()
     assert "the topic has lost its end" in bridge.output
-    assert bridge.output.count("a signal came") == 1
+    assert bridge.output.count("received a signal") == 1
     send(bridge, "execute", NAMES)
     done(bridge, times=2)
     assert bridge.stop() == 0, bridge.output

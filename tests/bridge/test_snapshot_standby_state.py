@@ -42,7 +42,7 @@ PRIMARY = Server(
 
 def test_a_standby_beyond_what_the_primary_has_written_is_another_servers() -> None:
     require_written(100, 100, "s")
-    with pytest.raises(OperatorNeeded, match="replays another server's") as seen:
+    with pytest.raises(OperatorNeeded, match="replays the WAL of another server") as seen:
         require_written(101, 100, "s")
     assert seen.value.exit_code is ExitCode.WRONG_DATABASE
 

@@ -133,7 +133,7 @@ def test_a_commit_that_waits_for_another_standby_is_not_taken_back(
         bridge.kill()
         reader = new_bridge(conninfo, **slow, snapshot=INITIAL).start().streaming()
         eventually(
-            lambda: DONE in reader.output or "a chunk is read later" in reader.output,
+            lambda: DONE in reader.output or "postponed a chunk" in reader.output,
             what="it is waited for",
         )
     finally:

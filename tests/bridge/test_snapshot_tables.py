@@ -252,7 +252,7 @@ def test_a_locked_table_does_not_hold_the_stream(conninfo: str, new_bridge: NewB
         bridge.start().streaming()
         run(conninfo, "INSERT INTO other VALUES (1)")
         bridge.caught_up()
-        eventually(lambda: "a chunk is read later" in bridge.output, what="it is postponed")
+        eventually(lambda: "postponed a chunk" in bridge.output, what="it is postponed")
         run(conninfo, "INSERT INTO other VALUES (2)")
         bridge.caught_up()
         assert len(values(bridge, "other", "c")) == 2

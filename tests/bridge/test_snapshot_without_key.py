@@ -358,7 +358,7 @@ def test_rows_are_filtered_and_asked_for_once(conninfo: str, new_bridge: NewBrid
         bridge.caught_up()
         if number == 0:
             done(bridge)
-    eventually(lambda: bridge.output.count("a signal came") == 2, what="both are heard")
+    eventually(lambda: bridge.output.count("received a signal") == 2, what="both are heard")
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
     rows = [event["after"]["n"] for event in bridge.events("log")]

@@ -186,7 +186,7 @@ def test_a_value_that_does_not_go_is_told(
     outcomes: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "1")
-    with pytest.raises(SettingsError, match="a variable OTEL_\\* has a value that does not go"):
+    with pytest.raises(SettingsError, match="a variable OTEL_\\* has an invalid value"):
         open_spans(TracingSettings(enabled=True), "test", outcomes)
 
 

@@ -38,7 +38,7 @@ class ConnectOffsets:
         self._file = Path(connector.offsets_file) if connector.offsets_file else None
         if bool(connector.offsets_topic) == (self._file is not None):
             raise SettingsError(
-                "it is not said where Kafka Connect keeps the connector's offset",
+                "the options do not say where Kafka Connect keeps the connector's offset",
                 operation=OPERATION,
                 subject=f"connector {connector.name}",
                 hint="give the worker's properties by --worker (offset.storage.topic or "

@@ -65,8 +65,8 @@ def read_tails(
             config = topics.config_of(topic)
             if low and start <= low and (low < end or may_be_removed(config, since_ms)):
                 raise OperatorNeeded(
-                    f"Kafka has removed records before offset {low}: it is not known what the "
-                    "topic had of the changes that the slot decodes again",
+                    f"Kafka has removed records before offset {low}: nobody can tell which of "
+                    "the changes that the slot decodes again the topic had",
                     operation=OPERATION,
                     subject=f"{topic}[{partition}]",
                     hint="let Debezium run until its slot is near the end of the WAL, stop it, "

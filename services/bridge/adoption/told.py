@@ -266,8 +266,8 @@ class Tails:
         for lsn, where in sorted(lost, reverse=True)[:1]:
             if lsn > slot_lsn:
                 raise OperatorNeeded(
-                    f"{where} is of a change that the slot does not decode: another database, or a "
-                    "failover has lost it",
+                    f"{where} is of a change that the slot does not decode: the database is "
+                    "another, or a failover has lost it",
                     operation=OPERATION,
                     lsn=lsn,
                     hint="check source.conninfo and source.publication; else begin with a new slot "
@@ -292,7 +292,7 @@ class Beyond(NamedTuple):
 
 def _compacted(record: DebeziumRecord) -> OperatorNeeded:
     return OperatorNeeded(
-        "the delete before this record without a value is gone: the topic was compacted, or "
+        "the delete event before this tombstone is gone: the topic was compacted, or "
         "another program has written it",
         operation=OPERATION,
         subject=record.where,

@@ -308,7 +308,7 @@ class GroupCommit:
             reach("between parts")
         if self._producer.done:
             raise RefusalLearned(
-                "refused records are known now: full batches again",
+                "the refused records are known: full batches again",
                 operation="stream",
                 subject=self._subject,
             )

@@ -74,7 +74,7 @@ class Narration:
         """Tell that a chunk could not be had now."""
         metrics.SNAPSHOT_POSTPONED.inc()
         if self._is_time("reason"):
-            logger.info("a chunk is read later", table=table.shape.name, reason=str(reason))
+            logger.info("postponed a chunk", table=table.shape.name, reason=str(reason))
 
     def waits(self, reason: NotNow) -> None:
         """Tell that nothing can be begun now."""

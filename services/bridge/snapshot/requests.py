@@ -107,7 +107,7 @@ def check_signal(signal: Signal) -> None:
         requests(signal, "", 0, Stamp(0, 0, 0, 0, 0), 0)
     except BadSignal as error:
         raise SettingsError(
-            f"this asks for nothing that is known: {error}",
+            f"the signal is not understood: {error}",
             operation="send a signal",
             hint="name tables as schema.table, and one SQL condition without `;`",
         ) from error

@@ -99,7 +99,7 @@ class Signals:
         self, batch: EventBatch, asked: list[SnapshotRequest], others: list[Event]
     ) -> EventBatch:
         for one in asked:
-            logger.info("a signal came", id=one.id, type=one.type, tables=one.tables)
+            logger.info("received a signal", id=one.id, type=one.type, tables=one.tables)
         self.requests += asked
         records = [*(request_event(self._prefix, one) for one in asked), *others]
         staging, size = [*batch.staging, *records], batch.bytes + size_of(records)

@@ -86,7 +86,7 @@ def require_written(replayed: int, written: int, name: str) -> None:
     if replayed > written:
         raise OperatorNeeded(
             f"{name} has replayed the WAL up to {format_lsn(replayed)}, the primary has written "
-            f"it up to {format_lsn(written)}: it replays another server's",
+            f"it up to {format_lsn(written)}: it replays the WAL of another server",
             operation=_OPERATION,
             subject=name,
             hint="name a standby of the primary in snapshot.conninfo, and build that one anew if "

@@ -54,7 +54,9 @@ def check(
     """Say of every slot whether it would survive the loss of the primary now, or why not."""
     with output.as_plugin() if nagios else exit_codes(as_json=as_json):
         if nagios and (as_json or fix):
-            raise SettingsError("--nagios goes with neither --json nor --fix", operation="check")
+            raise SettingsError(
+                "--nagios can't be combined with --json or --fix", operation="check"
+            )
         settings, bridge = settings_of(config)
         kafka = bridge.kafka if bridge is not None else None
         slot = bridge.slot if bridge is not None else None

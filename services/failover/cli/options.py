@@ -8,7 +8,7 @@ import typer
 from schemas.settings import FailoverSettings, load_settings, require
 from services.failover.observe.bridge_client import Bridge, bridge_of
 
-Config = Annotated[Path, typer.Option("--config", help="The YAML file of settings.")]
+Config = Annotated[Path, typer.Option("--config", help="YAML configuration file.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document on stdout.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 DryRun = Annotated[
@@ -33,8 +33,8 @@ RequireSubscribers = Annotated[
     bool,
     typer.Option(
         "--require-subscribers",
-        help="Refuse while a subscription would be left behind, as its subscriber gives no answer, "
-        "say. Without it, a later run moves it.",
+        help="Refuse while a subscription would be left behind, for example because its "
+        "subscriber gives no answer. Without it, a later run moves the subscription.",
     ),
 ]
 AcceptLoss = Annotated[

@@ -143,8 +143,8 @@ def require_replaying(view: View, node: Node) -> None:
     if node.state is not None and node.replay_paused:
         others = ", ".join(n.name for n in view.standbys if n is not node) or "none"
         raise OperatorNeeded(
-            f"replay is {node.state.replication.replay_pause} on {node.name}: where its limits are "
-            "lower than the primary's, it could never be promoted",
+            f"replay is {node.state.replication.replay_pause} on {node.name}: if its limits are "
+            "lower than the primary's, its promotion would never end",
             operation=OPERATION,
             subject=node.name,
             lsn=node.state.replication.replayed_lsn,

@@ -160,9 +160,13 @@ class Elector:
 
     def _note(self, problem: str) -> None:
         if problem and not self._problem:
-            logger.warning("the Lease can't be asked for", lease=self._leases.name, reason=problem)
+            logger.warning(
+                "the API server can't be asked for the Lease",
+                lease=self._leases.name,
+                reason=problem,
+            )
         elif self._problem and not problem:
-            logger.info("the Lease can be asked for again", lease=self._leases.name)
+            logger.info("the API server answers for the Lease again", lease=self._leases.name)
         self._problem = problem
 
 
