@@ -61,10 +61,14 @@ class Naming:
 
     def publishes(self, schema: str, table: str) -> bool:
         """Tell whether the table has a topic of its own: it is included, and not an outbox."""
+        return self.included(schema, table) and not self.has_outbox(schema, table)
+
+    def has_outbox(self, schema: str, table: str) -> bool:
+        """Tell whether the table's rows are messages of an outbox."""
         outbox = self._shaping.outbox
-        return self.included(schema, table) and not (
-            outbox is not None and table_matches(outbox.table, schema, table)
-        )
+        if outbox is None or outbox.table is None:
+            return False
+        return table_matches(outbox.table, schema, table)
 
     def key(self, schema: str, table: str) -> tuple[str, ...]:
         """Return the configured columns of a table's message key, () for its primary key."""

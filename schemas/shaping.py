@@ -123,10 +123,13 @@ class RouteSettings(_Part):
 
 
 class OutboxSettings(_Part):
-    """An outbox table: each inserted row is a message of its own, not a change event."""
+    """An outbox: each inserted row, or logical message, is a Kafka message of its own."""
 
-    table: TablePattern
+    table: TablePattern | None = None
     """`schema.table` of the outbox."""
+    message_prefix: str | None = None
+    """Prefix of logical messages (`pg_logical_emit_message`) that are outbox messages: JSON objects
+    with the columns below as members. No table is needed then."""
     topic: str = "{prefix}.outbox.{type}"
     """`{type}`: the row's aggregate type."""
     id: str = "id"
@@ -139,9 +142,18 @@ class OutboxSettings(_Part):
     """The column that becomes the header `type`."""
     payload: str = "payload"
     """The column that becomes the message's value."""
+    headers: dict[str, str] = {}
+    """Column -> header that gets its value, too."""
 
     @model_validator(mode="after")
     def _valid(self) -> "OutboxSettings":
+        if self.table is None and not self.message_prefix:
+            raise ValueError("outbox: needs table, message_prefix or both")
+        if (self.message_prefix or "").startswith("slotbridge"):
+            raise ValueError("outbox.message_prefix: the bridge's own messages begin so")
+        taken = {"id", "type", "commit_lsn", "seq"} & set(self.headers.values())
+        if taken:
+            raise ValueError(f"outbox.headers: every message has its own header {min(taken)}")
         unknown = template_fields(self.topic) - {"prefix", "type"}
         if unknown:
             raise ValueError(

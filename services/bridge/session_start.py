@@ -322,6 +322,7 @@ class _Opening:
             transaction_metadata=self._bridge.transaction_metadata,
             encoders=encoders,
             flat=shaping.flat,
+            outbox_messages=shaping.outbox_messages,
         )
         return _Encoding(shaping, encoders, relations, envelope)
 

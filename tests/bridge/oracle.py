@@ -158,7 +158,7 @@ def rebuild(
         for record in read_committed(servers, outbox_topics)
         if "commit_lsn" in record.headers
     )
-    outbox = shaping.outbox.table if shaping.outbox is not None else ""
+    outbox = (shaping.outbox and shaping.outbox.table) or ""
     ends = (r for r in records if r.topic not in topics)
     _check_counts(ends, events, {lsn: Counter({outbox: n}) for lsn, n in messages.items()})
     tables: dict[int, Table] = {}

@@ -14,6 +14,7 @@ from schemas.shaping import ShapingSettings
 from services.bridge.events.envelope import Described, Envelope
 from services.bridge.events.event import Event, Stamp
 from services.bridge.events.schema_events import Shapes
+from services.bridge.events.shaping.outbox import members
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.pgoutput.messages import (
     UNCHANGED,
@@ -22,6 +23,7 @@ from services.bridge.pgoutput.messages import (
     Commit,
     Delete,
     Insert,
+    Message,
     Relation,
     RelationColumn,
     Truncate,
@@ -58,7 +60,12 @@ def assembler(
         shape = shapes.change(plan.relation, stamp, seq) if plan.published else None
         return Described(plan, shape)
 
-    envelope = Envelope("bank", "db", 3, describe, tombstones=True, transaction_metadata=True)
+    envelope = Envelope(
+        *("bank", "db", 3, describe),
+        tombstones=True,
+        transaction_metadata=True,
+        outbox_messages=shaping.outbox_messages,
+    )
     return Assembler(envelope, start, bytes_max, counts)
 
 
@@ -321,6 +328,80 @@ def test_an_outbox_row_is_a_message_of_its_own() -> None:
     with pytest.raises(BadInput, match=r"skip: \{public.outbox: \[u\]\}"):
         events(settings, updated)
     assert events({**settings, "skip": {"public.outbox": ["u"]}}, updated) == []
+
+
+def test_columns_of_an_outbox_become_headers() -> None:
+    outbox = {"table": "public.outbox", "payload": "id", "headers": {"payload": "tenant"}}
+    row = Insert(OUTBOX, [b"e1", b"order", b"o-7", b"Paid", b"acme"])
+    (message,) = [e for e in events({"outbox": outbox}, row) if e.topic == "bank.outbox.order"]
+    assert ("tenant", b"acme") in (message.headers or [])
+    with pytest.raises(SettingsError, match=r"no column zone.*shaping\.outbox\.headers\.zone"):
+        events({"outbox": {**outbox, "headers": {"zone": "zone"}}}, row)
+    for header in ("id", "seq"):
+        with pytest.raises(ValueError, match="every message has its own header"):
+            ShapingSettings(outbox={**outbox, "headers": {"payload": header}})
+
+
+def test_a_logical_message_is_an_outbox_message() -> None:
+    settings = {"outbox": {"message_prefix": "outbox", "headers": {"tenant": "tenant"}}}
+    content = (
+        b' {"id" :"e1", "aggregatetype":"order","aggregateid": 7, "type":"Paid",'
+        b'"payload": {"total": 1.10, "n":[ 1 ]}, "tenant":null}'
+    )
+    found = events(
+        settings,
+        Message(True, 150, "outbox", content),
+        Message(True, 151, "other", content),
+        Message(True, 152, "outbox", b'{"aggregatetype":"order","payload":"\\u00e4"}'),
+        Message(True, 153, "outbox", b"not JSON"),
+    )
+    first, other, second, bad = [e for e in found if e.topic != "bank.transaction"]
+    assert (first.topic, first.key) == ("bank.outbox.order", b"7")
+    assert first.value == b'{"total": 1.10, "n":[ 1 ]}'
+    assert first.headers == [
+        *(("id", b"e1"), ("type", b"Paid"), ("commit_lsn", "200"), ("seq", "0")),
+        ("tenant", None),
+    ]
+    assert (other.topic, other.seq) == ("bank.message", 1)
+    assert (second.key, second.value) == (None, "ä".encode())
+    assert (bad.topic, bad.value, bad.seq) == ("", b"not JSON", 3)
+    ends = [json.loads(e.value) for e in found if e.topic == "bank.transaction" and e.value]
+    assert [end["event_count"] for end in ends] == [None, 4]
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.text(st.characters(codec="utf-8")), _json), st.sampled_from([None, 1]))
+def test_the_members_of_a_json_object_are_taken_as_written(
+    given_members: dict[str, Any], indent: int | None
+) -> None:
+    found = members(json.dumps(given_members, indent=indent))
+    assert found.keys() == given_members.keys()
+    for name, value in given_members.items():
+        text = found[name]
+        if value is None:
+            assert text is None
+        elif isinstance(value, str):
+            assert text == value.encode()
+        else:
+            assert text is not None
+            assert json.loads(text) == value
+
+
+@given(st.text())
+def test_what_is_not_one_json_object_is_refused(text: str) -> None:
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except ValueError:
+        is_object = False
+    if not is_object:
+        with pytest.raises(ValueError, match=r"line \d+ column|not a JSON object"):
+            members(text)
 
 
 def test_patterns_that_match_nothing_are_told() -> None:

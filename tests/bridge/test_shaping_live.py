@@ -120,7 +120,7 @@ def test_an_outbox(pair: Provider, fresh_database: str, new_bridge: NewBridge) -
             "CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(),"
             " aggregatetype text, aggregateid text, type text, payload jsonb)"
         )
-        shaping = {"outbox": {"table": "public.outbox"}}
+        shaping = {"outbox": {"table": "public.outbox", "message_prefix": "outbox"}}
         bridge = new_bridge(conninfo, shaping=shaping).start().streaming()
         for number in range(20):
             with connection.transaction():
@@ -131,6 +131,11 @@ def test_an_outbox(pair: Provider, fresh_database: str, new_bridge: NewBridge) -
                     [("order", "user")[number % 2], str(number % 3), json.dumps({"n": number})],
                 )
                 connection.execute("DELETE FROM outbox")
+                connection.execute(
+                    "SELECT pg_logical_emit_message(true, 'outbox', jsonb_build_object("
+                    "'aggregatetype', 'note', 'payload', jsonb_build_object('n', %s::int))::text)",
+                    [number],
+                )
         topic = f"{bridge.prefix}.outbox.order"  # made with its first message
         eventually(
             lambda: topic in bridge.topics() and bridge.records("outbox.order"),
@@ -150,6 +155,8 @@ def test_an_outbox(pair: Provider, fresh_database: str, new_bridge: NewBridge) -
     users = bridge.records("outbox.user")
     assert sorted(json.loads(v)["n"] for v in orders if v) == list(range(0, 20, 2))
     assert sorted(json.loads(v)["n"] for _, v in users if v) == list(range(1, 20, 2))
+    notes = [json.loads(value)["n"] for _, value in bridge.records("outbox.note") if value]
+    assert sorted(notes) == list(range(20))
     assert all(json.loads(v)["n"] % 3 == int(key or b"") for key, v in users if v)
 
 

@@ -299,6 +299,7 @@ class Adoption:
             transaction_metadata=self._bridge.transaction_metadata,
             encoders=encoders,
             flat=self._shaping_settings.flat,
+            outbox_messages=self._shaping.outbox_messages,
         )
         assembler = OverlapAssembler(
             *(envelope, Position(0, slot_lsn, 0), self._bridge.transaction_bytes_max, left_out)

@@ -36,7 +36,7 @@ from services.bridge.events.fields import Fields
 from services.bridge.events.formats.table_format import PLAIN, TableFormat
 from services.bridge.events.row_encoders import Write
 from services.bridge.events.rows import Counter, Table
-from services.bridge.events.shaping.outbox import Headers, Outbox
+from services.bridge.events.shaping.outbox import Headers, OutboxMessages, OutboxTable
 from services.bridge.events.shaping.tables import TableShaping
 from services.bridge.events.transaction_texts import TransactionTexts
 from services.bridge.events.values.encoders import Encoders
@@ -95,7 +95,9 @@ class Envelope:
         encoders: Encoders | None = None,
         flat: FlatSettings | None = None,
         snapshot: str = "false",
+        outbox_messages: OutboxMessages | None = None,
     ) -> None:
+        self._outbox_messages = outbox_messages
         self._encoders = encoders or Encoders()
         self._name = name
         self._describe = describe
@@ -351,20 +353,19 @@ class Envelope:
         return events
 
     def message(self, change: Message, seq: int) -> list[Event]:
-        """Return the event of a logical message."""
+        """Return the event of a logical message; of an outbox's message, what it holds."""
         self.total += 1
         self._messages += 1
-        content = self._encoders.binary(change.content)
-        value = (
-            f'{{"op":"m","message":{{"prefix":{quoted(change.prefix)},"content":{content}}},'
-            f'{self._texts.head}{change.lsn}\\"]","schema":"","table":"","lsn":{change.lsn},"seq":{seq}}},'
-            f'"transaction":null,{self._texts.tail}'
-        ).encode()
+        outbox = self._outbox_messages
+        if outbox is not None and change.prefix == outbox.prefix:
+            parts = outbox.message(change.content, self._texts.stamp.commit_lsn, seq)
+            return [Event(*parts, False, "", seq, change.lsn)]
         key = f'{{"prefix":{quoted(change.prefix)}}}'.encode()
+        value = self._texts.message(change, self._encoders.binary(change.content), seq)
         return [Event(message_topic(self._name), key, value, None, False, "", seq, change.lsn)]
 
     def _outbox_message(
-        self, table: Table, outbox: Outbox, row: Row, lsn: int, seq: int
+        self, table: Table, outbox: OutboxTable, row: Row, lsn: int, seq: int
     ) -> list[Event]:
         self._count(table.counter)
         topic, key, value, headers = outbox.message(row, self._texts.stamp.commit_lsn, seq)

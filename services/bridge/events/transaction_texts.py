@@ -6,6 +6,7 @@ from typing import Final
 from schemas.version import version
 from services.bridge.events.event import Stamp
 from services.bridge.events.fields import Fields
+from services.bridge.pgoutput.messages import Message
 
 VERSION: Final = version()
 NO_ORDER: Final = '"transaction":null'
@@ -57,3 +58,11 @@ class TransactionTexts:
             self.order = f'"transaction":{{"id":"{self.id}","total_order":'
         if self._fields is not None:
             self.flat = self._fields.of_transaction(stamp)
+
+    def message(self, change: Message, content: str, seq: int) -> bytes:
+        """Return the event of a logical message, whose content is given as JSON."""
+        return (
+            f'{{"op":"m","message":{{"prefix":{quoted(change.prefix)},"content":{content}}},'
+            f'{self.head}{change.lsn}\\"]","schema":"","table":"","lsn":{change.lsn},"seq":{seq}}},'
+            f'"transaction":null,{self.tail}'
+        ).encode()

@@ -119,10 +119,11 @@ def record_bytes(event: Event) -> int:
 
 
 def no_topic() -> TopicRefused:
-    """Return the error of an outbox row from which no topic follows."""
+    """Return the error of an outbox message from which no topic follows."""
     return TopicRefused(
-        "the outbox row does not name a topic",
-        hint="correct the aggregate type in the outbox row",
+        "the outbox message does not name a topic",
+        hint="its aggregate type must name a topic that is not the bridge's own; a logical message "
+        "must be a JSON object with that member; bridge.on_refused: dead_letter goes on without it",
         exit_code=ExitCode.RECORD_REFUSED,
     )
 

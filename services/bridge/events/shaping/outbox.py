@@ -1,11 +1,13 @@
-"""A row of an outbox table as a message of its own. Pure.
+"""A row of an outbox table, or a logical message, as a Kafka message of its own. Pure.
 
     aggregate type -> topic    aggregate id -> key    payload -> value, as it is
-    id, type -> headers        commit_lsn, seq -> headers: identity and order, as everywhere
+    id, type, others -> headers        commit_lsn, seq -> headers: identity and order, as everywhere
 
-As Debezium's EventRouter has it. A NULL payload is a tombstone.
+As Debezium's EventRouter has it. A NULL payload is a tombstone. A logical message is a JSON object
+whose members are named as the columns; it needs no table.
 """
 
+import json
 from collections.abc import Callable
 
 from schemas.errors import SettingsError
@@ -15,54 +17,119 @@ from services.bridge.events.values.plain import bytea_bytes
 from services.bridge.pgoutput.messages import UNCHANGED, Relation, Row
 
 _BYTEA_OID = 17
+_ROLES = ("id", "aggregate_type", "aggregate_id", "type", "payload")
+_SPACE = " \t\r\n"
 Headers = list[tuple[str, str | bytes | None]]
+Message = tuple[str, bytes | None, bytes | None, Headers]
+"""Topic, key, value, headers. The topic is "" where none follows from the aggregate type."""
 
 
-class Outbox:
+class _Router:
+    """Makes the Kafka message of the values that an outbox gives."""
+
+    def __init__(self, settings: OutboxSettings, naming: Naming) -> None:
+        self._naming = naming
+        self._topics: dict[bytes, str] = {}
+        self.names = [getattr(settings, role) for role in _ROLES] + list(settings.headers)
+        """Names of what the values are: those of the five roles, then what becomes headers."""
+        self._headers = list(settings.headers.values())
+
+    def message(
+        self, values: list[bytes | None], payload: bytes | None, commit_lsn: int, seq: int
+    ) -> Message:
+        """Return the message of values in the order of `names`."""
+        identity, aggregate_type, aggregate_id, kind, _, *others = values
+        headers: Headers = [("id", identity), ("type", kind)]
+        headers += [("commit_lsn", str(commit_lsn)), ("seq", str(seq))]
+        headers += zip(self._headers, others, strict=True)
+        return self._topic(aggregate_type), aggregate_id, payload, headers
+
+    def _topic(self, aggregate_type: bytes | None) -> str:
+        if not aggregate_type:
+            return ""
+        topic = self._topics.get(aggregate_type)
+        if topic is None:
+            topic = self._naming.outbox(aggregate_type.decode("utf-8"))
+            self._topics[aggregate_type] = topic
+        return topic
+
+
+class OutboxTable:
     """Reads the rows of `relation`. Raises SettingsError for a column that it lacks."""
 
     def __init__(self, settings: OutboxSettings, naming: Naming, relation: Relation) -> None:
+        self._router = _Router(settings, naming)
         indexes = {column.name: index for index, column in enumerate(relation.columns)}
-        for role in ("id", "aggregate_type", "aggregate_id", "type", "payload"):
-            name = getattr(settings, role)
+        keys = [*_ROLES, *(f"headers.{name}" for name in settings.headers)]
+        for key, name in zip(keys, self._router.names, strict=True):
             if name not in indexes:
                 raise SettingsError(
                     f"the outbox {relation.schema}.{relation.table} has no column {name}",
                     operation="describe a table",
-                    hint=f"correct shaping.outbox.{role}",
+                    hint=f"correct shaping.outbox.{key}",
                 )
-        self._naming = naming
-        self._topics: dict[bytes, str] = {}
-        self._id = indexes[settings.id]
-        self._aggregate_type = indexes[settings.aggregate_type]
-        self._aggregate_id = indexes[settings.aggregate_id]
-        self._type = indexes[settings.type]
-        self._payload = indexes[settings.payload]
-        binary = relation.columns[self._payload].type_oid == _BYTEA_OID
+        self._indexes = [indexes[name] for name in self._router.names]
+        payload = relation.columns[indexes[settings.payload]]
+        binary = payload.type_oid == _BYTEA_OID
         self._content: Callable[[bytes], bytes] = bytea_bytes if binary else bytes
 
-    def message(
-        self, row: Row, commit_lsn: int, seq: int
-    ) -> tuple[str, bytes | None, bytes | None, Headers]:
-        """Return (topic, key, value, headers); the topic is "" when the row does not name one."""
-        kind = _given(row, self._aggregate_type)
-        payload = _given(row, self._payload)
-        headers: Headers = [
-            ("id", _given(row, self._id)),
-            ("type", _given(row, self._type)),
-            ("commit_lsn", str(commit_lsn)),
-            ("seq", str(seq)),
-        ]
+    def message(self, row: Row, commit_lsn: int, seq: int) -> Message:
+        """Return the message of a row."""
+        values = [_given(row, index) for index in self._indexes]
+        payload = values[len(_ROLES) - 1]
         value = None if payload is None else self._content(payload)
-        return self._topic(kind), _given(row, self._aggregate_id), value, headers
+        return self._router.message(values, value, commit_lsn, seq)
 
-    def _topic(self, kind: bytes | None) -> str:
-        if not kind:
-            return ""
-        topic = self._topics.get(kind)
-        if topic is None:
-            topic = self._topics[kind] = self._naming.outbox(kind.decode("utf-8"))
-        return topic
+
+class OutboxMessages:
+    """Reads the logical messages of an outbox."""
+
+    def __init__(self, settings: OutboxSettings, naming: Naming) -> None:
+        assert settings.message_prefix
+        self.prefix = settings.message_prefix
+        """The prefix that these messages have."""
+        self._router = _Router(settings, naming)
+
+    def message(self, content: bytes, commit_lsn: int, seq: int) -> Message:
+        """Return the message that a logical message holds; one that is not JSON has no topic."""
+        try:
+            given = members(content.decode("utf-8"))
+        except (ValueError, RecursionError):
+            return self._router.message([None] * len(self._router.names), content, commit_lsn, seq)
+        values = [given.get(name) for name in self._router.names]
+        return self._router.message(values, values[len(_ROLES) - 1], commit_lsn, seq)
+
+
+def members(text: str) -> dict[str, bytes | None]:
+    """Return the members of a JSON object: strings without quotes, null as None, others as written.
+
+    Raise ValueError for a text that is not one JSON object.
+    """
+    json.loads(text, parse_float=str, parse_int=str)  # the whole must be JSON
+    decoder = json.JSONDecoder(parse_float=str, parse_int=str)
+    at = _after_space(text, 0)
+    if text[at] != "{":
+        raise ValueError("not a JSON object")
+    found: dict[str, bytes | None] = {}
+    at = _after_space(text, at + 1)
+    while text[at] != "}":
+        name, at = decoder.raw_decode(text, at)
+        at = _after_space(text, _after_space(text, at) + 1)  # behind the colon
+        value, end = decoder.raw_decode(text, at)
+        if text[at] == '"':
+            found[name] = value.encode("utf-8")
+        else:
+            found[name] = None if value is None else text[at:end].encode("utf-8")
+        at = _after_space(text, end)
+        if text[at] == ",":
+            at = _after_space(text, at + 1)
+    return found
+
+
+def _after_space(text: str, at: int) -> int:
+    while text[at] in _SPACE:
+        at += 1
+    return at
 
 
 def _given(row: Row, index: int) -> bytes | None:

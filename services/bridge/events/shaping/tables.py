@@ -12,7 +12,7 @@ from schemas.naming import Naming, TableTopic, column_matches, table_matches
 from schemas.shaping import FlatSettings, MaskSettings, ShapingSettings, field_name
 from services.bridge.events.fields import DELETED, chosen
 from services.bridge.events.shaping.masks import mask
-from services.bridge.events.shaping.outbox import Outbox
+from services.bridge.events.shaping.outbox import OutboxMessages, OutboxTable
 from services.bridge.events.values.plain import Encode
 from services.bridge.pgoutput.messages import Relation, RelationColumn
 
@@ -33,7 +33,7 @@ class TableShaping:
     source_indexes: tuple[int, ...] | None = None
     masks: Mapping[str, Encode] = field(default_factory=dict)
     skipped: frozenset[str] = frozenset()
-    outbox: Outbox | None = None
+    outbox: OutboxTable | None = None
     flat: FlatSettings | None = None
     skips_unchanged: bool = False
 
@@ -51,6 +51,10 @@ class Shaping:
         self._salt = settings.salt.get_secret_value()
         self.naming = Naming(prefix, settings)
         self.flat = settings.flat
+        self.outbox_messages: OutboxMessages | None = None
+        """What reads the logical messages of an outbox; None where none are."""
+        if settings.outbox is not None and settings.outbox.message_prefix:
+            self.outbox_messages = OutboxMessages(settings.outbox, self.naming)
         self.shapes_nothing = settings == ShapingSettings()
         """Whether everything is published as it is."""
 
@@ -90,8 +94,8 @@ class Shaping:
             if table_matches(pattern, schema, table)
             for operation in operations
         )
-        if outbox is not None and table_matches(outbox.table, schema, table):
-            reader = Outbox(outbox, self.naming, relation)
+        if outbox is not None and self.naming.has_outbox(schema, table):
+            reader = OutboxTable(outbox, self.naming, relation)
             return TableShaping(relation, TableTopic("", False), skipped=skipped, outbox=reader)
         kept = tuple(
             source_index
@@ -131,7 +135,8 @@ class Shaping:
         named += [("keys", p) for p in settings.keys] + [("skip", p) for p in settings.skip]
         named += [("skip_unchanged", p) for p in settings.skip_unchanged]
         named += [("flat.tables", p) for p in settings.flat.tables] if settings.flat else []
-        named += [("outbox.table", settings.outbox.table)] if settings.outbox else []
+        if settings.outbox is not None and settings.outbox.table is not None:
+            named.append(("outbox.table", settings.outbox.table))
         for key, pattern in named:
             if not any(table_matches(pattern, *table) for table in tables):
                 yield f"{key}: {pattern}"
