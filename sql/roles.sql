@@ -6,6 +6,8 @@
 -- bridge       slotbridge run, slotbridge status
 -- failover     slotfailover check, failover (switchover and rejoin need a superuser)
 -- tables       slottables verify
+-- snapshot     reads rows of snapshots: give it where snapshot.mode is not `never`. The role of
+--              snapshot.conninfo (-v snapshot=slotbridge: the bridge's own). The bridge gets SELECT, too.
 -- publication  made for all tables where it is missing; only a superuser can
 --
 -- Roles that exist are kept, and it can be run again: when tables join the publication. Passwords are
@@ -37,6 +39,19 @@ SELECT DISTINCT format('GRANT USAGE ON SCHEMA %I TO %I', schemaname, :'tables')
   FROM pg_publication_tables WHERE pubname = :'publication' \gexec
 SELECT format('GRANT SELECT ON TABLE %I.%I TO %I', schemaname, tablename, :'tables')
   FROM pg_publication_tables WHERE pubname = :'publication' \gexec
+
+-- Snapshots: the rows that are published. On a standby, also which timeline it replays (it replays
+-- these grants).
+\if :{?snapshot}
+SELECT format('CREATE ROLE %I LOGIN', :'snapshot')
+ WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = :'snapshot') \gexec
+SELECT format('GRANT CONNECT ON DATABASE %I TO %I', :'source_database', :'snapshot') \gexec
+SELECT DISTINCT format('GRANT USAGE ON SCHEMA %I TO %I, %I', schemaname, :'bridge', :'snapshot')
+  FROM pg_publication_tables WHERE pubname = :'publication' \gexec
+SELECT format('GRANT SELECT ON TABLE %I.%I TO %I, %I', schemaname, tablename, :'bridge', :'snapshot')
+  FROM pg_publication_tables WHERE pubname = :'publication' \gexec
+GRANT pg_read_all_stats TO :"snapshot";
+\endif
 
 -- slotfailover, in every database that it connects to: grants on functions are one database's.
 GRANT pg_monitor TO :"failover";

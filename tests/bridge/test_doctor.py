@@ -273,6 +273,7 @@ def test_a_standby_that_can_not_serve_is_told() -> None:
     assert found(serves) == []
     assert found(replace(serves, waits="it does not stream")) == ["snapshot-standby-waits"]
     assert found(replace(serves, denied=("public.t",))) == ["snapshot-standby-denied"]
+    assert found(replace(serves, hidden=True)) == ["snapshot-standby-hidden"]
 
 
 def facts(*, spill_bytes: int, total_bytes: int = 0) -> Facts:

@@ -11,9 +11,12 @@ from psycopg import sql
 
 from tests.bridge.conftest import NewBridge
 from tests.bridge.running import Bridge
+from tests.bridge.snapshots import INITIAL, fill, read_all, told
+from tests.bridge.test_doctor import Examined
 from tests.providers import databases
 from tests.providers.interface import Provider
 from tests.providers.roles import ODD, make_roles
+from tests.providers.waiting import eventually
 
 TABLES = ('"; drop table x; --', "MixedCase", "x" * 63, "😀é", "a.b c")
 
@@ -41,6 +44,33 @@ def test_bridge_and_status_run_as_the_scripts_role(
         assert status["progress"] is not None
         assert bridge.stop() == 0, bridge.output
         bridge.assert_kafka_equals(admin, "t")
+
+
+def test_rows_are_read_from_a_standby_as_the_scripts_role(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge, topic_prefix: str
+) -> None:
+    """doctor names what is missing; the script grants it on the primary."""
+    admin, publication = pair.primary.conninfo(fresh_database), f"p_{topic_prefix}"
+    suffix = ODD + topic_prefix
+    fill(admin, 30)
+    made = make_roles(pair.primary, fresh_database, publication=publication, suffix=suffix)
+    with psycopg.connect(admin, autocommit=True) as connection:
+        role = sql.Identifier(made.snapshot)
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(role))
+    other = pair.standby.conninfo(fresh_database, user=made.snapshot)
+    conninfo = pair.primary.conninfo(fresh_database, user=made.bridge)
+    bridge = new_bridge(conninfo, snapshot={**INITIAL, "conninfo": other})
+    missing = {"snapshot-standby-hidden", "snapshot-standby-denied"}
+
+    def named() -> set[str]:
+        return {name for name, _ in Examined(bridge).names()} & missing
+
+    eventually(lambda: named() == missing, what="doctor names both grants")
+    make_roles(pair.primary, fresh_database, publication=publication, suffix=suffix, snapshot=True)
+    eventually(lambda: not named(), what="the standby has the grants")
+    read_all(bridge, admin)
+    assert bridge.stop() == 0, bridge.output
+    assert {one.read_from for one in told(bridge)} == {"standby"}
 
 
 def test_a_role_without_a_grant_is_told_of_it(

@@ -19,17 +19,29 @@ class Roles:
     bridge: str
     failover: str
     tables: str
+    snapshot: str
 
 
 def make_roles(
-    server: Server, dbname: str, *, publication: str, suffix: str = "", journal: str = "postgres"
+    server: Server,
+    dbname: str,
+    *,
+    publication: str,
+    suffix: str = "",
+    journal: str = "postgres",
+    snapshot: bool = False,
 ) -> Roles:
-    """Run sql/roles.sql on a primary, twice: it says that it can be repeated."""
-    roles = Roles(*(f"{name}{suffix}" for name in ("slotbridge", "slotfailover", "slottables")))
+    """Run sql/roles.sql on a primary, twice: it says that it can be repeated.
+
+    `snapshot`: also for the role that reads a snapshot's rows.
+    """
+    names = ("slotbridge", "slotfailover", "slottables", "snapshot")
+    roles = Roles(*(f"{name}{suffix}" for name in names))
     variables = {
         "bridge": roles.bridge,
         "failover": roles.failover,
         "tables": roles.tables,
+        **({"snapshot": roles.snapshot} if snapshot else {}),
         "publication": publication,
         "journal_database": journal,
     }

@@ -85,7 +85,7 @@ class SnapshotStandby:
     """The server of snapshot.conninfo. `feedback`: its hot_standby_feedback.
 
     `waits`: why no rows can be read there now; "" where they can. `denied`: published tables
-    that its role may not read.
+    that its role may not read. `hidden`: the role can't see which timeline it replays.
     """
 
     host: str
@@ -94,6 +94,7 @@ class SnapshotStandby:
     feedback: bool
     waits: str = ""
     denied: tuple[str, ...] = ()
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import psycopg
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from schemas.errors import SlotbridgeError
+from schemas.errors import SetupError, SlotbridgeError
 from schemas.naming import Naming, table_matches
 from schemas.settings import BridgeSettings, KafkaSettings, Settings, SourceSettings
 from schemas.shaping import ShapingSettings
@@ -120,14 +120,21 @@ def _standby(
         with found.connection as connection:
             server = found.server
             same = is_database_of(server, primary)
-            serves = server.in_recovery and same
+            state = read_state(connection) if server.in_recovery and same else None
+            waits, hidden = "", False
+            if state is not None:
+                try:
+                    waits = _waits(state, primary, written)
+                except SetupError:
+                    hidden = True
             return SnapshotStandby(
                 host=host_name(conninfo),
                 same_database=same,
                 recovers=server.in_recovery,
                 feedback=setting(connection, "hot_standby_feedback") == "on",
-                waits=_waits(read_state(connection), primary, written) if serves else "",
-                denied=_denied(connection, publication) if serves else (),
+                waits=waits,
+                denied=() if state is None else _denied(connection, publication),
+                hidden=hidden,
             )
     except (SlotbridgeError, psycopg.Error) as error:
         unread.append(("the standby of snapshot.conninfo", str(error)))

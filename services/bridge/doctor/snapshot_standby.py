@@ -44,6 +44,16 @@ def _serving(standby: SnapshotStandby) -> Iterator[Finding]:
             "the snapshot waits for it, without a time limit; changes flow",
             "let it stream and replay what the primary writes, or name another standby",
         )
+    if standby.hidden:
+        yield Finding(
+            "snapshot-standby-hidden",
+            Severity.CRITICAL,
+            standby.host,
+            "the role can't see which timeline the standby replays (pg_stat_wal_receiver)",
+            "the bridge ends with exit code 20 before it reads a row",
+            "on the primary: GRANT pg_read_all_stats TO the role of snapshot.conninfo, or run "
+            "sql/roles.sql with -v snapshot=ROLE",
+        )
     if standby.denied:
         yield Finding(
             "snapshot-standby-denied",
@@ -51,7 +61,8 @@ def _serving(standby: SnapshotStandby) -> Iterator[Finding]:
             standby.host,
             f"the role may not read {', '.join(standby.denied)}",
             "the bridge ends with exit code 20 before it reads such a table",
-            "on the primary: GRANT SELECT on these tables to the role of snapshot.conninfo",
+            "on the primary: GRANT SELECT on these tables to the role of snapshot.conninfo, or run "
+            "sql/roles.sql with -v snapshot=ROLE",
         )
     if not standby.feedback:
         yield Finding(
