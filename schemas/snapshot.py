@@ -78,6 +78,9 @@ class SnapshotSettings(_Part):
     """Tables without a key. `refuse`: the bridge begins no snapshot while the publication has one.
     `read`: it publishes their rows from before the slot once, and all later ones as changes. Set it
     before the bridge creates the slot (docs/SNAPSHOTS.md)."""
+    workers: int = Field(1, ge=1, le=16)
+    """How many connections read a chunk at the same time, each a range of its rows. More than one
+    helps where the server, its disk or the network is slower than the bridge."""
     chunk_rows_max: int = Field(10_000, ge=1, le=1_000_000)
     """Most rows in a chunk. Each chunk is one Kafka transaction."""
     hold_ms: int = Field(100, ge=1, le=10_000)

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import psycopg
 import pytest
+import yaml
 from confluent_kafka.admin import AdminClient
 
 from services.bridge.failpoints import OF_A_SNAPSHOT, VARIABLE
@@ -15,6 +16,7 @@ from services.bridge.snapshot.row_reader import APPLICATION
 from tests.bridge.conftest import NewBridge
 from tests.bridge.folding import fold
 from tests.bridge.snapshots import (
+    DONE,
     INITIAL,
     Changes,
     assert_exact,
@@ -175,6 +177,28 @@ def test_changed_all_the_time_and_killed_at_each_seam_of_a_chunk(
     with Changes(conninfo, rows):
         bridge.start(**{VARIABLE: f"{failpoint}:{passage}"})
         assert bridge.exit_code(120) == -9, bridge.output
+        read_all(bridge)
+    bridge.caught_up()
+    assert bridge.stop() == 0, bridge.output
+    assert_exact(bridge, conninfo)
+
+
+def test_several_workers_under_constant_change_killed_at_each_seam(
+    pair: Provider, fresh_database: str, new_bridge: NewBridge
+) -> None:
+    """Ranges of one chunk, read at once; the last session has fewer workers."""
+    conninfo, rows = pair.primary.conninfo(fresh_database), 3_000
+    fill(conninfo, rows)
+    several = {**INITIAL, "chunk_rows_max": 200, "workers": 3}
+    bridge = new_bridge(conninfo, snapshot=several)
+    with Changes(conninfo, rows):
+        for failpoint in OF_A_SNAPSHOT:
+            bridge.start(**{VARIABLE: f"{failpoint}:3"})
+            assert bridge.exit_code(120) == -9, f"{failpoint}: {bridge.output}"
+        assert DONE not in bridge.output
+        settings = yaml.safe_load(bridge.config.read_text(encoding="utf-8"))
+        settings["snapshot"]["workers"] = 1
+        bridge.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
         read_all(bridge)
     bridge.caught_up()
     assert bridge.stop() == 0, bridge.output

@@ -14,20 +14,30 @@ from schemas.snapshot import SnapshotProgress, SnapshotSettings
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.pgoutput.messages import Relation, RelationColumn
 from services.bridge.snapshot.pace import ChunkSize, Patience, RateLimit
+from services.bridge.snapshot.places import Blocks
 from services.bridge.snapshot.progress import (
     ChunkPosition,
     Owner,
     counts,
+    goes_on,
     plan,
     progress_event,
     require_keys,
     told_progress,
 )
-from services.bridge.snapshot.tables import KeyColumn, TableShape, chunk_query
+from services.bridge.snapshot.ranges import RangeRows, joined, share_of
+from services.bridge.snapshot.tables import (
+    KeyColumn,
+    KeyRange,
+    TableShape,
+    bounds_query,
+    chunk_query,
+)
 from services.bridge.snapshot.visibility import PublishedXids, Sight, parse_sight, with_epoch
 
 KEYS = 6
 EPOCH = 7 * 2**32
+WHOLE = KeyRange(None, None)
 OWNER = Owner("s", 3, 10_000, {1: 100, 2: 500})
 
 
@@ -101,21 +111,28 @@ def applied(changes: Any) -> dict[int, int]:
     return rows
 
 
+CHUNKS = st.tuples(st.sampled_from([None, 0, 1, 2]), st.sampled_from([None, 0, 1]), st.booleans())
+"""How far a standby is ahead, which of two ranges is cut by its size, and whether a SIGKILL comes
+before Kafka commits."""
+CALM = (None, None, False)
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("begin"), st.sets(st.integers(0, KEYS - 1), min_size=1, max_size=3)),
         st.tuples(st.sampled_from(["commit", "show"]), st.integers(0, 3)),
         st.tuples(st.just("publish"), st.just(0)),
-        st.tuples(st.just("chunk"), st.sampled_from([None, 0, 1, 2])),
+        st.tuples(st.just("chunk"), CHUNKS),
     ),
     max_size=60,
 )
 
 
 @given(STEPS, st.integers(0, 2))
-@example([("begin", {0}), ("commit", 0), ("publish", 0), ("chunk", None), ("chunk", None)], 0)
+@example([("begin", {0}), ("commit", 0), ("publish", 0), ("chunk", CALM), ("chunk", CALM)], 0)
 @example(
-    [*[("begin", {0}), ("commit", 0), ("show", 0), ("publish", 0)], ("chunk", None), ("chunk", 0)],
+    [
+        *[("begin", {0}), ("commit", 0), ("show", 0), ("publish", 0)],
+        *[("chunk", CALM), ("chunk", (0, None, False))],
+    ],
     0,
 )
 def test_both_folds_are_the_table_whatever_is_visible_when(
@@ -124,11 +141,12 @@ def test_both_folds_are_the_table_whatever_is_visible_when(
     """By the order of publication, and by position; from any point of the stream on.
 
     A chunk is read on the primary, or on a standby that has replayed what the primary's snapshot
-    sees, and as many commits more as the step says.
+    sees, and as many commits more as the step says; by two workers, each a range of one key.
     """
     source = Source(EPOCH + 2**32 - offset * 20 + 3)
     events: list[tuple[int, int, int | None]] = []  # (position, key, value) by offset
     published, done, last, floor_known = PublishedXids(), 0, -1, False
+    keys: list[int] = []
 
     def publish() -> None:
         nonlocal done
@@ -139,7 +157,7 @@ def test_both_folds_are_the_table_whatever_is_visible_when(
             if floor_known:
                 published.add([xid % 2**32])
 
-    def chunk(standby: int | None) -> None:
+    def chunk(standby: int | None, cut: int | None, killed: bool) -> None:
         nonlocal last, floor_known
         if not floor_known:
             floor_known, published.floor = True, source.floor()
@@ -149,15 +167,26 @@ def test_both_folds_are_the_table_whatever_is_visible_when(
             for _ in range(standby or 0):
                 source.commit(0)
             rows = source.rows(sight) if standby is None else source.replayed_rows()
-            read = sorted(key for key in rows if key > last)[:2]
+            left = sorted(key for key in rows if key > last)
+            ranges = [
+                RangeRows([[b"%d" % key] for key in left[:1]], 0, ends=cut != 0),
+                RangeRows(
+                    [[b"%d" % key] for key in left[1:2]], 0, ends=cut != 1 and len(left) <= 2
+                ),
+            ]
+            found = joined(ranges, 2)
+            if killed:
+                return
+            read = [int(key) for (key,) in found.rows if isinstance(key, bytes)]
             events.extend((2 * done + 1, key, rows[key]) for key in read)
-            last = read[-1] if len(read) == 2 else KEYS
+            keys.extend(read)
+            last = KEYS if found.ends else max([last, *read])
 
     for name, argument in steps:
         if name == "publish":
             publish()
         elif name == "chunk":
-            chunk(argument)
+            chunk(*argument)
         else:
             getattr(source, name)(argument)
     while source.open:
@@ -165,9 +194,10 @@ def test_both_folds_are_the_table_whatever_is_visible_when(
     while source.waiting:
         source.show(0)
     while last < KEYS:
-        chunk(None)
+        chunk(*CALM)
     while done < len(source.stream):
         publish()
+    assert keys == sorted({*keys}), "a key is read twice"
     truth = source.rows(source.sight())
     assert applied((key, value) for _, key, value in events) == truth
     in_order = sorted(events, key=lambda event: event[0])
@@ -197,21 +227,61 @@ def shape(name: str = "public.t", *key: str, oid: int = 1, row_filter: str = "")
 
 def test_the_first_chunk_and_the_next_one() -> None:
     found = shape("public.t", "a", 'b"')
-    assert chunk_query(found, None, "", 10) == (
+    assert chunk_query(found, WHOLE, "", 10) == (
         b'DECLARE slotbridge_chunk NO SCROLL CURSOR FOR SELECT "a", "b""", "note", "a", "b"""'
         b' FROM ONLY "public"."t" ORDER BY 4, 5 LIMIT 10',
         [],
     )
-    assert chunk_query(replace(found, partitioned=True), ["1", "x"], "", 5) == (
+    assert chunk_query(replace(found, partitioned=True), KeyRange(["1", "x"], None), "", 5) == (
         b'DECLARE slotbridge_chunk NO SCROLL CURSOR FOR SELECT "a", "b""", "note", "a", "b"""'
         b' FROM "public"."t" WHERE ("a", "b""") > ($1::integer, $2::integer) ORDER BY 4, 5 LIMIT 5',
         [b"1", b"x"],
     )
 
 
+def test_the_range_of_a_worker_and_the_keys_that_part_ranges() -> None:
+    found = shape("public.t", "a", 'b"')
+    assert chunk_query(found, KeyRange(["1", "x"], ["5", "y"]), "", 5)[1] == [
+        b"1",
+        b"x",
+        b"5",
+        b"y",
+    ]
+    assert chunk_query(found, KeyRange(None, ["5", "y"]), "", 5) == (
+        b'DECLARE slotbridge_chunk NO SCROLL CURSOR FOR SELECT "a", "b""", "note", "a", "b"""'
+        b' FROM ONLY "public"."t" WHERE ("a", "b""") <= ($1::integer, $2::integer)'
+        b" ORDER BY 4, 5 LIMIT 5",
+        [b"5", b"y"],
+    )
+    assert bounds_query(found, ["1", "x"], 10, 3) == (
+        b"SELECT k0, k1 FROM (SELECT *, row_number() OVER (ORDER BY k0, k1) AS number"
+        b' FROM (SELECT "a", "b""" FROM ONLY "public"."t"'
+        b' WHERE ("a", "b""") > ($1::integer, $2::integer) ORDER BY "a", "b""" LIMIT 30)'
+        b" AS next (k0, k1)) AS numbered WHERE number % 10 = 0 ORDER BY number",
+        [b"1", b"x"],
+    )
+    assert Blocks(10, 20, 99).bounds(3) == [["(13,0)"], ["(16,0)"]]
+    assert Blocks(10, 11, 99).bounds(3) == []
+
+
+@given(
+    *(st.integers(1, 16), st.integers(1, 10**6), st.integers(1, 2**22)),
+    st.none() | st.floats(0, 2**21),
+)
+def test_workers_share_the_rows_and_the_memory_of_one_chunk(
+    workers: int, rows_max: int, bytes_max: int, row_bytes: float | None
+) -> None:
+    share = share_of(workers, rows_max, bytes_max, row_bytes)
+    assert 1 <= share.ranges <= workers and share.rows >= 1
+    assert share.ranges * share.rows <= rows_max
+    assert share.ranges * share.bytes <= bytes_max
+    if workers == 1 or row_bytes is None:
+        assert share == (1, rows_max, bytes_max)
+
+
 def test_a_chunk_of_a_filtered_table_looks_at_no_more_rows() -> None:
     found = shape("public.t", "id", row_filter="id > 1")
-    assert chunk_query(found, ["1"], "note <> ''", 5) == (
+    assert chunk_query(found, KeyRange(["1"], None), "note <> ''", 5) == (
         b"DECLARE slotbridge_chunk NO SCROLL CURSOR FOR"
         b" SELECT CASE WHEN wanted THEN c0 END, CASE WHEN wanted THEN c1 END, k0, wanted"
         b' FROM (SELECT "id" AS c0, "note" AS c1, "id" AS k0,'
@@ -288,11 +358,23 @@ def test_tables_are_read_on_where_kafka_has_their_rows() -> None:
     )
     assert [*found.tables] == ["public.t1", "public.t2", "public.t3"]
     assert (found.next.shape, found.next.last, found.next.rows) == (two, ["5"], 7)
+    found.begun = True
     found.next.done = True
     assert (found.next.shape, found.next.last, found.next.rows) == (three, None, 0)
     assert found.kind(found.next, 0, 2, ends=True) == "true"
     assert found.kind(found.next, 1, 2, ends=True) == "last"
     assert found.kind(found.next, 1, 2, ends=False) == "true"
+
+
+def test_each_snapshot_has_a_first_row() -> None:
+    """The one before has ended where no table waited."""
+    one, two = (shape(f"public.t{n}", "id", oid=n) for n in (1, 2))
+    read, ended = progress(one, done=True), progress(one, done=True, waiting=0)
+    for told, kind in ((read.model_copy(update={"waiting": 1}), "true"), (ended, "first")):
+        found = planned(told, shapes=[one, two])
+        found.begun = goes_on(found, told)
+        assert found.kind(found.next, 0, 2, ends=False) == kind
+    assert not goes_on(planned(shapes=[one]), None)
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,10 @@ ROWS = 2_000
 def test_rows_under_constant_change_come_from_the_standby(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
-    """The bridge is killed once in the middle of a chunk; then the standby replays nothing."""
+    """By two workers. The bridge is killed in the middle of a chunk; then nothing is replayed."""
     conninfo = pair.primary.conninfo(fresh_database)
     fill(conninfo, ROWS)
-    slow = {"chunk_rows_max": 50, "rows_per_second_max": 800}
+    slow = {"chunk_rows_max": 50, "rows_per_second_max": 800, "workers": 2}
     other = pair.standby.conninfo(fresh_database)
     snapshot = {**INITIAL, **slow, "conninfo": other}
     bridge = new_bridge(conninfo, snapshot=snapshot)

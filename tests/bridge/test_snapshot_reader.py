@@ -9,11 +9,15 @@ import psycopg
 import pytest
 
 from schemas.errors import Retryable
+from services.bridge.snapshot import ranges
 from services.bridge.snapshot import reader as module
+from services.bridge.snapshot.places import RowsBefore
+from services.bridge.snapshot.ranges import RangeReader
 from services.bridge.snapshot.reader import SnapshotReader
 from services.bridge.snapshot.row_reader import APPLICATION, NotNow
 from services.bridge.snapshot.visibility import PublishedXids
 from services.postgres.published_tables import published_tables
+from services.postgres.rows import one_row
 from services.postgres.server import read_server
 from tests.providers.databases import Connection, connect
 from tests.providers.interface import Provider
@@ -33,10 +37,14 @@ def connection(pair: Provider, fresh_database: str) -> Iterator[Connection]:
 def make(pair: Provider, fresh_database: str, connection: Connection) -> Iterator[Make]:
     with contextlib.ExitStack() as opened:
 
-        def new(*, options: str = "", **other: Any) -> SnapshotReader:
+        def new(
+            *, options: str = "", publication: str = "p", workers: int = 1, **other: Any
+        ) -> SnapshotReader:
             conninfo = pair.primary.conninfo(fresh_database, options=options)
             server = replace(read_server(connection), **other)
-            found = SnapshotReader(conninfo, "p", "s", server, deadline_ms=30_000)
+            found = SnapshotReader(
+                *(conninfo, publication, "s", server), deadline_ms=30_000, workers=workers
+            )
             opened.callback(found.close)
             return found
 
@@ -141,3 +149,75 @@ def test_rows_that_are_not_wanted_are_looked_at_and_counted(
             break
     assert found == [[b"7", b"x7", b"-7"], [b"9", b"x9", b"-9"], [b"24", b"x24", b"-24"]]
     assert chunks == [(10, ["10"], False), (10, ["20"], False), (5, ["25"], True)]
+
+
+@pytest.mark.parametrize("table", ["keyed", "keyless"])
+def test_several_workers_read_the_rows_that_one_reads(
+    table: str, make: Make, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of all sizes, so that ranges are cut; rows that come later are not seen by any."""
+    connection.execute(
+        """
+        CREATE TABLE keyed (a text, b int, note text, PRIMARY KEY (a, b));
+        CREATE TABLE keyless (a text, b int, note text);
+        INSERT INTO keyed SELECT chr(65 + 32 * (g % 2) + g % 13), g, repeat('x', g * g % 900)
+          FROM generate_series(1, 700) g;
+        INSERT INTO keyless SELECT * FROM keyed;
+        CREATE PUBLICATION q FOR TABLE keyed, keyless"""
+    )
+    read, shared = RangeReader.read, set()
+
+    def noted(self: RangeReader, sessions: Any, queries: Any, *rest: Any, **each: int) -> Any:
+        shared.add(len(queries))
+        return read(self, sessions, queries, *rest, **each)
+
+    monkeypatch.setattr(RangeReader, "read", noted)
+    found = []
+    for workers in (1, 3):
+        reader = make(publication="q", workers=workers)
+        (shape,) = (one for one in reader.inspect().shapes if one.relation.table == table)
+        last, rows, before = None, [], None
+        while True:
+            sight = reader.begin(shape)
+            if table == "keyless":
+                before = before or RowsBefore(sight, file_of(connection, table))
+            chunk = reader.read(shape, last, "", before, rows_max=100, bytes_max=20_000)
+            reader.end()
+            rows += [row[:3] for row in chunk.rows]
+            assert chunk.looked_at <= 100
+            last = chunk.last
+            if chunk.ends:
+                break
+        found.append(rows)
+    assert found[0] == found[1] and len(found[0]) == 700
+    assert shared >= {1, 3}
+
+
+def file_of(connection: Connection, table: str) -> int:
+    """Return the table's relfilenode."""
+    query = "SELECT relfilenode::bigint FROM pg_class WHERE oid = %s::regclass"
+    (found,) = one_row(connection.execute(query, [table]))
+    return int(found)
+
+
+def test_a_worker_that_sees_another_snapshot_reads_nothing(
+    make: Make, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a balancer: the name of the snapshot may be known on another server, too."""
+    connection.execute("INSERT INTO t SELECT g, 'x', g FROM generate_series(1, 99) g")
+    reader = make(workers=2)
+    (shape,) = reader.inspect().shapes
+
+    def read() -> int:
+        reader.begin(shape)
+        try:
+            return reader.read(shape, None, "", rows_max=50, bytes_max=10_000).looked_at
+        finally:
+            reader.end()
+
+    assert (read(), read()) == (50, 50)
+    monkeypatch.setattr(ranges, "_SEEN", "SELECT pg_backend_pid()")
+    with pytest.raises(NotNow, match="several processes"):
+        read()
+    monkeypatch.undo()
+    assert read() == 50

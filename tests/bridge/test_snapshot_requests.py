@@ -1,6 +1,7 @@
 """Rows that are asked for while the bridge runs: by command, and by Debezium's signals."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import psycopg
@@ -226,7 +227,13 @@ def test_rows_are_asked_for_by_command(conninfo: str, new_bridge: NewBridge) -> 
     assert [(one["table"], one["state"], one["rows"]) for one in status["tables"]] == [
         ("t", "done", ROWS)
     ]
+    command(bridge, "start", "public.signals")
+    done(bridge, times=3)
+    bridge.caught_up()
     assert bridge.stop() == 0, bridge.output
+    rows = [one for name in ("t", "signals") for one in bridge.events(name) if one["op"] == "r"]
+    said = Counter(one["source"]["snapshot"] for one in rows)
+    assert (said["first"], said["last"]) == (3, 2), "the last chunk of the first one was filtered"
     assert_folds(bridge, conninfo)
 
 

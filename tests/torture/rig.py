@@ -193,11 +193,11 @@ class Rig:
         )
 
     def _snapshot(self) -> dict[str, Any]:
-        """Return how rows are read: with an odd seed from the standby, whichever that is."""
+        """Return how rows are read: with an odd seed from the standby, by 2 or 3 workers."""
         if self._seed % 2 == 0:
             return bank.SNAPSHOT
         where = make_conninfo(self._run.proxied_conninfo, target_session_attrs="prefer-standby")
-        return {**bank.SNAPSHOT, "conninfo": where}
+        return {**bank.SNAPSHOT, "conninfo": where, "workers": 2 + self._seed // 2 % 2}
 
     def _end(self, clients: list[Client]) -> list[Finding]:
         """Clients end, what is undecided is rolled back, the bridge catches up and stops."""

@@ -22,9 +22,11 @@ class RowsPart(NamedTuple):
 
 
 def parts(
-    fetch: Callable[[int], pq.abc.PGresult], rows_max: int = sys.maxsize
+    fetch: Callable[[int], pq.abc.PGresult],
+    rows_max: int = sys.maxsize,
+    bytes_each: int = FETCH_BYTES,
 ) -> Iterator[RowsPart]:
-    """Yield the next rows, up to `rows_max`, about FETCH_BYTES at once: each part by `fetch`."""
+    """Yield the next rows, up to `rows_max`, about `bytes_each` at once: each part by `fetch`."""
     count, left = _ROWS_FIRST, rows_max
     while left > 0:
         count = min(count, left)
@@ -39,4 +41,4 @@ def parts(
         if len(rows) < count:
             return
         left -= count
-        count = max(1, min(_ROWS_MAX, 4 * count, FETCH_BYTES * count // max(1, size)))
+        count = max(1, min(_ROWS_MAX, 4 * count, bytes_each * count // max(1, size)))

@@ -145,6 +145,12 @@ class Blocks(NamedTuple):
         """Make the SQL condition for rows in them that are from before the slot."""
         return f"ctid < '({self.until},0)'::tid AND {from_before(before)}"
 
+    def bounds(self, count: int) -> list[list[str]]:
+        """Return the places that part the blocks into `count` ranges, or fewer."""
+        blocks = self.until - self.first
+        starts = sorted({self.first + blocks * n // count for n in range(1, count)} - {self.first})
+        return [[f"({block},0)"] for block in starts]
+
     def read(self, last: Sequence[str] | None, *, whole: bool) -> int:
         """Return how many were read, up to the place `last`, or as a whole."""
         until = self.until if whole or last is None else block_of(last[0]) + 1

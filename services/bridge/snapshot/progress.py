@@ -114,6 +114,8 @@ class SnapshotPlan:
     refused: dict[str, str] = field(default_factory=dict)
     undone: list[str] = field(default_factory=list)
     """Tables whose rows may show what a failover has undone: they are read anew."""
+    begun: bool = False
+    """Whether Kafka has a row of this snapshot, or the session is about to send one."""
 
     @property
     def refusals(self) -> str:
@@ -126,11 +128,6 @@ class SnapshotPlan:
         return next(
             (table for table in self.tables.values() if not (table.done or table.paused)), None
         )
-
-    @property
-    def begun(self) -> bool:
-        """Whether rows of any table are in Kafka."""
-        return any(table.rows for table in self.tables.values())
 
     @property
     def waiting(self) -> int:
@@ -208,6 +205,16 @@ def plan(
             result.undone.append(shape.name)
         result.tables[shape.name] = progress
     return result
+
+
+def goes_on(found: SnapshotPlan, last: SnapshotProgress | None) -> bool:
+    """Whether Kafka has rows of the snapshot that `found` plans; `last`: its last progress.
+
+    A snapshot has ended where no table waited: what is read later is another one.
+    """
+    if last is None or last.waiting == 0:
+        return False
+    return any(table.rows for table in found.tables.values())
 
 
 def rank(settings: SnapshotSettings, shape: TableShape) -> tuple[int, str]:

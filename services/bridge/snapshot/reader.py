@@ -1,18 +1,16 @@
 """The primary's side of a snapshot: marks in the WAL, and what the standbys have.
 
-Beside the connection that reads rows, a second one writes marks and asks what standbys have. On a
+Beside the connections that read rows, one more writes marks and asks what standbys have. On a
 server that takes no writes nothing is marked: it may be fenced, and nothing of ours is to lie
 behind its last commit.
 """
 
-import contextlib
 from typing import Final, NamedTuple
 
 from schemas.lsn import format_lsn
 from schemas.snapshot import SNAPSHOT_PREFIX
 from services.bridge.snapshot.places import Place
 from services.bridge.snapshot.row_reader import (
-    ROWS_OPTIONS,
     AnotherServer,
     NotNow,
     RowReader,
@@ -49,16 +47,25 @@ class SnapshotReader(RowReader):
     """Reads and marks for one session, on the server that it streams from."""
 
     def __init__(
-        self, conninfo: str, publication: str, slot: str, server: Server, *, deadline_ms: int
+        self,
+        conninfo: str,
+        publication: str,
+        slot: str,
+        server: Server,
+        *,
+        deadline_ms: int,
+        workers: int = 1,
     ) -> None:
         """Connect to `server`. Raise SlotbridgeError."""
-        super().__init__(conninfo, publication, f"slot {slot}", deadline_ms=deadline_ms)
+        super().__init__(
+            *(conninfo, publication, f"slot {slot}"), deadline_ms=deadline_ms, workers=workers
+        )
         self._server = server
         self._sessions = self._open()
 
     @property
     def _marks(self) -> Connection:
-        return self._sessions[1]
+        return self._sessions[-1]
 
     def inspect(self, beginning: Sight | None = None) -> Inspection:
         """Read what the publication has now, then take an xid.
@@ -129,16 +136,9 @@ class SnapshotReader(RowReader):
         with self._statement("read the search_path"):
             return setting(self._rows, "search_path")
 
-    def _open(self) -> tuple[Connection, ...]:
-        """Open both connections. Raise Retryable where another server answers."""
-        with contextlib.ExitStack() as opened:
-            sessions = []
-            for options in (ROWS_OPTIONS, "-c synchronous_commit=local"):
-                sessions.append(self._connect(options))
-                opened.callback(sessions[-1].close)
-                self._require_the_server(sessions[-1])
-            opened.pop_all()
-        return tuple(sessions)
+    @property
+    def _options(self) -> list[str]:
+        return [*super()._options, "-c synchronous_commit=local"]
 
     def _require_the_server(self, connection: Connection) -> None:
         """Raise AnotherServer unless the connection is with the server that is streamed from."""

@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 import psycopg
@@ -16,8 +17,7 @@ import structlog
 from psycopg import pq
 
 from schemas.errors import OperatorNeeded, Retryable, SetupError, SlotbridgeError
-from services.bridge.pgoutput.messages import Relation, RelationColumn, Row
-from services.bridge.snapshot.cursor import parts
+from services.bridge.pgoutput.messages import Relation, RelationColumn
 from services.bridge.snapshot.places import (
     Blocks,
     Density,
@@ -26,12 +26,14 @@ from services.bridge.snapshot.places import (
     block_of,
     places_query,
 )
+from services.bridge.snapshot.ranges import NotShared, RangeReader, Share, execute, share_of
 from services.bridge.snapshot.row_order import Versions, order_versions
 from services.bridge.snapshot.tables import (
-    CURSOR,
     Chunk,
     KeyColumn,
+    KeyRange,
     TableShape,
+    bounds_query,
     chunk_query,
     filtered,
 )
@@ -85,26 +87,36 @@ class NotNow(Exception):
 class RowReader:
     """Reads for one session. Only one call at a time, from any thread; `interrupt` from another.
 
-    `_open` makes its connections, of which the first one reads rows.
+    `workers` of its connections read rows, each a range of a chunk.
     """
 
     name = "the server"
     setting = "source.conninfo"
     """The setting that names the server."""
 
-    def __init__(self, conninfo: str, publication: str, subject: str, *, deadline_ms: int) -> None:
-        """Note where to connect; `_open` does it."""
+    def __init__(
+        self, conninfo: str, publication: str, subject: str, *, deadline_ms: int, workers: int
+    ) -> None:
+        """Note where to connect, and how many connections read rows; `_open_again` connects."""
         self._conninfo = conninfo
         self._publication = publication
         self._subject = subject
         self._deadline_s = deadline_ms / 1000
         self._closed = False
         self._density = Density()
+        self._workers = workers
+        self._range_reader = RangeReader(workers)
+        self._row_bytes: dict[int, float] = {}
+        """Of each table (oid), as its last chunk had them."""
         self._sessions: tuple[Connection, ...] = ()
 
     @property
     def _rows(self) -> Connection:
         return self._sessions[0]
+
+    @property
+    def _row_sessions(self) -> Sequence[Connection]:
+        return self._sessions[: self._workers]
 
     def interrupt(self) -> None:
         """Let a call that is in progress in another thread fail soon."""
@@ -119,6 +131,7 @@ class RowReader:
     def close(self) -> None:
         """End the connections; no call is in progress."""
         self._closed = True
+        self._range_reader.close()
         self._end_sessions()
 
     def begin(self, shape: TableShape) -> Sight:
@@ -158,23 +171,33 @@ class RowReader:
 
         `before`: of a table without a key, which rows. Raises NotNow where that takes too long.
         """
-        within = Blocks(0, 0, 0)
+        oid, within = shape.relation.oid, None
+        share = share_of(self._workers, rows_max, bytes_max, self._row_bytes.get(oid))
+        condition = ""
         if before is not None:
-            within = self._blocks(shape, last, rows_max, before)
-        query, parameters = chunk_query(
-            shape, last, where, rows_max + 1, within.condition(before.sight) if before else ""
-        )
+            within = self._blocks(shape, last, share.ranges * share.rows, before)
+            condition = within.condition(before.sight)
         with self._statement("read rows", shape.name):
-            self._execute(query, parameters)
-            rows, ends = self._fetch(rows_max, bytes_max)
-            self._execute(b"CLOSE " + CURSOR, [])
+            bounds = self._bounds(shape, last, share, within)
+            ranges = [KeyRange(*pair) for pair in pairwise([last, *bounds, None])]
+            rows_each = share.rows if within is None else rows_max
+            queries = [chunk_query(shape, one, where, rows_each + 1, condition) for one in ranges]
+            try:
+                rows, size, ends = self._range_reader.read(
+                    *(self._row_sessions, queries, rows_max),
+                    rows_each=rows_each,
+                    bytes_each=share.bytes,
+                )
+            except NotShared as error:
+                raise NotNow(f"{self.name} answers with several processes: {error}") from error
+        self._row_bytes[oid] = size / max(1, len(rows))
         last_key = None
         if rows:
             width = len(shape.relation.columns)
             key = rows[-1][width : width + len(shape.read_by)]
             last_key = [value.decode() if isinstance(value, bytes) else "" for value in key]
-        if before is not None:
-            self._density.learn(shape.relation.oid, len(rows), within.read(last_key, whole=ends))
+        if within is not None:
+            self._density.learn(oid, len(rows), within.read(last_key, whole=ends))
             if ends:
                 last_key, ends = [f"({within.until},0)"], within.until >= within.size
         wanted = [row for row in rows if row[-1] == b"t"] if filtered(shape, where) else rows
@@ -208,28 +231,21 @@ class RowReader:
         with contextlib.suppress(NotNow), self._statement("end a chunk"):
             self._rows.execute("ROLLBACK")
 
-    def _fetch(self, rows_max: int, bytes_max: int) -> tuple[list[Row], bool]:
-        """Return up to `rows_max` rows, or those that have `bytes_max`; and whether none follow."""
-        rows: list[Row] = []
-        size = 0
-        for part in parts(self._fetch_from_cursor, rows_max + 1):
-            rows += part.rows
-            size += part.bytes
-            if part.ends:
-                return rows[:rows_max], len(rows) <= rows_max
-            if size >= bytes_max:
-                break
-        return rows[:rows_max], False
-
-    def _fetch_from_cursor(self, count: int) -> pq.abc.PGresult:
-        return self._execute(b"FETCH %d FROM %s" % (count, CURSOR), [])
-
-    def _execute(self, query: bytes, parameters: list[bytes]) -> pq.abc.PGresult:
-        """Text results as the server has printed them, without psycopg's types."""
-        result = self._rows.pgconn.exec_params(query, parameters)
-        if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
-            raise psycopg.errors.error_from_result(result, encoding="utf-8")
-        return result
+    def _bounds(
+        self, shape: TableShape, last: Sequence[str] | None, share: Share, within: Blocks | None
+    ) -> list[list[str]]:
+        """Return the keys, or the places, up to which the ranges but the last one reach."""
+        if share.ranges == 1:
+            return []
+        if within is not None:
+            return within.bounds(share.ranges)
+        query = bounds_query(shape, last, share.rows, share.ranges - 1)
+        found = execute(self._rows, *query)
+        columns = range(found.nfields)
+        return [
+            [(found.get_value(row, column) or b"").decode() for column in columns]
+            for row in range(found.ntuples)
+        ]
 
     def _places(
         self, connection: Connection, oids: list[int], beginning: Sight
@@ -239,8 +255,24 @@ class RowReader:
         rows = connection.execute(places_query(beginning), given).fetchall()
         return {oid: Place(*place) for oid, *place in rows}
 
+    @property
+    def _options(self) -> list[str]:
+        """The options of each connection."""
+        return [ROWS_OPTIONS] * self._workers
+
     def _open(self) -> tuple[Connection, ...]:
         """Make the connections. Raise SlotbridgeError."""
+        with contextlib.ExitStack() as opened:
+            sessions = []
+            for options in self._options:
+                sessions.append(self._connect(options))
+                opened.callback(sessions[-1].close)
+                self._require_the_server(sessions[-1])
+            opened.pop_all()
+        return tuple(sessions)
+
+    def _require_the_server(self, connection: Connection) -> None:
+        """Raise SlotbridgeError where the connection is with a server that is not to be read."""
         raise NotImplementedError
 
     @property

@@ -62,6 +62,7 @@ def open_snapshot(
     reader = SnapshotReader(
         *(primary.conninfo, source.publication, source.slot, primary.server),
         deadline_ms=bridge.sql_deadline_ms,
+        workers=settings.workers,
     )
     standby = None
     if settings.conninfo is not None:
@@ -69,6 +70,7 @@ def open_snapshot(
             standby_conninfo(settings.conninfo, source.connect_timeout_s),
             *(source.publication, source.slot, primary.server),
             deadline_ms=min(bridge.sql_deadline_ms, STANDBY_DEADLINE_MS),
+            workers=settings.workers,
         )
     signals = Signals(settings, kafka.topic_prefix, owner, found.requests)
     if settings.signal_topic is not None:

@@ -42,6 +42,7 @@ from services.bridge.snapshot.progress import (
     SnapshotPlan,
     TableProgress,
     beginning_for,
+    goes_on,
     plan,
     progress_event,
     require_keys,
@@ -254,6 +255,7 @@ class Snapshotter:
         known = (self._found.values(), self._settings, self._shaping, self._owner, asked)
         apart = self._beginning and Apart(self._beginning, seen.places, seen.unpublished)
         found = plan(seen.shapes, *known, apart)
+        found.begun = goes_on(found, self._last)
         if not (self._found or asked):
             require_keys(found)
         self._narration.planned(found, said=self._planned, standby=self._standby is not None)
@@ -349,6 +351,7 @@ class Snapshotter:
         """Note that the chunk is in the stream; return what is told of the table."""
         chunk, count = seen.chunk, len(seen.chunk.rows)
         table.rows += count
+        found.begun = found.begun or count > 0
         table.chunks += 1
         table.last, table.done = chunk.last or table.last, chunk.ends
         position = ChunkPosition(stamp.commit_lsn, max(0, count - 1), seen.next_mark.end_lsn)

@@ -14,7 +14,7 @@ import psycopg
 import structlog
 
 from schemas.errors import ExitCode, OperatorNeeded, SlotbridgeError
-from services.bridge.snapshot.row_reader import ROWS_OPTIONS, NotNow, RowReader
+from services.bridge.snapshot.row_reader import NotNow, RowReader
 from services.bridge.snapshot.standby_state import (
     StandbyState,
     read_state,
@@ -46,11 +46,20 @@ class Standby(RowReader):
     setting = "snapshot.conninfo"
 
     def __init__(
-        self, conninfo: str, publication: str, slot: str, server: Server, *, deadline_ms: int
+        self,
+        conninfo: str,
+        publication: str,
+        slot: str,
+        server: Server,
+        *,
+        deadline_ms: int,
+        workers: int = 1,
     ) -> None:
         self._host = host_name(conninfo)
         self.name = f"the standby {self._host}"
-        super().__init__(conninfo, publication, f"slot {slot}", deadline_ms=deadline_ms)
+        super().__init__(
+            *(conninfo, publication, f"slot {slot}"), deadline_ms=deadline_ms, workers=workers
+        )
         self._told = False
         self._server = server
         self._look_at = 0.0
@@ -66,7 +75,8 @@ class Standby(RowReader):
     def set_search_path(self, search_path: str) -> None:
         """Take the primary's, so that a table has the same form on both."""
         with self._statement("set the search_path"):
-            self._rows.execute("SELECT set_config('search_path', %s, false)", [search_path])
+            for session in self._row_sessions:
+                session.execute("SELECT set_config('search_path', %s, false)", [search_path])
 
     def await_replay(self, lsn: int, patience_s: float) -> bool:
         """Wait until it has replayed the primary's WAL up to `lsn`; False: it is not a standby.
@@ -134,16 +144,10 @@ class Standby(RowReader):
         never = isinstance(error, psycopg.errors.FeatureNotSupported)
         return NotNow(f"{self.name}: {found.message}", slow=not never, never=never)
 
-    def _open(self) -> tuple[Connection, ...]:
-        """Open the connection. Raise OperatorNeeded where it is with another cluster."""
-        connection, known = self._connect(ROWS_OPTIONS), self._server
-        try:
-            found = self._read_server(connection)
-        except BaseException:
-            connection.close()
-            raise
+    def _require_the_server(self, connection: Connection) -> None:
+        """Raise OperatorNeeded where the connection is with another cluster."""
+        found, known = self._read_server(connection), self._server
         if not is_database_of(found, known):
-            connection.close()
             raise OperatorNeeded(
                 f"snapshot.conninfo names another database: system identifier "
                 f"{found.system_identifier}, {found.database}; the changes come from "
@@ -153,4 +157,3 @@ class Standby(RowReader):
                 hint="name a standby of the primary in snapshot.conninfo, and its database",
                 exit_code=ExitCode.WRONG_DATABASE,
             )
-        return (connection,)

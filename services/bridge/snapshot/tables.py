@@ -75,28 +75,32 @@ class Chunk(NamedTuple):
     ends: bool
 
 
+class KeyRange(NamedTuple):
+    """Keys after `after` up to `until`, in text form; None: from the beginning, to the end."""
+
+    after: Sequence[str] | None
+    until: Sequence[str] | None
+
+
 def filtered(shape: TableShape, where: str) -> bool:
     """Whether only some rows of the table are wanted."""
     return bool(shape.row_filter or where)
 
 
 def chunk_query(
-    shape: TableShape, last: Sequence[str] | None, where: str, rows: int, within: str = ""
+    shape: TableShape, keys: KeyRange, where: str, rows: int, within: str = ""
 ) -> tuple[bytes, list[bytes]]:
     """Make the SQL that declares the cursor CURSOR over the next `rows` rows, and its parameters.
 
-    After the key `last` (text forms), or from the beginning; of rows `within` that condition alone.
+    Of those with such keys; of rows `within` that condition alone.
     The rows have the published columns and then those of `read_by`. Where the table is `filtered`,
     a last column tells whether the row is wanted, and others have no values: the server must not
     look for a wanted row without end.
     """
     key = [quote(column.name) for column in shape.read_by]
     columns = [quote(column.name) for column in shape.relation.columns]
-    conditions = [within] if within else []
-    if last is not None:
-        bounds = [f"${n}::{column.type}" for n, column in enumerate(shape.read_by, 1)]
-        conditions.insert(0, f"({', '.join(key)}) > ({', '.join(bounds)})")
-    after = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    conditions, parameters = _bounds(shape, keys)
+    after = _where([*conditions, within])
     # By number: a name would be that of an output column first.
     order = ", ".join(str(len(columns) + n) for n in range(1, len(key) + 1))
     source = f"FROM {shape.identifier}{after} ORDER BY {order} LIMIT {rows:d}"
@@ -104,16 +108,52 @@ def chunk_query(
     if filtered(shape, where):
         wanted = " AND ".join(f"({part})" for part in (shape.row_filter, where) if part)
         named = [f"{name} AS c{n}" for n, name in enumerate(columns)]
-        keys = [f"k{n}" for n in range(len(key))]
-        named += [f"{name} AS {alias}" for name, alias in zip(key, keys, strict=True)]
+        aliases = [f"k{n}" for n in range(len(key))]
+        named += [f"{name} AS {alias}" for name, alias in zip(key, aliases, strict=True)]
         values = [f"CASE WHEN wanted THEN c{n} END" for n in range(len(columns))]
         query = (
-            f"SELECT {', '.join([*values, *keys])}, wanted"  # noqa: S608
+            f"SELECT {', '.join([*values, *aliases])}, wanted"  # noqa: S608
             f" FROM (SELECT {', '.join(named)}, ({wanted}) IS TRUE AS wanted {source}) AS chunk"
             f" ORDER BY {order}"
         )
     declared = f"DECLARE {CURSOR.decode()} NO SCROLL CURSOR FOR {query}"
-    return declared.encode(), [value.encode() for value in last or ()]
+    return declared.encode(), parameters
+
+
+def bounds_query(
+    shape: TableShape, last: Sequence[str] | None, rows: int, count: int
+) -> tuple[bytes, list[bytes]]:
+    """Make the SQL that reads the key of each `rows`-th row after `last`, `count` times."""
+    key = ", ".join(quote(column.name) for column in shape.read_by)
+    conditions, parameters = _bounds(shape, KeyRange(last, None))
+    aliases = ", ".join(f"k{n}" for n in range(len(shape.read_by)))
+    query = (
+        f"SELECT {aliases}"  # noqa: S608
+        f" FROM (SELECT *, row_number() OVER (ORDER BY {aliases}) AS number FROM (SELECT {key}"
+        f" FROM {shape.identifier}{_where(conditions)} ORDER BY {key} LIMIT {rows * count:d})"
+        f" AS next ({aliases})) AS numbered WHERE number % {rows:d} = 0 ORDER BY number"
+    )
+    return query.encode(), parameters
+
+
+def _bounds(shape: TableShape, keys: KeyRange) -> tuple[list[str], list[bytes]]:
+    """Return the conditions for rows with such keys, and their parameters."""
+    key = ", ".join(quote(column.name) for column in shape.read_by)
+    conditions: list[str] = []
+    parameters: list[bytes] = []
+    for sign, bound in ((">", keys.after), ("<=", keys.until)):
+        if bound is not None:
+            numbers = range(len(parameters) + 1, len(parameters) + len(bound) + 1)
+            types = [column.type for column in shape.read_by]
+            bounds = [f"${n}::{kind}" for n, kind in zip(numbers, types, strict=True)]
+            conditions.append(f"({key}) {sign} ({', '.join(bounds)})")
+            parameters += [value.encode() for value in bound]
+    return conditions, parameters
+
+
+def _where(conditions: Sequence[str]) -> str:
+    given = [condition for condition in conditions if condition]
+    return f" WHERE {' AND '.join(given)}" if given else ""
 
 
 def quote(name: str) -> str:

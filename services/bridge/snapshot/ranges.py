@@ -1,0 +1,171 @@
+"""Reads a chunk as ranges of rows, on several connections at once, under one database snapshot.
+
+    first connection     has taken the snapshot and exports it; reads the first range
+    each other one       imports it, compares what it sees, reads one range more
+
+The chunk is the ranges in their order, up to the first one that is not read to its end: so it has
+the next rows without a gap, as if one connection had read them.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Final, LiteralString, NamedTuple
+
+import psycopg
+from psycopg import pq
+
+from services.bridge.pgoutput.messages import Row
+from services.bridge.snapshot.cursor import FETCH_BYTES, parts
+from services.bridge.snapshot.tables import CURSOR
+from services.postgres.rows import one_row
+from services.postgres.server import Connection
+
+Query = tuple[bytes, list[bytes]]
+_FILL: Final = 0.9
+"""How much of its bytes a range is planned to have, as rows differ in size."""
+_SEEN: Final[LiteralString] = """
+    SELECT pg_current_snapshot()::text, pg_postmaster_start_time()::text"""
+
+
+class NotShared(Exception):
+    """A connection does not see the database snapshot of the first one."""
+
+
+class RangeRows(NamedTuple):
+    """Rows, the bytes of all that were fetched, and whether the range has none after them."""
+
+    rows: list[Row]
+    bytes: int
+    ends: bool
+
+
+class Share(NamedTuple):
+    """What each of some ranges may have."""
+
+    ranges: int
+    rows: int
+    bytes: int
+
+
+def share_of(workers: int, rows_max: int, bytes_max: int, row_bytes: float | None) -> Share:
+    """Share a chunk among workers, whose rows have about `row_bytes`; None: not known.
+
+    Then one reads it: a range that is not read to its end makes those behind it useless.
+    """
+    count = 1 if row_bytes is None else min(workers, rows_max)
+    if count == 1:
+        return Share(1, rows_max, bytes_max)
+    fit = int(_FILL * bytes_max / count / max(1.0, row_bytes or 1.0))
+    return Share(count, max(1, min(rows_max // count, fit)), bytes_max // count)
+
+
+def joined(ranges: Sequence[RangeRows], rows_max: int) -> RangeRows:
+    """Return up to `rows_max` rows of ranges that follow each other.
+
+    Up to the first range that was not read to its end.
+    """
+    rows: list[Row] = []
+    size = 0
+    for one in ranges:
+        rows += one.rows
+        size += one.bytes
+        if len(rows) > rows_max or not one.ends:
+            return RangeRows(rows[:rows_max], size, ends=False)
+    return RangeRows(rows, size, ends=True)
+
+
+class RangeReader:
+    """Reads for one RowReader, which has at most `workers` connections for rows."""
+
+    def __init__(self, workers: int) -> None:
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="snapshot-range")
+
+    def close(self) -> None:
+        """Wait until the ranges that are being read have ended."""
+        self._pool.shutdown(wait=True)
+
+    def read(
+        self,
+        connections: Sequence[Connection],
+        queries: Sequence[Query],
+        rows_max: int,
+        *,
+        rows_each: int,
+        bytes_each: int,
+    ) -> RangeRows:
+        """Read a range for each query, up to `rows_each` rows or `bytes_each`; join them.
+
+        Raise psycopg.Error; NotShared where connections see different states.
+        """
+        first, others = connections[0], connections[1 : len(queries)]
+        running = []
+        if others:
+            name = one_row(first.execute("SELECT pg_export_snapshot()"))[0]
+            seen = one_row(first.execute(_SEEN))
+            running = [
+                self._pool.submit(_read_apart, one, name, seen, query, rows_each, bytes_each)
+                for one, query in zip(others, queries[1:], strict=True)
+            ]
+        try:
+            ranges = [read_range(first, queries[0], rows_each, bytes_each)]
+        finally:
+            wait(running)
+        return joined([*ranges, *(one.result() for one in running)], rows_max)
+
+
+def _read_apart(
+    connection: Connection,
+    snapshot: str,
+    seen: tuple[str, str],
+    query: Query,
+    rows_max: int,
+    bytes_max: int,
+) -> RangeRows:
+    """Read a range in a transaction that imports `snapshot`, if it sees what `seen` tells."""
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    try:
+        try:
+            connection.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
+        except (psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject) as error:
+            raise NotShared(str(error)) from error
+        if one_row(connection.execute(_SEEN)) != seen:
+            raise NotShared("it imports another snapshot of that name")
+        return read_range(connection, query, rows_max, bytes_max)
+    finally:
+        with contextlib.suppress(psycopg.Error):
+            connection.execute("ROLLBACK")
+
+
+def read_range(connection: Connection, query: Query, rows_max: int, bytes_max: int) -> RangeRows:
+    """Declare the cursor of `query`; read up to `rows_max` rows, or those that have `bytes_max`."""
+    execute(connection, *query)
+    found = _fetch(connection, rows_max, bytes_max)
+    execute(connection, b"CLOSE " + CURSOR)
+    return found
+
+
+def _fetch(connection: Connection, rows_max: int, bytes_max: int) -> RangeRows:
+    def from_cursor(count: int) -> pq.abc.PGresult:
+        return execute(connection, b"FETCH %d FROM %s" % (count, CURSOR))
+
+    rows: list[Row] = []
+    size = 0
+    for part in parts(from_cursor, rows_max + 1, min(FETCH_BYTES, bytes_max)):
+        rows += part.rows
+        size += part.bytes
+        if part.ends:
+            return RangeRows(rows[:rows_max], size, ends=len(rows) <= rows_max)
+        if size >= bytes_max:
+            break
+    return RangeRows(rows[:rows_max], size, ends=False)
+
+
+def execute(
+    connection: Connection, query: bytes, parameters: Sequence[bytes] = ()
+) -> pq.abc.PGresult:
+    """Return results in text form as the server has printed them, without psycopg's types."""
+    result = connection.pgconn.exec_params(query, [*parameters])
+    if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+        raise psycopg.errors.error_from_result(result, encoding="utf-8")
+    return result
