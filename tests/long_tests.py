@@ -14,7 +14,7 @@ _PREPARED: Final = (
 )
 _BEHIND: Final = (
     f"{_FAULTS}test_hanging_prepared.py::"
-    "test_one_behind_it_that_is_aborted_takes_nothing_of_it_along"
+    "test_abort_of_a_later_transaction_keeps_hanging_staged_records"
 )
 _SETTLING: Final = f"{_FAULTS}test_interrupted_settling.py::"
 _ROUNDS: Final = f"{_BRIDGE}evidence/test_rounds.py::"
@@ -33,8 +33,8 @@ _PAUSED: Final = (
 )
 _UPKEEP: Final = f"{_TABLES}test_index_upkeep.py::test_maintenance_and_a_restart_leave_the_index"
 LONG: Final = (
-    "tests/torture/test_short_run.py::test_nor_by_tls_on_the_oldest_postgresql",
-    "tests/torture/test_short_run.py::test_nor_while_commits_wait_for_the_bridge_nor_in_tables",
+    "tests/torture/test_short_run.py::test_nothing_is_lost_over_tls_on_the_oldest_postgresql",
+    "tests/torture/test_short_run.py::test_nothing_is_lost_while_commits_wait_and_in_tables",
     f"{_PREPARED}[COMMIT PREPARED-all but",
     f"{_PREPARED}[COMMIT PREPARED-no marker",
     f"{_PREPARED}[PREPARE-all but",
@@ -45,7 +45,7 @@ LONG: Final = (
     f"{_PREPARED}[ROLLBACK PREPARED-only the record",
     f"{_BEHIND}[COMMIT",
     f"{_BEHIND}[ROLLBACK",
-    f"{_SETTLING}test_what_is_published_again_hangs_too[0]",
+    f"{_SETTLING}test_a_transaction_that_publishes_again_may_hang_too[0]",
     f"{_SETTLING}test_aborted_events_are_published_again[nothing is visible",
     f"{_SETTLING}test_aborted_events_are_published_again[noted twice",
     f"{_SETTLING}test_aborted_events_are_published_again[only END",
@@ -88,7 +88,7 @@ LONG: Final = (
     f"{_SIGNAL}[before kafka commit]",
     f"{_SIGNAL}[signal marked]",
     f"{_TABLES}test_drill.py::",
-    f"{_TABLES}test_indexed_delete.py::test_any_cut_any_kill_any_compaction[1]",
+    f"{_TABLES}test_indexed_delete.py::test_index_stays_true_through_any_cut_kill_or_compaction[1]",
     f"{_TABLES}test_snapshot_rows.py::test_tables_equal_the_source_after_a_snapshot_under_load[his",
     f"{_TABLES}test_operations.py::test_a_file_is_written_anew_only_when_much_of_it_is_deleted[500",
     f"{_PAUSED}[Staging-begin-2]",

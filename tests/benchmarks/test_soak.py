@@ -7,7 +7,7 @@ from benchmarks.soak import Sample, verdict
 STEADY = [Sample(n / 6, 50_000.0, 0.5, 0.4 + n % 3, 90.0 + n % 2, 9, 30) for n in range(60)]
 
 
-def test_noise_is_no_growth() -> None:
+def test_noise_is_not_growth() -> None:
     found = verdict(70_000.0, STEADY)
     assert not found.grew
     assert found.rows_s == 50_000.0

@@ -217,7 +217,7 @@ def test_a_long_filtered_transaction_outlasts_a_short_time_out(
         assert bridge.stop() == 0, bridge.output
 
 
-def test_long_work_on_what_has_come_is_no_silence_of_the_server(
+def test_long_work_on_received_changes_is_not_taken_for_silence_of_the_server(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
     """Commits of large transactions pile up behind the first, and take longer than the time-out."""

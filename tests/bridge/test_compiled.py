@@ -244,7 +244,7 @@ def written(kind: str, value: bytes) -> Event | None:
 
 
 @given(st.sampled_from(sorted(KINDS)), values)
-def test_every_form_is_its_encoders(kind: str, value: bytes) -> None:
+def test_compiled_forms_equal_those_of_the_encoders(kind: str, value: bytes) -> None:
     """What the compiled way has no form for, it asks the encoder for."""
     found = written(kind, value)
     try:

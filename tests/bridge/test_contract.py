@@ -57,7 +57,9 @@ def test_a_topic_as_asked_lacks_nothing() -> None:
         ("p.transaction", 3, {}, "BEGINs"),
     ],
 )
-def test_each_lack_is_told(name: str, replicas: int, change: dict[str, str], said: str) -> None:
+def test_each_missing_requirement_of_a_topic_is_named(
+    name: str, replicas: int, change: dict[str, str], said: str
+) -> None:
     topic = Topic(name, replicas, GOOD | change)
     assert said in whats(topic)
     assert len(lacks([topic], "p")) == 1

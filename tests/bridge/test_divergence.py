@@ -66,7 +66,7 @@ def test_the_first_are_listed_and_all_are_counted(
     assert [event.commit_lsn for event in found.listed] == expected[:LISTED_MAX]
 
 
-def test_the_error_names_them() -> None:
+def test_the_error_names_the_lost_transactions() -> None:
     diverged = Diverged("s", 1, 2, 25, 41)
     error = with_transactions(diverged, transactions_beyond(topic(4, in_part=True), 25))
     assert (
@@ -77,6 +77,6 @@ def test_the_error_names_them() -> None:
     assert none.exit_code == error.exit_code == 32
 
 
-def test_a_record_that_is_none() -> None:
+def test_a_record_that_is_not_of_its_kind_is_refused() -> None:
     with pytest.raises(OperatorNeeded, match="not a TransactionEvent"):
         transactions_beyond(Stored([b"{}"]), 0)

@@ -193,7 +193,7 @@ def test_an_origin_that_another_bridge_has_taken_meanwhile_ends_the_session(
     assert bridge.sessions == 2, bridge.output
 
 
-def test_it_goes_on_without_a_judgement_not_longer_than_a_start_may_take(trio: Trio) -> None:
+def test_a_session_without_sql_ends_after_the_connect_deadline(trio: Trio) -> None:
     conninfo, name = trio.primary.conninfo(trio.dbname), "unjudged"
     source = SourceSettings(conninfo=SecretStr(conninfo), slot=name, publication=name)
     primary = Primary(source, sql_deadline_ms=60_000, idle_timeout_ms=600_000)

@@ -110,7 +110,7 @@ def test_a_flat_row_is_the_events_row_and_the_chosen_fields(
 
 
 @given(tables(), flats, st.sampled_from(FORMATS), st.sampled_from(FORMATS), st.booleans())
-def test_the_short_way_makes_the_same_rows_which_tell_place_and_operation_in_every_format(
+def test_specialised_encoders_make_the_same_flat_rows_in_every_format(
     table: tuple[Relation, list[Row]],
     flat: dict[str, Any],
     key: Format,
@@ -229,7 +229,7 @@ def test_an_old_value_that_can_not_be_written_is_another_one() -> None:
         ({"flat": {}, "routes": [{"tables": ".*", "topic": "all"}]}, "needs {prefix}"),
     ],
 )
-def test_settings_that_can_not_be(shaping: dict[str, Any], text: str) -> None:
+def test_invalid_flat_settings_are_refused(shaping: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         ShapingSettings.model_validate(shaping)
 

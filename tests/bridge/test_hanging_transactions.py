@@ -51,7 +51,7 @@ def test_a_record_covers_whole_transactions_and_the_first_part_of_one() -> None:
     assert not has(None, EventPosition(1, 0))
 
 
-def test_without_a_witness_it_is_aborted() -> None:
+def test_a_hanging_transaction_without_a_witness_is_aborted() -> None:
     after = record(120, 130)
     assert not was_committed(
         *(WHOLE, after), confirmed_lsn=110, origin_lsn=110, shown=[EventPosition(100, 0)]
@@ -169,7 +169,7 @@ def test_what_was_published_again_and_hangs_is_ended_by_its_own_producer() -> No
         assert again == Ending({TABLE: 7}, (1 - repeated,), commit=True)
 
 
-def test_of_two_that_hang_the_covered_one_comes_first() -> None:
+def test_of_two_hanging_transactions_the_covered_one_is_ended_first() -> None:
     """Whatever is decided about the next one must not touch it."""
     ours = {PROGRESS: None, TABLE: EventPosition(100, 2), ENDS: EventPosition(120, 0)}
     stuck = {PROGRESS: 3, TABLE: 7, ENDS: 8}

@@ -157,7 +157,7 @@ def test_more_replicas_than_brokers_is_a_wrong_setting(
     assert "kafka.replication_factor" in bridge.output.splitlines()[-1]
 
 
-def test_one_broker_is_told_to_be_few(conninfo: str, new_bridge: NewBridge) -> None:
+def test_a_single_broker_is_warned_of(conninfo: str, new_bridge: NewBridge) -> None:
     bridge = new_bridge(conninfo).start().streaming()
     assert bridge.stop() == 0
     assert "fewer than 3 replicas" in bridge.output

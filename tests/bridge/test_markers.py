@@ -64,7 +64,7 @@ def hangs() -> None:
     raise Retryable("hangs", exit_code=ExitCode.KAFKA_UNREACHABLE)
 
 
-def test_the_last_but_one_is_looked_at_before_its_producer_goes_on() -> None:
+def test_markers_are_checked_before_their_producer_writes_again() -> None:
     cluster = Cluster()
     check = checked(cluster, hangs)
     check.require_told()
@@ -79,7 +79,7 @@ def test_the_last_but_one_is_looked_at_before_its_producer_goes_on() -> None:
 
 
 @pytest.mark.parametrize("hanging", ["t", "u"])
-def test_at_the_end_the_last_one_is_looked_at_too(hanging: str) -> None:
+def test_a_stop_checks_the_markers_of_the_last_transaction_too(hanging: str) -> None:
     cluster = Cluster()
     check = checked(cluster, hangs)
     check.require_all_told()
@@ -96,7 +96,7 @@ def test_at_the_end_the_last_one_is_looked_at_too(hanging: str) -> None:
     check.close()
 
 
-def test_at_the_end_a_silent_leader_is_as_good_as_one_that_hangs() -> None:
+def test_at_a_stop_a_silent_leader_counts_as_a_hanging_transaction() -> None:
     cluster = Cluster()
     check = checked(cluster, hangs)
     cluster.ends = {("t", 1): 7}
@@ -107,7 +107,7 @@ def test_at_the_end_a_silent_leader_is_as_good_as_one_that_hangs() -> None:
     check.close()
 
 
-def test_it_waits_for_a_marker_that_is_under_way() -> None:
+def test_a_marker_that_is_on_its_way_is_waited_for() -> None:
     cluster = Cluster()
 
     def arrive() -> None:
@@ -166,7 +166,7 @@ def test_hidden_end_of_an_earlier_session_is_judged_once_it_shows() -> None:
         one.close()
 
 
-def test_a_leader_that_does_not_answer_is_no_evidence() -> None:
+def test_a_leader_that_does_not_answer_is_not_evidence() -> None:
     cluster = Cluster()
     check = checked(cluster)
     cluster.stable[("t", 0)] = cluster.ends[("t", 0)] = -1001

@@ -93,7 +93,7 @@ def test_rows_are_counted_by_table_and_operation_once_kafka_has_them(
     assert bridge.stop() == 0, bridge.output
 
 
-def test_transactions_that_wait_are_told_with_their_size(
+def test_held_transactions_are_counted_with_their_bytes(
     new_pair: NewPair, new_bridge: NewBridge
 ) -> None:
     trio = new_pair(settings={"max_prepared_transactions": 5})
@@ -132,7 +132,7 @@ def test_transactions_that_wait_are_told_with_their_size(
         )
 
 
-def test_series_of_a_session_go_with_it(new_pair: NewPair, new_bridge: NewBridge) -> None:
+def test_series_of_a_session_end_with_it(new_pair: NewPair, new_bridge: NewBridge) -> None:
     trio = new_pair()
     conninfo = trio.primary.conninfo(trio.dbname)
     with psycopg.connect(conninfo, autocommit=True) as connection:

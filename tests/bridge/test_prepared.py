@@ -208,7 +208,7 @@ def folder() -> Iterator[Path]:
     crashes=st.lists(st.integers(0, 6), max_size=4),
     repeats=st.lists(st.booleans(), min_size=5, max_size=5),
 )
-def test_after_any_crash_as_ordinary_transactions(
+def test_prepared_transactions_equal_ordinary_ones_after_any_crash(
     folder: Path,
     chosen: list[Transaction],
     order: list[int],
@@ -311,7 +311,7 @@ def test_a_commit_without_its_staging_stops_the_bridge(pipeline: Pipeline) -> No
         pipeline.take(encode(CommitPrepared(*END)), 1, NOW_US)
 
 
-def test_a_rollback_of_what_was_never_staged_is_nothing(pipeline: Pipeline) -> None:
+def test_rollback_of_an_unstaged_transaction_writes_nothing(pipeline: Pipeline) -> None:
     rollback = RollbackPrepared(900, 1048, NOW_US, NOW_US, 5, "g")
     pipeline.take(encode(rollback), 1, NOW_US)
 
@@ -341,7 +341,7 @@ def test_frames_come_back_from_their_parts(given_frames: list[Frame], size: int)
         list(read_frames(pieces[:-1]))
 
 
-def test_staging_gives_the_connection_its_chances_however_well_it_compresses() -> None:
+def test_staging_answers_the_server_however_well_it_compresses() -> None:
     same = (Frame(1, 1, b"I" + bytes(40)) for _ in range(20_000))
     assert sum(event is None for event in staged_parts("t", "s", "g", same)) >= 4
 

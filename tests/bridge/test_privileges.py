@@ -73,7 +73,7 @@ def test_rows_are_read_from_a_standby_as_the_scripts_role(
     assert {one.read_from for one in told(bridge)} == {"standby"}
 
 
-def test_a_role_without_a_grant_is_told_of_it(
+def test_a_missing_grant_of_the_role_is_named(
     pair: Provider, fresh_database: str, new_bridge: NewBridge, topic_prefix: str
 ) -> None:
     weak = sql.Identifier(f"weak_{topic_prefix}")

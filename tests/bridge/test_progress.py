@@ -115,7 +115,7 @@ AT_700 = replace(SEEN, slot=replace(SLOT, confirmed_flush_lsn=750), origin_lsn=7
         (earlier(origin_lsn=790, wal_lsn=801), AT_700),
     ],
 )
-def test_agreement(given: ProgressRecord, seen: Witnesses) -> None:
+def test_witnesses_that_agree(given: ProgressRecord, seen: Witnesses) -> None:
     check_witnesses(given, seen, "s")
 
 
@@ -195,7 +195,7 @@ W, D, T = ExitCode.WITNESSES_DISAGREE, ExitCode.WRONG_DATABASE, ExitCode.TIMELIN
         ),
     ],
 )
-def test_disagreement(
+def test_witnesses_that_disagree(
     given: ProgressRecord,
     seen: Witnesses,
     kind: type[SlotbridgeError],

@@ -38,7 +38,7 @@ def want(bridge: Bridge, *tables: str) -> None:
 
 
 @given(wanted=NAMES, published=NAMES)
-def test_what_is_added_and_left_out_leads_to_what_is_wanted(
+def test_planned_statements_lead_to_the_wanted_publication(
     wanted: frozenset[tuple[str, str]], published: frozenset[tuple[str, str]]
 ) -> None:
     found = Members(False, published, (), True)
@@ -64,7 +64,7 @@ def test_what_can_not_be_done_is_refused(
         changes("p", {("public", "a")}, found, facts, identity_full=False)
 
 
-def test_an_empty_list_is_no_wish_to_publish_nothing() -> None:
+def test_an_empty_list_of_tables_does_not_empty_the_publication() -> None:
     with pytest.raises(SettingsError, match="all tables"):
         changes(
             "p", (), Members(False, frozenset({("public", "a")}), (), True), {}, identity_full=False

@@ -33,7 +33,7 @@ def many_descriptors() -> Iterator[None]:
 
 @pytest.mark.parametrize("lowest", [0, FD_SETSIZE])
 @pytest.mark.usefixtures("many_descriptors")
-def test_it_waits_for_bytes_a_time_and_the_end(lowest: int) -> None:
+def test_waiting_ends_with_bytes_a_time_out_or_the_end_of_the_connection(lowest: int) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         number = fcntl.fcntl(ours, fcntl.F_DUPFD, lowest)

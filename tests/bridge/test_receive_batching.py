@@ -75,7 +75,7 @@ def low_water_mark(one: socket.socket) -> int:
     return one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
 
 
-def test_the_socket_is_told(
+def test_so_rcvlowat_is_set_on_the_socket(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receive_batching, "RTT_US_MAX", 10**6)  # the machine may be busy
@@ -99,7 +99,7 @@ def test_a_far_server_keeps_its_window(
         assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == before
 
 
-def test_the_time_of_a_round_trip_is_where_we_look(
+def test_min_rtt_is_read_from_tcp_info(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, _ = ends

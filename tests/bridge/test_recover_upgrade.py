@@ -104,7 +104,7 @@ def restore(former: PostgresServer, new: PostgresServer) -> None:
 @pytest.mark.parametrize(
     ("take_over", "slots"), [(upgrade, 1), (restore, 0)], ids=["pg_upgrade", "pg_dump"]
 )
-def test_the_same_topics_go_on(
+def test_topics_go_on_after_an_upgrade(
     stopped: Bridge,
     clusters: tuple[PostgresServer, PostgresServer],
     take_over: Callable[[PostgresServer, PostgresServer], None],

@@ -136,7 +136,7 @@ def test_records_that_are_gone_are_a_problem_unless_readers_have_what_hung() -> 
     assert judge_range(noted(first, 2), first, first, TERMS) == NOTHING, "compacted"
 
 
-def test_a_later_transaction_does_not_tell_that_readers_had_what_is_gone() -> None:
+def test_a_later_transaction_does_not_prove_that_readers_saw_lost_records() -> None:
     """Retention, or compaction, has removed what was aborted; the next one was committed."""
     later = [event(5, 105)]
     assert "5 of 6 records are gone" in judge_range(noted(later, 6), later, later, TERMS).problem
@@ -154,7 +154,7 @@ def test_records_in_several_notes_are_written_once_in_order() -> None:
 
 
 @pytest.mark.parametrize("value", [b'{"commit_lsn": 1e999}', b"[" * 100_000])
-def test_a_record_of_anybody_is_no_error(value: bytes) -> None:
+def test_a_foreign_record_is_not_an_error(value: bytes) -> None:
     assert position_of(value, "p") is None
 
 

@@ -114,7 +114,7 @@ def test_settings_that_are_wrong_are_told_of_without_secrets(case: str, tmp_path
     assert HUSH not in out + err
 
 
-def test_an_environment_that_is_no_json_is_told_of(
+def test_a_variable_that_is_not_json_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "settings.yaml"

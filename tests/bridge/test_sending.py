@@ -43,7 +43,7 @@ def unconnected() -> Producer:
 
 
 @given(kinds=st.lists(st.sampled_from(KINDS)), data=st.data())
-def test_records_are_sent_up_to_one_that_calls_for_care(
+def test_records_are_sent_up_to_the_first_special_one(
     twin: str, unconnected: Producer, kinds: list[str], data: st.DataObject
 ) -> None:
     since = data.draw(st.integers(0, len(kinds)))
@@ -108,7 +108,7 @@ def test_a_producer_is_freed_with_what_sends_into_it(twin: str) -> None:
     assert threads() == before
 
 
-def test_another_version_is_not_gone_into(
+def test_an_unverified_confluent_kafka_is_used_by_its_produce_alone(
     twin: str, monkeypatch: pytest.MonkeyPatch, unconnected: Producer
 ) -> None:
     assert is_straight(unconnected) == (twin == "compiled")

@@ -287,7 +287,7 @@ def test_a_snapshot_is_paused_resumed_stopped_and_begun_again(
     assert_folds(bridge, conninfo)
 
 
-def test_bad_signals_are_told_and_do_no_harm(conninfo: str, new_bridge: NewBridge) -> None:
+def test_bad_signals_are_logged_and_ignored(conninfo: str, new_bridge: NewBridge) -> None:
     """So many that the table's rows have code of their own by the last one."""
     bridge = new_bridge(conninfo, snapshot=ASKED).start().streaming()
     for number in range(30):

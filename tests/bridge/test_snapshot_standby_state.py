@@ -61,7 +61,7 @@ def test_a_pooler_that_drops_options_is_refused() -> None:
         require_all_rows(STATE._replace(row_security=True), "s")
 
 
-def test_a_timeline_that_nobody_sees_is_no_timeline() -> None:
+def test_a_standby_of_unknown_or_other_timeline_is_not_read() -> None:
     require_timeline(STATE, "s", PRIMARY)
     with pytest.raises(NotNow, match="not judged"):
         require_timeline(STATE._replace(receiver=None, timeline=None), "s", PRIMARY)
@@ -93,7 +93,7 @@ def test_collations_of_other_versions_are_told_from_equal_and_unknown_ones() -> 
         (psycopg.errors.InsufficientPrivilege("permission denied"), False, False),
     ],
 )
-def test_what_only_a_standby_lacks_does_not_end_the_bridge(
+def test_errors_of_a_standby_do_not_end_the_bridge(
     error: psycopg.Error, slow: bool, never: bool
 ) -> None:
     standby = Standby("host=h", "p", "s", PRIMARY, deadline_ms=1)

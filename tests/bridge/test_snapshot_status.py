@@ -40,7 +40,7 @@ def test_bars_of_tables_that_come_and_end(capsys: pytest.CaptureFixture[str]) ->
     assert "7,000" in capsys.readouterr().out
 
 
-def test_what_an_older_release_did_not_tell_is_not_judged(
+def test_fields_missing_in_records_of_an_older_release_are_not_judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """How many tables wait: all that Kafka knows of are done, and others may have rows left."""
@@ -59,7 +59,7 @@ def test_what_an_older_release_did_not_tell_is_not_judged(
     assert "not judged" in answers[0].output and "not judged" not in answers[1].output
 
 
-def test_it_is_not_finished_between_two_tables(
+def test_a_snapshot_is_not_finished_between_two_tables(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
     """Kafka has all of one table, nothing of the next; it is finished once that one has gone."""
@@ -92,7 +92,7 @@ def test_it_is_not_finished_between_two_tables(
     assert bridge.stop() == 0, bridge.output
 
 
-def test_it_is_shown_while_rows_are_read_and_after(
+def test_status_is_shown_while_rows_are_read_and_after(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
     conninfo = pair.primary.conninfo(fresh_database)

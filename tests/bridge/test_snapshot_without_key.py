@@ -168,7 +168,7 @@ def test_killed_at_each_seam(
     assert_each_once(bridge, conninfo)
 
 
-def test_a_slot_of_which_nothing_is_known_is_refused(conninfo: str, new_bridge: NewBridge) -> None:
+def test_a_slot_whose_beginning_is_unknown_is_refused(conninfo: str, new_bridge: NewBridge) -> None:
     """It was made by a bridge that was killed before Kafka knew; the remedy is in the message."""
     make_log(conninfo, 10)
     bridge = new_bridge(conninfo, snapshot=READ)
@@ -181,7 +181,7 @@ def test_a_slot_of_which_nothing_is_known_is_refused(conninfo: str, new_bridge: 
 
 
 @pytest.mark.parametrize("fault", ["no session", "the session ends"])
-def test_a_slot_of_which_nothing_can_be_told_does_not_stay(fault: str, conninfo: str) -> None:
+def test_a_new_slot_whose_beginning_is_unknown_is_dropped(fault: str, conninfo: str) -> None:
     """Its tables without a key could never be read."""
     given = {"conninfo": conninfo, "slot": f"s_{os.urandom(4).hex()}", "publication": "p"}
     source = SourceSettings.model_validate(given)
@@ -518,7 +518,9 @@ def test_a_request_does_not_read_a_table_again_once_the_setting_is_taken_back() 
         ({"told": progress(timeline=2, commit_lsn=499, seen_lsn=501)}, "a failover may have"),
     ],
 )
-def test_what_would_come_twice_or_never_is_refused(given: dict[str, Any], reason: str) -> None:
+def test_rows_that_would_come_twice_or_never_are_refused(
+    given: dict[str, Any], reason: str
+) -> None:
     found = planned(**given)
     assert reason in found.refused["public.log"] and not found.tables
 

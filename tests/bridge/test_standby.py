@@ -25,7 +25,7 @@ def probe(port: int, path: str) -> int:
         return 0
 
 
-def test_a_stand_by_outlasts_its_deadline_is_available_and_takes_over(
+def test_a_standby_bridge_outlasts_its_deadline_and_takes_over(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
     conninfo = pair.primary.conninfo(fresh_database)
@@ -54,7 +54,7 @@ def test_a_stand_by_outlasts_its_deadline_is_available_and_takes_over(
         waiting.end()
 
 
-def test_a_stand_by_still_gives_up_on_what_is_no_other_bridge(
+def test_a_standby_bridge_ends_at_its_deadline_if_no_other_bridge_is_there(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:
     nobody = pair.primary.conninfo(fresh_database, port=free_port())

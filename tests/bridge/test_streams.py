@@ -116,7 +116,7 @@ def folder() -> Iterator[Path]:
 
 
 @given(case=schedules(), memory=st.sampled_from([0, 60, 10**6]))
-def test_streamed_is_as_not_streamed(
+def test_streamed_transactions_equal_those_sent_whole(
     folder: Path, case: tuple[list[Streamed], list[tuple[Streamed, int]]], memory: int
 ) -> None:
     _transactions, schedule = case

@@ -147,7 +147,7 @@ def test_a_collector_that_is_down_is_told_once(
     assert "the collector takes no spans" in printed.out + printed.err
 
 
-def test_what_is_not_sampled_has_no_header(
+def test_an_unsampled_transaction_has_no_header(
     receiver: Collector, outcomes: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opentelemetry.trace import SpanKind
@@ -182,7 +182,7 @@ def test_another_protocol_is_refused(
     assert open_spans(TracingSettings(), "test", outcomes) is None
 
 
-def test_a_value_that_does_not_go_is_told(
+def test_an_invalid_otel_variable_is_reported(
     outcomes: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "1")
@@ -198,7 +198,7 @@ def test_a_missing_package_is_named(outcomes: Counter, monkeypatch: pytest.Monke
     assert "slotbridge[otel]" in (e.value.hint or "")
 
 
-def test_nothing_of_it_is_imported_while_it_is_off() -> None:
+def test_opentelemetry_is_not_imported_while_tracing_is_off() -> None:
     program = "import services.bridge.command, services.bridge.session_start;"
     program += "import spark_consumers.command, sys;"
     program += "print([name for name in sys.modules if 'opentelemetry' in name])"

@@ -278,7 +278,7 @@ def test_resumed_anywhere_nothing_is_lost_and_nothing_repeated(
         assert end.event_count == rows + messages
 
 
-def test_resumed_before_the_first_event_it_is_still_announced() -> None:
+def test_a_transaction_resumed_before_its_first_event_has_a_begin() -> None:
     """The part that Kafka has was schema events alone: BEGIN has not been written."""
     resumed = assembler(Position(200, 100, 1), counts={})
     stream = transaction(200, Delete(TABLE, "K", row(1, None)), Insert(TABLE, row(2)))

@@ -82,7 +82,7 @@ def test_record_that_is_not_a_commit_is_never_read_as_one(record: bytes, lsn: in
 
 
 @pytest.mark.parametrize("operation", [0x10, 0x20, 0x40])
-def test_an_abort_a_prepare_and_others_are_no_commits(operation: int) -> None:
+def test_an_abort_a_prepare_and_others_are_not_commits(operation: int) -> None:
     assert commit_at(paged(commit(9, 5, operation=operation), 800), 800) == NO_COMMIT
 
 

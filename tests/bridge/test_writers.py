@@ -1,4 +1,4 @@
-"""Rows that go the short way become the same events as by Decoder and Envelope."""
+"""Rows that a specialised encoder takes become the same events as by Decoder and Envelope."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -139,7 +139,7 @@ def events(
 
 
 @given(tables(), st.sampled_from([None, 9]), st.booleans())
-def test_the_short_way_makes_the_same_events(
+def test_specialised_encoders_make_the_same_events(
     table: tuple[Relation, list[Row]], xid: int | None, metadata: bool
 ) -> None:
     relation, rows = table
@@ -148,7 +148,7 @@ def test_the_short_way_makes_the_same_events(
 
 
 @given(tables(), st.sampled_from(FORMATS), st.sampled_from(FORMATS), st.booleans())
-def test_the_short_way_makes_the_same_events_in_every_format(
+def test_specialised_encoders_make_the_same_events_in_every_format(
     table: tuple[Relation, list[Row]], key: Format, value: Format, metadata: bool
 ) -> None:
     relation, rows = table
@@ -247,7 +247,7 @@ def test_a_row_outside_a_transaction_is_misplaced() -> None:
         machine.take(decoder, encode(Insert(TABLE, ROW)), LSN, NOW_US)
 
 
-def test_unchanged_updates_are_left_out_though_other_rows_go_the_short_way() -> None:
+def test_unchanged_updates_are_left_out_beside_specialised_encoders() -> None:
     machine = assembler(ShapingSettings(skip_unchanged=("public.people",)), metadata=True)
     decoder = Decoder()
     decoder.decode(encode(TABLE), LSN)

@@ -152,7 +152,9 @@ def test_every_alert_has_a_case(rules: Rules) -> None:
 
 
 @pytest.mark.parametrize("alert", CASES)
-def test_it_fires_when_it_must_and_is_quiet_else(promtool: str, rules: Rules, alert: str) -> None:
+def test_each_alert_fires_when_it_must_and_only_then(
+    promtool: str, rules: Rules, alert: str
+) -> None:
     case, rule = CASES[alert], rules.by_name[alert]
     expected = [
         {

@@ -53,7 +53,7 @@ def pods(rendered: dict[str, str]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.name)
-def test_lint_is_content(helm: Helm, values: Path) -> None:
+def test_helm_lint_finds_nothing(helm: Helm, values: Path) -> None:
     done = helm.lint(values)
     assert done.returncode == 0, done.stdout
     assert "WARNING" not in done.stdout
@@ -222,7 +222,7 @@ def test_without_a_lease_no_pod_talks_to_the_api_server(helm: Helm, option: str)
     assert "lease" not in watch_of(found)
 
 
-def test_an_account_of_ones_own_gets_the_role(helm: Helm) -> None:
+def test_an_existing_service_account_gets_the_role(helm: Helm) -> None:
     options = ("--set", "serviceAccount.create=false", "--set", "serviceAccount.name=ours")
     found = kinds_of(helm.render(CHART / "ci/full-values.yaml", *options))
     assert "ServiceAccount" not in found
@@ -308,7 +308,7 @@ def test_each_of_several_bridges_has_alerts_of_its_own(helm: Helm, tmp_path: Pat
     ],
     ids=lambda value: value if isinstance(value, str) else json.dumps(value)[:40],
 )
-def test_bridges_that_share_what_is_ones_own_are_refused(
+def test_bridges_that_share_a_slot_publication_prefix_or_table_are_refused(
     helm: Helm, tmp_path: Path, differs: dict[str, Any], told: str
 ) -> None:
     orders = json.loads(json.dumps(BRIDGES["bridges"]["orders"]))

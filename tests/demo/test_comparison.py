@@ -40,7 +40,7 @@ def verdict(events: list[Change], *, updates: int = 1) -> tuple[int, int, bool]:
     return result.lost, result.duplicated, result.equal
 
 
-def test_nothing_planted_nothing_found() -> None:
+def test_equal_copies_have_no_differences() -> None:
     assert verdict(EVENTS) == (0, 0, True)
 
 

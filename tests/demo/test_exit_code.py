@@ -10,7 +10,7 @@ from services.demo.demonstration import Outcome
 
 
 @pytest.mark.parametrize(("ok", "code"), [(True, ExitCode.OK), (False, ExitCode.CHECK_FAILED)])
-def test_only_when_all_agree_it_is_0(
+def test_exit_code_is_0_only_if_all_copies_agree(
     monkeypatch: pytest.MonkeyPatch, ok: bool, code: ExitCode
 ) -> None:
     monkeypatch.setattr(demonstration, "run_demonstration", lambda _: Outcome({"ok": ok}, []))

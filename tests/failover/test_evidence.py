@@ -74,7 +74,7 @@ def test_a_standby_that_may_take_any_node_receives_from_a_primary() -> None:
     assert "b receives from a server that is not a node" in refused.message
 
 
-def test_a_standby_of_a_standby_is_no_witness_of_a_primary() -> None:
+def test_a_cascaded_standby_is_not_a_witness_of_a_primary() -> None:
     c = replace(state(received=900, streams=True, heard_age_s=0.1), upstream=anywhere())
     promotes(trio(node("a", None), node("b", state()), node("c", fed_by(c, "b"))), "b")
     single = state(received=900, streams=True, follows="b")
@@ -140,7 +140,7 @@ def test_a_silent_node_may_have_been_promoted() -> None:
     assert "b does not answer" in refusal(begun, Request(target="c"), plan_switchover).message
 
 
-def test_a_silent_node_that_was_a_standby_is_only_no_witness() -> None:
+def test_a_silent_former_standby_is_not_a_witness() -> None:
     c = node("c", state(received=1000))
     seen = Sighting("a", 1, 1000, 3.0, "")
     view = trio(node("a", None), silent("b"), c, sighting=seen, known_standbys=frozenset("b"))

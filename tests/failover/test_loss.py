@@ -150,7 +150,7 @@ def test_too_few_synchronous_standbys_answer(synchronous: str, refused: bool) ->
     assert "loss accepted" in planned(seen, accept_data_loss=0)
 
 
-def test_a_standby_that_still_reads_its_own_wal_is_no_voice_of_the_quorum() -> None:
+def test_a_standby_that_still_replays_its_own_wal_does_not_count_for_the_quorum() -> None:
     """It has more than it tells; the candidate has at least what it tells."""
     b, c = standby("b", 1000), standby("c", 900)
     assert c.state is not None
@@ -300,7 +300,7 @@ def test_a_standby_of_priority_0_is_only_promoted_by_name() -> None:
     lsn=st.integers(1, 2000),
     accepted=st.none() | st.integers(0, 2000),
 )
-def test_less_is_known_never_promises_less_loss(
+def test_less_knowledge_never_promises_less_loss(
     received: int, other: int, lsn: int, accepted: int | None
 ) -> None:
     """Forgetting a witness never makes a loss that it knew of look like none."""

@@ -95,7 +95,7 @@ def test_a_primary_that_only_we_can_not_reach_is_not_replaced(
 _COUNT = "SELECT count(*) FROM t"
 
 
-def test_a_primary_that_can_not_be_reached_needs_a_word_or_a_fence(
+def test_an_unreachable_primary_needs_the_operators_word_or_a_fence(
     new_pair: NewPair, tmp_path: Path
 ) -> None:
     trio = new_pair()
@@ -158,7 +158,7 @@ def test_a_standby_copied_from_a_fenced_primary_can_be_written_once_promoted(
     await_equal(trio, trio.standby)
 
 
-def test_somebody_elses_read_only_setting_is_no_fence(new_pair: NewPair, tmp_path: Path) -> None:
+def test_somebody_elses_read_only_setting_is_not_a_fence(new_pair: NewPair, tmp_path: Path) -> None:
     trio = new_pair()
     subscribe(trio, "s1")
     config = configuration(tmp_path, trio)

@@ -73,7 +73,7 @@ def test_many_watch_entries_hide_no_run_of_the_table(pair: Provider, fresh_datab
     assert entries == sorted(entries, key=lambda entry: entry.at)
 
 
-def test_what_begins_does_not_tell_anew_which_slots_there_are(tmp_path: Path) -> None:
+def test_the_beginning_of_a_run_does_not_replace_the_recorded_slots(tmp_path: Path) -> None:
     """A new primary may have lost some: that a run was killed there is no reason to forget them."""
     view = View((node("a", state(slot("s1"), standby=False)),), ())
     path = tmp_path / "journal"

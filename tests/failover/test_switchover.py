@@ -94,7 +94,7 @@ def test_nodes_by_unix_socket_and_by_ipv6(local_trio: NewTrio, tmp_path: Path) -
     await_equal(trio, trio.standby)
 
 
-def test_late_sequence_numbers_are_told_once(local_trio: NewTrio, tmp_path: Path) -> None:
+def test_late_sequence_numbers_are_reported_once(local_trio: NewTrio, tmp_path: Path) -> None:
     trio = local_trio()
     subscribe(trio, "s1")
     config = configuration(tmp_path, trio)

@@ -37,7 +37,7 @@ def test_nothing_runs_after_the_owner_ended(
     assert owner.process.returncode == {None: 0, signal.SIGTERM: 143, signal.SIGINT: -2}[ending]
 
 
-def test_the_keeper_ends_the_servers_of_a_killed_owner(folder: Path, tmp_path: Path) -> None:
+def test_the_reaper_ends_the_servers_of_a_killed_owner(folder: Path, tmp_path: Path) -> None:
     with Owner(folder, "pair", log=tmp_path / "log") as owner:
         owner.await_up()
         owner.process.kill()

@@ -70,7 +70,7 @@ def test_classes_are_kept_once_and_used(
     assert [f"-XX:SharedArchiveFile={path}" for path in tmp_path.glob("classes/*.jsa")] == [*other]
 
 
-def test_a_run_that_leaves_no_archive_is_no_hindrance(
+def test_a_run_that_leaves_no_archive_does_no_harm(
     options: Callable[..., tuple[str, ...]],
 ) -> None:
     assert options(lambda _: None) == ()
@@ -83,7 +83,7 @@ def test_a_java_without_classes_of_its_own_shared_goes_without(tmp_path: Path) -
     assert cds_archive.options("x", java, (), "", pytest.fail, cache=tmp_path) == ()
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(java: Path, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_not_an_error(java: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     cache = tmp_path / "file" / "classes"
     assert cds_archive.options("x", java, (), "", pytest.fail, cache=cache) == ()

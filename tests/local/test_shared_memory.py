@@ -24,7 +24,7 @@ with Bed(Path(sys.argv[1]), lazy=True) as bed:
 """
 
 
-def test_discarded(folder: Path) -> None:
+def test_a_discarded_server_leaves_no_shared_memory(folder: Path) -> None:
     with Bed(folder / "bed", lazy=True) as bed:
         left, discarded = bed.server("left"), bed.server("discarded")
         segments = [started(server) for server in (left, discarded)]
@@ -37,7 +37,7 @@ def test_discarded(folder: Path) -> None:
     assert segments[0] not in known(), "the bed's end is its servers' end"
 
 
-def test_the_owner_was_killed_too(folder: Path) -> None:
+def test_shared_memory_of_a_killed_owners_servers_is_removed(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED, folder / "bed"],
         capture_output=True,

@@ -28,7 +28,7 @@ def test_a_control_file_keeps_all_but_identifier_and_checksum(body: bytes, ident
     )
 
 
-def test_a_control_file_that_is_none_is_refused() -> None:
+def test_a_file_that_is_not_a_control_file_is_refused() -> None:
     with pytest.raises(OSError, match="no valid checksum"):
         with_identifier(bytes(range(1, 255)), 1)
 

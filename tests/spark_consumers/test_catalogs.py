@@ -85,7 +85,7 @@ def follow(spark: SparkSession, pipeline: Pipeline) -> None:
     assert [row["name"] for row in pipeline.rows("things")] == ["changed"]
 
 
-def test_in_postgresql(
+def test_tables_in_a_postgresql_catalog(
     spark: SparkSession, pair: Provider, fresh_database: str, new_pipeline: NewPipeline
 ) -> None:
     server = conninfo_to_dict(pair.primary.conninfo(fresh_database))
@@ -97,7 +97,7 @@ def test_in_postgresql(
     assert sorted(names) == [("_epochs",), ("things",)]
 
 
-def test_by_rest(
+def test_tables_in_a_rest_catalog(
     spark: SparkSession, rest_uri: str, new_pipeline: NewPipeline, tmp_path: Path
 ) -> None:
     pipeline = new_pipeline(catalog_type="rest", catalog_uri=rest_uri)

@@ -280,7 +280,7 @@ def test_a_value_that_does_not_fit_is_named_and_never_null(pipeline: Pipeline) -
 
 
 @pytest.mark.parametrize("value", ["no JSON", "{}", json.dumps({"op": "x", "source": {}})])
-def test_a_record_that_is_no_event_is_refused(pipeline: Pipeline, value: str) -> None:
+def test_a_record_that_is_not_an_event_is_refused(pipeline: Pipeline, value: str) -> None:
     pipeline.publisher.announce(ITEMS)
     with pipeline.publisher.transaction() as t:
         t.raw(ITEMS, value, partition=1)

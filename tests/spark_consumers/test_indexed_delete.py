@@ -88,7 +88,7 @@ def ways(pipeline: Pipeline) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_any_cut_any_kill_any_compaction(
+def test_index_stays_true_through_any_cut_kill_or_compaction(
     pipeline: Pipeline, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance, fold = random.Random(seed), Fold(pipeline, seed)

@@ -123,7 +123,7 @@ def test_a_vector_is_read_as_it_was_written(positions: set[int]) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_other_bytes_are_no_vector(noise: bytes) -> None:
+def test_other_bytes_are_not_a_deletion_vector(noise: bytes) -> None:
     with pytest.raises(ValueError, match="not a deletion vector"):
         vector_of(noise)
 

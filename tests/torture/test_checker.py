@@ -131,7 +131,7 @@ def test_a_small_transaction_must_not_be_divided() -> None:
     assert kinds(records, replace(truth, parted={10})) == {"torn"}
 
 
-def test_one_with_large_rows_may_be() -> None:
+def test_a_transaction_with_large_rows_may_be_divided() -> None:
     made = "made_7"
     records = [
         *topic(made, (0, event(10, 0, made, "a")), (2, event(10, 1, made, "a"))),

@@ -35,22 +35,20 @@ MET = (
 
 
 @pytest.mark.timeout(900)
-def test_nothing_lost_nothing_twice(local_bed: Bed, tmp_path: Path) -> None:
+def test_nothing_is_lost_or_repeated_under_faults(local_bed: Bed, tmp_path: Path) -> None:
     report = run(straight(local_bed), tmp_path, 52)
     assert not [kind for kind in KINDS if not report.kinds[kind]], report.kinds
     assert not [name for name in MET if not report.passages[name]], report.passages
 
 
 @pytest.mark.timeout(1500)
-def test_nor_while_commits_wait_for_the_bridge_nor_in_tables(
-    local_bed: Bed, tmp_path: Path
-) -> None:
+def test_nothing_is_lost_while_commits_wait_and_in_tables(local_bed: Bed, tmp_path: Path) -> None:
     report = run(straight(local_bed), tmp_path, 10, commits_wait=True, to_tables=True)
     assert report.table_rows > 100
 
 
 @pytest.mark.timeout(1500)
-def test_nor_by_tls_on_the_oldest_postgresql(servers: None, tmp_path: Path) -> None:
+def test_nothing_is_lost_over_tls_on_the_oldest_postgresql(servers: None, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with started(tmp_path / "servers", OLDEST_POSTGRES, Kafka(secured=True)) as ground:
         report = run(ground, tmp_path, 52)

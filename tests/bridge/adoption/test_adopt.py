@@ -199,7 +199,7 @@ def test_adopt_refuses_before_it_changes_anything(killed: list[Taken]) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_flat_rows_are_gone_on_with(killed: list[Taken]) -> None:
+def test_adopt_continues_topics_of_flat_rows(killed: list[Taken]) -> None:
     *_, one = killed
     assert one.load is not None
     one.load.goes_on.set()
@@ -246,7 +246,7 @@ def _send_late(one: Taken) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_debezium_that_is_alive_is_told(killed: list[Taken]) -> None:
+def test_adopt_names_the_records_of_a_running_debezium(killed: list[Taken]) -> None:
     """Before the events are sent: refused; afterwards: named."""
     _, _, one, _ = killed
     assert one.load is not None

@@ -150,7 +150,9 @@ def test_the_usual_transformation_makes_flat_rows() -> None:
         ("predicate", "p", "predicate=p has no counterpart"),
     ],
 )
-def test_what_differs_of_the_transformation_is_refused(key: str, value: str, reason: str) -> None:
+def test_transformation_options_without_a_counterpart_are_refused(
+    key: str, value: str, reason: str
+) -> None:
     changed = {**UNWRAP, f"transforms.flat.{key}": value}
     if not value:
         del changed[f"transforms.flat.{key}"]
@@ -160,7 +162,7 @@ def test_what_differs_of_the_transformation_is_refused(key: str, value: str, rea
     assert any(text.startswith("transforms=flat,other") for text in several)
 
 
-def test_other_settings_are_told() -> None:
+def test_settings_that_differ_from_the_connectors_are_named() -> None:
     found = translated()
     given = Settings.model_validate(found.settings).model_dump()
     given["bridge"]["decimal_handling"] = "string"
@@ -186,7 +188,7 @@ def test_a_converters_options_are_those_of_where_it_is_named() -> None:
     assert refusal == "value.converter.decimal.format=NUMERIC has no counterpart"
 
 
-def test_what_the_worker_says_is_looked_at() -> None:
+def test_settings_of_the_worker_without_a_counterpart_are_refused() -> None:
     config = {"name": "bank", "config": CONFIG}
     (refusal,) = translate(
         connector_of(config, {**WORKER, "producer.partitioner.class": "org.example.P"})

@@ -134,7 +134,7 @@ def test_keys_of_another_form_are_refused(killed: list[Taken]) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_what_hides_records_is_refused(killed: list[Taken]) -> None:
+def test_settings_of_kafka_that_hide_records_are_refused(killed: list[Taken]) -> None:
     one, _ = killed
     assert "has key (code), the bridge's is (none)" in _told(one)
     _shape(one, keys={"public.by_unique": ["code"]})

@@ -96,7 +96,7 @@ def test_a_table_for_signals_is_always_included() -> None:
     assert shaping_of(own) == ({}, [])
 
 
-def test_names_of_another_case_are_told() -> None:
+def test_names_in_another_case_are_reported() -> None:
     shaping = ShapingSettings.model_validate(
         {
             "include": ["public.accounts", "public.Orders"],
@@ -157,7 +157,7 @@ def test_the_bridges_key(
     assert key_of(made, Naming("p", shaping)) == expected
 
 
-def test_other_forms_are_told() -> None:
+def test_records_in_another_form_are_reported() -> None:
     def told(key: Any, value: Any, **kafka: str) -> list[str]:
         record = DebeziumRecord(
             *("p.public.t", 2, 9, 0), None if key is None else json.dumps(key).encode(), value

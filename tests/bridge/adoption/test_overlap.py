@@ -206,7 +206,7 @@ def test_events_that_kafka_lacks_are_counted() -> None:
     assert left_out.lacking == Counter({TOPIC: 1})
 
 
-def test_flat_rows_tell_where_they_stand() -> None:
+def test_flat_rows_contain_their_position() -> None:
     fields = {"__op": "d", "__source_txId": 7, "__source_lsn": 9, "__source_ts_ms": 1000}
     found = said(json.dumps({"schema": {}, "payload": {"id": 1, **fields}}).encode(), PREFIX)
     assert found is not None and found[:4] == (7, 9, "d", 1000) and not found.ours
@@ -254,7 +254,7 @@ def test_a_tombstone_whose_delete_is_gone_is_refused() -> None:
     assert raised.value.subject == f"{TOPIC}[0]@7"
 
 
-def test_of_older_records_only_their_times_count() -> None:
+def test_records_before_the_first_change_are_checked_for_their_time_only() -> None:
     tails = Tails(PREFIX, 30_000)
     tails.look(DebeziumRecord(TOPIC, 0, 0, 0, b"k", b"anything"))
     tails.look(record_of(Told(Change(1, "u", 77, 500)), 0, 1))

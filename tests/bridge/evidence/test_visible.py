@@ -19,7 +19,7 @@ def positions(found: Visible) -> tuple[int | None, list[int], tuple[str, ...]]:
     return last, [hidden.end_lsn for hidden in found.hidden], found.others
 
 
-def test_open_transaction_is_told_apart_and_not_awaited(kafka: Broker, topic_prefix: str) -> None:
+def test_an_open_transaction_is_reported_and_not_awaited(kafka: Broker, topic_prefix: str) -> None:
     settings, topics = prepared(kafka, topic_prefix)
     assert read_visible(topics, "mine") == (None, (), ())
     mine = TransactionalProducer(settings, BridgeSettings(), topics, "mine")

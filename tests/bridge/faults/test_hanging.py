@@ -87,7 +87,7 @@ def test_hanging_transaction_is_ended_as_kafka_decided(
     assert_intact(bridge, load, conninfo)
 
 
-def test_what_hangs_at_the_stop_is_ended_before_the_bridge_ends(
+def test_a_transaction_that_hangs_at_the_stop_is_ended_first(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge, tmp_path: Path
 ) -> None:
     """No later session comes soon: consumers would not see what the bridge says it has published.
@@ -174,7 +174,7 @@ def test_a_bridge_with_another_database_decides_nothing(
     assert_intact(bridge, load, conninfo)
 
 
-def test_where_commits_wait_the_slot_tells_it_too(
+def test_the_slot_proves_a_commit_while_commits_wait_for_the_bridge(
     pair: Provider, conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
     """All that hangs is within what the last visible record announces."""
@@ -203,7 +203,7 @@ def test_where_commits_wait_the_slot_tells_it_too(
     assert_intact(bridge, load, conninfo)
 
 
-def test_the_next_transaction_is_aborted_and_does_not_take_it_along(
+def test_abort_of_the_next_transaction_keeps_the_hanging_one(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
     """The bridge had begun it, with its other producer, before it and the broker died."""
@@ -227,7 +227,7 @@ def test_the_next_transaction_is_aborted_and_does_not_take_it_along(
     assert_intact(bridge, load, conninfo)
 
 
-def test_a_record_behind_it_tells_that_it_was_committed(
+def test_a_later_record_proves_that_a_hanging_transaction_was_committed(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
     """Nobody could tell the slot: the network to the server was cut meanwhile. The bridge went on
@@ -248,7 +248,7 @@ def test_a_record_behind_it_tells_that_it_was_committed(
     assert "decision=commit" in bridge.output
 
 
-def test_visible_events_tell_it_behind_any_number_of_aborted_records(
+def test_visible_events_prove_a_commit_behind_any_number_of_aborted_records(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
     """One partition was told. The bridge went on there with its other producer, and was killed: the
@@ -274,7 +274,7 @@ def test_visible_events_tell_it_behind_any_number_of_aborted_records(
     assert_intact(bridge, load, conninfo)
 
 
-def test_it_looks_at_what_a_partition_was_not_told_before_it_goes_on(
+def test_a_missing_marker_is_checked_before_the_next_transaction(
     conninfo: str, load: Load, own_kafka: KafkaBroker, to_kafka: Proxy, new_bridge: NewBridge
 ) -> None:
     """What another producer has open in a topic of its own looks like what hangs."""

@@ -57,7 +57,7 @@ def test_each_step_of_a_prepared_transaction_is_ended_as_it_was_decided(
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_one_behind_it_that_is_aborted_takes_nothing_of_it_along(
+def test_abort_of_a_later_transaction_keeps_hanging_staged_records(
     conninfo: str, own_kafka: KafkaBroker, new_bridge: NewBridge, step: str
 ) -> None:
     """The step's record is visible; of the next transaction, which has no events, nothing is."""

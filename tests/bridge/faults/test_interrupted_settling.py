@@ -70,7 +70,7 @@ def test_a_note_that_is_left_over_does_no_harm(
 
 
 @pytest.mark.parametrize("producer", [0, 1])
-def test_what_is_published_again_hangs_too(
+def test_a_transaction_that_publishes_again_may_hang_too(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge, producer: int
 ) -> None:
     """Kafka has decided that transaction as well, told nobody, and all died. `producer`: of the
@@ -100,7 +100,7 @@ def test_what_is_published_again_hangs_too(
     assert notes(bridge) == set()
 
 
-def test_what_was_to_end_it_hangs_itself(
+def test_a_transaction_that_ends_a_hanging_one_may_hang_too(
     conninfo: str, load: Load, own_kafka: KafkaBroker, new_bridge: NewBridge
 ) -> None:
     """Of the two producers, the second was told to abort, and no partition heard of it: all that

@@ -31,7 +31,7 @@ def topic(own_kafka: KafkaBroker, topic_prefix: str) -> str:
     return topic_prefix
 
 
-def test_cut_off_and_written_on_since_or_kept(
+def test_records_that_were_cut_off_and_overwritten_are_found(
     own_kafka: KafkaBroker, to_kafka: Proxy, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the connection is lost, and comes again, while the leader is asked."""
@@ -45,7 +45,7 @@ def test_cut_off_and_written_on_since_or_kept(
         assert cut_off(through(to_kafka), noted(topic)) == expected
 
 
-def test_a_leader_that_is_not_heard_is_no_answer(
+def test_silence_of_the_leader_is_not_an_answer(
     own_kafka: KafkaBroker, to_kafka: Proxy, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has told where its partitions end, and is gone once it is asked for the epoch."""

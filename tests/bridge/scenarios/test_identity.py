@@ -188,7 +188,7 @@ def test_a_partition_whose_identity_is_not_its_roots_key_is_refused(scene: Scene
     assert "does not have the old row's key (public.p, at LSN" in scene.bridge.output
 
 
-def test_a_deferrable_primary_key_is_no_key(scene: Scene) -> None:
+def test_a_deferrable_primary_key_is_not_used_as_key(scene: Scene) -> None:
     """Two rows have it at a time, within a transaction: as a key it would lose one of them."""
     scene.run("CREATE TABLE t (a int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, b text)")
     scene.run("ALTER TABLE t REPLICA IDENTITY FULL")

@@ -30,7 +30,7 @@ def test_the_oracle_finds_planted_faults(scene: Scene) -> None:
         assert_rebuilt(scene.bridge)
 
 
-def test_the_oracle_finds_a_shape_told_twice(scene: Scene) -> None:
+def test_the_oracle_finds_a_repeated_schema_event(scene: Scene) -> None:
     scene.run("CREATE TABLE t (id int PRIMARY KEY)")
     scene.start()
     scene.run("INSERT INTO t VALUES (1)")

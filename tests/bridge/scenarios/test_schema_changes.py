@@ -63,17 +63,17 @@ def table(scene: Scene) -> Scene:
     return scene
 
 
-def test_between_transactions(table: Scene) -> None:
+def test_schema_changes_between_transactions(table: Scene) -> None:
     table.run(*steps(), REWRITE)
     assert told(table) == SHAPES
 
 
-def test_within_one_transaction(table: Scene) -> None:
+def test_schema_changes_within_one_transaction(table: Scene) -> None:
     table.together(*steps(), REWRITE)
     assert told(table) == SHAPES
 
 
-def test_within_a_streamed_transaction(table: Scene) -> None:
+def test_schema_changes_within_a_streamed_transaction(table: Scene) -> None:
     bulk = "INSERT INTO t SELECT g, 'x' FROM generate_series({0}, {0} + 600) g"
     changes = [
         part
@@ -85,7 +85,7 @@ def test_within_a_streamed_transaction(table: Scene) -> None:
     assert table.streamed() >= 1
 
 
-def test_while_the_bridge_is_down(table: Scene) -> None:
+def test_schema_changes_while_the_bridge_is_down(table: Scene) -> None:
     """Everything is decoded later, by the catalog of its time."""
     table.bridge.caught_up()
     table.bridge.kill()

@@ -34,7 +34,7 @@ def test_answers_for_people_programs_and_plugins(sound: Examiner) -> None:
     ("node", "said"),
     [("zz", "zz is not one of the nodes a, b"), ("a", "a is the primary")],
 )
-def test_a_standby_that_is_none(sound: Examiner, node: str, said: str) -> None:
+def test_check_refuses_a_node_that_is_not_a_standby(sound: Examiner, node: str, said: str) -> None:
     ran = sound.run("--standby", node)
     assert ran.code == 2
     assert said in ran.err
@@ -91,7 +91,9 @@ def test_two_primaries(fresh: Examiner) -> None:
 @pytest.mark.parametrize(
     "conninfo", ["host=a port=b port", "postgres://[::1", "service=not_defined_anywhere"]
 )
-def test_connection_strings_that_are_none(sound: Examiner, tmp_path: Path, conninfo: str) -> None:
+def test_texts_that_are_not_connection_strings_are_refused(
+    sound: Examiner, tmp_path: Path, conninfo: str
+) -> None:
     nodes = {"a": conninfo, "b": sound.trio.standby.conninfo()}
     ran = examiner_of(sound.trio, tmp_path, nodes=nodes).run()
     assert ran.code == 2

@@ -162,7 +162,7 @@ def test_page_refreshes_by_itself_and_keeps_what_was_opened(
         page.close()
 
 
-def test_it_does_without_scripts(browser: Browser, watching: Watching) -> None:
+def test_the_page_works_without_scripts(browser: Browser, watching: Watching) -> None:
     context = browser.new_context(java_script_enabled=False)
     try:
         page = context.new_page()
@@ -175,7 +175,7 @@ def test_it_does_without_scripts(browser: Browser, watching: Watching) -> None:
         context.close()
 
 
-def test_nothing_comes_from_elsewhere(watching: Watching) -> None:
+def test_the_page_loads_nothing_from_other_hosts(watching: Watching) -> None:
     answer = watching.ask("")
     assert answer.headers["content-security-policy"] == _HEADERS["Content-Security-Policy"]
     assert "http://" not in answer.text and "https://" not in answer.text
@@ -200,7 +200,7 @@ def test_orders_need_the_token(watching: Watching) -> None:
     eventually(lambda: watching.metric("slotfailover_paused") == 0, what="it goes on")
 
 
-def test_without_a_token_nobody_may(trio: Trio, tmp_path: Path) -> None:
+def test_orders_are_refused_if_no_token_is_set(trio: Trio, tmp_path: Path) -> None:
     replica = Watching(configuration(tmp_path, trio, watch=SETTINGS))
     try:
         said = replica.ask("v1/pause", token=TOKEN, body=b"")

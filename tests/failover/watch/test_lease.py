@@ -136,7 +136,7 @@ def api(server: ApiServer, account: Path) -> LeaseApi:
     return LeaseApi(server.url, "cdc", "r-failover", account=account, timeout_s=0.4)
 
 
-def test_it_is_created_read_and_replaced_by_version(
+def test_the_lease_is_created_read_and_replaced_by_version(
     server: ApiServer, api: LeaseApi, account: Path
 ) -> None:
     assert not api.read().exists
@@ -182,7 +182,7 @@ def test_outside_of_kubernetes_the_setting_is_refused(account: Path, tmp_path: P
     assert isinstance(election_of(LeaseSettings(), {}), NoLease)
 
 
-def test_it_moves_at_once_when_it_is_given_up_and_the_loser_knows(api: LeaseApi) -> None:
+def test_a_released_lease_moves_at_once_and_the_loser_knows(api: LeaseApi) -> None:
     first, second = Elector(api, RULES, "p1_x"), Elector(api, RULES, "p2_y")
     with second.keep():
         with first.keep():
