@@ -2,10 +2,12 @@
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.events import DivergenceRecord, PreparedRecord, ProgressRecord
+from services.bridge.events.shaping.outbox import Headers
 from services.bridge.progress.consistency import Selection, Witnesses, is_lost
 from services.bridge.recovery.event_positions import (
     LAST_SEQ,
@@ -93,7 +95,7 @@ def test_value_that_is_not_an_event_has_no_position(value: bytes | None) -> None
 
 
 def test_events_and_ends_of_transactions_have_a_place() -> None:
-    event = json.dumps({"source": {"name": "p", "commit_lsn": 7, "seq": 2}}).encode()
+    event = json.dumps({"op": "c", "source": {"name": "p", "commit_lsn": 7, "seq": 2}}).encode()
     assert position_of(event, "p") == EventPosition(7, 2)
     assert position_of(event, "another") is None
     assert position_of(b'{"payload":%s,"schema":{}}' % event, "p") == EventPosition(7, 2)
@@ -131,6 +133,39 @@ def test_a_message_of_an_outbox_has_its_place_in_its_headers() -> None:
     assert position_in_headers([("commit_lsn", b"x"), ("seq", b"3")]) is None
     assert position_in_headers([("seq", b"3")]) is None
     assert position_in_headers(None) is None
+
+
+LOOKALIKES = [
+    b'{"op":"c","source":{"name":"p","commit_lsn":7,"seq":2,"timeline":1}}',
+    b'{"__op":"c","__commit_lsn":7,"__seq":2,"__timeline":1}',
+    b'{"commit_lsn":7,"seq":2}',
+    b'{"prepare_lsn":7}',
+]
+
+
+@pytest.mark.parametrize("value", LOOKALIKES)
+def test_a_payload_that_looks_like_an_event_has_no_place_beside_its_headers(value: bytes) -> None:
+    headers: Headers = [("id", b"1"), ("type", b"x"), ("commit_lsn", b"70"), ("seq", b"3")]
+    record = KafkaRecord("p.orders", 0, b"1", value, headers)
+    assert position_of_record(record, "p", outbox=True) == EventPosition(70, 3)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *LOOKALIKES[2:],
+        b'{"source":{"name":"p","commit_lsn":7,"seq":2}}',
+        b'{"op":"x","source":{"name":"p","commit_lsn":7,"seq":2}}',
+        b'{"op":"c","source":{"commit_lsn":7,"seq":2}}',
+        b'{"op":"c","source":{"name":"p","commit_lsn":0,"seq":2}}',
+        b'{"op":"c","source":{"name":"p","commit_lsn":-7,"seq":2}}',
+        b'{"__commit_lsn":7,"__seq":2,"__timeline":1}',
+        b'{"__op":"c","__commit_lsn":0,"__seq":2,"__timeline":1}',
+    ],
+)
+@pytest.mark.parametrize("outbox", [False, True])
+def test_what_another_program_writes_has_no_place(value: bytes, outbox: bool) -> None:
+    assert position_of_record(KafkaRecord("p.orders", 0, b"1", value), "p", outbox=outbox) is None
 
 
 PROGRESS, TABLE, ENDS = ("p.progress", 0), ("p.public.t", 1), ("p.transaction", 0)

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.errors import OperatorNeeded
 from schemas.shaping import ShapingSettings
+from services.bridge.events.shaping.outbox import Headers
 from services.bridge.events.shaping.tables import Shaping
 from services.bridge.pgoutput.messages import Relation, RelationColumn
 from services.bridge.repair.comparison import UNKNOWN, Difference, differences, same_row
+from services.bridge.repair.fold import event_of
 from services.bridge.repair.row_store import RowStore, Told
 from services.bridge.repair.scope import scope_of
 from services.bridge.snapshot.tables import KeyColumn, TableShape
@@ -44,6 +47,16 @@ def test_differences_make_the_first_rows_equal_to_the_second(
     assert keys == sorted(set(keys))
     assert rows.keys() == there.keys()
     assert all(same_row(rows[key], there[key]) for key in rows)
+
+
+def test_a_message_of_an_outbox_and_an_unknown_operation_are_not_folded() -> None:
+    source = '"source":{"schema":"public","table":"t","lsn":7}'
+    assert event_of(f'{{"op":"c",{source}}}', None, "t[0]@5")["op"] == "c"
+    of_outbox: Headers = [("commit_lsn", b"7"), ("seq", b"0")]
+    for op, headers in (("c", of_outbox), ("x", None)):
+        with pytest.raises(OperatorNeeded, match="not an event") as raised:
+            event_of(f'{{"op":"{op}",{source}}}', headers, "t[0]@5")
+        assert raised.value.subject == "t[0]@5"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ NOTHING = Judged([])
 
 def event(offset: int, lsn: int, seq: int = 0, *, of: str = "p", timeline: int = 1) -> KafkaRecord:
     source = {"name": of, "commit_lsn": lsn, "seq": seq, "timeline": timeline}
-    return KafkaRecord(TOPIC, offset, b"key", json.dumps({"source": source}).encode())
+    return KafkaRecord(TOPIC, offset, b"key", json.dumps({"op": "c", "source": source}).encode())
 
 
 def tombstone(offset: int, key: bytes = b"key", topic: str = TOPIC) -> KafkaRecord:

@@ -95,15 +95,18 @@ cdef inline bint op_of(bytes value, const char* opening, Py_ssize_t size, char* 
         length -= HEAD_BYTES
     if length <= size or memcmp(text, opening, size):
         return False
-    operation[0] = text[size]
+    if text[size] in b"crudt":
+        operation[0] = text[size]
     return True
 
 
 cdef bint in_headers(list headers, char* operation) except -1:
-    """Whether a header tells the operation, which is then put into `operation`."""
+    """Whether a header tells the operation, which is then put into `operation`: c of an outbox."""
     for name, value in headers:
         if name == "__op":
             operation[0] = <char>ord(value[0])
+            return True
+        if name == "commit_lsn":
             return True
     return False
 

@@ -1,11 +1,11 @@
 """Where a record of Kafka stands in the order of all events, told by the record alone. Pure.
 
-table's event, message     value, or its payload: source.commit_lsn, source.seq, source.timeline
-flat row                   value: __commit_lsn, __seq, __timeline, or headers of these names
+message of an outbox       headers: commit_lsn, seq; whatever its value looks like
+flat row                   value: __op, __commit_lsn, __seq, __timeline, or headers of these names
+table's event, message     value, or its payload: op, source.commit_lsn, source.seq, source.timeline
 BEGIN, END, schema event,  value: commit_lsn, seq; an END stands behind all events of its
-dead letter                transaction
-message of an outbox       headers: commit_lsn, seq
-staging, part 0            value: prepare_lsn
+dead letter                transaction; only in the bridge's own topics
+staging, part 0            value: prepare_lsn; only there, too
 removal of a staging       headers: end_lsn, of the decision
 """
 
@@ -13,13 +13,14 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-from schemas.events import SETTLED_KEY, PreparedKey, ProgressRecord, prepared_topic
-from schemas.shaping import field_name
+from schemas.events import SETTLED_KEY, PreparedKey, ProgressRecord, own_topics, prepared_topic
+from schemas.shaping import POSITION, field_name
 from services.bridge.events.formats import wire
 from services.bridge.events.shaping.outbox import Headers
 from services.bridge.transactions.staging import DECIDED_AT
 
 LAST_SEQ: Final = 2**63 - 1
+_OPERATIONS: Final = ("c", "r", "u", "d", "t", "m")
 _NOT_OURS: Final = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError),
     *(EOFError, MemoryError, AssertionError),
@@ -68,11 +69,13 @@ def position_of_record(record: KafkaRecord, prefix: str, *, outbox: bool) -> Eve
 
     `outbox`: messages of an outbox may be in its topic.
     """
-    position = position_of_row(dict(record.headers or [])) or position_of(record.value, prefix)
-    if position is None and record.topic == prepared_topic(prefix):
-        position = position_of_removal(record.headers)
+    position = position_of_row(dict(record.headers or []))
     if position is None and outbox:
         position = position_in_headers(record.headers)
+    if position is None:
+        position = position_of(record.value, prefix, own=record.topic in own_topics(prefix))
+    if position is None and record.topic == prepared_topic(prefix):
+        position = position_of_removal(record.headers)
     return position
 
 
@@ -97,8 +100,11 @@ def has(last: ProgressRecord | None, position: EventPosition) -> bool:
     return position.commit_lsn < last.end_lsn or in_part
 
 
-def position_of(value: bytes | None, prefix: str) -> EventPosition | None:
-    """Return where a record's event, or a PREPARE, stands; None if it is not of `prefix`."""
+def position_of(value: bytes | None, prefix: str, *, own: bool = True) -> EventPosition | None:
+    """Return where a record's event, or a PREPARE, stands; None if it is not of `prefix`.
+
+    `own`: it is of one of the bridge's own topics, which also have records without a source.
+    """
     try:
         document = _document(value or b"null")
         if document.keys() == {"payload", "schema"}:
@@ -106,11 +112,14 @@ def position_of(value: bytes | None, prefix: str) -> EventPosition | None:
         if position := position_of_row(document):
             return position
         said = document.get("source", document)
-        if said.get("name", prefix) != prefix:
+        if "source" in document:
+            if document["op"] not in _OPERATIONS or said["name"] != prefix:
+                return None
+        elif not own:
             return None
         lsn = said["commit_lsn"] if "commit_lsn" in said else said["prepare_lsn"]
         seq = LAST_SEQ if said.get("status") == "END" else said.get("seq", 0)
-        return EventPosition(int(lsn), int(seq), int(said.get("timeline", 0)))
+        return _position(lsn, seq, said.get("timeline", 0))
     except _NOT_OURS:
         return None  # anybody's record
 
@@ -118,10 +127,17 @@ def position_of(value: bytes | None, prefix: str) -> EventPosition | None:
 def position_of_row(told: Mapping[str, Any]) -> EventPosition | None:
     """Return what fields of a flat row, or its headers, tell; None for anything else."""
     try:
-        found = [int(told[field_name(name)]) for name in ("commit_lsn", "seq", "timeline")]
+        op, *numbers = [told[field_name(name)] for name in POSITION]
+        known = (op.decode() if isinstance(op, bytes) else op) in _OPERATIONS
+        return _position(*numbers) if known else None
     except _NOT_OURS:
         return None
-    return EventPosition(*found)
+
+
+def _position(lsn: Any, seq: Any, timeline: Any = 0) -> EventPosition | None:
+    """Return the position of these numbers or their texts; None where no event has it."""
+    found = EventPosition(int(lsn), int(seq), int(timeline))
+    return found if found.commit_lsn > 0 and found.seq >= 0 else None
 
 
 def _document(value: bytes) -> Any:
@@ -144,7 +160,7 @@ def position_in_headers(headers: AnyHeaders) -> EventPosition | None:
     """Return where a message of an outbox stands, None for any other message."""
     told = dict(headers or [])
     try:
-        return EventPosition(int(told["commit_lsn"] or b""), int(told["seq"] or b""))
+        return _position(told["commit_lsn"] or b"", told["seq"] or b"")
     except (KeyError, ValueError):
         return None
 

@@ -15,6 +15,7 @@ from confluent_kafka import Message
 
 from schemas.errors import ExitCode, OperatorNeeded
 from schemas.events import UNAVAILABLE
+from services.bridge.recovery.event_positions import AnyHeaders, position_in_headers
 from services.bridge.repair.comparison import UNKNOWN
 from services.bridge.repair.row_store import RowStore, Told, in_time
 from services.bridge.sink.topics import Topics
@@ -24,6 +25,7 @@ _OPEN_S: Final = 120.0
 _DEADLINE_S: Final = 7 * 86_400.0
 _ROWS_AT_ONCE: Final = 2_000
 OPERATION: Final = "fold the topic"
+_CHANGES: Final = ("c", "r", "u", "d", "t")
 
 
 class Fold:
@@ -80,7 +82,7 @@ class Fold:
             if (known := self._known(key)) is not None:
                 self._waiting[key] = known._replace(row=None)
             return
-        event = _event(value, topic, partition, message.offset())
+        event = event_of(value, message.headers(), f"{topic}[{partition}]@{message.offset()}")
         source = event["source"]
         if (source["schema"], source["table"]) != name:
             return
@@ -118,18 +120,22 @@ class Fold:
         return json.dumps(after, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _event(value: bytes | str, topic: str, partition: int, offset: int | None) -> dict[str, Any]:
+def event_of(value: bytes | str, headers: AnyHeaders, where: str) -> dict[str, Any]:
+    """Return a table's event. Raise OperatorNeeded for a record, at `where`, that is not one."""
     try:
         event: dict[str, Any] = json.loads(value)
         source = event["source"]
-        _ = event["op"], event.get("after"), source["lsn"]  # Debezium's has no more
+        _ = event.get("after"), source["lsn"]  # Debezium's has no more
         _ = source["schema"], source["table"]
-    except (ValueError, KeyError, TypeError) as error:
+        known = event["op"] in _CHANGES and position_in_headers(headers) is None
+    except (ValueError, KeyError, TypeError):
+        known = False
+    if not known:
         raise OperatorNeeded(
             "the record is not an event of the bridge",
             operation=OPERATION,
-            subject=f"{topic}[{partition}]@{offset}",
+            subject=where,
             hint="only the bridge may write to its topics; leave the table out of the repair",
             exit_code=ExitCode.RECORD_REFUSED,
-        ) from error
+        )
     return event

@@ -4,7 +4,8 @@ event                          counts as
 {"op":"c", …}, {"__op":"c", …} its table, its operation; also in an envelope or behind an id
 Avro, Protobuf                 the same
 header __op                    its table, the header
-value of an outbox message     its table, c
+header commit_lsn (an outbox)  its table, c; whatever its value looks like
+any other value                its table, c
 other tombstone, schema event, nothing
 BEGIN, END, logical message
 """
@@ -24,6 +25,7 @@ _AVRO_OP: Final = 6
 """Where `op`, the first field, is in Avro: behind a zero byte, the schema's id, its length 1. In a
 flat row it may be null: which branch it is, 1, precedes its length."""
 _OP_HEADER: Final = field_name("op")
+_OUTBOX_HEADER: Final = "commit_lsn"
 _OPERATIONS: Final = frozenset("crudt")
 _PROTOBUF: Final = b"\0\x0a\1"
 """The path to the message in its file; the number and type of its first field, `op`; its length."""
@@ -47,7 +49,8 @@ def plain_count(events: Sequence[Event], schema_topic: str, counts: Counts) -> N
         elif event.value is None:
             continue
         elif opening is not None:
-            operation = chr(value[at + len(opening)])
+            found_op = value[at + len(opening) :][:1].decode("latin-1")
+            operation = found_op if found_op in _OPERATIONS else "c"
         elif at and value[_AVRO_OP - 1 : _AVRO_OP] == b"\2":
             flat = value[_AVRO_OP : _AVRO_OP + 1] == b"\2"
             found_op = value[_AVRO_OP + flat : _AVRO_OP + flat + 1].decode("latin-1")
@@ -62,7 +65,13 @@ def plain_count(events: Sequence[Event], schema_topic: str, counts: Counts) -> N
 
 
 def _in_headers(headers: Headers | None) -> str:
-    return next((str(value) for name, value in headers or () if name == _OP_HEADER), "")
+    """Return the operation that headers tell; those of an outbox message tell only what it is."""
+    for name, value in headers or ():
+        if name == _OP_HEADER:
+            return str(value)
+        if name == _OUTBOX_HEADER:
+            return "c"
+    return ""
 
 
 count: Callable[[Sequence[Event], str, Counts], None] = (

@@ -77,15 +77,15 @@ def serializer(schema: Schema, schema_id: int) -> Callable[[str], bytes]:
 def first_fields(content: bytes) -> dict[str, Any]:
     """Return the fields that give an event's position, from a value in any schema of this module.
 
-    `content`: the value behind the schema's id. The fields are `source`, or the first ones of a
-    flat row: they come first and are alike in all tables. Raise an error of any kind for other
+    `content`: the value behind the schema's id. The fields are `op` and `source`, or the first ones
+    of a flat row: they come first and are alike in all tables. Raise an error of any kind for other
     bytes.
     """
     flat = content[1:2] == _PRESENT
     schema = _FIRST_OF_ROWS if flat else _FIRST_FIELDS
     found = fastavro.schemaless_reader(io.BytesIO(content), schema, None)
     assert isinstance(found, dict)
-    return found if flat else {"source": found["source"]}
+    return found if flat else {"op": found["op"], "source": found["source"]}
 
 
 def _type(schema: Schema, defined: set[str]) -> Any:

@@ -115,7 +115,8 @@ def first_fields(content: bytes) -> dict[str, Any]:
         raise ValueError("the content is not a message") from error
     if not flat:
         names = [name for name, _ in connect.fields(connect.SOURCE)]
-        return {"source": {name: getattr(found.source, name) for name in names}}
+        source = {name: getattr(found.source, name) for name in names}
+        return {"op": found.op, "source": source}
     if not all(map(found.HasField, _OWN_NUMBERS)):
         raise ValueError("the message lacks its position")
     return {name: getattr(found, name) for name in _OWN_NUMBERS}
