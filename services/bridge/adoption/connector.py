@@ -322,6 +322,12 @@ def _formats(connector: Connector, ignored: Collection[str]) -> tuple[dict[str, 
             if not known and f"{part}.converter{key}" not in ignored:
                 refusals.append(f"{part}.converter{key}={value} has no counterpart")
         schemas = _true(options.get(".schemas.enable", "true"))
+        if schemas and part == "key" and name == JSON_CONVERTER:
+            refusals.append(
+                "key.converter.schemas.enable=true: a key's schema is among the bytes that choose "
+                "its partition, so that its rows would go on in another one; have Debezium write "
+                "keys without schemas first, or begin anew with another prefix"
+            )
         found[f"{part}_format"] = "json_schema_envelope" if schemas else "json"
     return found, refusals
 

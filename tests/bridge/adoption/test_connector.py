@@ -98,6 +98,8 @@ def test_connector_settings_are_translated() -> None:
         ("table.include.list", r"public\.(a|b)"),
         ("table.include.list", "accounts"),
         ("value.converter", "io.confluent.connect.avro.AvroConverter"),
+        ("key.converter", "io.confluent.connect.avro.AvroConverter"),
+        ("key.converter", "org.apache.kafka.connect.json.JsonConverter"),
         ("skipped.operations", "t,u"),
         ("producer.override.partitioner.class", "org.example.ByRegion"),
         ("producer.override.partitioner.ignore.keys", "true"),
@@ -113,7 +115,7 @@ def test_connector_setting_without_a_counterpart_is_refused_by_name(key: str, va
     assert key in refusal
     connector = connector_of({"name": "b", "config": {**CONFIG, key: value}}, WORKER)
     ignored = translate(connector, ignored=[key]).refusals
-    assert ignored == () or key in ("plugin.name", "value.converter")
+    assert ignored == () or key in ("plugin.name", "key.converter", "value.converter")
 
 
 UNWRAP = {
