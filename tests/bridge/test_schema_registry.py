@@ -24,6 +24,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from schemas.errors import ExitCode
 from services.bridge.events.formats.protobuf import message_class
 from services.demo.copies import committed
+from tests.bridge.reading import read_committed
 from tests.bridge.running import Bridge
 from tests.bridge.values import samples
 from tests.bridge.values.connect_documents import meaning
@@ -236,6 +237,40 @@ def test_shapes_change_in_the_middle_and_rows_that_were_there_are_read(
     assert found[150:] == [None, None]  # the truncate, in each partition
     assert client.get_versions(f"{source.database}.public.t-value") == [1, 2]
     assert bridge.output.count("schema registered") == 3
+
+
+def test_a_row_stays_in_the_partition_of_json_when_its_keys_schema_changes(
+    source: Source, schemas: Registry, client: SchemaRegistryClient
+) -> None:
+    source.run(
+        "CREATE TYPE mood AS ENUM ('ok')",
+        "CREATE TABLE t (id int, m mood, n int, PRIMARY KEY (id, m))",
+    )
+    bridges = [
+        source.bridge(f"{source.database}_j"),
+        source.bridge(f"{source.database}_e", formats={"key_format": "json_schema_envelope"}),
+        source.registered(schemas, prefix=f"{source.database}_a", formats={"key_format": "avro"}),
+    ]
+    for bridge in bridges:
+        bridge.start().streaming()
+    source.run(
+        "INSERT INTO t SELECT i, 'ok', 0 FROM generate_series(1, 20) i",
+        "ALTER TYPE mood ADD VALUE 'sad'",
+        "ALTER TABLE t ALTER id TYPE bigint",
+        "INSERT INTO t SELECT i, 'sad', 0 FROM generate_series(1, 20) i",
+        "UPDATE t SET n = 1",
+    )
+    found = []
+    for bridge in bridges:
+        bridge.caught_up()
+        records = read_committed(source.kafka.bootstrap_servers, [f"{bridge.prefix}.public.t"])
+        rows = [(record.partition, json.loads(record.value or b"")["after"]) for record in records]
+        found.append(sorted((row["id"], row["m"], row["n"], at) for at, row in rows))
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+    places = {(row, mood, partition) for row, mood, _, partition in found[0]}
+    assert (len(found[0]), len(places)) == (80, 40)
+    assert client.get_versions(f"{source.database}_a.public.t-key") == [1, 2]
 
 
 @pytest.mark.parametrize("form", ["json_schema", "protobuf"])

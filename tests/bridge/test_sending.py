@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.bridge.events.event import Event
 from services.bridge.sink import batch_produce
-from services.bridge.sink.batch_produce import plain, sender
+from services.bridge.sink.batch_produce import partition_of, plain, sender
 from tests.bridge.reading import read_committed
 from tests.bridge.test_topics import prepared
 from tests.providers.interface import Broker
@@ -30,10 +30,11 @@ def event(kind: str, topic: str = "topic") -> Event:
         VALUES.get(kind, b"value"),
         [("a", b"b")] if kind == "headers" else None,
         kind == "broadcast",
+        placed_by=b"another key" if kind == "placed" else None,
     )
 
 
-TAKEN = ("plain", "tombstone", "empty", "no key")
+TAKEN = ("plain", "tombstone", "empty", "no key", "placed")
 KINDS = (*TAKEN, "headers", "broadcast", "unknown", "refused")
 
 
@@ -50,7 +51,7 @@ def test_records_are_sent_up_to_the_first_special_one(
     end = data.draw(st.integers(since, len(kinds)))
     send, before = sender(unconnected), len(unconnected)
     touched: set[str] = set()
-    index = send([event(kind) for kind in kinds], since, end, {"topic"}, touched)
+    index = send([event(kind) for kind in kinds], since, end, {"topic": 3}, touched)
     assert touched == {"topic"} or (index == since and not touched)
     assert index == next((i for i in range(since, end) if kinds[i] not in TAKEN), end)
     assert len(unconnected) - before == index - since
@@ -58,9 +59,24 @@ def test_records_are_sent_up_to_the_first_special_one(
     unconnected.poll(0)
 
 
+@pytest.mark.parametrize(
+    ("key", "hashed"),
+    [
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+    ],
+)
+def test_a_text_chooses_the_partition_that_it_has_as_a_key(key: bytes, hashed: int) -> None:
+    """The hashes are those of Kafka's own test, UtilsTest.testMurmur2."""
+    assert partition_of(key, 7919) == (hashed & 0x7FFFFFFF) % 7919
+    assert partition_of(None, 7919) == -1
+
+
 def test_no_more_than_the_queue_holds(twin: str) -> None:
     producer = Producer({**NOBODY, "queue.buffering.max.messages": 7})
-    assert sender(producer)([event("plain")] * 10, 0, 10, {"topic"}, set()) == len(producer) == 7
+    assert sender(producer)([event("plain")] * 10, 0, 10, {"topic": 3}, set()) == len(producer) == 7
     producer.purge()
 
 
@@ -76,7 +92,9 @@ def test_consumers_read_the_records_that_were_sent(
     )
     assert is_straight(producer) == (twin == "compiled")
     touched: set[str] = set()
-    assert sender(producer)(events, 0, len(events), {one, other}, touched) == len(events)
+    assert sender(producer)(events, 0, len(events), dict.fromkeys((one, other), 3), touched) == len(
+        events
+    )
     assert touched == {one, other}
     assert producer.flush(30) == 0
     for topic in (one, other):
@@ -84,8 +102,10 @@ def test_consumers_read_the_records_that_were_sent(
         found = read_committed(kafka.bootstrap_servers, [topic])
         assert sorted(map(repr, expected)) == sorted(repr((r.key, r.value)) for r in found)
         keyed = [(r.key, r.value) for r in found if r.key is not None]
-        assert keyed == [pair for pair in expected if pair[0] is not None]
-        assert len({r.partition for r in found if r.key is not None}) == 1
+        assert sorted(map(repr, keyed)) == sorted(repr(pair) for pair in expected if pair[0])
+        partitions = {r.partition for r in found if r.key is not None}
+        assert partitions == {partition_of(b"key", 3), partition_of(b"another key", 3)}
+        assert len(partitions) == 2
 
 
 def test_a_producer_is_freed_with_what_sends_into_it(twin: str) -> None:
@@ -98,7 +118,7 @@ def test_a_producer_is_freed_with_what_sends_into_it(twin: str) -> None:
     before = threads()
     producer = Producer(NOBODY)
     send = sender(producer)
-    assert send([event("plain")], 0, 1, {"topic"}, set()) == 1
+    assert send([event("plain")], 0, 1, {"topic": 3}, set()) == 1
     producer.purge()
     del producer
     gc.collect()

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schemas.errors import BadInput
@@ -160,6 +160,22 @@ def test_specialised_encoders_make_the_same_events_in_every_format(
         except BadInput as error:  # a NULL in the key, columns with one name in Avro
             found.append(str(error))
     assert found[0] == found[1]
+
+
+@given(tables(), st.sampled_from(FORMATS), st.sampled_from(FORMATS), st.booleans())
+def test_a_row_is_placed_by_the_json_of_its_key_in_every_format(
+    table: tuple[Relation, list[Row]], key: Format, value: Format, short: bool
+) -> None:
+    relation, rows = table
+    assume(not any(UNCHANGED in row for row in rows))  # what stands for it has the key's type
+    kafka = JSON.model_copy(update={"key_format": key, "value_format": value})
+    try:
+        found = events(relation, rows, short=short, kafka=kafka)
+    except BadInput:  # as above
+        return
+    plain = events(relation, rows, short=short)
+    assert [event.placed_by or event.key for event in found] == [event.key for event in plain]
+    assert key != "json" or found[-1].placed_by is None
 
 
 TABLE = Relation(

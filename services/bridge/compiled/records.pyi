@@ -8,11 +8,23 @@ class Records:
     """Straight into one producer; it lives as long as this."""
 
     def __init__(
-        self, producer: Producer, handle: int, topic_new: int, topic_destroy: int, produce: int
+        self,
+        producer: Producer,
+        handle: int,
+        topic_new: int,
+        topic_destroy: int,
+        produce: int,
+        partitioner: int,
     ) -> None:
         """Addresses: `handle` of its rd_kafka_t, the others of librdkafka's functions."""
 
     def send(
-        self, events: list[Event], index: int, end: int, ready: set[str], touched: set[str], /
+        self,
+        events: list[Event],
+        index: int,
+        end: int,
+        ready: dict[str, int],
+        touched: set[str],
+        /,
     ) -> int:
         """As services.bridge.sink.batch_produce.Send has it."""

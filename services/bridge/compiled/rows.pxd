@@ -16,8 +16,8 @@ cdef class RowWriter:
     cdef type event
     cdef object topic, table
     cdef int count, published
-    cdef bint metadata, old, flat
-    cdef bytes opening, names, closing, key_closing
+    cdef bint metadata, old, flat, key_framed
+    cdef bytes opening, names, closing, key_opening, key_closing
     cdef list encoders, heads, key_heads, unavailable, keys, field_heads
     cdef int[FIELDS_MAX] field_kinds
     """Of a flat row, the fields that the row itself has: which number each is."""
@@ -46,5 +46,7 @@ cdef class RowWriter:
     cdef bint same_key(self) except -1
     cdef bytes key(self)
 
-cdef tuple new_event(type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn)
+cdef tuple new_event(
+    type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn, bytes placed_by
+)
 cdef tuple new_tuple(type kind, tuple fields)

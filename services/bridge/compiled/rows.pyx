@@ -42,7 +42,9 @@ cdef class RowWriter:
         self.event, self.topic, self.table = event, topic, table
         self.count, self.published = count, len(columns)
         self.opening, self.names = as_bytes(frame.opening), frame.names.encode()
-        self.closing, self.key_closing = frame.closing.encode(), frame.key_closing.encode()
+        self.closing = frame.closing.encode()
+        self.key_opening, self.key_closing = as_bytes(frame.key_opening), frame.key_closing.encode()
+        self.key_framed = bool(self.key_opening or self.key_closing)
         self.metadata, self.old = frame.metadata, frame.old
         self.encoders = [column.encode for column in columns]
         self.unavailable = [column.unavailable.encode() for column in columns]
@@ -58,7 +60,7 @@ cdef class RowWriter:
             self.field_kinds[index] = KINDS.index(kind)
         self.keys = [i for i, column in enumerate(columns) if column.key]
         self.key_heads = [
-            (b"," if number else as_bytes(frame.key_opening) + b"{") + columns[i].name.encode()
+            (b"," if number else b"{") + columns[i].name.encode()
             for number, i in enumerate(self.keys)
         ]
         self.out = Text()
@@ -95,7 +97,7 @@ cdef class RowWriter:
         int64_t total, int64_t events, Text head, Text order, Text tail, Text flat
     ):
         """The event, or None."""
-        cdef bytes key = None
+        cdef bytes key = None, placed_by = None
         cdef Py_ssize_t since = 0
         self.out.clear()
         try:
@@ -121,13 +123,15 @@ cdef class RowWriter:
             return None
         if self.keys:
             key = self.key()
+            if self.key_framed:
+                placed_by, key = key, self.key_opening + key + self.key_closing
         if self.flat:
             self.out.put_bytes(b"}")
             self.out.put_bytes(self.closing)
         else:
             self.rest(lsn, seq, total, events, head, order, tail)
         value = PyBytes_FromStringAndSize(<char*>self.out.buffer + since, self.out.size - since)
-        return new_event(self.event, self.topic, key, value, self.table, seq, lsn)
+        return new_event(self.event, self.topic, key, value, self.table, seq, lsn, placed_by)
 
     cdef int fields(
         self, uint64_t lsn, int64_t seq, int64_t total, int64_t events, Text flat
@@ -247,15 +251,16 @@ cdef class RowWriter:
             out.grow(length)
             out.put(out.buffer + self.spans[2 * index], length)
         out.put_bytes(b"}")
-        out.put_bytes(self.key_closing)
         key = PyBytes_FromStringAndSize(<char*>out.buffer + since, out.size - since)
         out.size = since
         return key
 
 
-cdef tuple new_event(type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn):
-    """`event(topic, key, value, None, False, table, seq, lsn)`, made as `new_tuple` does."""
-    cdef tuple made = <tuple>PyType_GenericAlloc(<PyTypeObject*>event, 8)
+cdef tuple new_event(
+    type event, topic, bytes key, bytes value, table, int64_t seq, uint64_t lsn, bytes placed_by
+):
+    """`event(topic, key, value, None, False, table, seq, lsn, placed_by)`, as `new_tuple` does."""
+    cdef tuple made = <tuple>PyType_GenericAlloc(<PyTypeObject*>event, 9)
     slotbridge_no_hash_yet(made)
     put(made, 0, topic)
     put(made, 1, key)
@@ -265,6 +270,7 @@ cdef tuple new_event(type event, topic, bytes key, bytes value, table, int64_t s
     put(made, 5, table)
     put(made, 6, seq)
     put(made, 7, lsn)
+    put(made, 8, placed_by)
     return made
 
 

@@ -281,7 +281,7 @@ class Envelope:
         if table.outbox is not None:
             return self._outbox_message(table, table.outbox, change.new, lsn, seq)
         value = self._value(table, "null", table.row(change.new), "c", lsn, seq)
-        return [Event(table.topic, table.key(change.new), value, None, False, table.name, seq, lsn)]
+        return [table.event(table.key(change.new), value, None, seq, lsn)]
 
     def update(self, change: Update, lsn: int, seq: int) -> list[Event]:
         """Return the event of an update, or the three of an update that changes the key."""
@@ -303,17 +303,16 @@ class Envelope:
             ]
         after = table.row(new)
         key = table.key(new)
-        topic, name = table.topic, table.name
         if old is not None and (old_key := table.key(old)) != key:
-            headers: Headers = [(NEW_KEY_HEADER, key or b"")]
+            headers: Headers = [(NEW_KEY_HEADER, key.data or b"")]
             events = self._removal(table, old, headers, lsn, seq)
-            headers = [(OLD_KEY_HEADER, old_key or b"")]
+            headers = [(OLD_KEY_HEADER, old_key.data or b"")]
             added = self._value(table, "null", after, "c", lsn, seq + 1)
-            events.append(Event(topic, key, added, headers, False, name, seq + 1, lsn))
+            events.append(table.event(key, added, headers, seq + 1, lsn))
             return events
         before = "null" if old is None or table.fields is not None else table.row(old)
         value = self._value(table, before, after, "u", lsn, seq)
-        return [Event(topic, key, value, None, False, name, seq, lsn)]
+        return [table.event(key, value, None, seq, lsn)]
 
     def delete(self, change: Delete, lsn: int, seq: int) -> list[Event]:
         """Return the event of a delete and its tombstone."""
@@ -328,17 +327,17 @@ class Envelope:
         self, table: Table, old: Row, headers: Headers | None, lsn: int, seq: int
     ) -> list[Event]:
         """Return the event of a row that is gone, and its tombstone."""
-        topic, name, key = table.topic, table.name, table.key(old)
+        key = table.key(old)
         if table.fields is not None and not table.fields.rewrites:
-            if key is None:
-                raise delete_without_key(name, lsn)
+            if key.data is None:
+                raise delete_without_key(table.name, lsn)
             self._count(table.counter)
             told = table.fields.position("d", self._texts.stamp.commit_lsn, seq)
-            return [Event(topic, key, None, [*(headers or ()), *told], False, name, seq, lsn)]
+            return [table.event(key, None, [*(headers or ()), *told], seq, lsn)]
         value = self._value(table, table.row(old), "null", "d", lsn, seq)
-        events = [Event(topic, key, value, headers, False, name, seq, lsn)]
-        if self._tombstones and key is not None:
-            events.append(Event(topic, key, None, headers, False, name, seq, lsn))
+        events = [table.event(key, value, headers, seq, lsn)]
+        if self._tombstones and key.data is not None:
+            events.append(table.event(key, None, headers, seq, lsn))
         return events
 
     def truncate(self, change: Truncate, lsn: int, seq: int) -> list[Event]:

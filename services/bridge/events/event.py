@@ -12,6 +12,8 @@ class Event(NamedTuple):
     """One record for Kafka. `value` None is a tombstone; `broadcast`: to every partition.
 
     `table` (`schema.table`, empty for a record without a table), `seq` and `lsn` name the change.
+    `placed_by`: the key's JSON, which chooses the partition where `key` also has a schema or its
+    id; None: `key` does.
     """
 
     topic: str
@@ -22,6 +24,7 @@ class Event(NamedTuple):
     table: str = ""
     seq: int = -1
     lsn: int = 0
+    placed_by: bytes | None = None
 
 
 class Stamp(NamedTuple):

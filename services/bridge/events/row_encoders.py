@@ -121,7 +121,8 @@ def writer(
         "OPENING": frame.opening,
         "NAMES": frame.names,
         "CLOSING": frame.closing,
-        "KEY_CLOSING": frame.key_closing,
+        "KEY_OPENING": wire.text_as_bytes(frame.key_opening),
+        "KEY_CLOSING": frame.key_closing.encode(),
     }
     for index, column in enumerate(columns):
         variables[f"e{index}"] = column.encode
@@ -129,11 +130,10 @@ def writer(
         variables[f"k{index}"] = ("," if index or frame.flat is not None else "") + column.name
     keys = [index for index, column in enumerate(columns) if column.key]
     for number, index in enumerate(keys):
-        first = frame.key_opening + "{"
-        variables[f"j{index}"] = ("," if number else first) + columns[index].name
+        variables[f"j{index}"] = ("," if number else "{") + columns[index].name
     encoders = tuple((column.source_index, column.encode) for column in columns)
     variables["BETWEEN"] = f"N{chr(count >> 8)}{chr(count & 255)}"
-    framed = bool(frame.closing or frame.key_closing)
+    framed = bool(frame.closing), bool(frame.key_opening or frame.key_closing)
     code = _code(encoders, tuple(keys), count, frame.metadata, frame.old, framed, frame.flat)
     exec(code, variables)  # noqa: S102 - our own text
     made = variables["write"]
@@ -147,7 +147,7 @@ def _code(
     count: int,
     metadata: bool,
     old: bool,
-    framed: bool,
+    framed: tuple[bool, bool],
     flat: tuple[tuple[str, str], ...] | None,
 ) -> CodeType:
     short, other = _short(columns, count, keys, old=old), _any(columns, count)
@@ -244,14 +244,17 @@ def _flat(columns: int, fields: tuple[tuple[str, str], ...]) -> str:
     return "{OPENING}{flat}" + "".join(f"{text}{{{kind}}}" for text, kind in fields) + row + "}}"
 
 
-def _record(value: str, keys: tuple[int, ...], *, framed: bool) -> list[str]:
+def _record(value: str, keys: tuple[int, ...], *, framed: tuple[bool, bool]) -> list[str]:
+    """`framed`: whether something stands behind the value, and around the key."""
     key = "".join(f"{{j{index}}}{{c{index}}}" for index in keys) + "}}"
-    key += "{KEY_CLOSING}" if framed else ""
-    value += "{CLOSING}" if framed else ""
+    value_framed, key_framed = framed
+    value += "{CLOSING}" if value_framed else ""
+    placed_by = "key" if keys and key_framed else "None"
+    whole = "KEY_OPENING + key + KEY_CLOSING" if keys and key_framed else "key"
     as_bytes = f"encode('utf-8', '{wire.ERRORS}')"
     return [
         "at_lsn = str(lsn)",
         f"key = f'{key}'.{as_bytes}" if keys else "key = None",
         f"value = f'{value}'.{as_bytes}",
-        "return new(Event, (TOPIC, key, value, None, False, TABLE, seq, lsn))",
+        f"return new(Event, (TOPIC, {whole}, value, None, False, TABLE, seq, lsn, {placed_by}))",
     ]

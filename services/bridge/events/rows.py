@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
 from typing import Any
 
+from services.bridge.events.event import Event
 from services.bridge.events.fields import Fields
-from services.bridge.events.formats.table_format import PLAIN, TableFormat
+from services.bridge.events.formats.table_format import NO_KEY, PLAIN, Key, TableFormat
 from services.bridge.events.row_encoders import Column, Frame, Write, writer
+from services.bridge.events.shaping.outbox import Headers
 from services.bridge.events.shaping.tables import TableShaping
 from services.bridge.events.transaction_texts import NO_ORDER, TransactionTexts
 from services.bridge.events.values.encoders import Encoders
@@ -170,10 +172,10 @@ class Table:
         """Tell whether an old row, which has its identity alone, lacks a column of the key."""
         return any(row[source_index] is None for source_index, *_ in self._key)
 
-    def key(self, row: Row) -> bytes | None:
-        """Return the key of a row in the table's format, None for a table without a key."""
+    def key(self, row: Row) -> Key:
+        """Return the key of a row in the table's format; it has no data without a key column."""
         if not self._key:
-            return None
+            return NO_KEY
         parts = []
         for index, name, encode, unavailable in self._key:
             value = row[index]
@@ -181,7 +183,14 @@ class Table:
                 parts.append(name + unavailable)
             else:
                 parts.append(name + ("null" if value is None else encode(value)))
-        return self._format.key("{" + ",".join(parts) + "}")
+        return self._format.keyed("{" + ",".join(parts) + "}")
+
+    def event(
+        self, key: Key, value: bytes | None, headers: Headers | None, seq: int, lsn: int
+    ) -> Event:
+        """Return the event of a row's change at `lsn`."""
+        data, placed_by = key
+        return Event(self.topic, data, value, headers, False, self.name, seq, lsn, placed_by)
 
 
 def _published_the_same(old: Value, new: Value, encode: Encode) -> bool:
@@ -203,8 +212,9 @@ def serialized(write: Write, form: TableFormat) -> Write:
         if event is None:
             return None
         try:
-            key = None if event.key is None else form.key(event.key.decode())
-            return event._replace(key=key, value=form.value(event.value.decode()))
+            key = NO_KEY if event.key is None else form.keyed(event.key.decode())
+            value = form.value(event.value.decode())
+            return event._replace(key=key.data, value=value, placed_by=key.placed_by)
         except ValueError:
             return None  # the long way says which row it is
 

@@ -46,7 +46,7 @@ class RepairEvents(RowEvents):
     def encoded(self, relation: Relation, row: Row) -> tuple[bytes | None, bytes]:
         """Return the key and the row as streaming encodes them."""
         table = self._table(relation, 0)
-        return table.key(row), table.row(row).encode()
+        return table.key(row).data, table.row(row).encode()
 
     def emptied(self, relation: Relation, lsn: int, seq: int) -> list[Event]:
         """Return the event that empties a table."""

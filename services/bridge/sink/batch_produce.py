@@ -13,6 +13,7 @@ from typing import Final
 
 from confluent_kafka import KafkaException, Producer, cimpl
 
+from schemas.errors import SetupError
 from services.bridge import compiled
 from services.bridge.compiled import foreign
 from services.bridge.events.event import Event
@@ -23,12 +24,12 @@ KNOWN_VERSIONS: Final = frozenset({"2.16.1"})
 NOT_TAKEN: Final = (BufferError, KafkaException)
 """What `produce` raises when it has not taken a record."""
 
-Send = Callable[[Sequence[Event], int, int, set[str], set[str]], int]
+Send = Callable[[Sequence[Event], int, int, dict[str, int], set[str]], int]
 """send(events, index, end, ready, touched) -> index of the first of events[index:end] that is not
 sent; the topics of those that are, are added to `touched`, perhaps with that of the first other.
 
 All are sent (`end`), or that one calls for care: it has headers, is for every partition or of a
-topic that is not in `ready`; or it was not taken.
+topic that is not in `ready` (topic -> number of partitions); or it was not taken.
 """
 
 
@@ -45,17 +46,17 @@ def plain(
     events: Sequence[Event],
     index: int,
     end: int,
-    ready: set[str],
+    ready: dict[str, int],
     touched: set[str],
 ) -> int:
     """Send as `Send` does, by confluent-kafka's `produce`."""
     while index < end:
-        topic, key, value, headers, broadcast, *_ = events[index]
+        topic, key, value, headers, broadcast, *_, placed_by = events[index]
         if headers is not None or broadcast or topic not in ready:
             break
         touched.add(topic)
         try:
-            produce(topic, value, key)
+            produce(topic, value, key, partition_of(placed_by, ready[topic]))
         except NOT_TAKEN:
             break
         index += 1
@@ -71,8 +72,29 @@ def _handle(producer: Producer) -> int:
     return handle if handle and opaque(handle) == id(producer) else 0
 
 
+def partition_of(placed_by: bytes | None, partitions: int) -> int:
+    """Return the partition that `placed_by` chooses as a key would; -1: the key is to choose it."""
+    if placed_by is None:
+        return _BY_KEY
+    if not FUNCTIONS[-1]:
+        raise SetupError(
+            "this build of confluent-kafka does not show librdkafka's partitioner",
+            operation="produce",
+            hint="install confluent-kafka from its wheel, or set kafka.key_format: json",
+        )
+    return int(_murmur2(None, placed_by, len(placed_by), partitions, None, None))
+
+
+_BY_KEY: Final = -1
 _OPAQUE: Final = foreign.address(cimpl, "rd_kafka_opaque")
 FUNCTIONS: Final = tuple(
-    foreign.address(cimpl, f"rd_kafka_{name}") for name in ("topic_new", "topic_destroy", "produce")
+    foreign.address(cimpl, f"rd_kafka_{name}")
+    for name in ("topic_new", "topic_destroy", "produce", "msg_partitioner_murmur2")
 )
 """Addresses of what Records calls (rdkafka.h)."""
+_murmur2: Final = ctypes.CFUNCTYPE(
+    ctypes.c_int32,
+    *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int32),
+    *(ctypes.c_void_p, ctypes.c_void_p),
+)(FUNCTIONS[-1])
+"""rd_kafka_msg_partitioner_murmur2, what the producer's `partitioner` does with a key."""

@@ -21,6 +21,7 @@ from schemas.lsn import format_lsn
 from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge import metrics
 from services.bridge.events.event import Event
+from services.bridge.sink.batch_produce import partition_of
 from services.bridge.sink.dead_letters import (
     Origin,
     Origins,
@@ -92,7 +93,8 @@ class TransactionalProducer:
         self._message_bytes_max = int(kafka.options.get("message.max.bytes", MESSAGE_BYTES_MAX))
         options = producer_options(kafka, bridge, slot, self._limits.values(), self._careful)
         self._pair = ProducerPair(options, subject=self._subject, former=former_ids)
-        self._ready: set[str] = {self._progress_topic}
+        self._ready = {self._progress_topic: 1}
+        """Topics that exist, and how many partitions each has for this session."""
         self._denied: dict[str, TopicRefused] = {}
         self._dead: Counter[tuple[str, str]] = Counter()
         self._culprits: list[tuple[Event, Origin, str]] = []
@@ -177,7 +179,8 @@ class TransactionalProducer:
                 self._produce(event, partition, origin, self._while_waiting)
         else:
             self._counts.clear()
-            self._produce(event, -1, origin, self._while_waiting)
+            partition = partition_of(event.placed_by, self._ready[event.topic])
+            self._produce(event, partition, origin, self._while_waiting)
 
     def _partitions_of(self, topic: str) -> int:
         """Count a topic's partitions, with those added since, so that all get a broadcast event."""
@@ -251,14 +254,14 @@ class TransactionalProducer:
         if topic in self._denied:
             return self._denied[topic]
         try:
-            self._topics.partitions(topic)
+            partitions = self._topics.partitions(topic)
             if self._careful or topic in self._refused.topics:
                 self._topics.check_writable(topic)
         except TopicRefused as error:
             self._denied[topic] = error
             self._refused.topics.add(topic)
             return error
-        self._ready.add(topic)
+        self._ready[topic] = partitions
         return None
 
     def _produce(
@@ -313,7 +316,7 @@ class TransactionalProducer:
         if not self._dead_letters or not may_be_dead(event, self._prefix):
             raise refusal(event, origin, reason, cause)
         topic = self._topics.prepare_late(dead_topic)
-        self._ready.add(topic)
+        self._ready[topic] = 1
         bytes_max = min(self._message_bytes_max, self._limits.get(topic, MESSAGE_BYTES_MAX))
         if not self._dead:
             logger.warning(
@@ -353,7 +356,7 @@ class TransactionalProducer:
             what = f"{len(self._culprits)} records are refused and will be dead letters"
         elif code in RECORD_REFUSALS + TOPIC_REFUSALS and not self._careful:
             what = f"a record is refused ({error.args[0].str()}); looking for it"
-            refused.topics |= {topic for topic in self._ready if topic not in self._limits}
+            refused.topics |= self._ready.keys() - self._limits
         else:
             return kafka_error(error, operation, subject)
         refused.careful_until = max(refused.careful_until or 0, self._sent_until)

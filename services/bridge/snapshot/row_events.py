@@ -88,9 +88,8 @@ class RowEvents(Envelope):
 
     def _read(self, table: Table, row: Row, lsn: int, seq: int) -> Event:
         """Encode a row the long way."""
-        key = table.key(row)
         value = self._value(table, "null", table.row(row), "r", lsn, seq)
-        return Event(table.topic, key, value, None, False, table.name, seq, lsn)
+        return table.event(table.key(row), value, None, seq, lsn)
 
 
 def tuple_data(row: Row) -> bytes:

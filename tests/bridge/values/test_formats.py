@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,6 +128,22 @@ def test_plain_json_has_the_plain_encoders() -> None:
 def test_a_key_may_have_a_schema_where_the_value_has_none() -> None:
     key, value = envelope(settings(key_format="json_schema_envelope"))
     assert key["payload"] == {} and value == {}
+
+
+@pytest.mark.parametrize("oid", [100_000, 100_002])
+def test_the_schema_of_a_key_does_not_change_with_an_enums_labels(oid: int) -> None:
+    kafka = settings(key_format="json_schema_envelope", value_format="json_schema_envelope")
+    columns = (RelationColumn("m", oid, -1, True),)
+    plan = Shaping(ShapingSettings(), "b").plan(replace(RELATION, columns=columns))
+    keys, values = set(), set()
+    for labels in (("sad",), ("sad", "ok")):
+        encoders = encoders_for(kafka)()
+        moods = PgType(100_002, "public", "_mood", "b", element_oid=100_000)
+        encoders.learn([PgType(100_000, "public", "mood", "e", labels=labels), moods])
+        form = Formats(kafka, Shaping(ShapingSettings(), "b").naming, encoders).of(plan)
+        keys.add(form.key("{}"))
+        values.add(form.value("{}"))
+    assert (len(keys), len(values)) == (1, 2)
 
 
 def test_an_enum_tells_its_labels_and_an_unknown_type_is_a_string() -> None:

@@ -14,6 +14,7 @@ from schemas.events import UNAVAILABLE
 Schema = Mapping[str, Any]
 SEMANTIC: Final = "io.debezium.data"
 TIME: Final = "io.debezium.time"
+ENUM: Final = f"{SEMANTIC}.Enum"
 DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
 _DOCS: Final = {
     f"{SEMANTIC}.VariableScaleDecimal": "Variable scaled decimal",
@@ -71,6 +72,14 @@ def struct(
 def needed(schema: Schema) -> Schema:
     """Return `schema` for what is never null."""
     return {**schema, "optional": False}
+
+
+def without_labels(schema: Schema) -> Schema:
+    """Return `schema` without an enum's labels, so that a new label leaves a key's schema as is."""
+    kept = {name: value for name, value in schema.items() if name != "parameters"}
+    if schema["type"] == "array":
+        return {**schema, "items": without_labels(schema["items"])}
+    return kept if schema.get("name") == ENUM else schema
 
 
 def decimal(scale: int, precision: int = 0) -> Schema:

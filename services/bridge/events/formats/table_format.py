@@ -61,6 +61,13 @@ class Affixes(NamedTuple):
     closing: str = ""
 
 
+class Key(NamedTuple):
+    """A record's key. `placed_by`: as an event has it."""
+
+    data: bytes | None
+    placed_by: bytes | None = None
+
+
 class TableFormat(NamedTuple):
     """The functions that make a record's key and value of their JSON text.
 
@@ -74,7 +81,14 @@ class TableFormat(NamedTuple):
     value_affixes: Affixes = Affixes()
     binary: bool = False
 
+    def keyed(self, text: str) -> Key:
+        """Return the key of its JSON text."""
+        if self.key is str.encode:
+            return Key(text.encode())
+        return Key(self.key(text), text.encode())
 
+
+NO_KEY: Final = Key(None)
 PLAIN: Final = TableFormat()
 
 
@@ -110,8 +124,11 @@ class Formats:
         for column in relation.columns:
             schema = column_schema(self._encoders, column.type_oid, column.typmod)
             if column.key:
-                keys[column.name] = schema if may_lack_key else connect.needed(schema)
-                schema = schema if may_be_truncated else keys[column.name]
+                schema_of_key = connect.without_labels(schema)
+                needed = connect.needed(schema_of_key)
+                keys[column.name] = schema_of_key if may_lack_key else needed
+                if not (may_lack_key or may_be_truncated):
+                    schema = connect.needed(schema)
             columns[column.name] = schema
         topic = plan.topic.name
         key, key_affixes = self._part(self._key, connect.key(name, keys), topic, "key")

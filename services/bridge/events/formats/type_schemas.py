@@ -33,7 +33,7 @@ def column_schema(encoders: Encoders, oid: int, typmod: int) -> Schema:
         return connect.array(column_schema(encoders, found.element_oid, typmod))
     if found.kind == "e":
         labels = {"allowed": ",".join(found.labels)} if found.labels else None
-        return connect.plain("string", f"{SEMANTIC}.Enum", parameters=labels)
+        return connect.plain("string", connect.ENUM, parameters=labels)
     if built_in(found.oid) is not None:
         if found.name == "money":
             return _money(encoders)
