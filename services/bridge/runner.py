@@ -22,7 +22,6 @@ from services.bridge.sink.markers import TransactionHangs
 from services.bridge.stagnation import Stagnation
 from services.bridge.transactions.spool import SpoolFull, prepared_exceed_spool
 from services.bridge.transactions.streams import MessageUnclear
-from services.kafka.schema_registry import SchemaRegistry
 from services.postgres.server import Server
 from services.runtime.process import Stop
 
@@ -72,8 +71,7 @@ class Runner:
 
         It gets what it is to call all the time, so that the probe and a stop are heard.
         """
-        needed = registry is not None and settings.kafka.needs_registry
-        self._registry = SchemaRegistry(registry) if registry is not None and needed else None
+        self._registry = registry if settings.kafka.needs_registry else None
         self._settings = settings
         self._source = settings.source
         """Where to go on; another thread may set it."""

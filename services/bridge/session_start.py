@@ -24,6 +24,7 @@ from schemas.events import (
     snapshot_topic,
 )
 from schemas.lsn import format_lsn
+from schemas.registry import RegistrySettings
 from schemas.settings import BridgeSettings, KafkaSettings, SourceSettings
 from schemas.shaping import ShapingSettings
 from schemas.snapshot import READ_ALL, SnapshotSettings
@@ -104,7 +105,7 @@ class _Encoding(NamedTuple):
 
 
 def open_session(
-    settings: SessionSettings, refused: Refused, registry: SchemaRegistry | None = None
+    settings: SessionSettings, refused: Refused, registry: RegistrySettings | None = None
 ) -> Session:
     """Connect, compare the witnesses and start streaming. Raise SlotbridgeError."""
     with contextlib.ExitStack() as resources:
@@ -127,9 +128,11 @@ class _Opening:
         self._resources = resources
         self._waiting = WhileWaiting()
 
-    def open(self, refused: Refused, registry: SchemaRegistry | None) -> Parts:
+    def open(self, refused: Refused, settings: RegistrySettings | None) -> Parts:
         """Take all steps in their order; return what a session consists of."""
+        registry = None if settings is None else SchemaRegistry(settings)
         if registry is not None:
+            self._resources.callback(registry.close)
             registry.require()
         primary = self._own_origin()
         topics = Topics(self._kafka, self._settings.shaping, while_waiting=self._waiting)

@@ -6,7 +6,8 @@
     401, 403                                 credentials
     other                                    refused, with the registry's own words
 
-Registering is idempotent: a crash between it and the first record that has the id loses nothing.
+Registering is idempotent: a crash between it and the first record that has the id loses nothing. A
+registry that is restored from an older copy may give a schema another id: each session asks anew.
 """
 
 import time
@@ -33,12 +34,17 @@ _REASON_CHARACTERS_MAX: Final = 500
 
 
 class SchemaRegistry:
-    """The registry client of one process; it remembers the ids of registered schemas."""
+    """The registry client of one session; it remembers the ids of registered schemas."""
 
     def __init__(self, settings: RegistrySettings) -> None:
         self._settings = settings
         self._made: SchemaRegistryClient | None = None
         self._ids: dict[tuple[str, str], int] = {}
+
+    def close(self) -> None:
+        """Close the connections to the registry."""
+        if self._made is not None:
+            self._made.close()
 
     @property
     def subject_naming(self) -> SubjectNaming:

@@ -17,7 +17,7 @@ from typing import Any
 import fastavro
 import psycopg
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
@@ -337,6 +337,35 @@ def test_a_schema_that_is_not_compatible_stops_the_bridge_by_name(
     client.set_compatibility(subject, "NONE")
     bridge.start().streaming().caught_up()
     assert source.rows(schemas, "t") == [{"id": 1, "n": 1}, {"id": 2, "n": "2"}]
+
+
+def test_a_registry_that_lost_its_schemas_is_told_them_again_by_the_next_session(
+    source: Source, tmp_path: Path
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY, n int)")
+    with registry(tmp_path) as own:  # what it has is in its memory
+        bridge = source.registered(own).start().streaming()
+        source.run("INSERT INTO t VALUES (1, 1)")
+        bridge.caught_up()
+        assert source.rows(own, "t") == [{"id": 1, "n": 1}]
+        own.stop()
+        own.start()
+        sessions = bridge.sessions
+        with SchemaRegistryClient({"url": own.url}) as client:
+            client.register_schema("another", Schema('"string"', "AVRO"))
+            source.run(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+                f" WHERE slot_name = '{bridge.slot}'"
+            )
+            eventually(lambda: bridge.sessions > sessions, what="another session", timeout_s=60)
+            source.run("UPDATE t SET n = 2")
+            bridge.caught_up()
+            topic = f"{source.database}.public.t"
+            (_, (_, key, value)) = committed(source.kafka.bootstrap_servers, topic)
+            read = _avro(client)
+            assert read(key or b"", topic, MessageField.KEY) == {"id": 1}
+            after = read(value or b"", topic, MessageField.VALUE)["after"]
+            assert after == {"id": 1, "n": 2}
 
 
 def test_a_registry_that_is_down_is_waited_for_and_nothing_is_lost(
