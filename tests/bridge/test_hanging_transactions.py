@@ -146,6 +146,7 @@ LOOKALIKES = [
 @pytest.mark.parametrize("value", LOOKALIKES)
 def test_a_payload_that_looks_like_an_event_has_no_place_beside_its_headers(value: bytes) -> None:
     headers: Headers = [("id", b"1"), ("type", b"x"), ("commit_lsn", b"70"), ("seq", b"3")]
+    headers += [("__op", b"c"), ("__commit_lsn", b"7"), ("__seq", b"2"), ("__timeline", b"1")]
     record = KafkaRecord("p.orders", 0, b"1", value, headers)
     assert position_of_record(record, "p", outbox=True) == EventPosition(70, 3)
 

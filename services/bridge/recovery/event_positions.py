@@ -69,9 +69,9 @@ def position_of_record(record: KafkaRecord, prefix: str, *, outbox: bool) -> Eve
 
     `outbox`: messages of an outbox may be in its topic.
     """
-    position = position_of_row(dict(record.headers or []))
-    if position is None and outbox:
-        position = position_in_headers(record.headers)
+    position = position_in_headers(record.headers) if outbox else None
+    if position is None:
+        position = position_of_row(dict(record.headers or []))
     if position is None:
         position = position_of(record.value, prefix, own=record.topic in own_topics(prefix))
     if position is None and record.topic == prepared_topic(prefix):
