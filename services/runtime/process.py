@@ -97,7 +97,7 @@ def exit_codes(*, as_json: bool = False) -> Iterator[None]:
 class Probes:
     """/healthz (the loop is fresh), /readyz (it serves) and /metrics, in a thread of their own.
 
-    /readyz tells what `waiting_for` says while it does not pass.
+    /readyz tells what `waiting_for` says while it does not pass, and `remark` once it does.
     /availablez passes where `available` says that it serves or stands by for a process that does;
     without `available` it is as /readyz. `routes` are served beside them; `registry` holds the
     metrics (None: the process's own).
@@ -112,6 +112,7 @@ class Probes:
         ready: Callable[[], bool],
         available: Callable[[], bool] | None = None,
         waiting_for: Callable[[], str] = lambda: "",
+        remark: Callable[[], str] = lambda: "",
         routes: "Sequence[BaseRoute]" = (),
         registry: "CollectorRegistry | None" = None,
     ) -> None:
@@ -123,6 +124,7 @@ class Probes:
         self._ready = ready
         self._available = available or ready
         self._waiting_for = waiting_for
+        self._remark = remark
         self._registry = registry
         app = Starlette(
             routes=[
@@ -164,7 +166,7 @@ class Probes:
         return _probe(self._healthy())
 
     async def _readyz(self, _request: "Request") -> "Response":
-        return _probe(self._ready(), self._waiting_for())
+        return _probe(self._ready(), self._waiting_for(), self._remark())
 
     async def _availablez(self, _request: "Request") -> "Response":
         return _probe(self._available())
@@ -177,10 +179,10 @@ class Probes:
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
-def _probe(passed: bool, why_not: str = "") -> "Response":
+def _probe(passed: bool, why_not: str = "", remark: str = "") -> "Response":
     from starlette.responses import PlainTextResponse
 
-    told = "ok" if passed else f"no: {why_not}" if why_not else "no"
+    told = ": ".join(filter(None, ("ok", remark) if passed else ("no", why_not)))
     return PlainTextResponse(told, status_code=200 if passed else 503)
 
 

@@ -260,6 +260,7 @@ FAILOVER: Final = (
             "paused": "max(slotfailover_paused{})",
             "judged": "max(slotfailover_judged{})",
             "steps that a repoint would run": "max(slotfailover_pending_steps{})",
+            "subscriptions held": "max(slotfailover_subscriptions_held{})",
         },
     ),
     Panel(

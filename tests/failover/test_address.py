@@ -10,7 +10,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from schemas.errors import SettingsError
 from services.failover.model import statements
 from services.failover.model.conninfo import MASK, SECRETS, Address, Conninfo, is_private
-from services.failover.model.timelines import without_mark
+from services.failover.model.destination import Destination, without_mark
 from services.failover.observe.server_link import parse_conninfo, with_service
 
 KEYWORDS = ("user", "password", "dbname", "application_name", "sslmode", "options", "passfile")
@@ -123,6 +123,6 @@ def test_invalid_conninfo_is_refused_without_repeating_it() -> None:
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0")))
 def test_comments_are_marked_and_unmarked_without_loss(comment: str) -> None:
-    marked = statements.marked(comment)
-    assert statements.marked(marked) == marked
+    marked = statements.marked(comment, Destination("7000", "b", None, 1))
+    assert statements.marked(marked, Destination()) == statements.marked(comment, Destination())
     assert without_mark(marked).strip() == comment.strip() or comment.endswith("]")

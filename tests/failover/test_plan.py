@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SetupError, SlotbridgeError
 from services.failover.checks.readiness import candidate, judge_all
-from services.failover.model.timelines import Feeding
-from services.failover.model.view import KafkaProgress, NodeState, Reach, View
+from services.failover.model.kafka_progress import KafkaProgress
+from services.failover.model.timelines import Feeding, Provenance
+from services.failover.model.view import NodeState, Reach, View
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.request import Plan, Request
 from services.failover.plan.steps.step import Action
@@ -266,6 +267,8 @@ def test_a_slot_made_after_the_failover_is_a_gap_that_can_be_accepted() -> None:
         standby=False,
         timeline=2,
     )
+    new = replace(view.nodes[1].known_state, provenance=Provenance(history=((1, RECEIVED),)))
+    view = replace(view, nodes=(view.nodes[0], replace(view.nodes[1], state=new)))
     plan = plan_failover(view, Request())
     assert actions(plan) == ["repoint"]
     assert [left.exit_code for left in plan.left] == [ExitCode.WITNESSES_DISAGREE]

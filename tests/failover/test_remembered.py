@@ -30,6 +30,7 @@ from tests.failover.servers import (
     configuration,
     slotfailover_process,
     subscribe,
+    tell,
     write,
 )
 from tests.failover.test_timelines import promoted
@@ -132,6 +133,28 @@ def test_without_a_journal_file_the_subscription_itself_tells_whom_it_was_led_to
     assert ran.code == 0, ran.err
     write(trio.standby, trio.dbname, 1)
     await_equal(trio, trio.standby)
+
+
+def test_who_enables_by_hand_what_a_run_had_disabled_has_the_say_from_then_on(
+    local_trio: NewTrio, tmp_path: Path
+) -> None:
+    """The mark is still in the comment; the subscription's row tells that it was changed since."""
+    trio = local_trio()
+    subscribe(trio, "s1")
+    config = configuration(tmp_path, trio)
+    promote(trio.primary, trio.standby)
+    ran = slotfailover_process("repoint", "--config", config, "--yes", before=KILLED_AFTER_A_STEP)
+    assert ran.code == -9, ran.err
+    comment = "SELECT obj_description(oid, 'pg_subscription') FROM pg_subscription"
+    noted = ask(trio.subscriber, comment, trio.dbname)
+    assert noted.endswith("] [disabled by slotfailover]")
+    for change in ("ENABLE", "DISABLE"):
+        tell(trio.subscriber, f"ALTER SUBSCRIPTION s1 {change}", dbname=trio.dbname)
+    ran = slotfailover_process("repoint", "--config", config, "--yes")
+    assert ran.code == 0, ran.err
+    assert "sub/s1 was disabled, and stays so" in ran.out + ran.err
+    assert ask(trio.subscriber, "SELECT subenabled FROM pg_subscription", trio.dbname) is False
+    assert "disabled by slotfailover" not in ask(trio.subscriber, comment, trio.dbname)
 
 
 def test_the_hint_names_all_that_remembers_a_timeline() -> None:

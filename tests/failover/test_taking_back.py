@@ -19,8 +19,9 @@ from services.failover.execute.rejoin_preflight import Source
 from services.failover.execute.run import Run
 from services.failover.model import statements
 from services.failover.model.conninfo import Address, Conninfo
+from services.failover.model.destination import MARK
 from services.failover.model.host_commands import machine_of
-from services.failover.model.timelines import Milestone, Provenance, mark
+from services.failover.model.timelines import Milestone, Provenance
 from services.failover.model.view import Node, Reach, View
 from services.failover.observe.cluster import Cluster
 from services.failover.plan.failover import plan_failover
@@ -250,9 +251,7 @@ def test_a_note_of_a_subscription_that_was_led_elsewhere_since_is_not_the_newest
 
     leads_to = str(Conninfo((("host", "db"), ("port", "5002"))).address)
     assert seen(leads_to)
-    assert not seen(
-        leads_to, end=f" {mark(Milestone('', 2, None))}"
-    )  # `repoint` has moved the note, too
+    assert not seen(leads_to, end=f" {MARK}")  # `repoint` has moved the note, too
     assert not seen("db:5001")
     assert seen("db:5001", ("Kafka", Milestone("7000", 2, None)))
     assert not seen("db:5001", ("Kafka", Milestone("another", 2, None)))
@@ -261,19 +260,22 @@ def test_a_note_of_a_subscription_that_was_led_elsewhere_since_is_not_the_newest
 @pytest.mark.parametrize(
     ("noted", "led_to", "answers", "goes_on"),
     [
-        (1, None, False, True),
-        (2, None, False, False),
-        (2, None, True, True),
-        (2, Milestone("", 2, 900), False, True),
-        (2, Milestone("", 3, None), False, False),
-        (2, Milestone("", 3, None), True, True),
+        (1, "", False, True),
+        (2, "", False, False),
+        (2, "", True, True),
+        (2, " for timeline 2 from 0/384", False, True),
+        (2, " for timeline 3", False, False),
+        (2, " for timeline 3", True, True),
     ],
 )
 def test_of_a_half_moved_subscription_an_unseen_node_may_be_the_newer_primary(
-    noted: int, led_to: Milestone | None, answers: bool, goes_on: bool
+    noted: int, led_to: str, answers: bool, goes_on: bool
 ) -> None:
-    """The journal on this primary knows no other: whoever moved it met or made a newer one."""
-    note = f"{Milestone('7000', noted, None, 'db:5002').note} {mark(led_to)}"
+    """The journal on this primary knows no other: whoever moved it met or made a newer one.
+
+    The marks are those of earlier releases.
+    """
+    note = f"{Milestone('7000', noted, None, 'db:5002').note} [disabled by slotfailover{led_to}]"
     there = subscriber("sub", subscription("s1", at="b", comment=note, enabled=False))
     primary = state(slot("s1"), standby=False, timeline=2)
     primary = replace(primary, provenance=Provenance(history=((1, 900),)))
@@ -299,7 +301,7 @@ def test_a_primary_behind_its_standby_feeds_no_subscription() -> None:
     with pytest.raises(OperatorNeeded, match="b is a standby on timeline 2, a a primary on 1"):
         plan_repoint(view, Request())
     assert "b is a standby on timeline 2" in assess(view, Request()).forbidden
-    disabled = subscriber("sub", subscription("s1", at="a", comment=mark(None), enabled=False))
+    disabled = subscriber("sub", subscription("s1", at="a", comment=MARK, enabled=False))
     marked = replace(view, subscribers=(disabled,))
     for command in (plan_rollback, lambda v, r: choose(v, r, None)):
         with pytest.raises(OperatorNeeded, match="b is a standby on timeline 2, a a primary on 1"):
@@ -307,7 +309,7 @@ def test_a_primary_behind_its_standby_feeds_no_subscription() -> None:
 
 
 def test_while_no_primary_answers_a_rollback_leads_nothing_to_an_old_one() -> None:
-    there = subscriber("sub", subscription("s1", at="a", comment=mark(None), enabled=False))
+    there = subscriber("sub", subscription("s1", at="a", comment=MARK, enabled=False))
     view = View((node("a", None), node("b", None)), (there,))
     with pytest.raises(OperatorNeeded, match="b does not answer as a standby"):
         plan_rollback(view, Request())

@@ -6,15 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.failover.model import statements
+from services.failover.model.destination import Destination, destination_in, named, without_mark
 from services.failover.model.timelines import (
     History,
     Milestone,
     Provenance,
     contradiction,
-    marked_for,
     milestone_in,
     parse_history,
-    without_mark,
     without_milestone,
 )
 from services.failover.model.view import View
@@ -42,18 +41,30 @@ def history_of(points: list[int]) -> History:
     return tuple((number, lsn) for number, lsn in enumerate(points, 1))
 
 
-@given(comments, milestones, milestones, st.one_of(st.none(), milestones))
+names = st.one_of(st.sampled_from(["a", "b:1", "[x]"]), comments).map(named)
+destinations = st.one_of(
+    milestones.map(lambda met: replace(met, address="", timeline=met.timeline or 1)).flatmap(
+        lambda met: st.builds(Destination, st.just(met.system), names, st.just(met))
+    ),
+    st.builds(
+        Destination,
+        st.integers(1, 2**63).map(str),
+        names,
+        st.none(),
+        st.integers(1, 500),
+        st.one_of(st.none(), st.integers(1, 2**60)),
+    ),
+)
+
+
+@given(comments, milestones, milestones, st.one_of(st.none(), destinations))
 def test_a_note_is_read_as_it_was_written_and_leaves_the_comment_alone(
-    comment: str, first: Milestone, second: Milestone, destination: Milestone | None
+    comment: str, first: Milestone, second: Milestone, destination: Destination | None
 ) -> None:
     given_ = statements.marked(comment, destination) if destination else comment
     noted = statements.noted(statements.noted(given_, first), second)
     assert milestone_in(noted) == second
-    told = marked_for(noted)
-    assert (told is None) == (destination is None)
-    if told and destination:
-        assert (told.timeline, told.began) == (destination.timeline, destination.began)
-        assert told.system == second.system
+    assert destination_in(noted) == destination
     assert without_milestone(without_mark(noted)) == comment
     assert statements.noted(given_, None) == given_
 
@@ -66,7 +77,9 @@ def test_a_timeline_is_met_though_nobody_knows_where_it_began() -> None:
 
 def test_a_comment_with_an_impossible_position_is_read_as_any_other() -> None:
     for text in ("for timeline 2 from FFFFFFFFFFFFFFFFFF/0", f"for timeline {'9' * 5000}"):
-        assert marked_for(f"[disabled by slotfailover {text}]") is None
+        assert destination_in(f"[disabled by slotfailover {text}]") is None
+        led = f"[slotfailover leads to b: system 7, {text.removeprefix('for ')}]"
+        assert destination_in(f"{led} [disabled by slotfailover]") == Destination()
     assert milestone_in("[slotfailover: system 7, timeline 2 from FFFFFFFFFF/0, at db:1]") is None
 
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from services.failover.checks.capacity import RECOVERY_SETTINGS
 from services.failover.model.conninfo import Address, Conninfo
+from services.failover.model.destination import Destination
 from services.failover.model.replication import Replication
-from services.failover.model.timelines import Milestone, mark
 from services.failover.model.view import (
     Node,
     NodeState,
@@ -128,7 +128,7 @@ def subscription(
         "conninfo": Conninfo((("host", "db"), ("port", PORTS.get(at, at)), ("dbname", "bank"))),
         "slot_name": name,
         "failover": True,
-        "comment": f"mine {mark(Milestone('7000', 2, None))}" if marked else "mine",
+        "comment": f"mine {Destination('7000', 'b', None, 1).mark}" if marked else "mine",
         "remote_lsn": 450,
         "sync_slots": (),
         "foreign_system": "",

@@ -12,11 +12,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from services.failover.model.kafka_progress import KafkaProgress
 from services.failover.model.loss_limit import LossLimit, Sighting
 from services.failover.model.replication import Replication
 from services.failover.model.timelines import Feeding, Milestone, Provenance
 from services.failover.model.view import (
-    KafkaProgress,
     Node,
     NodeState,
     Reach,
@@ -137,6 +137,7 @@ TABLE: dict[type, dict[str, Unknown | str]] = {
     },
     Subscription: {
         **_each("name enabled conninfo slot_name failover comment sync_slots copying", CATALOG),
+        "as_marked": CATALOG,
         "remote_lsn": "a role that may not see origins is BARRED; None: it has applied nothing",
         "worker": CHECK,
         "foreign_system": _unknown(""),

@@ -173,7 +173,18 @@ def unreachable(view: View) -> tuple[Blocker, ...]:
 def unidentified(view: View) -> tuple[Blocker, ...]:
     """Return the subscriptions that stay untouched because nobody can tell who feeds them."""
     slots = {slot.slot_name for node in view.nodes if node.state for slot in node.state.slots}
-    return tuple(
+    others = tuple(
+        Blocker(
+            f"{where.name}/{found.name}",
+            "slotfailover disabled it for another cluster, with the system identifier "
+            f"{found.destination.system if found.destination else ''}; that of this pair is "
+            f"{view.system}",
+            "let slotfailover of that cluster go on with it; where this pair feeds it now, take "
+            "the mark out of its comment (COMMENT ON SUBSCRIPTION) before you enable it",
+        )
+        for where, found in view.marked_elsewhere()
+    )
+    return others + tuple(
         Blocker(
             f"{subscriber.name}/{found.name}",
             f"the publisher is unknown: {found.conninfo.address} is not a known address of a node, "

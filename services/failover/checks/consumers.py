@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
 from services.failover.checks.facts import bridge_position
+from services.failover.checks.half_moved import enabling
 from services.failover.checks.model import Needs, Seen, Severity, check
-from services.failover.model.statements import identifier
 from services.failover.model.view import Reach
 
 if TYPE_CHECKING:
@@ -79,18 +79,11 @@ def subscription_enabled(facts: Facts) -> Iterator[Seen]:
         where = f"{subscriber.name}/{subscription.name}"
         state = "t" if subscription.enabled else "f"
         mark = ", disabled by slotfailover" if subscription.marked else ""
-        name = identifier(subscription.name)
         yield Seen(
             where,
             f"{where}: subenabled = {state}{mark}",
             "" if subscription.enabled else f"the subscription {where} is disabled",
-            remedies.run_statements(
-                "run slotfailover failover again: it completes the interrupted command"
-                if subscription.marked
-                else "",
-                remedies.order(subscriber.name, f"ALTER SUBSCRIPTION {name} ENABLE"),
-                by_hand="somebody has disabled it for a reason",
-            ),
+            enabling(facts.view, subscriber, subscription),
         )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
+from services.failover.checks.half_moved import enabling
 from services.failover.checks.model import Needs, Seen, check
 from services.failover.model.statements import RELOAD, identifier
 
@@ -273,6 +274,9 @@ def _switch_on(facts: Facts, required: Required) -> Remedy:
 
     ALTER SUBSCRIPTION sets it at the publisher, even where it is on at the subscriber.
     """
+    for subscriber, subscription in _subscriptions_of(facts.view, required.slot):
+        if subscription.marked:
+            return enabling(facts.view, subscriber, subscription)
     orders = tuple(
         remedies.order(
             subscriber.name,
@@ -296,16 +300,10 @@ def _switch_on(facts: Facts, required: Required) -> Remedy:
 
 
 def _wake_consumer(view: View, slot: str) -> Remedy:
-    orders = tuple(
-        remedies.order(
-            subscriber.name, f"ALTER SUBSCRIPTION {identifier(subscription.name)} ENABLE"
-        )
-        for subscriber, subscription in _subscriptions_of(view, slot)
-        if not subscription.enabled
-    )
-    if not orders:
-        return remedies.manual("start its consumer", because="the consumer is another program")
-    return remedies.run_statements("", *orders, by_hand="somebody has disabled it for a reason")
+    for subscriber, subscription in _subscriptions_of(view, slot):
+        if not subscription.enabled:
+            return enabling(view, subscriber, subscription)
+    return remedies.manual("start its consumer", because="the consumer is another program")
 
 
 def _subscriptions_of(view: View, slot: str) -> list[tuple[Subscriber, Subscription]]:

@@ -72,6 +72,7 @@ def failover(
     ] = False,
     old_primary_is_off: IsOff = False,
     require_subscribers: RequireSubscribers = False,
+    no_newer_primary: NoNewerPrimary = False,
 ) -> None:
     """Replace a dead primary: promote its standby and move subscriptions and bridge to it."""
 
@@ -84,6 +85,7 @@ def failover(
             fence=fence,
             old_primary_is_off=old_primary_is_off,
             require_subscribers=require_subscribers,
+            no_newer_primary=no_newer_primary,
             labels=True,
             subscribers_may_stay=True,
             revive=False,
@@ -103,6 +105,7 @@ def switchover(
         bool, typer.Option("--no-rejoin", help="Do not make the old primary a standby at the end.")
     ] = False,
     require_subscribers: RequireSubscribers = False,
+    no_newer_primary: NoNewerPrimary = False,
 ) -> None:
     """Hand over from a living primary to the standby --to NODE without losing anything."""
 
@@ -122,6 +125,7 @@ def switchover(
             target=to,
             rejoin=frozenset(old - {to}),
             require_subscribers=require_subscribers,
+            no_newer_primary=no_newer_primary,
             labels=True,
         )
 
@@ -136,6 +140,7 @@ def resume(
     accept_loss_of: Accept = None,
     accept_data_loss: AcceptLoss = None,
     old_primary_is_off: IsOff = False,
+    no_newer_primary: NoNewerPrimary = False,
     rollback: Annotated[
         bool,
         typer.Option(
@@ -155,6 +160,7 @@ def resume(
             accept_loss_of=_known(view, accept_loss_of),
             accept_data_loss=accept_data_loss,
             old_primary_is_off=old_primary_is_off,
+            no_newer_primary=no_newer_primary,
             labels=True,
             subscribers_may_stay=True,
             revive=begun is None or begun.command != "failover",

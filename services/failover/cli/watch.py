@@ -20,6 +20,7 @@ def watch(
     """Look on a schedule, serve what is seen, and repoint by itself where that is configured."""
     import structlog  # all imported late: a failover, of the same command, is in a hurry
 
+    from services.failover.watch.decision import held_remark
     from services.failover.watch.lease.elector import election_of
     from services.failover.watch.loop import Watch
     from services.failover.watch.web.api import SECTION, Api
@@ -46,6 +47,7 @@ def watch(
                 given.http_port,
                 healthy=loop.healthy,
                 ready=loop.ready,
+                remark=lambda: held_remark(loop.snapshot.memory.assessment.held),
                 routes=api.routes(),
                 registry=registry_of(lambda: loop.snapshot),
             ) as probes:

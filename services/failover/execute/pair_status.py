@@ -136,7 +136,7 @@ def _consumers(view: View) -> list[Line]:
     primary = view.primary
     state = primary.state if primary is not None else None
     found = []
-    for subscriber, subscription in view.ours():
+    for subscriber, subscription in (*view.ours(), *view.marked_elsewhere()):
         name = f"{subscriber.name}/{subscription.name}"
         where = next(
             (n.name for n in view.nodes if subscription.conninfo.leads_to(n.endpoints)), "elsewhere"
@@ -144,6 +144,8 @@ def _consumers(view: View) -> list[Line]:
         slot = state.slot(subscription.slot_name or "") if state is not None else None
         written = state.replication.written_lsn if state is not None else None
         words = ["enabled" if subscription.enabled else "DISABLED", f"leads to {where}"]
+        if subscription.destination is not None:
+            words[0] += f" by slotfailover, to lead it to {subscription.destination}"
         if slot is None:
             words.append(f"slot {subscription.slot_name} not seen")
         else:

@@ -66,8 +66,8 @@ class Result:
     def exit_code(self) -> ExitCode:
         """OK, or the gravest of what is left."""
         gravity = (
-            *(ExitCode.WITNESSES_DISAGREE, ExitCode.NOT_READY, ExitCode.PRIVILEGE_MISSING),
-            *(ExitCode.SETTINGS, ExitCode.CHECK_FAILED),
+            *(ExitCode.SPLIT_BRAIN, ExitCode.WITNESSES_DISAGREE, ExitCode.NOT_READY),
+            *(ExitCode.PRIVILEGE_MISSING, ExitCode.SETTINGS, ExitCode.CHECK_FAILED),
         )
         found = {left.exit_code for left in self.left}
         return next((code for code in gravity if code in found), ExitCode.OK)

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 
 from schemas.lsn import parse_lsn
 from services.failover.execute.journal import Entry, instant
+from services.failover.model.kafka_progress import KafkaProgress
 from services.failover.model.loss_limit import Sighting
 from services.failover.model.timelines import Milestone, milestone_in
-from services.failover.model.view import KafkaProgress
 from services.failover.observe.bridge_client import Bridge
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.kafka_progress import KAFKA, read_published

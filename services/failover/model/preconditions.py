@@ -59,9 +59,10 @@ def require_newest(view: View, node: Node, operation: str) -> None:
             subject=node.name,
             hint="bring back the node with the newer timeline. If that timeline is given up for "
             "good, load anew the tables of every subscription that was fed from it, take the "
-            "note out of its comment (COMMENT ON SUBSCRIPTION), remove the journal's entries whose "
-            "intent names it (failover.journal, and slotfailover.journal on every node), and start "
-            "the bridge over with a new slot and topic prefix: each of these remembers it",
+            "note and the mark out of its comment (COMMENT ON SUBSCRIPTION), remove the journal's "
+            "entries whose intent names it (failover.journal, and slotfailover.journal on every "
+            "node), and start the bridge over with a new slot and topic prefix: each of these "
+            "remembers it",
             exit_code=ExitCode.TIMELINE,
         )
 

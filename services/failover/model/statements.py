@@ -5,7 +5,8 @@ Source: PostgreSQL documentation 4.1 Lexical Structure, ALTER SUBSCRIPTION, ALTE
 """
 
 from services.failover.model.conninfo import Conninfo
-from services.failover.model.timelines import Milestone, mark, without_mark, without_milestone
+from services.failover.model.destination import Destination, mark_in, without_mark
+from services.failover.model.timelines import Milestone, without_milestone
 from services.failover.model.view import FENCE, FENCE_MARK
 
 PROMOTE = "SELECT pg_promote(false)"
@@ -105,15 +106,19 @@ def primary_conninfo(text: str) -> tuple[str, ...]:
     return (f"ALTER SYSTEM SET primary_conninfo = {literal(text)}", RELOAD)
 
 
-def marked(comment: str, destination: Milestone | None = None) -> str:
+def marked(comment: str, destination: Destination) -> str:
     """Return the comment with our mark at its end, in place of a former one."""
-    return f"{without_mark(comment)} {mark(destination)}".strip()
+    return f"{without_mark(comment)} {destination.mark}".strip()
+
+
+def unmarked(comment: str, milestone: Milestone | None) -> str:
+    """Return the comment of a subscription that is fed again: without a mark, with `milestone`."""
+    return noted(without_mark(comment), milestone)
 
 
 def noted(comment: str, milestone: Milestone | None) -> str:
     """Return the comment with `milestone` in place of the former one; unchanged for None."""
     if milestone is None:
         return comment
-    text = without_mark(comment)
-    end = comment.removeprefix(text)
-    return f"{without_milestone(text)} {milestone.note}{end}".strip()
+    text = without_milestone(without_mark(comment))
+    return f"{text} {milestone.note}{mark_in(comment)}".strip()

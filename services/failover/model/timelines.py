@@ -19,13 +19,10 @@ from schemas.lsn import format_lsn, parse_lsn
 
 History = tuple[tuple[int, int], ...]
 """(timeline, LSN where the next one left it), oldest first; empty on timeline 1."""
-_LSN = r"[0-9A-F]{1,8}/[0-9A-F]{1,8}"
+LSN = r"[0-9A-F]{1,8}/[0-9A-F]{1,8}"
 _NOTE = re.compile(
-    rf" ?\[slotfailover: system (\d{{1,20}})(?:, timeline (\d{{1,10}})(?: from ({_LSN}))?)?,"
+    rf" ?\[slotfailover: system (\d{{1,20}})(?:, timeline (\d{{1,10}})(?: from ({LSN}))?)?,"
     r" at ([^\]]*)\]"
-)
-_MARK = re.compile(
-    rf" ?\[disabled by slotfailover(?: for timeline (\d{{1,10}})(?: from ({_LSN}))?)?\]$"
 )
 
 
@@ -96,39 +93,6 @@ def milestone_in(comment: str) -> Milestone | None:
 def without_milestone(comment: str) -> str:
     """Return the comment without its milestone."""
     return _NOTE.sub("", comment).strip()
-
-
-def mark(destination: Milestone | None) -> str:
-    """Return what stands in a subscription's comment while a run has disabled it, and only then.
-
-    `destination`: the timeline to which the run leads the subscription, without its beginning where
-    that timeline is still to begin.
-    """
-    return f"[disabled by slotfailover{f' for {destination}' if destination else ''}]"
-
-
-def marked_for(comment: str) -> Milestone | None:
-    """Return the destination that a comment's mark tells; timeline 0 where it tells none.
-
-    None where the comment has no mark.
-    """
-    found = _MARK.search(comment)
-    if found is None:
-        return None
-    timeline, start = found.groups()
-    noted = milestone_in(comment)
-    where = parse_lsn(start) if start else None
-    return Milestone(noted.system if noted is not None else "", int(timeline or 0), where)
-
-
-def begun(milestone: Milestone | None) -> Milestone | None:
-    """Return the timeline if it is known where it began: then somebody has met it."""
-    return milestone if milestone is not None and milestone.began is not None else None
-
-
-def without_mark(comment: str) -> str:
-    """Return the comment without its mark."""
-    return _MARK.sub("", comment)
 
 
 def parse_history(text: str) -> History:

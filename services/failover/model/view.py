@@ -12,12 +12,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from services.failover.model.destination import destination_in
 from services.failover.model.loss_limit import LossLimit
-from services.failover.model.timelines import Milestone, Provenance, begun, marked_for, milestone_in
+from services.failover.model.timelines import Milestone, Provenance, milestone_in
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from services.failover.model.conninfo import Address, Conninfo, Endpoint
+    from services.failover.model.destination import Destination
     from services.failover.model.host_commands import Machine
+    from services.failover.model.kafka_progress import KafkaProgress
     from services.failover.model.loss_limit import Sighting
     from services.failover.model.node_details import Elsewhere, NodeDetails
     from services.failover.model.replication import Replication
@@ -212,6 +217,9 @@ class Subscription:
     """Its address is a loopback or socket address of another machine than ours."""
     heard_age_s: float | None = None
     """Seconds since its worker's last message; None where it has none."""
+    as_marked: bool = True
+    """Nobody has changed it since its comment was written, in one transaction with a change of
+    it: whoever enables or disables it by hand has the say, whatever a mark still tells."""
 
     @property
     def milestone(self) -> Milestone | None:
@@ -219,17 +227,22 @@ class Subscription:
         return milestone_in(self.comment)
 
     @property
+    def led_to(self) -> Milestone | None:
+        """The timeline that a run had met when it disabled it; it was met, whatever came since."""
+        told = destination_in(self.comment)
+        met = told.met if told is not None else None
+        return met if met is not None and met.began is not None else None
+
+    @property
     def marked(self) -> bool:
         """Whether the subscription was disabled for a failover, to be enabled at its end."""
         return self.destination is not None
 
     @property
-    def destination(self) -> Milestone | None:
-        """The timeline to which the run that disabled it leads it; None where it was not disabled.
-
-        It was met where its beginning is told; else it was still to begin. 0: not told.
-        """
-        return marked_for(self.comment) if not self.enabled else None
+    def destination(self) -> Destination | None:
+        """Where the run that disabled it leads it; None where nothing of a run stands any more."""
+        counts = not self.enabled and self.as_marked
+        return destination_in(self.comment) if counts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,29 +263,6 @@ class Subscriber:
     def usable(self) -> bool:
         """Whether the subscriber's subscriptions can be changed."""
         return self.reach is Reach.ANSWERS and not self.in_recovery
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaProgress:
-    """How far Kafka's progress record says that Kafka is; all empty where there is none."""
-
-    lsn: int | None = None
-    """Read before the servers were."""
-    latest: int | None = None
-    """Read after them, where that matters."""
-    system_identifier: str = ""
-    timeline: int = 0
-    problem: str = ""
-    """Why it can't be read."""
-    began: int | None = None
-    """Where that timeline left its parent; None where the record does not tell."""
-
-    @property
-    def milestone(self) -> Milestone | None:
-        """The timeline that Kafka has met; None where there is no record."""
-        if not self.system_identifier:
-            return None
-        return Milestone(self.system_identifier, self.timeline, self.began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,30 +330,24 @@ class View:
 
     def ours(self) -> list[tuple[Subscriber, Subscription]]:
         """Return the subscriptions that this pair feeds, in order of subscriber and name."""
-        return [
-            (subscriber, subscription)
-            for subscriber in self.subscribers
-            for subscription in subscriber.subscriptions
-            if self._feeds(subscription)
-        ]
+        return self._subscriptions(self._feeds)
 
     def strangers(self) -> list[tuple[Subscriber, Subscription]]:
         """Return the subscriptions that another cluster feeds."""
-        return [
-            (subscriber, found)
-            for subscriber in self.subscribers
-            for found in subscriber.subscriptions
-            if found.foreign_system and not self._feeds(found)
-        ]
+        return self._subscriptions(lambda s: bool(s.foreign_system))
 
     def unidentified(self) -> list[tuple[Subscriber, Subscription]]:
         """Return the subscriptions whose feeding server nobody can identify."""
-        return [
-            (subscriber, found)
-            for subscriber in self.subscribers
-            for found in subscriber.subscriptions
-            if not found.foreign_system and not self._feeds(found)
-        ]
+        return self._subscriptions(lambda s: not s.foreign_system and not self._leads_here(s))
+
+    def marked_elsewhere(self) -> list[tuple[Subscriber, Subscription]]:
+        """Return the subscriptions that lead here, and that a run of another cluster disabled."""
+        return self._subscriptions(lambda s: self._leads_here(s) and not self._feeds(s))
+
+    def _subscriptions(
+        self, chosen: Callable[[Subscription], bool]
+    ) -> list[tuple[Subscriber, Subscription]]:
+        return [(where, s) for where in self.subscribers for s in where.subscriptions if chosen(s)]
 
     @property
     def system(self) -> str:
@@ -376,13 +360,19 @@ class View:
         noted = [
             (f"{where.name}/{found.name}", met)
             for where, found in self.ours()
-            for met in (found.milestone, begun(found.destination))
+            for met in (found.milestone, found.led_to)
             if met is not None
         ]
         everything = (*noted, *self.milestones)
         return [(who, met) for who, met in everything if met.system == self.system]
 
     def _feeds(self, subscription: Subscription) -> bool:
+        """Tell whether it leads here, and no run of another cluster's has disabled it."""
+        mark = subscription.destination
+        ours = mark is None or not mark.system or self.system in ("", mark.system)
+        return ours and self._leads_here(subscription)
+
+    def _leads_here(self, subscription: Subscription) -> bool:
         """Judge by a known address, the server that answered there, or what was noted about it.
 
         An equal slot name is not evidence: other clusters have slots of the same name.

@@ -18,10 +18,10 @@ from schemas.settings import FailoverSettings, StandbySettings
 from services.failover.checks.registry import SETTINGS
 from services.failover.model.conninfo import SECRETS, Address, Conninfo, Endpoint
 from services.failover.model.host_commands import machine_of
+from services.failover.model.kafka_progress import KafkaProgress
 from services.failover.model.receiver import is_cut, reconnected
 from services.failover.model.timelines import History, Milestone
 from services.failover.model.view import (
-    KafkaProgress,
     Node,
     NodeState,
     Reach,

@@ -6,7 +6,8 @@ from dataclasses import replace
 from schemas.errors import SlotbridgeError
 from schemas.settings import KafkaSettings
 from services.failover.checks.facts import bridge_position
-from services.failover.model.view import KafkaProgress, View
+from services.failover.model.kafka_progress import KafkaProgress
+from services.failover.model.view import View
 
 _DEADLINE_S = 10.0
 KAFKA = "Kafka"

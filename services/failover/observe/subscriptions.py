@@ -31,6 +31,8 @@ class SubscriptionRow:
     """The worker has had a message since it was started: it is connected, or was until now."""
     heard_age_s: float | None
     """Seconds since the apply worker's last message."""
+    as_marked: bool
+    """One transaction wrote both its row and its comment, and nobody has written either since."""
 
 
 def may_read_subscriptions(connection: Connection) -> bool:
@@ -66,7 +68,10 @@ def read_subscriptions(connection: Connection) -> list[SubscriptionRow]:
                           AND received_lsn IS NOT NULL),
                (SELECT extract(epoch FROM clock_timestamp() - last_msg_receipt_time)::float8
                   FROM pg_stat_subscription
-                 WHERE subid = s.oid AND worker_type = 'apply' AND pid IS NOT NULL LIMIT 1)
+                 WHERE subid = s.oid AND worker_type = 'apply' AND pid IS NOT NULL LIMIT 1),
+               EXISTS (SELECT FROM pg_description d
+                        WHERE d.classoid = 'pg_subscription'::regclass AND d.objoid = s.oid
+                          AND d.xmin = s.xmin)
           FROM pg_subscription s
           LEFT JOIN pg_replication_origin_status o ON o.external_id = 'pg_' || s.oid
          WHERE s.subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -107,4 +112,5 @@ def subscription_of(
         fed=row.fed,
         private=not local and is_private(conninfo.address) and not conninfo.names(given),
         heard_age_s=row.heard_age_s,
+        as_marked=row.as_marked,
     )

@@ -21,6 +21,7 @@ from services.failover.checks.blockers import (
     unidentified,
     unreachable,
 )
+from services.failover.checks.half_moved import held
 from services.failover.checks.readiness import judge_promoted
 from services.failover.model.standby_settings import (
     commits_can_go_on,
@@ -41,7 +42,7 @@ from services.failover.plan.request import Draft, Plan
 from services.failover.plan.standbys import attach_standbys
 from services.failover.plan.steps import promotion, receivers, subscriptions
 from services.failover.plan.steps.step import Action, active
-from services.failover.plan.succession import require_no_newer
+from services.failover.plan.succession import doubt_now, require_no_newer, vouched
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, Subscriber, Subscription
@@ -63,7 +64,7 @@ def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
     draft.add(*stale)
     _label(draft, name, name)
     left = [*unreachable(draft.view), *unidentified(draft.view)]
-    notes = _subscriptions(draft, name, left)
+    notes = [*vouched(draft.view, draft.request, node), *_subscriptions(draft, name, left)]
     if any(step.action is Action.PROMOTE for step in draft.steps):
         require_nobody_left(left, draft.request)
     left += _settings_out_of_reach(node)
@@ -76,6 +77,21 @@ def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
     notes += _written_late(draft)
     rest = attach(draft, name)
     return replace(rest, left=(*left, *rest.left), notes=(*notes, *rest.notes))
+
+
+def detach(draft: Draft, new: Node) -> None:
+    """Disable each subscription that another server feeds, marked for the node to be promoted.
+
+    What an earlier run led elsewhere is marked anew: else its mark would tell of another primary.
+    """
+    for subscriber, found in draft.view.ours():
+        given_up = f"{subscriber.name}/{found.name}" in draft.request.given_up
+        if given_up or not subscriber.usable or not moves(found, new):
+            continue
+        doubt = doubt_now(draft.view, draft.request, subscriber, found, new)
+        waits = doubt is not None and bool(doubt.destination.node)
+        if found.enabled or (found.marked and not waits and not subscriptions.leads(found, new)):
+            draft.add(subscriptions.disable(subscriber, found, new))
 
 
 def attach(draft: Draft, name: str) -> Plan:
@@ -120,6 +136,10 @@ def _subscriptions(draft: Draft, primary: str, left: list[Blocker]) -> list[str]
     fed: set[str] = set()
     for subscriber, subscription in view.ours():
         if not subscriber.usable or f"{subscriber.name}/{subscription.name}" in request.given_up:
+            continue
+        doubt = doubt_now(view, request, subscriber, subscription, node)
+        if doubt is not None:
+            left.append(held(doubt, node))
             continue
         if not reachable_from(subscriber, subscription, node):
             left.append(_no_address(subscriber, subscription, node))

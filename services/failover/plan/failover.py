@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable, SettingsError
+from services.failover.checks.half_moved import doubts
 from services.failover.checks.readiness import candidate, judge_all, passed_over
 from services.failover.model.preconditions import (
     require_newest,
@@ -33,7 +34,7 @@ from services.failover.model.preconditions import (
 )
 from services.failover.model.topology import follows
 from services.failover.model.view import Reach
-from services.failover.plan.completion import complete, resets
+from services.failover.plan.completion import complete, detach, resets
 from services.failover.plan.evidence import cant_tell, drained, require_proof, to_ask
 from services.failover.plan.invariants import (
     check_invariants,
@@ -51,7 +52,8 @@ from services.failover.plan.invariants import (
 )
 from services.failover.plan.loss import require_no_loss
 from services.failover.plan.request import OPERATION, Draft, Plan, Request
-from services.failover.plan.steps import fencing, promotion, receivers, subscriptions
+from services.failover.plan.steps import fencing, promotion, receivers
+from services.failover.plan.succession import require_nobody_promoted, vouched
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, View
@@ -112,7 +114,7 @@ def _promoted(view: View, request: Request) -> Node | None:
         f"the primary {node.name} is alive and writable",
         operation=OPERATION,
         subject=node.name,
-        hint=_hint_of_marked(view)
+        hint=_hint_of_marked(view, node)
         or "a failover is for a dead primary; slotfailover switchover replaces a living one",
         exit_code=ExitCode.SPLIT_BRAIN,
     )
@@ -167,11 +169,13 @@ def took_over(node: Node, view: View) -> bool:
     return promoted and not healthy
 
 
-def _hint_of_marked(view: View) -> str:
+def _hint_of_marked(view: View, primary: Node) -> str:
     marked = [f"{where.name}/{s.name}" for where, s in view.ours() if s.marked]
+    if found := doubts(view, primary):
+        return f"{found[0].reason}: {found[0].hint}"
     return (
-        f"an interrupted failover left {', '.join(marked)} disabled: ALTER SUBSCRIPTION … ENABLE "
-        "there if this primary stays, or stop it and run this command again"
+        f"an interrupted run left {', '.join(marked)} disabled: slotfailover resume goes on with "
+        "it, slotfailover resume --rollback takes it back"
         if marked
         else ""
     )
@@ -186,6 +190,7 @@ def _promotion(draft: Draft, before: View) -> Plan:
         _shoot_the_rest(draft, chosen)
     _require_powers(draft, chosen, old)
     require_newest(view, chosen, OPERATION)
+    require_nobody_promoted(view, request, chosen)
     require_readable_history(chosen)
     require_replaying(view, chosen)
     for standby in to_ask(draft.view, draft.request, chosen):
@@ -195,17 +200,14 @@ def _promotion(draft: Draft, before: View) -> Plan:
     require_ready(readiness, request)
     stale = resets(chosen)
     notes = [*cant_tell(before, request, chosen), *_unfenced(before, request, chosen)]
+    notes += vouched(before, request, chosen)
     notes += [] if request.target else passed_over(view, chosen)
     if old is not None:
         notes += _drain(draft, old, chosen)
     elif request.final_lsn is None:
         notes += require_no_loss(view, request, chosen, OPERATION)
     draft.add(*stale)
-    for subscriber, subscription in view.ours():
-        given_up = f"{subscriber.name}/{subscription.name}" in request.given_up
-        moved = subscription.enabled and moves(subscription, chosen)
-        if subscriber.usable and moved and not given_up:
-            draft.add(subscriptions.disable(subscriber, subscription, chosen))
+    detach(draft, chosen)
     if old is not None:
         _put_down(draft, old, chosen)
     if draft.request.final_lsn is None:

@@ -109,6 +109,7 @@ def intent_of(request: Request, view: View) -> dict[str, Any]:
         "accept_data_loss": request.accept_data_loss,
         "old_primary_is_off": request.old_primary_is_off,
         "require_subscribers": request.require_subscribers,
+        "no_newer_primary": request.no_newer_primary,
         "system": states[0].server.system_identifier if states else "",
         "timeline": max(
             (node.state.server.timeline for node in view.nodes if node.leading and node.state),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded
+from services.failover.checks.half_moved import VOUCH, Doubt, branch_of, doubt_of, doubts
+from services.failover.model.destination import named
 from services.failover.plan.request import OPERATION, Request
 
 if TYPE_CHECKING:
-    from services.failover.model.view import Node, Subscription, View
+    from services.failover.model.view import Node, Subscriber, Subscription, View
 
 
 def require_unpromoted(view: View, request: Request, old: Node) -> None:
@@ -49,26 +51,64 @@ def require_newest_known(view: View, request: Request, node: Node) -> None:
 
 
 def require_no_newer(view: View, request: Request, node: Node) -> None:
-    """Raise OperatorNeeded (SPLIT_BRAIN) where a node without an answer may be a newer primary.
+    """Raise OperatorNeeded (SPLIT_BRAIN) where the primary `node` may be an old one.
 
-    A run has disabled a subscription for a timeline that the primary `node` is not on. If it was
+    A run has disabled a subscription to lead it beyond the timeline that `node` is on. If it was
     killed, it may have promoted a node that gives no answer now, or followed its promotion.
     """
-    timeline = node.known_state.server.timeline
-    led = [f"{where.name}/{s.name}" for where, s in view.ours() if not _may_follow(s, timeline)]
-    unseen = [other for other in view.nodes if other.state is None]
-    if not led or not unseen or request.no_newer_primary:
-        return
-    names = ", ".join(f"{other.name} ({other.detail or other.reach})" for other in unseen)
-    raise OperatorNeeded(
-        f"{node.name} may be an old primary that came back: a run that did not end disabled "
-        f"{', '.join(led)} to lead it to a newer one, and nobody can ask {names}",
-        operation=OPERATION,
-        subject=node.name,
-        hint=f"let {', '.join(other.name for other in unseen)} answer, and run this again; if it "
-        "was not promoted since: slotfailover repoint --no-newer-primary",
-        exit_code=ExitCode.SPLIT_BRAIN,
-    )
+    found = [] if request.no_newer_primary else [d for d in doubts(view, node) if d.behind]
+    if found:
+        raise OperatorNeeded(
+            f"{node.name} may be an old primary that came back: it is on "
+            f"{branch_of(node, found[0])}; {'; '.join(doubt.reason for doubt in found)}",
+            operation=OPERATION,
+            subject=node.name,
+            hint=found[0].hint,
+            exit_code=ExitCode.SPLIT_BRAIN,
+        )
+
+
+def require_nobody_promoted(view: View, request: Request, chosen: Node) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) where a run may have promoted another than `chosen`.
+
+    Marks of older releases name no node: they can't tell.
+    """
+    found = [
+        doubt
+        for doubt in doubts(view, chosen)
+        if doubt.behind and doubt.destination.node not in ("", named(chosen.name))
+    ]
+    if found and not request.no_newer_primary:
+        raise OperatorNeeded(
+            f"another node may have been promoted already: "
+            f"{'; '.join(doubt.reason for doubt in found)}",
+            operation=OPERATION,
+            subject=chosen.name,
+            hint=found[0].hint,
+            exit_code=ExitCode.SPLIT_BRAIN,
+        )
+
+
+def doubt_now(
+    view: View, request: Request, subscriber: Subscriber, subscription: Subscription, node: Node
+) -> Doubt | None:
+    """Return why the primary `node` must not feed a subscription that a run has disabled, or None.
+
+    What this run itself has marked is known to it: it gave no order to promote, or `node` obeyed.
+    """
+    led = subscription.destination
+    ours = node.name in (request.promoted, *request.found_writable)
+    if request.no_newer_primary or led is None:
+        return None
+    if ours and led.node in ("", named(request.target or led.node)):
+        return None
+    return doubt_of(view, subscriber, subscription, node)
+
+
+def vouched(view: View, request: Request, node: Node) -> list[str]:
+    """Return notes on what an operator has vouched for with --no-newer-primary."""
+    found = doubts(view, node) if request.no_newer_primary else []
+    return [f"{doubt.reason}: overridden by {VOUCH}" for doubt in found]
 
 
 def require_no_standby_ahead(view: View, node: Node) -> None:
@@ -92,13 +132,3 @@ def require_no_standby_ahead(view: View, node: Node) -> None:
             f"slotfailover rejoin {newer[0].name}",
             exit_code=ExitCode.TIMELINE,
         )
-
-
-def _may_follow(subscription: Subscription, timeline: int) -> bool:
-    """Tell whether a primary on `timeline` is not older than where a run was leading it."""
-    destination, met = subscription.destination, subscription.milestone
-    if destination is None:
-        return True
-    if destination.timeline:
-        return timeline >= destination.timeline
-    return met is not None and 0 < met.timeline < timeline

@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from services.failover.checks.blockers import unreachable
+from services.failover.checks.half_moved import held
 from services.failover.checks.readiness import candidate, judge_all, passed_over
 from services.failover.model.preconditions import require_one_primary, require_one_system
 from services.failover.model.standby_settings import listed
 from services.failover.model.topology import failover_slots, follows
 from services.failover.model.view import Reach
-from services.failover.plan.completion import complete, resets
+from services.failover.plan.completion import complete, detach, resets
 from services.failover.plan.evidence import require_proof
 from services.failover.plan.failover import plan_failover, require_node
 from services.failover.plan.invariants import (
@@ -50,7 +51,12 @@ from services.failover.plan.invariants import (
 from services.failover.plan.request import Draft, Plan, Request
 from services.failover.plan.steps import fencing, promotion, receivers, subscriptions
 from services.failover.plan.steps.step import active
-from services.failover.plan.succession import require_newest_known, require_unpromoted
+from services.failover.plan.succession import (
+    doubt_now,
+    require_newest_known,
+    require_unpromoted,
+    vouched,
+)
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, Subscription, View
@@ -108,16 +114,22 @@ def plan_rollback(view: View, request: Request) -> Plan:
     for standby in view.standbys:
         if standby.state is not None and standby.state.cut:
             draft.add(receivers.reconnect(standby, name or standby.name))
+    left = list(unreachable(view))
     for subscriber, subscription in view.ours():
         led = old if old is not None else _led_to(subscription, view)
         if not subscriber.usable or not subscription.marked or led is None:
+            continue
+        doubt = doubt_now(view, request, subscriber, subscription, old) if old else None
+        if old is not None and doubt is not None:
+            left.append(held(doubt, old))
             continue
         if not moves(subscription, led):
             if old is None:
                 require_unpromoted(view, request, led)
             draft.add(subscriptions.enable(subscriber, subscription, led))
     why = f"{name} was not replaced and goes on" if name else "nothing was promoted"
-    return Plan(name, why, tuple(draft.steps), (), unreachable(view))
+    notes = vouched(view, request, old) if old is not None else []
+    return Plan(name, why, tuple(draft.steps), (), tuple(left), tuple(notes))
 
 
 def _led_to(subscription: Subscription, view: View) -> Node | None:
@@ -127,6 +139,7 @@ def _led_to(subscription: Subscription, view: View) -> Node | None:
 
 def _whole(view: View, request: Request, old: Node) -> Plan:
     new = _target(view, request, old)
+    require_newest_known(view, request, old)
     readiness = judge_all(view, new)
     _require_fit(view, request, old, new)
     stale = resets(new)
@@ -151,11 +164,7 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
     waits = request.final_lsn is None or bool(fencing.behind(view, old, new, slots, final))
     if waits:
         draft.add(fencing.drain(old, new, slots, final))
-    for subscriber, subscription in view.ours():
-        given_up = f"{subscriber.name}/{subscription.name}" in request.given_up
-        moved = subscription.enabled and moves(subscription, new)
-        if subscriber.usable and moved and not given_up:
-            draft.add(subscriptions.disable(subscriber, subscription, new))
+    detach(draft, new)
     if stops:
         draft.add(fencing.stop_primary(old, new))
     told = draft.request
@@ -163,7 +172,7 @@ def _whole(view: View, request: Request, old: Node) -> Plan:
     draft.add(promotion.promote(new, final, lambda seen: require_promotable(seen, told, new.name)))
     rest = complete(draft, new.name)
     notes = [] if request.target else passed_over(view, new)
-    notes += _notes(view, old, slots, stops=stops)
+    notes += [*_notes(view, old, slots, stops=stops), *vouched(view, request, old)]
     return replace(
         rest, why=f"{old.name} hands over to it", slots=readiness, notes=(*notes, *rest.notes)
     )

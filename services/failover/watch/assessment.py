@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schemas.errors import SlotbridgeError
+from services.failover.checks.half_moved import disabled_by_runs
 from services.failover.model.topology import follows
 from services.failover.model.view import Reach
 from services.failover.plan.invariants import moves
@@ -46,6 +47,8 @@ class Assessment:
     """Nodes that are neither there nor gone."""
     pending: tuple[str, ...] = ()
     """The steps by which subscriptions would be moved."""
+    held: tuple[str, ...] = ()
+    """The subscriptions that a run has disabled, and that are not enabled again yet."""
     remembered: bool = False
     """Somebody remembers the newest timeline of this cluster, and the primary descends from it."""
     complete: bool = False
@@ -65,7 +68,8 @@ def assess(view: View, request: Request) -> Assessment:
         plan = plan_repoint(view, request)
     except SlotbridgeError as error:
         primary = view.writable[0].name if len(view.writable) == 1 else ""
-        return Assessment(primary, 0, partial, error.message, silent)
+        held = disabled_by_runs(view)
+        return Assessment(primary, 0, partial, error.message, silent, held=held)
     node = view.node(plan.new_primary)
     return Assessment(
         primary=node.name,
@@ -74,6 +78,7 @@ def assess(view: View, request: Request) -> Assessment:
         forbidden=_fed_elsewhere(view, node),
         silent=silent,
         pending=moving(plan),
+        held=disabled_by_runs(view),
         remembered=_remembered(view),
         complete=all(found.state is not None for found in view.nodes),
     )

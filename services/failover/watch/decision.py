@@ -132,9 +132,9 @@ def decide(
     if aside:
         return Decision(Verdict.FORBID, aside)
     if not assessment.pending:
-        return Decision(
-            Verdict.REST, f"{assessment.primary} is the primary, and everything leads there"
-        )
+        held = held_remark(assessment.held)
+        rest = f"everything else leads there; {held}" if held else "everything leads there"
+        return Decision(Verdict.REST, f"{assessment.primary} is the primary, and {rest}")
     if paused:
         return Decision(Verdict.PAUSED, f"paused; to do: {assessment.pending[0]}")
     if not rules.automatic:
@@ -145,6 +145,11 @@ def decide(
     if missing:
         return Decision(Verdict.WAIT, missing)
     return Decision(Verdict.ACT, f"{assessment.primary} leads on timeline {assessment.timeline}")
+
+
+def held_remark(held: tuple[str, ...]) -> str:
+    """Return which subscriptions a run has disabled and nobody has enabled again, "" for none."""
+    return f"held: {', '.join(held)} (slotfailover check tells why)" if held else ""
 
 
 def acted(memory: Memory, now: float, rules: Rules, *, well: bool) -> Memory:

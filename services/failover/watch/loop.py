@@ -223,12 +223,11 @@ class Watch:
 
     def _recall(self) -> None:
         """Have the views remember what journals and Kafka tell; again before each act."""
-        settings = self._settings
         asked = Asked(self._cluster.bridge)
         view, _problems = self._cluster.observe_all()
         unread: list[str] = []
-        database = settings.journal_database
-        entries = read_history(self._cluster, view, settings.journal, database, unread)
+        path, database = self._settings.journal, self._settings.journal_database
+        entries = read_history(self._cluster, view, path, database, unread)
         for note in recall(self._cluster, entries, asked.answer(), unread):
             self._tell(note)
 
@@ -240,9 +239,10 @@ class Watch:
         for subscriber, found in view.ours():
             milestone = primary.milestone(str(found.conninfo.address))
             feeds = subscriber.usable and found.enabled and found.fed and not moves(found, primary)
-            if not feeds or milestone is None or found.milestone == milestone:
+            comment = statements.unmarked(found.comment, milestone)
+            if not feeds or milestone is None or found.comment == comment:
                 continue
-            change = statements.comment_on(found.name, statements.noted(found.comment, milestone))
+            change = statements.comment_on(found.name, comment)
             where = f"{subscriber.name}/{found.name}"
             try:
                 self._cluster.subscribers[subscriber.name].order(lambda c, s=change: c.execute(s))  # type: ignore[misc, arg-type, unused-ignore]

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from services.failover.model import statements
-from services.failover.model.timelines import Milestone, without_mark
+from services.failover.model.destination import Destination, named, without_mark
+from services.failover.model.timelines import Milestone
 from services.failover.plan.steps.step import Action, Step, with_subscription
 
 if TYPE_CHECKING:
@@ -29,12 +30,14 @@ def disable(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
         subject=subscription.name,
         node=node.name,
         text=f"disable subscription {subscription.name} at {subscriber.name}",
-        before="the subscription is enabled",
-        after="the subscription is disabled, and its comment says so",
+        before="the subscription is enabled, or an earlier run disabled it",
+        after="the subscription is disabled, and its comment tells to whom it is led",
         effect=_changing(
-            subscriber, subscription, lambda s: replace(s, enabled=False, comment=comment)
+            subscriber,
+            subscription,
+            lambda s: replace(s, enabled=False, comment=comment, as_marked=True),
         ),
-        holds=_asking(subscriber, subscription, lambda s: not s.enabled),
+        holds=_asking(subscriber, subscription, lambda s: _led_to(s) == named(node.name)),
         shown=sql,
         sql=sql,
     )
@@ -46,7 +49,8 @@ def repoint(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
     noted = statements.noted(
         subscription.comment, _cluster_of(node, subscription, str(node.address))
     )
-    comment = statements.marked(noted, _destination(node)) if subscription.marked else noted
+    marked = subscription.marked
+    comment = statements.marked(noted, _destination(node)) if marked else without_mark(noted)
     return Step(
         action=Action.REPOINT,
         server=subscriber.name,
@@ -67,7 +71,7 @@ def repoint(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
 def enable(subscriber: Subscriber, subscription: Subscription, node: Node) -> Step:
     """Let the subscription go on from the new primary."""
     milestone = node.milestone(str(subscription.conninfo.address))
-    comment = statements.noted(without_mark(subscription.comment), milestone)
+    comment = statements.unmarked(subscription.comment, milestone)
     sql = statements.enable(subscription.name, comment)
     return Step(
         action=Action.ENABLE,
@@ -100,18 +104,29 @@ def _cluster_of(node: Node, subscription: Subscription, address: str) -> Milesto
     return Milestone(system, 0, None, address)
 
 
-def _destination(node: Node) -> Milestone | None:
-    """Return the timeline to which subscriptions are led, for their mark.
+def _led_to(subscription: Subscription) -> str:
+    return subscription.destination.node if subscription.destination is not None else ""
 
-    After a run that was killed, it tells an old primary from the one that was meant. One that is
-    still to begin may get a higher number.
-    """
+
+def leads(subscription: Subscription, node: Node) -> bool:
+    """Tell whether the subscription is disabled, and marked for this node as it is now."""
+    led = subscription.destination
+    if led is None or node.state is None or _led_to(subscription) != named(node.name):
+        return False
+    left = led.met.timeline if led.met is not None else led.left
+    return left == node.state.server.timeline
+
+
+def _destination(node: Node) -> Destination:
+    """Return whom subscriptions are led to, for their mark: a primary, or one to be promoted."""
     if node.state is None:
-        return None
-    server = node.state.server
+        return Destination()
+    server, replication = node.state.server, node.state.replication
+    system, name = server.system_identifier, named(node.name)
     if server.in_recovery:
-        return Milestone(server.system_identifier, server.timeline + 1, None)
-    return node.milestone("") or Milestone(server.system_identifier, server.timeline, None)
+        return Destination(system, name, None, server.timeline, replication.replayed_lsn)
+    met = node.milestone("") or Milestone(system, server.timeline, None)
+    return Destination(system, name, met)
 
 
 def _changing(

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from schemas.version import version
+from services.failover.checks.half_moved import disabled_by_runs
 from services.failover.checks.model import Severity
 from services.failover.checks.registry import CHECKS
 from services.failover.model.view import Node, View
@@ -74,6 +75,10 @@ LEASE_TRANSITIONS: Final = Family(
 AUTOMATIC: Final = Family("slotfailover_automatic", "1 if failover.watch.repoint is on, else 0.")
 PAUSED: Final = Family("slotfailover_paused", "1 while automatic repoints are paused, else 0.")
 PENDING: Final = Family("slotfailover_pending_steps", "Steps that a repoint would run now.")
+HELD: Final = Family(
+    "slotfailover_subscriptions_held",
+    "Subscriptions that a run has disabled and that are not enabled again yet.",
+)
 AGREEING: Final = Family(
     "slotfailover_agreeing_observations", "Consecutive observations that agree."
 )
@@ -154,7 +159,7 @@ INVALIDATED: Final = Family(
 FAMILIES: Final = (
     *(BUILD, *_COUNTS.values(), LAST_OBSERVATION, OBSERVATION, JUDGED, LEADER, AUTOMATIC, PAUSED),
     *(LEASE_HELD, LEASE_HOLDER, LEASE_TRANSITIONS),
-    *(PENDING, AGREEING, DRILL_AGE, DRILL_SUCCESS, UP, PRIMARY, FENCED, FENCED_AGE, TIMELINE),
+    *(PENDING, HELD, AGREEING, DRILL_AGE, DRILL_SUCCESS, UP, PRIMARY, FENCED, FENCED_AGE, TIMELINE),
     *(POSITION, LAST_CONTACT, STANDBY_LAG, LAG, READY, AHEAD, SYNC_AGE, PROBLEMS),
     *(SLOT_ACTIVE, RETAINED, SAFE, WAL_STATUS, INVALIDATED, *RUN_FAMILIES),
 )
@@ -223,6 +228,7 @@ def _of_servers(view: View, at_s: float) -> Iterator[Metric]:
     yield TIMELINE.of({(name,): state.server.timeline for name, state in answering.items()})
     yield POSITION.of({(node.name,): node.received for node in view.nodes if node.state})
     yield STANDBY_LAG.of(_standby_lags(view))
+    yield HELD.of(len(disabled_by_runs(view)))
     yield LAG.of({(name,): lacking for name, lacking in lags_of(view).items()})
 
 
