@@ -107,7 +107,7 @@ class SetupError(SlotbridgeError):
 
 
 class OperatorNeeded(SlotbridgeError):
-    """Positions or identities disagree: going on could lose or repeat, so nothing goes on."""
+    """Positions or identities disagree: to continue could lose or repeat events."""
 
     exit_code = ExitCode.WITNESSES_DISAGREE
 

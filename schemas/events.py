@@ -273,7 +273,7 @@ class HangingRange(_Contract):
 
 
 class SettlingNote(_Contract):
-    """That the bridge is about to end, as committed, what hangs in these partitions.
+    """A note that the bridge is about to commit a transaction that hangs in these partitions.
 
     `record` covers what is to be committed; null: nothing does. Written before a marker can reach
     it, and replaced by a tombstone after that (services/bridge/recovery/settling_notes.py). While

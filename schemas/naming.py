@@ -13,7 +13,7 @@ _ANY: Final = "[A-Za-z0-9._-]+"
 
 
 class TableTopic(NamedTuple):
-    """`routed`: by a route, so that other tables of that route may have the same."""
+    """The topic of a table. `routed`: a route chose it, so that several tables may share it."""
 
     name: str
     routed: bool

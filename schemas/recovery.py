@@ -1,4 +1,4 @@
-"""What `<prefix>.recovery` tells of each repair of the topics by `slotbridge recover`."""
+"""The records of `<prefix>.recovery`: one for each repair by `slotbridge recover`."""
 
 from pydantic import BaseModel, ConfigDict
 

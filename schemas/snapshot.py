@@ -1,4 +1,4 @@
-"""The snapshot: its settings, and what `<prefix>.snapshot` tells of each table.
+"""The snapshot: its settings, and the records of `<prefix>.snapshot`, one for each table.
 
     topic               key                  value
     <prefix>.snapshot   SnapshotKey          SnapshotProgress

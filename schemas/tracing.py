@@ -1,4 +1,4 @@
-"""Traces: the section `tracing`, and what bridge and tables agree on about a trace."""
+"""Traces: the section `tracing`, and the trace ids that bridge and tables compute alike."""
 
 import hashlib
 from typing import Final
@@ -22,7 +22,7 @@ class TracingSettings(BaseModel):
 
 
 def trace_id(*names: object) -> int:
-    """Return the trace of what `names` name: the same one after a crash.
+    """Return the trace id of `names`; it is the same after a crash.
 
     Of a Kafka transaction that is (system identifier, commit LSN of its first source transaction).
     """

@@ -1,1 +1,1 @@
-"""What programs use of Slotbridge: `slotbridge.consumer` reads whole source transactions."""
+"""The part of Slotbridge that programs import: `slotbridge.consumer` reads source transactions."""

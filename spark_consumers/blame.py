@@ -1,4 +1,4 @@
-"""Tells which transactions made a row what it is: the versions of one key, from Kafka's events."""
+"""The versions of one row, with their transactions, from Kafka's events."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ _ENDS = ("delete", "truncate")
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What a transaction made of a row.
+    """A version of a row, with the transaction that made it.
 
     `row`: its values; of a delete, what the event has of the old row. `changed`: the columns whose
     values differ from the version before. `unchanged`: those whose out-of-line values the event

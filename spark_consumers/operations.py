@@ -1,4 +1,4 @@
-"""What an operator asks of tables that are there, beside `slottables run`."""
+"""The commands of an operator on existing tables, besides `slottables run`."""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -77,7 +77,7 @@ def adopt(
     ] = 60,
     json: Json = False,
 ) -> None:
-    """Go on where a Debezium connector stopped, in the same topics. It must be gone.
+    """Continue in the topics of a Debezium connector that was stopped and deleted.
 
     First with --write FILE: the connector's configuration as settings. Then with --config FILE:
     publishes, in one Kafka transaction, what the slot decodes again and Kafka lacks, with the first

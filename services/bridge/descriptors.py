@@ -12,7 +12,7 @@ ERRNOS: Final = (errno.EMFILE, errno.ENFILE)
 
 
 def no_descriptors(operation: str) -> Retryable:
-    """Return the error of a process, or a machine, that has no file descriptor left."""
+    """Return the error for a process or machine without a free file descriptor."""
     return Retryable(
         os.strerror(errno.EMFILE),
         operation=operation,

@@ -274,7 +274,7 @@ FAMILIES: Final = (
 
 
 class Live(Collector):
-    """What is true while a session lasts. Written by the session's thread, read by scrapes."""
+    """The gauges of a live session, written by the session's thread and read by scrapes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -308,7 +308,7 @@ class Live(Collector):
     def observe(
         self, held: Held, slot: Slot | None, statistics: SlotStatistics | None, wal_lsn: int
     ) -> None:
-        """Take what was seen at a heartbeat."""
+        """Record the observations of a heartbeat."""
         with self._lock:
             self._held = held
             self._slot = (slot, statistics, wal_lsn) if slot is not None else None

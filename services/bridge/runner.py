@@ -115,7 +115,7 @@ class Runner:
         return None if session is None else session.durable.end_lsn
 
     def move(self, source: SourceSettings) -> None:
-        """Go on from other hosts, from another thread: this session ends, the next is opened there.
+        """Move to other hosts, called by another thread: end this session, and open the next there.
 
         Every session compares all witnesses again, so a wrong database or timeline is refused.
         """

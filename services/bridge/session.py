@@ -41,7 +41,7 @@ class Ending(Protocol):
 
 
 class Parts(NamedTuple):
-    """What a session consists of. `snapshot`: None where no rows of tables are to be read."""
+    """The parts of a session. `snapshot`: None if no rows of tables are to be read."""
 
     primary: Primary
     connection: ReplicationConnection

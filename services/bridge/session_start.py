@@ -70,7 +70,7 @@ logger = structlog.get_logger(__name__)
 
 
 class SessionSettings(NamedTuple):
-    """What a session is asked to do. `streaming`: large transactions arrive while they are open.
+    """The settings of a session. `streaming`: large transactions arrive before their commit.
 
     `rows_since_lsn`: where the first session of this process began, None in that one. `spans`: None
     while tracing is off.
@@ -129,7 +129,7 @@ class _Opening:
         self._waiting = WhileWaiting()
 
     def open(self, refused: Refused, settings: RegistrySettings | None) -> Parts:
-        """Take all steps in their order; return what a session consists of."""
+        """Perform all steps in their order; return the parts of the session."""
         registry = None if settings is None else SchemaRegistry(settings)
         if registry is not None:
             self._resources.callback(registry.close)

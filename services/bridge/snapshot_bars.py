@@ -8,7 +8,7 @@ from schemas.snapshot import SnapshotProgress
 
 
 class Bars:
-    """Shown while it is entered. `show` is called with each look."""
+    """Progress bars, shown while the context is entered; call `show` with each observation."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn

@@ -1,4 +1,4 @@
-"""`slotbridge snapshot`: what Kafka has of each table's rows, and signals that ask for rows."""
+"""`slotbridge snapshot`: the progress of each table, and signals that ask for rows."""
 
 import contextlib
 import json as json_module
@@ -89,7 +89,7 @@ class _Seen(NamedTuple):
 
     @property
     def not_judged(self) -> list[str]:
-        """What Kafka does not tell."""
+        """The questions that Kafka's records leave open."""
         if not self.tables or self.waiting >= 0:
             return []
         return [

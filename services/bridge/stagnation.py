@@ -16,7 +16,7 @@ SESSIONS_MIN: Final = 6
 
 
 class Stagnation:
-    """What became of the last sessions. `patience_s`: how long they may fail alike."""
+    """The outcomes of the last sessions. `patience_s`: how long equal failures may repeat."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s

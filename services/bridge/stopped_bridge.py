@@ -1,4 +1,4 @@
-"""Opens what a start looks at, for commands that work while no bridge runs: recover, adopt."""
+"""Opens the connections of a start, for commands that need a stopped bridge: recover, adopt."""
 
 import contextlib
 from collections.abc import Iterator

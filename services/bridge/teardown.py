@@ -54,7 +54,7 @@ def removals(
     publication: bool,
     topics: bool,
 ) -> tuple[Connection, list[Removal]]:
-    """Return what there is to remove, in order, and the connection to the primary to do it with.
+    """Return the objects to remove, in order, and a connection to the primary.
 
     Raise SlotbridgeError where something still uses it.
     """

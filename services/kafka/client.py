@@ -1,4 +1,4 @@
-"""What all Kafka clients of the bridge share: their options, and their errors as what to do."""
+"""The common options of Kafka clients, and the translation of their errors into ours."""
 
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -116,7 +116,7 @@ class Complaints:
             self.refusal = error
 
     def explained(self, error: KafkaException, operation: str, subject: str) -> SlotbridgeError:
-        """Return the `kafka_error` of what was said before `error`, where that tells more."""
+        """Return the `kafka_error` of an earlier complaint, if that explains more than `error`."""
         if self.refusal is not None:
             return kafka_error(KafkaException(self.refusal), operation, subject)
         said = error.args[0].str() if self.last is None else self.last.str()

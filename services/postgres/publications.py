@@ -33,7 +33,7 @@ def publication_oid(connection: Connection, publication: str) -> int | None:
 
 
 def unpublished_changes(connection: Connection, publication: str) -> tuple[str, ...] | None:
-    """Return what `publish` of the publication leaves out; None without such a publication."""
+    """Return the operations that the publication leaves out, None without such a publication."""
     row = connection.execute(
         "SELECT pubinsert, pubupdate, pubdelete, pubtruncate"
         " FROM pg_publication WHERE pubname = %s",
@@ -52,7 +52,7 @@ def publishes_all_tables(connection: Connection, publication: str) -> bool:
 
 
 def publication_statement(publication: str, tables: Collection[tuple[str, str]]) -> sql.Composed:
-    """Return what creates the publication for `tables` ((schema, table) each); empty: for all."""
+    """Return the statement that creates the publication for `tables`; empty: for all tables."""
     name = sql.Identifier(publication)
     if not tables:
         return sql.SQL("CREATE PUBLICATION {} FOR ALL TABLES").format(name)
@@ -62,7 +62,7 @@ def publication_statement(publication: str, tables: Collection[tuple[str, str]])
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """What a publication is for: single tables ((schema, table) each), whole schemas, or all.
+    """The members of a publication: single tables ((schema, table) each), whole schemas, or all.
 
     `publishes_old_rows`: it publishes updates or deletes, which need a replica identity.
     """
@@ -74,7 +74,7 @@ class Members:
 
 
 def members(connection: Connection, publication: str) -> Members | None:
-    """Return what the publication is for, None where there is none."""
+    """Return the members of the publication, None if there is no such publication."""
     row = connection.execute(
         "SELECT puballtables, pubupdate OR pubdelete,"
         " ARRAY(SELECT nspname::text FROM pg_publication_namespace s"

@@ -1,4 +1,4 @@
-"""The SQL about servers, slots, publications and origins, as typed rows.
+"""Replication slots and their statistics, as typed rows.
 
 Source: PostgreSQL documentation 53.20 pg_replication_slots, 9.28.6 Replication Management
 Functions, 54.4 Streaming Replication Protocol.

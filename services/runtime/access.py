@@ -1,4 +1,4 @@
-"""Who may order something over HTTP: whoever shows the bearer token of the settings.
+"""Authorization of HTTP orders: the bearer token of the settings.
 
 Without a token in the settings nobody may. Source: RFC 6750.
 """

@@ -67,14 +67,14 @@ class Spans:
         )
 
     def close(self) -> None:
-        """Export what waits, if the collector takes it soon."""
+        """Export waiting spans, if the collector takes them soon."""
         closing = threading.Thread(target=self._provider.shutdown, name="otlp-close", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
 
 
 def traceparent(span: Span) -> str:
-    """Return the header that tells others of `span`; "" for one that is not exported."""
+    """Return the `traceparent` header of `span`, "" for a span that is not exported."""
     if not span.is_recording():
         return ""
     carrier: dict[str, str] = {}

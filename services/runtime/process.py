@@ -1,4 +1,4 @@
-"""What every long-running part does alike: logging, signals, errors to exit codes, HTTP probes.
+"""The common frame of long-running parts: logging, signals, exit codes, HTTP probes.
 
 Libraries that only some commands need are imported where they are used: a failover is timed from
 its start, and they would double that.

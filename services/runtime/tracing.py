@@ -24,7 +24,7 @@ _ONLY: Final = {
 
 
 def open_spans(tracing: TracingSettings, service: str, outcomes: "Counter") -> "Spans | None":
-    """Return what makes the spans of `service`, or None where tracing is off.
+    """Return the maker of spans for `service`, or None if tracing is off.
 
     Raise SettingsError where it is on and can't be had.
     """

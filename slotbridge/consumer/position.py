@@ -36,7 +36,7 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str | None) -> "Position":
-        """Read what `text` has returned; the beginning for None. Raise SettingsError for others."""
+        """Parse the output of `text`, None for the beginning. Raise SettingsError for others."""
         if text is None:
             return cls()
         try:

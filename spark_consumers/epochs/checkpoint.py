@@ -47,7 +47,7 @@ class Progress(NamedTuple):
 def progress(
     offsets: Mapping[int, str], commits: Collection[int], first: str | None, topic: str
 ) -> Progress | None:
-    """Return where a query with these checkpoint files would go on, None if it can't be told.
+    """Return where a query with these checkpoint files would go on, None if that is unknown.
 
     `first`: the text of sources/0/0. Pure.
     """
@@ -87,7 +87,7 @@ class Checkpoint:
         self._files = self._path("").getFileSystem(spark._jsc.hadoopConfiguration())
 
     def progress(self) -> Progress | None:
-        """Return where a query on this checkpoint would go on, None where it can't be told."""
+        """Return where a query on this checkpoint would go on, None if that is unknown."""
         if self.query() is None:
             return None
         commits = self._numbers("commits")
@@ -111,7 +111,7 @@ class Checkpoint:
         return bool(self._files.exists(self._path("")))
 
     def remove(self) -> None:
-        """Remove the checkpoint. What a kill on the way leaves does not agree with anything."""
+        """Remove the checkpoint. The remainder after a kill agrees with no state of the tables."""
         self._files.delete(self._path(_METADATA), False)
         self._files.delete(self._path(""), True)
 

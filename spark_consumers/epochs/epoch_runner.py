@@ -88,7 +88,7 @@ class EpochRunner:
 
     @property
     def states(self) -> dict[str, State]:
-        """What each table has, by source table."""
+        """The state of each Iceberg table, by source table."""
         return self._states
 
     @property
@@ -160,7 +160,7 @@ class EpochRunner:
             raise self._lost(self._redo_lsn)
 
     def step(self) -> EpochReport | None:
-        """Bring the next epoch of what was taken; None while there is no transaction for it.
+        """Apply the next epoch; return None while there is no transaction for one.
 
         Raise BadInput naming the record that is refused, SetupError for a change of shape that is
         not taken over, OperatorNeeded for a dead letter or where Kafka lacks events.

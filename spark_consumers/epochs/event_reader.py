@@ -26,7 +26,7 @@ SMALL_RECORDS_MAX = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to read of a topic.
+    """The part of a topic to read.
 
     `table`: the source table. `events`: how many events the transactions' ENDs count. `after_lsn`:
     the commit LSN that the table has, where it differs from the group's.

@@ -1,4 +1,4 @@
-"""Which events the tables lack for good, and what follows from it.
+"""Events that the tables lack for good, and the consequences.
 
 An event that Kafka has refused, or that the quarantine has, may have been a delete. Its table then
 has a row that the source has not, so that no epoch of inserts may be appended to it unseen: each is

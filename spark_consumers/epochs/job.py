@@ -122,7 +122,7 @@ def _follow(
 
 
 def require_readable(settings: Settings) -> None:
-    """Raise SettingsError where the bridge of the same file writes what tables can't be made of."""
+    """Raise SettingsError if the bridge of this file writes what slottables can't read."""
     if not settings.bridge.transaction_metadata:
         raise SettingsError(
             "slottables needs <prefix>.transaction, which the bridge does not write",

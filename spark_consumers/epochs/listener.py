@@ -1,4 +1,4 @@
-"""Tells the metrics what the streaming query reports of its micro-batches."""
+"""Passes the streaming query's reports of its micro-batches to the metrics."""
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,

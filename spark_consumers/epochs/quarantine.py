@@ -1,4 +1,4 @@
-"""Puts events aside that can't be read or don't fit, so that the others go on.
+"""The quarantine of events that can't be read or do not fit their table.
 
     _quarantine   topic, partition, offset, commit_lsn, seq, op, reason, key, value, epoch
 

@@ -1,4 +1,4 @@
-"""What an epoch brought, for people, machines and metrics."""
+"""The report of an epoch, for people, machines and metrics."""
 
 import time
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from schemas.lsn import format_lsn
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """What an epoch brought to one table.
+    """The changes of one table in an epoch.
 
     `duplicates`: events that it has had before. `way`: how its rows came into the table
     (table_writer.Way), empty where it has had the epoch.
@@ -23,7 +23,7 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """What an epoch brought, by source table; every table now has all up to `commit_lsn`.
+    """The changes of an epoch, by source table; all tables have everything up to `commit_lsn`.
 
     `ts_ms_max` is the latest commit time in it (ms since 1970), `dead_letters` the events that
     Kafka has refused and that the tables therefore lack, `quarantined` those put aside. `traces`:

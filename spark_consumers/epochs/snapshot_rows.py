@@ -1,4 +1,4 @@
-"""Up to where inserts may be of rows that a snapshot has brought already.
+"""The LSN up to which inserts may concern rows that a snapshot has brought already.
 
 A chunk of rows (op r) is read a moment after its place among the transactions, and may show what
 commits after that place: an insert of such a row comes once more, as a change, maybe in a later

@@ -57,7 +57,7 @@ class Stage:
         """How the last epoch came into each table."""
 
     def close(self) -> None:
-        """Give back what this writer has to itself on this machine."""
+        """Release the locks that this writer has on this machine."""
         if self._indexes is not None:
             self._indexes.close()
 

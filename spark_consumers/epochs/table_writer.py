@@ -20,7 +20,7 @@ key; or those that changed were deleted by position, found by the index or by a 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an epoch brings to a table, and the shapes that its events were written with."""
+    """A table's part of an epoch: its events, and the shapes that they were written with."""
 
     table: OpenTable
     summary: TopicSummary

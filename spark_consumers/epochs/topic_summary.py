@@ -1,4 +1,4 @@
-"""What an epoch brings to one table: the summaries of its topic's partitions, put together."""
+"""The summary of one table's events in an epoch, over the partitions of its topic."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ class TopicSummary:
 
     @property
     def duplicates(self) -> int:
-        """Rows that are there a second time in this epoch."""
+        """The number of rows that the epoch contains a second time."""
         return max(0, self.counted_rows - self.distinct_rows)
 
     @property

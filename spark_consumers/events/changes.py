@@ -162,7 +162,7 @@ def after(events: DataFrame, position: CommitPosition) -> DataFrame:
 
 
 def distinct_events(rows: DataFrame) -> DataFrame:
-    """Leave out events that are there twice."""
+    """Drop events whose position was seen before."""
     return rows.dropDuplicates(["commit_lsn", "seq"])
 
 

@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 
 class Changes(NamedTuple):
-    """What a table's columns need: each pair is (name, new name or Spark type)."""
+    """The changes of a table's columns; each pair is (name, new name or Spark type)."""
 
     renames: tuple[tuple[str, str], ...]
     drops: tuple[str, ...]

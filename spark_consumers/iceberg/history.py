@@ -46,7 +46,7 @@ def replace(
     *,
     snapshot_rows: bool,
 ) -> None:
-    """Put the versions of all events since ever in place of what the table had, in one commit."""
+    """Replace the table's rows by the versions of all events in Kafka, in one commit."""
     nothing = _open_rows(identifier, layout, rows).limit(0)
     rows = _filled(layout, rows, nothing)
     if snapshot_rows:

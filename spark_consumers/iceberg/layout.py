@@ -1,4 +1,4 @@
-"""What an Iceberg table looks like: its columns, kind, partitioning and order, by the rules. Pure.
+"""The layout of an Iceberg table by the rules: columns, kind, partitioning and order. Pure.
 
 kind        besides the source's columns
 current     _commit_lsn, _seq: the event that a row is of
@@ -92,7 +92,7 @@ class Layout:
 
     @property
     def kind(self) -> Kind:
-        """What a row of the table is."""
+        """The kind of the table."""
         return self.rule.kind
 
     @property

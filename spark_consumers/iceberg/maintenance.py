@@ -1,4 +1,4 @@
-"""Keeps tables small and fast: few files, few snapshots, nothing on the disk that no one names.
+"""Maintenance of tables: compacts files, expires snapshots, removes orphan files.
 
 A compaction that meets an epoch of the same table leaves it alone or makes it begin again; neither
 loses anything. What is tagged stays readable. Written anew are small files, where there are enough
@@ -27,7 +27,7 @@ DELETED_RATIO = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Maintained:
-    """What was done to one table: data files before and after, snapshots left, files removed."""
+    """The maintenance of one table: data files before and after, snapshots left, files removed."""
 
     table: str
     files_before: int

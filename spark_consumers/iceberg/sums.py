@@ -1,4 +1,4 @@
-"""Tables of sums, kept by the changes of their source: what is gone is taken off again.
+"""Tables of sums, updated by the changes of their source table.
 
     <name>   the columns it is grouped by, one column per sum, _rows: how many rows they are of
 
@@ -62,7 +62,7 @@ def make(spark: SparkSession, identifier: str, name: str, sums: SumSettings, lay
 
 
 def recompute(spark: SparkSession, identifier: str, source: str, sums: SumSettings) -> None:
-    """Put the sums of all rows in place of what the table had."""
+    """Replace the table by the sums of all rows."""
     rows = spark.table(source).selectExpr("*", "1 AS _sign")
     _added(sums, rows).writeTo(identifier).overwrite(F.lit(True))
 

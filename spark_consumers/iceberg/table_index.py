@@ -50,7 +50,7 @@ _MANIFEST = "manifest.json"
 
 @dataclass(slots=True)
 class Known:
-    """What the index is of: the snapshot, its files, and the number of each path."""
+    """The state of an index: the table's snapshot, its files, and the number of each path."""
 
     snapshot: int
     files: Files

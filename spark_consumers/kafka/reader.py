@@ -1,4 +1,4 @@
-"""Kafka as the tables read it: committed records only; by Spark for events, here for the rest."""
+"""Reads committed records of Kafka, other than events: those are read by Spark."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any

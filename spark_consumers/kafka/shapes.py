@@ -1,4 +1,4 @@
-"""The tables' shapes as the schema topic tells them, and dead letters, each with its position."""
+"""The tables' shapes from the schema topic, and dead letters, each with its position."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Goes on in Debezium's topics: what the slot decodes again, without what Kafka has.
+"""Continues in Debezium's topics: publishes the changes that the slot decodes and Kafka lacks.
 
     fence    end what Debezium's transactional producer, or a killed run, has open in Kafka
     plan     take the slot; which transactions does it decode from where it is confirmed?
@@ -72,7 +72,7 @@ _NAMED: Final = 5
 
 @dataclass(frozen=True)
 class AdoptionPlan:
-    """What was seen, and what is to be done; positions in bytes."""
+    """The plan of one adoption: what was read, and what to publish; positions in bytes."""
 
     slot_lsn: int
     wal_lsn: int
@@ -129,11 +129,11 @@ class Adoption:
         )
 
     def close(self) -> None:
-        """Abort what is open in Kafka, and end the producer."""
+        """Abort an open Kafka transaction, and end the producer."""
         self._producer.abandon()
 
     def plan(self) -> AdoptionPlan:
-        """See what is there. Nothing is changed. Raise SlotbridgeError for what is refused."""
+        """Read slot and topics, and plan; change nothing. Raise SlotbridgeError for a refusal."""
         slot_lsn, found = self._slot()
         self._require_beginning()
         self._require_same_tables()
@@ -311,7 +311,7 @@ class Adoption:
                 yield batch
 
     def fence(self) -> None:
-        """End what Debezium's transactional producer has open, and what a killed run has.
+        """End open transactions of Debezium's transactional producer and of a killed run.
 
         Raise SlotbridgeError for a slot or prefix that can't be taken over.
         """

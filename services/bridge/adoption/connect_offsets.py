@@ -23,7 +23,7 @@ from services.kafka.records import READ_DEADLINE_S, TopicReader
 
 
 class Found(NamedTuple):
-    """An offset as it was found: its key as Connect has written it, and what it tells."""
+    """An offset: its key as Connect wrote it, and its parsed value."""
 
     key: bytes
     offset: Offset | None

@@ -118,7 +118,7 @@ class Connector(NamedTuple):
 
     @property
     def config(self) -> Mapping[str, str]:
-        """All that holds: the worker's properties, and its own over them."""
+        """The effective properties: the worker's, overridden by the connector's."""
         return {**self.worker, **self.own}
 
     def converter(self, part: str) -> Mapping[str, str]:
@@ -372,7 +372,7 @@ def _text(value: Any) -> str:
 
 
 def differences(translated: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield each setting that is another than the connector's, and would change what is told.
+    """Yield each setting that differs from the connector's and would change the records.
 
     Where the database and the brokers are is the operator's; how topics are made is not compared.
     """

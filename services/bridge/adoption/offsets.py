@@ -1,4 +1,4 @@
-"""The offset that Kafka Connect has of a connector: what it tells, and how a file holds it. Pure.
+"""A connector's offset as Kafka Connect stores it: parsed, and as a file holds it. Pure.
 
 A distributed worker keeps it in a compacted topic, a standalone one in a file: a Java map of byte
 arrays, as Java serializes it. Key: `["connector",{"server":"prefix"}]`; value: a JSON object.

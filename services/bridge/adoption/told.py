@@ -1,4 +1,4 @@
-"""What the last records of Debezium's topics tell: how far each key is. Pure.
+"""How far each key is in Kafka, by the last records of Debezium's topics. Pure.
 
 Debezium repeats events after a crash, so that a topic may show 8, 9, 10, 8, 9: a consumer that
 folds it has 9. What counts is therefore the last record of each key, not the highest: the events of
@@ -51,7 +51,7 @@ class DebeziumRecord(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What an event of Debezium says. `ours`: it is one of the bridge."""
+    """The parsed fields of an event of Debezium. `ours`: a bridge published it."""
 
     xid: int
     lsn: int
@@ -91,7 +91,7 @@ class Transaction(NamedTuple):
 
 
 def said(value: bytes, prefix: str) -> Said | None:
-    """Return what an event says.
+    """Parse an event.
 
     None for a row that a snapshot has read, and for a logical message that a bridge has written to
     the WAL (its heartbeat), which no bridge publishes.
@@ -144,7 +144,7 @@ def row_of(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digest(before: Any, after: Any) -> str:
-    """Return the same for the same two images, in whichever order their columns are."""
+    """Return a digest of two row images that does not depend on the order of their columns."""
     text = json.dumps([before, after], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

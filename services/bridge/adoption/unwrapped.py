@@ -37,7 +37,7 @@ class Unwrapped(NamedTuple):
 
 
 def unwrapped(own: Mapping[str, str]) -> Unwrapped | None:
-    """Return what a connector's only transformation is as flat rows, None for any other."""
+    """Return the flat rows that equal a connector's only transformation, None for others."""
     names = split(own.get("transforms", ""))
     if len(names) != 1 or own.get(f"transforms.{names[0]}.type") != TYPE:
         return None

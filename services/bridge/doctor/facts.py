@@ -1,4 +1,4 @@
-"""What `slotbridge doctor` has read of the primary, of Kafka and of the bridge. Pure.
+"""The facts that `slotbridge doctor` reads from the primary, Kafka and the bridge. Pure.
 
 Facts ── primary: Primary      settings, slots, statistics, published tables
       ├─ kafka: Kafka          topics with their configuration; None where it gave no answer

@@ -54,7 +54,7 @@ def without_key(table: str, lsn: int) -> BadInput:
 
 
 def delete_without_key(table: str, lsn: int) -> BadInput:
-    """Return the error of a delete that is to be a tombstone, in a table without a key."""
+    """Return the error of a delete that should become a tombstone, in a table without a key."""
     return BadInput(
         "a deleted row has no key, so no tombstone can say that it is gone",
         operation="encode an event",

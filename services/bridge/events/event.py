@@ -28,7 +28,7 @@ class Event(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """What all events of one transaction share; times in microseconds since 1970."""
+    """The fields that all events of a transaction share; times in microseconds since 1970."""
 
     xid: int
     commit_lsn: int

@@ -1,4 +1,4 @@
-"""What has to be done before a table's first event: its key, its topic, its schema event.
+"""Prepares a table's first event: its key, its topic, its schema event.
 
 Not when the server describes it: that may be for a change that is rolled back, or for a partition
 whose changes are published as its root's. pgoutput flags the columns of the replica identity; under

@@ -1,4 +1,4 @@
-"""What the records of one transaction have in common, as JSON text. Pure."""
+"""The JSON text that the records of one transaction have in common. Pure."""
 
 from json.encoder import encode_basestring as quoted
 from typing import Final

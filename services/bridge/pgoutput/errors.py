@@ -1,4 +1,4 @@
-"""What is wrong with pgoutput's bytes. Pure."""
+"""Errors of pgoutput's bytes. Pure."""
 
 from schemas.errors import BadInput, ExitCode
 

@@ -1,4 +1,4 @@
-"""What a type is: pg_type's rows as far as encoding needs them. Pure.
+"""Types: the columns of pg_type that encoding needs. Pure.
 
 Built-in types are known by oid (`pg_types`); what the database adds is read
 from its catalog by whoever has a connection.

@@ -39,7 +39,7 @@ FIRST_TIMELINE = 1
 
 
 class Selection(NamedTuple):
-    """What chooses the changes that become events: a publication and `source.origin`.
+    """The choice of changes that become events: a publication and `source.origin`.
 
     `oid` is that of pg_publication: another one of the same name is another publication. 0: there
     is none.
@@ -55,7 +55,7 @@ class Selection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Witnesses:
-    """What was seen of the server at a start.
+    """The server's evidence at a start.
 
     `switch_points`: each ancestor of the server's timeline -> the LSN at which it was left.
     `wal_lsn`: where the server's WAL is flushed up to. `commit`: what its WAL has at the record's
@@ -156,7 +156,7 @@ def descends(record: ProgressRecord, seen: Witnesses) -> bool:
 
 
 def unjudged(record: ProgressRecord, seen: Witnesses) -> Iterator[str]:
-    """Yield what `check_server` could not judge for lack of evidence."""
+    """Yield the checks that `check_server` could not make for lack of evidence."""
     if _history(record) is None:
         yield "the timeline's history"
     if not _origin_is_binding(record, seen):

@@ -100,7 +100,7 @@ def resume_at(record: ProgressRecord, slot: Slot | None) -> Position:
 
 
 def check_witnesses(record: ProgressRecord, seen: Witnesses, slot: str) -> None:
-    """Check that it is right to go on from `record`, the last one that Kafka has.
+    """Check that the session may go on from `record`, the last one that Kafka has.
 
     Raise what check_server raises, and OperatorNeeded (WITNESSES_DISAGREE).
     """

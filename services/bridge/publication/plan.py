@@ -1,4 +1,4 @@
-"""Which statements make a publication what `source.tables` says. Pure.
+"""The statements that make a publication consist of `source.tables`. Pure.
 
 source.tables    public.a, public.b      publication    public.a, public.c
                  -> ALTER PUBLICATION … ADD TABLE public.b, then … DROP TABLE public.c
@@ -18,7 +18,7 @@ TableName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What is to be done; all names are (schema, table).
+    """The changes that a publication needs; all names are (schema, table).
 
     `create`: there is no such publication. `identity_full`: tables that get REPLICA IDENTITY FULL.
     """
@@ -54,7 +54,7 @@ def changes(
     *,
     identity_full: bool,
 ) -> Changes:
-    """Return what makes the publication consist of the `wanted` tables.
+    """Return the changes after which the publication consists of the `wanted` tables.
 
     `found`: what the publication has, None where there is none. `facts`: of the wanted tables that
     are there. `identity_full`: tables without a replica identity get one instead of being refused.

@@ -1,4 +1,4 @@
-"""Which transactions Kafka has beyond the point where the server's history left their timeline."""
+"""The transactions in Kafka beyond the point where the server's history left their timeline."""
 
 import time
 from typing import Final

@@ -39,7 +39,7 @@ class EventPosition(NamedTuple):
 
 
 class KafkaRecord(NamedTuple):
-    """A record of Kafka, as far as anything is judged by it."""
+    """The fields of a Kafka record by which the bridge judges it."""
 
     topic: str
     offset: int
@@ -49,7 +49,7 @@ class KafkaRecord(NamedTuple):
 
 
 class Message(Protocol):
-    """confluent_kafka.Message, as far as it is needed here."""
+    """The methods of confluent_kafka.Message that are used here."""
 
     def topic(self) -> str | None: ...
     def offset(self) -> int | None: ...
@@ -65,7 +65,7 @@ def record_of(message: Message) -> KafkaRecord:
 
 
 def position_of_record(record: KafkaRecord, prefix: str, *, outbox: bool) -> EventPosition | None:
-    """Return where a record stands, None if it is not of `prefix` or does not tell its position.
+    """Return the position of a record, None if it is not of `prefix` or has no position.
 
     `outbox`: messages of an outbox may be in its topic.
     """
@@ -101,7 +101,7 @@ def has(last: ProgressRecord | None, position: EventPosition) -> bool:
 
 
 def position_of(value: bytes | None, prefix: str, *, own: bool = True) -> EventPosition | None:
-    """Return where a record's event, or a PREPARE, stands; None if it is not of `prefix`.
+    """Return the position of a record's event or PREPARE, None if it is not of `prefix`.
 
     `own`: it is of one of the bridge's own topics, which also have records without a source.
     """
@@ -125,7 +125,7 @@ def position_of(value: bytes | None, prefix: str, *, own: bool = True) -> EventP
 
 
 def position_of_row(told: Mapping[str, Any]) -> EventPosition | None:
-    """Return what fields of a flat row, or its headers, tell; None for anything else."""
+    """Return the position in a flat row's fields or headers, None for other records."""
     try:
         op, *numbers = [told[field_name(name)] for name in POSITION]
         known = (op.decode() if isinstance(op, bytes) else op) in _OPERATIONS
@@ -157,7 +157,7 @@ def _document(value: bytes) -> Any:
 
 
 def position_in_headers(headers: AnyHeaders) -> EventPosition | None:
-    """Return where a message of an outbox stands, None for any other message."""
+    """Return the position of an outbox message, None for any other message."""
     told = dict(headers or [])
     try:
         return _position(told["commit_lsn"] or b"", told["seq"] or b"")
@@ -166,7 +166,7 @@ def position_in_headers(headers: AnyHeaders) -> EventPosition | None:
 
 
 def position_of_removal(headers: AnyHeaders) -> EventPosition | None:
-    """Return where a staging's removal stands: a record that reaches the decision covers it."""
+    """Return the position of a staging's removal; a record that reaches the decision covers it."""
     try:
         return EventPosition(int(dict(headers or [])[DECIDED_AT] or b"") - 1, LAST_SEQ)
     except (KeyError, ValueError):

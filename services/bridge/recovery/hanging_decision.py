@@ -1,4 +1,4 @@
-"""How a transaction that hangs is ended: what the witnesses show of Kafka's decision. Pure.
+"""Decides by the witnesses whether to commit or abort a hanging transaction. Pure.
 
 `hanging_transactions` finds what hangs, asks the witnesses, and ends it.
 """

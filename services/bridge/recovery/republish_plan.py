@@ -1,4 +1,4 @@
-"""Which records an interrupted settling has lost, told by what their partition shows. Pure.
+"""The records that an interrupted settling lost, by the records of their partition. Pure.
 
     there    what the noted range holds, whatever became of it (read_uncommitted)
     seen     what readers of committed records have from the range's start on

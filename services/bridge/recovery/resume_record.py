@@ -18,7 +18,7 @@ AHEAD_BYTES: Final = 16 * 2**20
 
 
 class NewSlot(NamedTuple):
-    """Where a slot begins, and what Kafka is told of that with the first record."""
+    """Where a slot begins, and the events of that for Kafka with the first record."""
 
     lsn: int
     told: Sequence[Event] = ()

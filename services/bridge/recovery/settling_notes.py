@@ -41,7 +41,7 @@ def write_note(
     record: ProgressRecord | None,
     while_waiting: Callable[[], None],
 ) -> list[bytes]:
-    """Note that what is in these partitions from their offsets on is to be committed.
+    """Note that the records of these partitions from their offsets on are about to be committed.
 
     Return the keys, for `clear`, once Kafka has the notes. Raise Retryable where it has not.
     """

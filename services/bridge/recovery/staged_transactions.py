@@ -1,4 +1,4 @@
-"""What `<prefix>.prepared` holds for a slot, read at start into the spool."""
+"""Reads the prepared transactions of a slot from `<prefix>.prepared` into the spool at a start."""
 
 import time
 from collections.abc import Iterator

@@ -186,7 +186,7 @@ class Baseline:
         )
 
     def make(self, *, two_phase: bool, wal_sender_timeout_ms: int, deadline_s: float) -> None:
-        """Drop the slot if it is there, make it anew, and take the database as it is there."""
+        """Recreate the slot, and keep its exported database snapshot."""
         with self._statement("drop the slot"):
             if slots.read_slot(self._now, self._slot) is not None:
                 self._now.execute("SELECT pg_drop_replication_slot(%s)", [self._slot])

@@ -1,4 +1,4 @@
-"""The tables of a repair: what their topics tell, what they have, and the events that differ."""
+"""The tables of a repair: rows by their topics, rows in the database, and their differences."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ logger = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Compared:
-    """A table, its rows on disk, and what came of it. `whole`: Kafka has its first events too."""
+    """A compared table, its rows on disk, and the result. `whole`: Kafka has its first events."""
 
     shape: TableShape
     store: RowStore
@@ -137,7 +137,7 @@ class ComparedTables:
                 )
 
     def told(self) -> dict[str, TableRepair]:
-        """Return table -> what is done, for the RecoveryRecord."""
+        """Return table -> result, for the RecoveryRecord."""
         return {
             name: TableRepair(rows=one.rows, emptied=not one.whole, **_named(one.counts))
             for name, one in self._tables.items()

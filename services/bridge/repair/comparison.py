@@ -1,4 +1,4 @@
-"""The rows that differ between what the topics tell and the tables. Pure.
+"""The rows that differ between topics and tables. Pure.
 
     topics' row    table's row    difference
     none           there          c
@@ -34,7 +34,7 @@ Rows = Iterable[tuple[bytes, bytes]]
 
 
 def differences(told: Rows, there: Rows) -> Iterator[Difference]:
-    """Yield the changes that turn the rows `told` by the topics into those `there` in the table."""
+    """Yield the changes that turn the topics' rows (`told`) into the table's (`there`)."""
     theirs, ours = iter(told), iter(there)
     one, other = next(theirs, None), next(ours, None)
     while one is not None or other is not None:

@@ -1,4 +1,4 @@
-"""What keeps the bridge from starting, and whether a repair of its topics helps.
+"""The reason why the bridge can't start, and whether a repair of its topics helps.
 
 nothing of that kind                        nothing to recover
 positions disagree (30), divergence (32)    a repair helps: Kafka, the slot or the database was

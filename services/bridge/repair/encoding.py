@@ -28,7 +28,7 @@ class Encoding:
         self._encoders = Encoders(bridge, money_digits=primary.money_digits())
 
     def at(self, commit_lsn: int, xid: int) -> RepairEvents:
-        """Return what encodes the transaction at `commit_lsn`.
+        """Return the encoder of the transaction at `commit_lsn`.
 
         `xid`: of a transaction that every session sees, to tell what the catalog has made since.
         """

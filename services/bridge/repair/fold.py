@@ -1,4 +1,4 @@
-"""The rows that a table's topic tells: its committed events, folded key by key.
+"""The rows of a table by its topic: committed events, folded key by key.
 
 c, r, u      the key has the row `after`
 d            the key is gone; so it is after a tombstone, unless the topic is several tables'

@@ -29,7 +29,7 @@ def in_time(items: Iterable[Item], while_waiting: Callable[[], None]) -> Iterato
 
 
 class Told(NamedTuple):
-    """What an event, or a tombstone, tells of a key. `row` None: the key is gone.
+    """The row of a key by an event or tombstone. `row` None: the key is gone.
 
     `position`: (commit_lsn, seq) of the event, which orders events of different partitions.
     """
@@ -64,7 +64,7 @@ class RowStore:
         self._path.unlink(missing_ok=True)
 
     def take_told(self, partition: int, told: Iterable[Told]) -> None:
-        """Take in what a partition tells, in the order of its offsets.
+        """Store the rows of a partition's records, in the order of their offsets.
 
         Of a key that several partitions have, the higher position counts: partitions were added.
         """
@@ -79,12 +79,12 @@ class RowStore:
         self._db.execute("COMMIT")
 
     def told(self, key: bytes) -> Told | None:
-        """Return what is told of a key, None for nothing."""
+        """Return the stored row of a key, None if there is none."""
         found = self._db.execute("SELECT row, lsn, seq FROM told WHERE key = ?", [key]).fetchone()
         return None if found is None else Told(key, found[0], (found[1], found[2]))
 
     def empty(self, partition: int) -> None:
-        """Note that a partition tells that the table was emptied."""
+        """Note that a partition has a truncate of the table."""
         self._db.execute("UPDATE told SET row = NULL WHERE part = ?", [partition])
 
     def take_there(self, rows: Iterable[tuple[bytes, bytes]]) -> int:
@@ -126,6 +126,6 @@ class RowStore:
         )
 
     def differences(self) -> Iterator[Difference]:
-        """Yield what `compare` has found, in order."""
+        """Yield the differences that `compare` found, in order."""
         for row in self._db.execute("SELECT op, key, before, after FROM differs ORDER BY number"):
             yield Difference(*row)

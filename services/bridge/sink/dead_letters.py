@@ -101,7 +101,7 @@ class OneOrigin(Origins):
 
 
 def identity(event: Event, origin: Origin) -> Identity:
-    """Return what tells a record from all others, also when it is encoded again."""
+    """Return the identity of a record, which stays when it is encoded again."""
     return event.topic, origin.commit_lsn, event.seq, event.value is None
 
 

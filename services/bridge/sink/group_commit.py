@@ -166,7 +166,7 @@ class GroupCommit:
         self._producer.markers.require_all_told()
 
     def note(self) -> None:
-        """Commit the progress record once more, because what it tells has changed.
+        """Commit the progress record once more, because its content has changed.
 
         That is the server's identity, or the ends of partitions. No other Kafka transaction is
         open.

@@ -53,7 +53,7 @@ class TransactionHangs(Retryable):
 
 
 class TopicPartitions(Protocol):
-    """services.bridge.sink.topics.Topics, as far as it is needed here."""
+    """The methods of services.bridge.sink.topics.Topics that are used here."""
 
     def partitions(self, topic: str) -> int: ...
     def learn_leaders(self) -> None: ...

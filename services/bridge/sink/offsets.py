@@ -54,7 +54,7 @@ def ask_ends(admin: AdminClient, partitions: Iterable[Partition], *, committed: 
 
 
 def answers(asked: Asked) -> dict[Partition, PartitionEnd]:
-    """Await what was asked. Raise Retryable for a partition of which no leader has told."""
+    """Await the answers. Raise Retryable for a partition whose leader has not answered."""
     found: dict[Partition, PartitionEnd] = {}
     for partition, told in _told(asked):
         if isinstance(told, KafkaException):
@@ -72,7 +72,7 @@ def answers(asked: Asked) -> dict[Partition, PartitionEnd]:
 
 
 def some_answers(asked: Asked) -> dict[Partition, PartitionEnd]:
-    """Return what `answers` does, without the partitions whose leader has not answered."""
+    """Return the answers, without the partitions whose leader has not answered."""
     return {partition: told for partition, told in _told(asked) if isinstance(told, PartitionEnd)}
 
 

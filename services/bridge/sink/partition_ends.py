@@ -71,7 +71,7 @@ class Tails:
         """Whether the last record in Kafka notes ends that are known to hold no longer."""
 
     def start(self, topics: Topics, record: ProgressRecord | None, *, go_on: bool) -> None:
-        """Begin with what `record` and those before it have noted, as `check_tails` judges it.
+        """Begin with the ends that `record` has noted, as `check_tails` judges them.
 
         `go_on`: an operator accepts that records are lost by now; not what is lost later.
         """
@@ -192,7 +192,7 @@ def _cut(
 
 
 def check_tails(topics: Topics, record: ProgressRecord, cut_off: CutOff, *, go_on: bool) -> Kept:
-    """Compare the noted partitions with where they end now, and the noted ids of their topics.
+    """Compare the noted ends of partitions and ids of topics with the present ones.
 
     Raise OperatorNeeded where a partition ends earlier, or did once, or a topic was made again.
 
@@ -278,7 +278,7 @@ def _told(lost: Lost | MadeAgain) -> str:
 def judge_lost(
     lost: Sequence[Lost | MadeAgain], slot: str, lsn: int | None, *, go_on: bool
 ) -> None:
-    """Raise OperatorNeeded that names what is lost, if anything is; `go_on`: only tell it."""
+    """Raise OperatorNeeded that names the lost records, if any; `go_on`: log them instead."""
     if not lost:
         return
     if go_on:

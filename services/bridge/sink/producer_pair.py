@@ -57,11 +57,11 @@ class ProducerPair:
 
     @property
     def send(self) -> Send:
-        """Many records into the current one."""
+        """Send many records by the current producer."""
         return self._senders[self.turn]
 
     def begin_session(self) -> None:
-        """Fence both producers' other sessions, and end what they have open (init_transactions)."""
+        """Fence other sessions of both producers, and end their open transactions."""
         for producer in (*self._both, *self._former):
             try:
                 producer.init_transactions(INIT_TIMEOUT_S)
@@ -118,7 +118,7 @@ class ProducerPair:
         self.turn = 0 if record is None else 1 - record.producer
 
     def begin(self) -> None:
-        """Begin a transaction of the current one."""
+        """Begin a transaction of the current producer."""
         try:
             self.current.begin_transaction()
         except KafkaException as error:
@@ -129,6 +129,6 @@ class ProducerPair:
         self.turn = 1 - self.turn
 
     def poll(self) -> None:
-        """Serve what the clients' threads have to tell."""
+        """Serve the callbacks of both clients."""
         for producer in (*self._both, *self._former):
             producer.poll(0)

@@ -1,4 +1,4 @@
-"""The configuration of topics, as the broker tells it, and whether it keeps the contract."""
+"""The configuration of topics as the broker has it, and whether it meets the requirements."""
 
 import contextlib
 import time

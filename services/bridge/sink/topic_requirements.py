@@ -1,4 +1,4 @@
-"""What the guarantee asks of Kafka's topics: how ours are made, what existing ones lack. Pure.
+"""The requirements on Kafka's topics: how new ones are made, what existing ones lack. Pure.
 
     topic                       asked                                  where it differs
     progress, schema, prepared, cleanup.policy=compact, or no bound    refused: a bridge that was

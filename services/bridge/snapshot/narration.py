@@ -1,4 +1,4 @@
-"""What a snapshot tells of itself: the log, now and then, and metrics."""
+"""The log lines and metrics of a snapshot."""
 
 import time
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Narration:
         self._refused_told = ""
 
     def planned(self, found: SnapshotPlan, *, said: bool, standby: bool) -> None:
-        """Tell what a plan has; `said`: of its tables only where it has something left to read.
+        """Log a plan. `said`: log its tables only if rows are left to read.
 
         `standby`: rows are read from one, but for those of tables without a key.
         """

@@ -59,7 +59,7 @@ class Patience:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Note how it ends: an error tells that it was in vain."""
+        """Note how the wait ended: with an error, it was in vain."""
         try:
             yield
         except BaseException:

@@ -46,7 +46,7 @@ class RowsBefore(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """What Kafka has of the slot's beginning (SlotBeginning)."""
+    """The slot's beginning as Kafka has it (SlotBeginning)."""
 
     sight: Sight
     all_tables: bool
@@ -84,7 +84,7 @@ class Beginning(NamedTuple):
 
 
 def beginning_of(told: SlotBeginning) -> Beginning:
-    """Read what Kafka has of the slot's beginning."""
+    """Read the slot's beginning from Kafka's record."""
     return Beginning(parse_sight(told.sight), told.all_tables, told.files)
 
 

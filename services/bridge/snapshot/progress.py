@@ -1,4 +1,4 @@
-"""What a snapshot has published of each table, and which table is next. Pure.
+"""The progress of a snapshot: rows published of each table, and the next table. Pure.
 
 SnapshotProgress in Kafka    the table as it is now             its rows are
 none                         published, not excluded            read from the beginning
@@ -54,7 +54,7 @@ class Owner(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What Kafka has: how far each table is read, what signals have asked, where slots began.
+    """The state of a snapshot in Kafka: progress of tables, requests, beginnings of slots.
 
     `positions`: how far signal topics are taken.
     """
@@ -66,7 +66,7 @@ class Known(NamedTuple):
 
 
 class Apart(NamedTuple):
-    """What is known of tables without a key.
+    """The state of tables without a key.
 
     The slot's beginning, where they lie now, by oid, and what the publication leaves out.
     """
@@ -140,7 +140,7 @@ class SnapshotPlan:
         return sum(table.done for table in self.tables.values())
 
     def kind(self, table: TableProgress, index: int, count: int, *, ends: bool) -> Snapshot:
-        """Return what `source.snapshot` says of row `index` of `count` in the table's next chunk.
+        """Return `source.snapshot` of row `index` of `count` in the table's next chunk.
 
         `ends`: the table has no rows after them.
         """
@@ -218,7 +218,7 @@ def goes_on(found: SnapshotPlan, last: SnapshotProgress | None) -> bool:
 
 
 def rank(settings: SnapshotSettings, shape: TableShape) -> tuple[int, str]:
-    """Return what tables are sorted by: `order`, then their names."""
+    """Return the sort key of a table: its place in `order`, then its name."""
     schema, table = shape.relation.schema, shape.relation.table
     matches = [table_matches(pattern, schema, table) for pattern in settings.order]
     return (matches.index(True) if True in matches else len(matches)), shape.name
@@ -249,7 +249,7 @@ def request_of(request: SnapshotRequest, owner: Owner) -> SnapshotRequest | None
 
 
 def has(owner: Owner, timeline: int, lsn: int) -> bool:
-    """Whether the present timeline has what was at `lsn` of `timeline`."""
+    """Whether the present timeline contains `lsn` of `timeline`."""
     if timeline == owner.timeline:
         return True
     left = (owner.history or {}).get(timeline)
@@ -335,7 +335,7 @@ def told_progress(
     waiting: int,
     read_from: ReadFrom = "primary",
 ) -> SnapshotProgress:
-    """Tell what Kafka has of `table` with `chunk`; `waiting`: of all tables, with rows left."""
+    """Make the progress of `table` after `chunk`; `waiting`: how many tables have rows left."""
     relation = table.shape.relation
     return SnapshotProgress(
         slot=owner.slot,

@@ -206,14 +206,14 @@ def is_progress(key: bytes | str | None) -> bool:
 
 
 class Asked(NamedTuple):
-    """What is asked of one table: the last request to read or stop it, and whether it is paused."""
+    """The state of requests for one table: the last to read or stop it, and the pause."""
 
     read: SnapshotRequest | None
     paused: bool
 
 
 def asked_of(schema: str, table: str, known: Iterable[SnapshotRequest]) -> Asked:
-    """Return what the last requests that name the table ask."""
+    """Return the state of a table by the last requests that name it."""
     own = sorted(
         (one for one in known if table_matches(one.tables, schema, table)),
         key=lambda one: (one.commit_lsn, one.offset, one.seq),

@@ -48,7 +48,7 @@ def order_versions(connection: Connection, shape: TableShape, where: str) -> Ver
 
 
 def order_difference(primary: Versions, standby: Versions) -> OrderDifference:
-    """Compare what two servers tell of the same collations. Pure."""
+    """Compare the versions of the same collations on two servers. Pure."""
     different, not_judged = [], []
     for name in sorted(primary.keys() | standby.keys()):
         here, there = primary.get(name), standby.get(name)

@@ -350,7 +350,7 @@ class RowReader:
 
 
 def message_of(error: psycopg.Error | OSError) -> str:
-    """Return what the server says of an error, as one line."""
+    """Return the server's message of an error, as one line."""
     said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     return " ".join((said or str(error)).split())
 

@@ -1,4 +1,4 @@
-"""Makes a session's snapshot: what Kafka has of it, and where rows are read from."""
+"""Opens a session's snapshot: its progress in Kafka, and the server that rows are read from."""
 
 import time
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def open_snapshot(
 
 
 def look_for_known(topics: Topics) -> Known:
-    """Return what `<prefix>.snapshot` has, nothing where no bridge has made that topic."""
+    """Return the state in `<prefix>.snapshot`, an empty one if the topic does not exist."""
     there = topics.there(snapshot_topic(topics.prefix))
     return read_known(topics) if there else Known([], [], [], [])
 

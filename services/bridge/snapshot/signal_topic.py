@@ -94,7 +94,7 @@ class SignalTopic:
                 )
 
     def take(self) -> list[TopicSignal]:
-        """Return what is pending; `next` is behind it from now on."""
+        """Return the pending signals, and move `next` behind them."""
         taken, self.pending, self.moved = self.pending, [], False
         if taken:
             self.next = taken[-1].offset + 1

@@ -1,4 +1,4 @@
-"""What is asked of a snapshot, by rows of the signal table and by records of the signal topic.
+"""Signals for a snapshot: rows of the signal table, and records of the signal topic.
 
 A row comes in the stream, with the transaction of its insert. A record has no place in the stream:
 it gets one by a mark of its own. Either is taken in the Kafka transaction that has this place: what
@@ -30,7 +30,7 @@ _IGNORED: Final = "a signal is ignored"
 
 
 class Signals:
-    """One session's. `requests`: all that is asked, in order of Kafka's record of it."""
+    """The signals of one session. `requests`: all requests, in the order of their records."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Signals:
         return bool(self.topic.pending) or self.topic.moved
 
     def of_rows(self, batch: EventBatch) -> EventBatch | None:
-        """Return the batch with what its rows of the signal table ask; None where they ask none."""
+        """Return the batch with the requests of its rows of the signal table, None without any."""
         if not self._table or not batch.events:
             return None
         slot, timeline = self._owner.slot, self._owner.timeline
@@ -68,7 +68,7 @@ class Signals:
         return self._added(batch, asked, []) if asked else None
 
     def of_records(self, batch: EventBatch, stamp: Stamp) -> EventBatch:
-        """Return the batch with what pending records of the signal topic ask, at its mark."""
+        """Return the batch with the requests of the signal topic's pending records, at its mark."""
         topic = self.topic
         if topic is None:
             return batch

@@ -67,13 +67,13 @@ class Standby(RowReader):
         self._judged: StandbyState | None = None
 
     def approach(self, lsn: int, patience_s: float = NEAR_S) -> bool:
-        """Connect where that is needed, then do as `await_replay`: the stream goes on meanwhile."""
+        """Connect if needed, then await the replay; the stream goes on meanwhile."""
         if time.monotonic() >= self._look_at:
             self._open_again()
         return self.await_replay(lsn, patience_s)
 
     def set_search_path(self, search_path: str) -> None:
-        """Take the primary's, so that a table has the same form on both."""
+        """Set the primary's search_path, so that a table has the same form on both."""
         with self._statement("set the search_path"):
             for session in self._row_sessions:
                 session.execute("SELECT set_config('search_path', %s, false)", [search_path])

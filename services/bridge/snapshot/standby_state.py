@@ -1,4 +1,4 @@
-"""What a standby tells of itself, and whether rows may be read from it.
+"""The state of a standby, and whether rows may be read from it.
 
 The process that tells it must be the one that reads: behind a balancer they may be two servers'.
 """
@@ -25,7 +25,7 @@ _STATE: LiteralString = """
 
 
 class StandbyState(NamedTuple):
-    """One moment's. `kept_by`: what keeps its replay back, `process`: which one has told this."""
+    """A standby at one moment. `kept_by`: what holds its replay back; `process`: its identity."""
 
     in_recovery: bool
     replayed: int
@@ -82,7 +82,7 @@ def require_same_process(before: StandbyState | None, after: StandbyState, name:
 
 
 def require_written(replayed: int, written: int, name: str) -> None:
-    """Raise OperatorNeeded where a standby has replayed what the primary has not written."""
+    """Raise OperatorNeeded if a standby has replayed more WAL than the primary has written."""
     if replayed > written:
         raise OperatorNeeded(
             f"{name} has replayed the WAL up to {format_lsn(replayed)}, the primary has written "

@@ -1,4 +1,4 @@
-"""What becomes of a table of a snapshot, by its progress and the signals for it. Pure."""
+"""The state of a table in a snapshot, by its progress and the signals for it. Pure."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -11,7 +11,7 @@ FINISHED: Final = ("done", "stopped")
 
 
 def state(one: SnapshotProgress, asked: Iterable[SnapshotRequest]) -> str:
-    """Return what becomes of a table whose progress is `one`."""
+    """Return the state of a table whose progress is `one`."""
     request, paused = asked_of(one.schema_, one.table, asked)
     if request is not None and request.type == "stop":
         return "done" if one.done else "stopped"

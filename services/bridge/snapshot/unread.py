@@ -19,7 +19,7 @@ from services.bridge.source.database import Primary
 def unread_tables(
     settings: Settings, primary: Primary, topics: Topics, owner: Owner, operation: str
 ) -> list[str]:
-    """Return the published tables of whose rows Kafka lacks some that it is to have, sorted.
+    """Return the published tables whose rows a snapshot has yet to bring to Kafka, sorted.
 
     Those that a bridge which starts now would read on, those that it can't read, each with the
     reason, and those that were begun under other settings; but none of `snapshot.exclude`, which

@@ -26,7 +26,7 @@ class Sight(NamedTuple):
     running: frozenset[int]
 
     def sees(self, xid: int) -> bool:
-        """Whether the snapshot sees what the committed transaction `xid` (without epoch) did."""
+        """Whether the snapshot sees the committed transaction `xid` (without epoch)."""
         full = with_epoch(xid, self.xmax)
         return full < self.xmin or (full < self.xmax and full not in self.running)
 

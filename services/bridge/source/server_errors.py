@@ -1,4 +1,4 @@
-"""What a server's refusal means for us: try again, or have an operator change something.
+"""Translates a server's refusal: retry, or an operator must change something.
 
 Source: PostgreSQL documentation, appendix A "PostgreSQL Error Codes".
 """

@@ -1,4 +1,4 @@
-"""Reads what the database's catalog has of types. Source: PostgreSQL documentation, pg_type."""
+"""Reads types from the database's catalog. Source: PostgreSQL documentation, pg_type."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Whether the catalog shows what a decoded transaction made.
+"""Whether the catalog shows the objects that a decoded transaction created.
 
 A commit is decoded as soon as its record may be sent, which can be before other sessions see it:
 its backend waits for synchronous standbys in between (PostgreSQL source, xact.c:

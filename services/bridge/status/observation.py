@@ -1,4 +1,4 @@
-"""What `slotbridge status` sees: every host, the slot on each, Kafka's record, prepared waiters.
+"""The state that `slotbridge status` reads: hosts, their slots, Kafka's record, prepared ones.
 
 Reads only, and nothing is owned or fenced: it can run beside the bridge at any time.
 """

@@ -1,4 +1,4 @@
-"""What can't be done now: subscriptions that must not go on, servers that can't be changed. Pure.
+"""Reasons why a subscription or server must be left as it is, for now or for an operator. Pure.
 
 After the promotion a subscription goes on only if its slot is there and valid, its position is not
 past the WAL that the new primary kept, and nothing was skipped between its position and the slot.

@@ -43,7 +43,7 @@ _GRAVITY = (Severity.OK, Severity.NOT_JUDGED, Severity.WARNING, Severity.CRITICA
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """What was found, for one standby."""
+    """The findings for one standby."""
 
     primary: str
     standby: str
@@ -61,12 +61,12 @@ class Checkup:
 
     @property
     def problems(self) -> tuple[Finding, ...]:
-        """What was found wrong."""
+        """The findings that are problems."""
         return tuple(finding for finding in self.findings if finding.wrong)
 
     @property
     def unjudged(self) -> tuple[Finding, ...]:
-        """What could not be looked at, and why."""
+        """The findings that were not judged, with the reasons."""
         return tuple(f for f in self.findings if f.severity is Severity.NOT_JUDGED)
 
     @property
@@ -85,7 +85,7 @@ class Checkup:
 
     @property
     def exit_code(self) -> ExitCode:
-        """What the command answers."""
+        """The exit code of the command."""
         return ExitCode.CHECK_FAILED if self.severity is Severity.CRITICAL else ExitCode.OK
 
     @property

@@ -1,4 +1,4 @@
-"""What is judged: the view, the standby it is judged for, and the slots that must survive. Pure."""
+"""The facts that checks judge: the view, one standby, and the slots that must survive. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Required:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What checks are functions of."""
+    """The input of all checks."""
 
     view: View
     standby: Node | None
@@ -38,7 +38,7 @@ class Facts:
 
     @property
     def above(self) -> tuple[tuple[Node, NodeState], ...]:
-        """The primary and what it says; empty where there is none beside the judged node."""
+        """The primary and its state; empty if no node but the judged one is a primary."""
         primary = self.view.primary
         if primary is None or primary.state is None:
             return ()
@@ -47,7 +47,7 @@ class Facts:
 
     @property
     def below(self) -> tuple[tuple[Node, NodeState], ...]:
-        """The judged standby and what it says; empty where there is none."""
+        """The judged standby and its state; empty if there is none."""
         if self.standby is None or self.standby.state is None:
             return ()
         return ((self.standby, self.standby.state),)
@@ -73,7 +73,7 @@ class Facts:
         return found
 
     def hidden(self, check: Check) -> list[str]:
-        """Return which settings, of those that a check reads, are not known."""
+        """Return the settings that a check reads and that are unknown."""
         nodes = [*self.above] if check.needs in (Needs.PRIMARY, Needs.BOTH) else []
         nodes += [*self.below] if check.needs in (Needs.STANDBY, Needs.BOTH) else []
         return [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the lines say to one connection."""
+    """The verdict of pg_hba.conf on one connection."""
 
     text: str
     refuses: bool

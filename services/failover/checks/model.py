@@ -1,4 +1,4 @@
-"""What a check is, what it sees, and what can be done about it. Pure.
+"""The types of checks: a check, a finding, a remedy. Pure.
 
 Check ── judge(Facts) ── Seen (evidence; what is wrong, or "")  ── Finding, for people and JSON
                           └─ Remedy ── Order (server, statements)
@@ -26,7 +26,7 @@ class Needs(StrEnum):
 
 
 class Severity(StrEnum):
-    """What it means for a failover."""
+    """The severity of a finding, by its effect on a failover."""
 
     OK = "ok"
     NOT_JUDGED = "not judged"
@@ -49,7 +49,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to do: in words, in SQL where SQL can do it, and whether a program may do it alone."""
+    """A remedy: in words, in SQL if possible, and whether a program may perform it alone."""
 
     text: str = ""
     orders: tuple[Order, ...] = ()
@@ -88,7 +88,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a check saw of one server, slot or subscription."""
+    """The state of one server, slot or subscription that a check saw."""
 
     subject: str
     evidence: str
@@ -164,7 +164,7 @@ class Check:
     judge: Callable[[Facts], Iterable[Seen]]
 
     def findings(self, facts: Facts) -> tuple[Finding, ...]:
-        """Return what was seen or was not judged: at least one finding if the check applies."""
+        """Return the findings, also those not judged: at least one if the check applies."""
         if not self.applies(facts):
             return ()
         missing = [Seen("", "", unknown=why) for why in facts.missing(self)]

@@ -115,7 +115,7 @@ def standby_admits_consumers(facts: Facts) -> Iterator[Seen]:
     needs=Needs.PRIMARY,
 )
 def fence_overrides(facts: Facts) -> Iterator[Seen]:
-    """Look for what a fence would not bind.
+    """Find roles and databases that can write past a fence.
 
     This does not matter where the primary's machine has a command that stops or fences it.
     """

@@ -56,7 +56,7 @@ def alter_system_conninfo(node: Node, setting: str, conninfo: Conninfo) -> Remed
 
 
 def restart_with(node: Node, setting: str, value: str) -> Remedy:
-    """Set what only a restart puts into effect."""
+    """Return the remedy that sets a parameter which takes effect at a restart."""
     obstacle = _obstacle(node, setting)
     if obstacle:
         return manual(f"set {setting} = {value} on {node.name}, and restart it", because=obstacle)

@@ -148,7 +148,7 @@ def resume(
         ),
     ] = False,
 ) -> None:
-    """Go on with what was broken off, from what is observed and from the journal."""
+    """Complete an interrupted command, by the servers' state and the journal."""
     order = _Order("resume", config, yes, dry_run, as_json)
 
     def choose_it(cluster: Cluster, view: View, request: Request) -> Chosen:

@@ -1,4 +1,4 @@
-"""What people and plugins read: one line a slot, check or step; colour only on a terminal."""
+"""Output for people and plugins: one line a slot, check or step; colour only on a terminal."""
 
 import contextlib
 import json
@@ -105,7 +105,7 @@ def print_nagios(checkup: Checkup) -> NoReturn:
 
 
 def orders_as_json(orders: Iterable[Order]) -> list[dict[str, str]]:
-    """Return what was done as JSON, with masked secrets."""
+    """Return the performed remedies as JSON, with masked secrets."""
     return [
         {"server": order.server, "statement": statement}
         for order in orders
@@ -114,7 +114,7 @@ def orders_as_json(orders: Iterable[Order]) -> list[dict[str, str]]:
 
 
 def print_fixes(console: Console, fixes: Fixes) -> None:
-    """Print what is about to be done, and what is not done and why."""
+    """Print the remedies to perform, and those that are left, with the reasons."""
     for finding in fixes.left:
         console.print(Text.assemble(("NOT DONE  ", "yellow"), f"{finding.check}: {finding.what}"))
         console.print(Text(f"    because {finding.remedy.by_hand}: {finding.remedy}"))

@@ -17,7 +17,7 @@ def watch(
         bool, typer.Option("--json", help="Write the log as JSON lines.")
     ] = False,
 ) -> None:
-    """Look on a schedule, serve what is seen, and repoint by itself where that is configured."""
+    """Observe at an interval, serve the result, and repoint if `failover.watch.repoint` is on."""
     import structlog  # all imported late: a failover, of the same command, is in a hurry
 
     from services.failover.watch.decision import held_remark

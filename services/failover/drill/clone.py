@@ -77,7 +77,7 @@ class Programs:
 
 
 class Clone:
-    """One clone. `remove` at any time, also for what a killed drill has left."""
+    """A clone of a standby. `remove` works at any time, also for the clone of a killed drill."""
 
     def __init__(self, folder: Path, system_identifier: str, programs: Programs) -> None:
         self.folder = folder / f"slotfailover-drill-{system_identifier}"
@@ -163,7 +163,7 @@ class Clone:
         self._write("standby.signal", "")
 
     def start(self, deadline_s: float) -> None:
-        """Start the clone. Raise SetupError with what its log says."""
+        """Start the clone. Raise SetupError with the last lines of its log."""
         command = (
             *(self._programs.path("pg_ctl"), "start", "-D", str(self._data), "-w"),
             *("-t", str(int(deadline_s)), "-l", str(self.folder / "log")),

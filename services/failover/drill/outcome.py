@@ -1,4 +1,4 @@
-"""What a drill has shown. Pure."""
+"""The outcome of a drill. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DrillPart:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a whole drill has shown."""
+    """The outcome of a whole drill."""
 
     standby: str
     parts: tuple[DrillPart, ...]
@@ -55,7 +55,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> ExitCode:
-        """What the command answers."""
+        """The exit code of the command."""
         return ExitCode.CHECK_FAILED if self.lost else ExitCode.OK
 
     @property

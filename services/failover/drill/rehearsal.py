@@ -80,7 +80,7 @@ class Rehearsal:
         return Outcome(self.standby.name, tuple(self.parts), tuple(found), seconds)
 
     def clean(self) -> list[str]:
-        """Remove what a killed drill has left; return what that was."""
+        """Remove the remains of a killed drill; return their names."""
         with self._alone():
             return self._remove()
 

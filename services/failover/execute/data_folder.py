@@ -1,4 +1,4 @@
-"""A node's data folder on this machine: what it says of itself while its server is not asked.
+"""A node's data folder on this machine: its state by pg_controldata, without its server.
 
     pg_controldata   system identifier, state, whether pg_rewind can work on it
     postmaster.pid   pid, data folder, start in seconds, port, …   one a line
@@ -38,7 +38,7 @@ class ControlData:
 
     @property
     def rewindable(self) -> bool:
-        """Whether pg_rewind can tell which blocks were changed."""
+        """Whether pg_rewind can detect changed blocks."""
         return self.checksums or self.wal_log_hints
 
 
@@ -67,7 +67,7 @@ class DataFolder:
         return (self.path / "PG_VERSION").exists()
 
     def control(self) -> ControlData:
-        """Run pg_controldata and return what it says."""
+        """Run pg_controldata and return its fields."""
         text = host_programs.run_command(
             (self._machine.program("pg_controldata"), "-D", str(self.path)),
             operation=self._operation,

@@ -25,7 +25,7 @@ _FOLLOWS_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Fixes:
-    """What can be done now: each order once, and what is left to a person."""
+    """The remedies to perform now, each once, and those that are left to a person."""
 
     orders: tuple[Order, ...]
     of: frozenset[tuple[str, str]]
@@ -50,7 +50,7 @@ def repair(
     look: Callable[[], Checkup],
     agree: Callable[[Fixes], bool],
 ) -> tuple[Checkup, list[Order], list[str]]:
-    """Perform what `agree` says yes to, until nothing is left that a program may repair.
+    """Perform the remedies that `agree` accepts, until a program may repair nothing more.
 
     Return the last checkup, what was done, and why the journal could not be written. Raise
     Retryable (LOCKED) where another command is at work, and what `perform` raises.

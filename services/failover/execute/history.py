@@ -1,4 +1,4 @@
-"""What the journals say was done: the table of whichever node answers, and the file."""
+"""Past runs by the journals: the table of a node that answers, and the file."""
 
 import json
 from collections.abc import Iterable

@@ -43,7 +43,7 @@ def run_command(
     inherited: tuple[int, ...] = (),
     remedy: str = GO_ON,
 ) -> str:
-    """Run a command to its end; return what it printed (the last 100 KB).
+    """Run a command to its end; return its output (the last 100 KB).
 
     Of our own environment it gets INHERITED and the variables `passed` names, as what it starts
     may show its environment to others; `environment` is added. `ends_with_us`: an interruption of

@@ -99,7 +99,7 @@ class Journal:
             self._to_disk()
 
     def write(self, step: Step, view: View, seconds: float, outcome: str) -> None:
-        """Record a step and what was seen after it."""
+        """Record a step and the state after it."""
         self._add(
             view,
             step=step.text,
@@ -117,7 +117,7 @@ class Journal:
         self._add(view, step=step, server=server, outcome=outcome, seconds=rounded)
 
     def fixing(self, view: View, server: str, sql: Iterable[str], outcome: str) -> None:
-        """Record a remedy that is about to be performed, and what came of it."""
+        """Record a remedy before it is performed, and its outcome."""
         statements = list(sql)
         step = f"fix: {'; '.join(statements)}"  # several on one server are told apart by it
         self._add(view, step=step, server=server, sql=statements, outcome=outcome)
@@ -129,7 +129,7 @@ class Journal:
         )
 
     def remember(self, view: View) -> None:
-        """Record what only the primary knows, for when it is gone."""
+        """Record the facts that only the primary knows, for the time after its loss."""
         self._add(view, step=SEEN, outcome=DONE, intent=remembered_at(view))
 
     def _add(self, view: View, **values: Any) -> None:

@@ -57,7 +57,7 @@ class Status:
 def status_of(
     view: View, entries: Iterable[Entry], begun: Entry | None, holders: Iterable[str]
 ) -> Status:
-    """Return what `slotfailover status` shows.
+    """Return the status that `slotfailover status` prints.
 
     `begun`: the run that did not come to its end. `holders`: who holds the lock, by node.
     """

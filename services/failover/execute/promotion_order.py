@@ -1,4 +1,4 @@
-"""The promotion itself: what is waited for before, the order, and what tells that it was given."""
+"""The promotion: the waits before it, the order, and the evidence that it was given."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _SETTLED_S = 0.3
 def order_promotion(
     step: Step, cluster: Cluster, deadline: float, ordered: Callable[[], None]
 ) -> None:
-    """Let the standby take in what its dead primary had sent; ask all once more; then promote it.
+    """Let the standby receive all that its dead primary had sent; observe anew; promote it.
 
     The promotion replays everything received. It does not read what is still in the walreceiver's
     socket: so wait until that is empty, i.e. the receiver is gone or gets nothing more. Not after
@@ -51,7 +51,7 @@ def in_recovery(connection: Connection) -> bool:
 
 
 def promotion_ordered(link: ServerLink) -> bool | None:
-    """Tell whether a standby has been told to promote itself, None where that can't be told.
+    """Tell whether a standby has an order to promote itself, None if that is unknown.
 
     The order is a file until the startup process takes it up; from then on the server refuses to
     resume its replay. Source: xlogrecovery.c, CheckForStandbyTrigger; xlogfuncs.c.

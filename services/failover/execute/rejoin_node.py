@@ -44,7 +44,7 @@ def perform_rejoin(
     deadline_s: float,
     tell: Callable[[str], None] = lambda _text: None,
 ) -> None:
-    """Do what `step` (Action.REJOIN) says. Raise SetupError, SettingsError, Retryable."""
+    """Perform the rejoin `step`. Raise SetupError, SettingsError, Retryable."""
     machine = cluster.machines[step.server]
     if step.command:
         cluster.nodes[step.server].close()

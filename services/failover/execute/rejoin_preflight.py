@@ -1,4 +1,4 @@
-"""What must hold before a data folder is stopped and changed by a rejoin; it changes nothing.
+"""Checks that a rejoin makes before it stops a server and changes its data folder.
 
 The folder is that of the node, and of no other; its programs run; the new primary lets us in by the
 way that will be used, with the rights that are needed; and a copy that is allowed has room.
@@ -67,7 +67,7 @@ def require_rejoinable(cluster: Cluster, plan: Plan) -> None:
 
 
 def preflight(step: Step, cluster: Cluster) -> Source:
-    """Check all that a rejoin needs; return what the node is rebuilt from.
+    """Check everything that a rejoin needs; return the source that the node is rebuilt from.
 
     Raise SettingsError (another server's folder), SetupError, links.Unreachable.
     """

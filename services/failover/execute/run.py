@@ -44,7 +44,7 @@ _HEARD_S = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Performed:
-    """A step that was performed: what, and how long it took until it was verified."""
+    """A performed step, and the time until it was verified."""
 
     step: Step
     seconds: float
@@ -53,7 +53,7 @@ class Performed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run has done, and what is left to do."""
+    """The result of a run: performed steps, and remaining work."""
 
     new_primary: str
     performed: tuple[Performed, ...]
@@ -64,7 +64,7 @@ class Result:
 
     @property
     def exit_code(self) -> ExitCode:
-        """OK, or the gravest of what is left."""
+        """OK, or the exit code of the gravest remaining problem."""
         gravity = (
             *(ExitCode.SPLIT_BRAIN, ExitCode.WITNESSES_DISAGREE, ExitCode.NOT_READY),
             *(ExitCode.PRIVILEGE_MISSING, ExitCode.SETTINGS, ExitCode.CHECK_FAILED),

@@ -1,4 +1,4 @@
-"""What is remembered outside of the servers' present state: by the journals and by Kafka.
+"""Timelines that journals and Kafka remember, beside the servers' present state.
 
 Kafka's progress record   how far Kafka is, on which timeline of which cluster
 the journal's promotions  the nodes that were ordered to promote themselves, and when
@@ -80,7 +80,7 @@ def recall(
     published: KafkaProgress | None,
     unread: Iterable[str] = (),
 ) -> list[str]:
-    """Have every view of the cluster remember this too; return what can't be judged, as notes.
+    """Add these timelines to every view of the cluster; return notes on what is not judged.
 
     `unread`: the journals that could not be read, and why.
     """

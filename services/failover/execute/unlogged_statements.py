@@ -37,7 +37,7 @@ def hush(connection: Connection) -> None:
 
 
 def speak(connection: Connection) -> None:
-    """Set back what `hush` has changed."""
+    """Restore the settings that `hush` has changed."""
     connection.execute(
         "SELECT set_config(name, reset_val, false) FROM pg_settings"
         " WHERE name = ANY(%s) AND setting <> reset_val",

@@ -9,7 +9,7 @@ from services.failover.model.timelines import Milestone
 
 @dataclass(frozen=True, slots=True)
 class KafkaProgress:
-    """How far Kafka's progress record says that Kafka is; all empty where there is none."""
+    """The progress of Kafka by its last progress record; all fields are empty without one."""
 
     lsn: int | None = None
     """Read before the servers were."""

@@ -1,4 +1,4 @@
-"""What is remembered of the last primary, and how much of its WAL a new one may lack. Pure."""
+"""The last sighting of a primary, and how much of its WAL a new one may lack. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LossLimit:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """The last primary that took writes, as it was seen then: a lower bound of what it had."""
+    """The last primary that took writes, as it was seen then: a lower bound of its WAL."""
 
     node: str
     timeline: int

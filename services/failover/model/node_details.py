@@ -1,4 +1,4 @@
-"""What `check` asks of a node beside what a failover needs. Pure."""
+"""The state of a node that only `check` queries. Pure."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What must hold of a pair before any plan is made for it. Pure."""
+"""Conditions that a pair must meet before any plan is made for it. Pure."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def comment_on(subscription: str, comment: str) -> str:
 
 
 def fenced(by_whom: str) -> tuple[str, ...]:
-    """Fence a primary, and say whose fence it is: both in one file, read by one reload."""
+    """Return the SQL that fences a primary and marks the fence as ours, in one reload."""
     return (FENCED, f"{FENCED_BY_US}{literal(by_whom)}", RELOAD)
 
 

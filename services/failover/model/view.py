@@ -1,4 +1,4 @@
-"""What was observed of a pair and its subscribers, as immutable facts. Pure.
+"""The observed state of a pair and its subscribers, as immutable facts. Pure.
 
     View ── nodes ─────── Node ─────── state: NodeState, None where it does not answer
          └─ subscribers ─ Subscriber ─ subscriptions: Subscription
@@ -47,7 +47,7 @@ class Reach(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What a node that answers says about itself."""
+    """The state that a node reports."""
 
     server: Server
     replication: Replication

@@ -178,7 +178,7 @@ class Cluster:
         return self.with_memory(view), problems
 
     def with_memory(self, view: View) -> View:
-        """Return the view with what journals, Kafka and this machine are known to remember."""
+        """Return the view with the timelines that journals, Kafka and this machine remember."""
         remembering = replace(
             view,
             milestones=self.milestones,
@@ -210,14 +210,14 @@ class Cluster:
         return self._addresses[name].known
 
     def survey(self) -> View:
-        """Observe, with what only `check` asks. Raise SetupError where our role sees less."""
+        """Observe with the queries of `check`. Raise SetupError if our role lacks the rights."""
         view, problems = self.survey_all()
         for error in problems.values():
             raise error
         return view
 
     def survey_all(self) -> tuple[View, dict[str, SlotbridgeError]]:
-        """Observe as `observe_all` does, with what only `check` asks."""
+        """Observe as `observe_all` does, with the queries of `check`."""
         view, problems = self.observe_all()
         nodes = self._pool.map(lambda node: self._with_surroundings(node, problems), view.nodes)
         subscribers = tuple(self._pool.map(self._with_elsewhere, view.subscribers))

@@ -70,7 +70,7 @@ class Sightings:
         """What the journals tell of the last primary (execute.timeline_memory)."""
 
     def complete(self, view: View) -> View:
-        """Return the view with what is remembered of the last primary, and of the one before."""
+        """Return the view with the sightings of the last primary and of the one before."""
         seen = self._remember(view)
         before = self._last.before if self._last is not None and seen is None else ""
         return replace(
@@ -83,7 +83,7 @@ class Sightings:
         )
 
     def close(self) -> None:
-        """Note what was seen last, if it is not noted yet and nobody has noted anything later."""
+        """Note the last sighting, unless it is noted already, or somebody has noted a later one."""
         if self._last is None or self._last is self._written:
             return
         found = self._read()

@@ -299,7 +299,7 @@ def parse_conninfo(text: str, *, subject: str) -> Conninfo:
 
 
 def with_service(text: str, *, subject: str) -> str:
-    """Return the connection string with what its service file says, so that its host is known.
+    """Return the connection string with the values of its service file, so its host is known.
 
     Raise SettingsError for a service that no file defines.
     """

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
-    """Add what is left to do once the node of that name is the new primary.
+    """Add the steps that remain once the node of that name is the new primary.
 
     Without `standbys` another manager looks after them: settings and standbys are left alone.
     """
@@ -95,7 +95,7 @@ def detach(draft: Draft, new: Node) -> None:
 
 
 def attach(draft: Draft, name: str) -> Plan:
-    """Add what is left to do for the standbys of the primary of that name."""
+    """Add the steps for the standbys of the primary of that name."""
     left = attach_standbys(draft, name)
     for other in draft.view.nodes:
         if other.state is not None and other.state.cut:

@@ -79,7 +79,7 @@ def require_proof(view: View, request: Request, new: Node) -> None:
 
 
 def cant_tell(view: View, request: Request, new: Node) -> list[str]:
-    """Return notes on what was not judged."""
+    """Return notes on nodes that could not be judged."""
     notes: list[str] = [
         Measured(
             f"not judged: {node.name} does not answer ({node.detail}), so nobody knows whether it "

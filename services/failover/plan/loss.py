@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def require_no_loss(view: View, request: Request, chosen: Node, operation: str) -> list[str]:
-    """Raise OperatorNeeded (NOT_READY) for more loss than was accepted; return what to note."""
+    """Raise OperatorNeeded (NOT_READY) for more loss than was accepted; return the notes."""
     found = losses(view, chosen)
     accepted = request.accept_data_loss
     for loss in found:

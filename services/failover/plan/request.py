@@ -23,7 +23,7 @@ _ONCE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the operator asked for, and what this run has learned that can't be seen."""
+    """The operator's request, and facts that this run has learned and no server shows."""
 
     accept_loss_of: frozenset[str] = frozenset()
     target: str = ""
@@ -117,7 +117,7 @@ class Draft:
         self.steps: list[Step] = []
 
     def add(self, *steps: Step) -> None:
-        """Plan these, except those that are done."""
+        """Add these steps to the plan, except those that are done."""
         for step in steps:
             if step.key not in self.request.done_steps:
                 self.steps.append(step)

@@ -33,7 +33,7 @@ INTENT_MAX_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What the journal says of the last command, if that did not come to its end.
+    """The last command by the journal, if it did not end.
 
     A journal is a table that others may write to, and a run of last month may be its last: what was
     accepted then is not accepted now, and only a run of this cluster, of now, is gone on with.

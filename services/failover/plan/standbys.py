@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def attach_standbys(draft: Draft, primary: str) -> list[Blocker]:
-    """Plan what every other node needs as a standby of `primary`; return what can't be done."""
+    """Plan the steps that make every other node a standby of `primary`; return the blockers."""
     left: list[Blocker] = []
     others = [node for node in draft.view.nodes if node.name != primary]
     for node in sorted(others, key=lambda node: not node.standby):  # a rejoin takes its time

@@ -1,4 +1,4 @@
-"""What one observation says about acting on it: whole or partial, and what is to be done. Pure.
+"""Assesses one observation: whether it is complete, and what a repoint would do. Pure.
 
 seen                                                            then
 half of the servers or more give no sign of life                partial
@@ -34,7 +34,7 @@ _SIGNS = (Reach.ANSWERS, Reach.REFUSED, Reach.CLOSED, Reach.BARRED)
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """One observation, as far as acting depends on it. Equal ones agree."""
+    """The parts of an observation on which acting depends. Equal assessments agree."""
 
     primary: str = ""
     """The one node that takes writes."""
@@ -61,7 +61,7 @@ class Assessment:
 
 
 def assess(view: View, request: Request) -> Assessment:
-    """Judge by one observation what is to be done, and what forbids it."""
+    """Judge one observation: the steps of a repoint, and the reasons that forbid it."""
     silent = tuple(node.name for node in view.nodes if node.reach is Reach.SILENT)
     partial = _partial(view)
     try:

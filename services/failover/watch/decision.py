@@ -1,4 +1,4 @@
-"""When to act: observations and the time in, a decision out. Pure.
+"""Decides when to act, from observations and the time. Pure.
 
 verdict   because
 rest      nothing is to be done
@@ -37,7 +37,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now, and why."""
+    """The next act of `watch`, and its reason."""
 
     verdict: Verdict
     reason: str
@@ -74,7 +74,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What is remembered between observations; times as given to `consider`."""
+    """The state between observations; times as given to `consider`."""
 
     assessment: Assessment = field(default_factory=Assessment)
     agreeing: int = 0

@@ -119,7 +119,7 @@ class Watch:
 
     @property
     def fresh_view(self) -> View | None:
-        """What was seen last, None where that is older than observations may lie apart."""
+        """The last view, None if it is older than the interval of observations allows."""
         seen = self.snapshot
         return seen.view if time.time() - seen.at_s <= self._rules.stale_s else None
 

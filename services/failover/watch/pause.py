@@ -38,7 +38,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """What came of an order to pause or resume."""
+    """The outcome of an order to pause or resume."""
 
     pause: Pause
     """What holds now."""
@@ -65,7 +65,7 @@ def newer(one: Pause, other: Pause) -> Pause:
 
 
 def read_pause(connection: Connection) -> Pause:
-    """Return what the table says, the default where there is no table."""
+    """Return the pause in the table, the default if there is no table."""
     with reading(connection, "watch") as there:
         if not there:
             return Pause()

@@ -31,7 +31,7 @@ _ENTRIES = 200
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
-    """What the replicas share, as read from the primary; empty where there is no primary."""
+    """The shared state of the replicas, read from the primary; empty without a primary."""
 
     leading: bool = False
     pause: Pause = field(default_factory=Pause)

@@ -1,4 +1,4 @@
-"""What `watch` knows after an observation: made by the loop, read by everyone else. Pure.
+"""The knowledge of `watch` after an observation: made by the loop, read by all others. Pure.
 
 Also what is derived from it for the page, the API and the metrics: lags, roles, events.
 """
@@ -49,7 +49,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All of it. `at`: UTC, ISO 8601; "" before the first observation."""
+    """One snapshot. `at`: UTC, ISO 8601; "" before the first observation."""
 
     at: str = ""
     at_s: float = 0.0

@@ -38,7 +38,7 @@ def schema_text(schema: Schema) -> str:
 
 
 def opening(schema_id: int) -> str:
-    """Return what stands before the JSON text of a key or value, for `wire.text_as_bytes`."""
+    """Return the prefix of the JSON text of a key or value, for `wire.text_as_bytes`."""
     return wire.bytes_as_text(wire.head(schema_id))
 
 

@@ -15,7 +15,7 @@ ERRORS: Final = "surrogateescape"
 
 
 def head(schema_id: int) -> bytes:
-    """Return the bytes that stand before the content."""
+    """Return the bytes before the content."""
     return MAGIC + schema_id.to_bytes(HEAD_BYTES - 1, "big")
 
 

@@ -1,4 +1,4 @@
-"""What the settings make of a table: whether, which columns, how, and where to. Pure.
+"""How the settings publish a table: whether, which columns, in which form, to which topic. Pure.
 
 relation, as the server describes it -> with_key -> plan: the relation as it is published
 """

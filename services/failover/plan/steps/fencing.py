@@ -24,7 +24,7 @@ ENDED = (
 
 
 def checkpoint(old: Node, new: Node) -> Step:
-    """Write, while writes go on, what the server would have to write before it stops."""
+    """Run CHECKPOINT while writes go on, so that the later stop is short."""
     return Step(
         action=Action.CHECKPOINT,
         server=old.name,
@@ -177,7 +177,7 @@ def shoot(old: Node, new: Node) -> Step:
 
 
 def start_primary(old: Node) -> Step:
-    """Start a primary that was stopped for a switchover that does not go on."""
+    """Start a primary again that a switchover has stopped and then taken back."""
     command = old.known_machine.command("start", role="primary", **names_of(old))
     return Step(
         action=Action.START,

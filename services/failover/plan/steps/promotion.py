@@ -23,7 +23,7 @@ PROMOTES = "promote "
 
 
 def reset(node: Node, setting: str, items: tuple[str, ...]) -> Step:
-    """Take the names of what is not there out of a setting, so that nothing waits for it."""
+    """Remove names of missing standbys from a setting, so that no commit waits for them."""
     sql = statements.alter_system(setting, items)
     return Step(
         action=Action.RESET,
@@ -41,7 +41,7 @@ def reset(node: Node, setting: str, items: tuple[str, ...]) -> Step:
 
 
 def lift(node: Node) -> Step:
-    """Take a fence away that a standby has from the primary of which it is a copy."""
+    """Remove the fence that a standby has because it is a copy of a fenced primary."""
     return Step(
         action=Action.RESET,
         server=node.name,

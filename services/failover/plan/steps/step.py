@@ -1,4 +1,4 @@
-"""A step: what it says, what it runs, what it is expected to do, and what proves it. Pure.
+"""A step: its text, statements, expected effect on the view, and postcondition. Pure.
 
 `shown` is the exact SQL or command with secrets masked; `sql` is run. `effect` is the expected
 change of the view, with which plans are checked. `holds` is the postcondition, judged on an
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Action(StrEnum):
-    """What a step does."""
+    """The kind of a step."""
 
     CHECKPOINT = "checkpoint"
     SETTLE = "settle"
@@ -97,7 +97,7 @@ class Step:
 
     @property
     def key(self) -> str:
-        """What identifies the step, whatever its text says now."""
+        """The identity of the step, independent of its text."""
         return f"{self.action} {self.server} {self.subject}"
 
 

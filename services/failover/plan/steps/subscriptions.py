@@ -69,7 +69,7 @@ def repoint(subscriber: Subscriber, subscription: Subscription, node: Node) -> S
 
 
 def enable(subscriber: Subscriber, subscription: Subscription, node: Node) -> Step:
-    """Let the subscription go on from the new primary."""
+    """Enable a subscription, which then continues from the new primary."""
     milestone = node.milestone(str(subscription.conninfo.address))
     comment = statements.unmarked(subscription.comment, milestone)
     sql = statements.enable(subscription.name, comment)

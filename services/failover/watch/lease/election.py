@@ -52,7 +52,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What the object says; empty where there is none, or nobody has ever held it."""
+    """The Lease object; empty if it does not exist, or nobody has ever held it."""
 
     holder: str = ""
     duration_s: int = 0
@@ -65,7 +65,7 @@ class Lease:
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Lease:
-        """Return what the API server's document says."""
+        """Parse the API server's document."""
         spec = document.get("spec") or {}
         return cls(
             holder=spec.get("holderIdentity") or "",
@@ -139,7 +139,7 @@ def after_write(candidate: Candidate, written: Lease, sent_s: float, now_s: floa
 
 
 def wanted(candidate: Candidate, now_s: float, clock: datetime) -> Lease | None:
-    """Return what to write over what was read, None while another holds it.
+    """Return the Lease to write over the one that was read, None while another holds it.
 
     `clock`: what the wall clock says, to be told.
     """
@@ -193,7 +193,7 @@ class Election:
         self.candidate = replace(self.candidate, current=False)
 
     def give_up(self) -> Lease | None:
-        """Stop holding; return what to write so that others know at once, None for nothing."""
+        """Give the Lease up; return the Lease to write so that others know at once, or None."""
         lease, held = self.candidate.lease, self.candidate.sent_s is not None
         self.candidate = Candidate(self.candidate.identity, self.candidate.rules)
         if not held:

@@ -31,7 +31,7 @@ class Leases(Protocol):
     name: str
 
     def read(self) -> Lease:
-        """Return what the object says."""
+        """Return the Lease object."""
 
     def write(self, lease: Lease) -> Lease:
         """Replace or create the object."""
@@ -39,7 +39,7 @@ class Leases(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeaseReport:
-    """What is known of the Lease, for the page and the metrics."""
+    """The state of the Lease, for the page and the metrics."""
 
     name: str
     holder: str
@@ -98,7 +98,7 @@ class Elector:
         return self._election.holds()
 
     def report(self) -> LeaseReport:
-        """Return what is known now."""
+        """Return the present state of the Lease."""
         lease = self._election.candidate.lease
         pod = lease.holder.rpartition("_")[0] or lease.holder
         return LeaseReport(self._leases.name, pod, self.holds(), lease.transitions, self._problem)
@@ -171,7 +171,7 @@ class Elector:
 
 
 def election_of(settings: LeaseSettings, environment: Mapping[str, str]) -> Elector | NoLease:
-    """Return what elects a leader among the replicas, beside the lock on the primary.
+    """Return the election of a leader among the replicas, besides the lock on the primary.
 
     Raise SettingsError where a Lease is wanted outside of Kubernetes.
     """

@@ -46,7 +46,7 @@ class LeaseApi:
         self._timeout_s = timeout_s
 
     def read(self) -> Lease:
-        """Return what the object says, an empty lease where there is none. Raise Unanswered."""
+        """Return the Lease object, an empty Lease if it does not exist. Raise Unanswered."""
         document = self._ask("GET", f"{self._collection}/{self.name}", None)
         return Lease.of(document) if document is not None else Lease()
 

@@ -1,4 +1,4 @@
-"""What `watch` serves: the page, /v1/…, and two orders for whoever shows the token.
+"""The HTTP routes of `watch`: the page, /v1/…, and two orders that need the token.
 
 GET  /                the page
 GET  /v1/status       what was seen last and what is decided

@@ -32,7 +32,7 @@ Answer = tuple[int, dict[str, Any]]
 
 
 def primary_health(view: View | None, query: Mapping[str, str]) -> Answer:
-    """Answer /primary from what was seen last; `view` None: nothing was seen lately."""
+    """Answer /primary by the last view; `view` None: no recent observation."""
     if view is None:
         return 503, {"problem": "the last observation is old, or there is none"}
     name = query.get("node")
@@ -45,7 +45,7 @@ def primary_health(view: View | None, query: Mapping[str, str]) -> Answer:
 
 
 def replica_health(view: View | None, query: Mapping[str, str]) -> Answer:
-    """Answer /replica from what was seen last; `view` None: nothing was seen lately."""
+    """Answer /replica by the last view; `view` None: no recent observation."""
     if view is None:
         return 503, {"problem": "the last observation is old, or there is none"}
     lag_max = _bytes(query["lag"]) if "lag" in query else None

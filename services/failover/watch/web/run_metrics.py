@@ -51,7 +51,7 @@ RUN_FAMILIES: Final = (UNFINISHED, UNFINISHED_AGE, LOCK, STEP, RUN, RUN_SUCCESS,
 
 
 def of_runs(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield what the journal tells: the steps of one run only, so that series stay few."""
+    """Yield the metrics of the journal, with the steps of the last run only: few series."""
     holder = snapshot.at_work.partition(" since ")[0]
     yield LOCK.of({(holder,): float(bool(holder))})
     entries = list(snapshot.entries)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def status_of(snapshot: Snapshot) -> dict[str, Any]:
-    """Return what was seen last, what is decided, and what watch has done."""
+    """Return the last observation, the decision, and the acts of watch."""
     view, checkup, assessment = snapshot.view, snapshot.checkup, snapshot.memory.assessment
     drilled = snapshot.drilled
     return {
@@ -63,7 +63,7 @@ def status_of(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def plan_of(view: View, request: Request) -> dict[str, Any]:
-    """Return what a switchover would do now (a failover without a primary), or why it can't.
+    """Return the plan of a switchover now (of a failover without a primary), or the error.
 
     Under a manager, return what repoint would do.
     """
