@@ -1,4 +1,4 @@
-"""What travels through Kafka: topics, keys and values, as pydantic models.
+"""The wire format in Kafka: topics, keys and values, as pydantic models.
 
     topic                      key                     value
     <prefix>.<schema>.<table>  primary key columns     Envelope (op c r u d t), or null (tombstone)
@@ -26,7 +26,7 @@ UNAVAILABLE = "__debezium_unavailable_value"
 """Stands for a TOASTed value that an UPDATE did not change and the WAL does not hold."""
 INFINITY_MICROSECONDS = 2**63 - 1
 NEGATIVE_INFINITY_MICROSECONDS = -(2**63)
-"""What stands for a timestamp's ±infinity, also in nanoseconds; Debezium's, as those below."""
+"""The values of a timestamp's ±infinity, also in nanoseconds; Debezium's, as those below."""
 INFINITY_MILLISECONDS = 9223372036825200000
 NEGATIVE_INFINITY_MILLISECONDS = -9223372036832400000
 DATE_INFINITY_DAYS = 2146033979

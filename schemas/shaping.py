@@ -82,7 +82,7 @@ class ColumnSettings(_Part):
 
 
 class MaskSettings(_Part):
-    """What takes a column's place; NULL stays NULL. The published type becomes text."""
+    """The text that replaces a column's value; NULL stays NULL. The published type becomes text."""
 
     text: str | None = Field(None, max_length=1000)
     """Text that replaces every value of the column."""

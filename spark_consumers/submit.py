@@ -1,4 +1,4 @@
-"""What spark-submit runs on a cluster: `spark-submit … submit.py run --config FILE`."""
+"""The program for spark-submit on a cluster: `spark-submit … submit.py run --config FILE`."""
 
 from spark_consumers.command import app
 

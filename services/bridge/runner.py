@@ -35,7 +35,7 @@ PAUSE_MAX_S = 10.0
 STANDBY_PAUSE_S = 0.5
 LAST_SESSION_S = 30.0
 _AFTER_THE_START = {"on_divergence": "stop", "on_lost_records": "stop"}
-"""What an operator accepts is there to be seen at the start, not what comes weeks later."""
+"""Settings that accept a loss found at the start, and their values afterwards."""
 _GROWING = tenacity.wait_random_exponential(multiplier=0.2, max=3)
 
 
@@ -85,7 +85,7 @@ class Runner:
         self._opening_since = time.monotonic()
         self._standing_by = False
         self._hangs: TransactionHangs | None = None
-        """What the last session ended with, until the next one has looked at it."""
+        """The error of the last session, until the next one has looked at it."""
         self._last_failure = ""
 
     def healthy(self) -> bool:

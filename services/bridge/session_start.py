@@ -87,7 +87,7 @@ class SessionSettings(NamedTuple):
 
 
 class _Agreed(NamedTuple):
-    """What a session goes on from: all witnesses agree on it."""
+    """The state that a session goes on from, on which all witnesses agree."""
 
     record: ProgressRecord
     seen: Witnesses
@@ -96,7 +96,7 @@ class _Agreed(NamedTuple):
 
 
 class _Encoding(NamedTuple):
-    """What makes events of rows, for changes and for rows of a snapshot alike."""
+    """The encoders of events, for changes and for rows of a snapshot alike."""
 
     shaping: Shaping
     encoders: Encoders

@@ -71,7 +71,7 @@ def status(
 
 
 class _Seen(NamedTuple):
-    """What Kafka has of one slot's snapshot, and what becomes of each table."""
+    """The state of one slot's snapshot in Kafka, and of each table."""
 
     tables: list[SnapshotProgress]
     asked: list[SnapshotRequest]

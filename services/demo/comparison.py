@@ -64,7 +64,7 @@ class TableResult:
 
 @dataclass(frozen=True, slots=True)
 class IcebergTable:
-    """What `slottables verify` said of a table."""
+    """The result of `slottables verify` for a table."""
 
     rows: int
     equal: bool

@@ -1,4 +1,4 @@
-"""What a person sees: stages with their times, the rate at each hop, and the final table."""
+"""The display of the demo: stages with their times, the rate at each hop, the final table."""
 
 import contextlib
 import time

@@ -66,7 +66,7 @@ _IMPOSSIBLE: Final = {
     KafkaError.INVALID_CONFIG: "the broker does not take a configuration that the bridge gives its "
     "topics: make the topic yourself (docs/OPERATIONS.md)",
 }
-"""What the settings ask for and no retry brings -> what to do."""
+"""Errors that no retry mends, because the settings ask for them -> remedy."""
 Client = TypeVar("Client")
 
 

@@ -147,7 +147,7 @@ class _Bounded(BatchSpanProcessor):
 
 
 class _LastMessage(logging.Handler):
-    """What the library has logged last, in place of lines on stderr that are not ours."""
+    """The last log message of the library, in place of lines on stderr that are not ours."""
 
     text = ""
 

@@ -39,7 +39,7 @@ _PLAIN_JSON = {"": "org.apache.kafka.connect.json.JsonConverter", ".schemas.enab
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """What one Debezium connector reads, and where to; `options` are added to its properties."""
+    """One Debezium connector: its source and its topics; `options` are added to its properties."""
 
     name: str
     conninfo: str
@@ -100,7 +100,7 @@ class Debezium:
 
     @property
     def log(self) -> Path:
-        """What Connect has logged: warnings and errors."""
+        """The warnings and errors in Connect's log."""
         return self._processes.log_path(self.name)
 
     @property

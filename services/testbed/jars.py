@@ -40,7 +40,7 @@ _WAIT_FOR_OTHER_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a group is resolved from: its roots, and dependencies that something else provides.
+    """The sources of a group: its roots, and dependencies that something else provides.
 
     `archives` are taken alone, as they have their dependencies in them.
     """

@@ -42,7 +42,7 @@ SETTINGS: dict[str, str | int] = {
     # The first entry of an index reads its file ahead: 10 MB of zeros for each new partition.
     "log.index.size.max.bytes": 262_144,
 }
-"""What a broker without peers needs, and what makes it quick."""
+"""Settings of a broker without peers, and settings that make it quick."""
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 30.0
 _PROBE_TIMEOUT_S = 1.0

@@ -13,7 +13,7 @@ _LOWEST = 15_000
 _ATTEMPTS = 200
 _MARKS_MAX = 200
 _marks: deque[socket.socket] = deque()
-"""What tells other processes of the ports that this one has chosen last."""
+"""Sockets that show other processes which ports this one has chosen last."""
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 

@@ -1,4 +1,4 @@
-"""What a PostgreSQL server leaves in the kernel when it is killed: a System V segment.
+"""The System V segment that a killed PostgreSQL server leaves in the kernel.
 
 Its next start on the same data removes it; where the data are deleted instead, it would stay until
 the machine starts anew, and a machine has room for some thousands (kernel.shmmni).

@@ -34,7 +34,7 @@ CHECKPOINTS = "_checkpoints"
 
 
 class _EndedError(Exception):
-    """What Spark is told when a micro-batch does not end well: no values, no causes."""
+    """The error that Spark gets when a micro-batch fails: without values and causes."""
 
 
 class Stream:

@@ -131,7 +131,7 @@ class Staging:
 
 
 class Adopted(NamedTuple):
-    """What a table has that was given an epoch, and its snapshot."""
+    """The state and the snapshot of a table that was given an epoch."""
 
     state: State
     snapshot: int | None

@@ -40,7 +40,7 @@ RETRY_S = 600.0
 SURPLUS_MIN = 100_000
 """An index is made anew beyond twice the table's rows, or data files, and this number of them."""
 TROUBLES = (OSError, EOFError, ValueError, pa.ArrowException, *FOREIGN)
-"""What comes of a folder that is full, torn or not to be written to, or of the table's files."""
+"""Errors of a folder that is full, torn or not writable, or of the table's files."""
 _UNSAVED_MAX = 8
 """Up to _UNSAVED_MAX changes of the index are not written down: who starts anew follows them."""
 _VECTORS_KEPT = 1_000

@@ -41,7 +41,7 @@ NEVER = -1
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What an Iceberg table has: all events up to `commit_lsn`.
+    """The state of an Iceberg table, which has all events up to `commit_lsn`.
 
     `rebuild`: the table is to be made anew. `replaced`: from this position on the source is another
     table, of which this one has nothing yet. `shape`: the shape that the columns follow; None in a

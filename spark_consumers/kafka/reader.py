@@ -26,7 +26,7 @@ _DISCOVERY_INTERVAL_MS = 5_000
 _FETCH_WAIT_MS = 10
 _NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 _NO_ID = str(Uuid(0, 0))
-"""What a broker tells that does not give ids to topics."""
+"""The id that a broker without topic ids reports."""
 Offsets = dict[str, dict[int, int]]
 """topic -> partition -> offset."""
 

@@ -58,7 +58,7 @@ _LAYERS: Final = """
 
 @dataclass(frozen=True, slots=True)
 class PublishedColumns:
-    """What a publication says of a table: its columns, and the condition that rows must meet."""
+    """A table's part in a publication: its columns, and the condition that rows must meet."""
 
     columns: tuple[str, ...]
     row_filter: str | None

@@ -24,6 +24,7 @@ FORBIDDEN = {
     r"\bnobody expected\b": "call it an internal error",
 }
 PRONOUN = re.compile(r"(It|Its|They|Their|Them|He|His|In a row)\b")
+UNNAMED = re.compile(r"What\b")
 HELP_OF = {
     "Counter",
     "Gauge",
@@ -86,7 +87,7 @@ def wrong(source: str) -> list[str]:
     for line, text in docstrings(tree):
         if len(text.split()) < WORDS_MIN:
             found.append(f"line {line}: a docstring needs subject, verb and object: {text!r}")
-        if PRONOUN.match(text):
+        if PRONOUN.match(text) or UNNAMED.match(text):
             found.append(f"line {line}: a docstring names its subject: {text[:60]!r}")
     for line, text in helps(tree):
         if PRONOUN.match(text) or len(text.split()) < 3:
@@ -107,6 +108,7 @@ def test_each_pattern_is_found() -> None:
         assert wrong(f"MESSAGE = {text!r}"), text
     assert wrong('def f():\n    """All of it."""')
     assert wrong('def f():\n    """Its first host as an address."""')
+    assert wrong('class C:\n    """What Kafka has of the slot."""')
     assert wrong('Gauge("slotfailover_timeline", "Its timeline.")')
     assert wrong('x = f"{name} is no node"')
     assert wrong('GaugeMetricFamily("n", "In a row.", value=1)')

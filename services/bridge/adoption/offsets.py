@@ -22,7 +22,7 @@ _CAPACITY_MIN: Final = 16
 
 
 class Offset(NamedTuple):
-    """What Debezium says it has published; positions in the WAL, 0: none.
+    """The position up to which Debezium says it has published, in WAL positions; 0: none.
 
     `commit_lsn`: the end of the last transaction that is there whole. `lsn`: the last change.
     """

@@ -1,4 +1,4 @@
-"""What a slot decodes, from where it is confirmed to a position, without confirming anything.
+"""Reads a slot from its confirmed position to another one, without confirming anything.
 
 While it reads nobody else can stream from the slot.
 """

@@ -282,7 +282,7 @@ class Tails:
 
 
 class Beyond(NamedTuple):
-    """What Kafka has of the changes that the slot decodes again; `end_lsn`: after the last one."""
+    """The changes in Kafka that the slot decodes again; `end_lsn`: after the last one."""
 
     last: dict[tuple[str, bytes], Last]
     keyless: dict[Keyless, int]

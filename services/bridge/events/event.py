@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 from services.bridge.events.shaping.outbox import Headers
 
 EVENT_OVERHEAD_BYTES: Final = 200
-"""What holding one event costs beyond its key and value (objects and list slots)."""
+"""Bytes of memory of one event beyond its key and value (objects and list slots)."""
 
 
 class Event(NamedTuple):

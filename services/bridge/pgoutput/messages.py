@@ -224,6 +224,6 @@ AnyMessage = (
     | RollbackPrepared
 )
 STREAM_MESSAGES: Final = (StreamStart, StreamStop, StreamCommit, StreamAbort)
-"""What services.bridge.transactions.streams takes."""
+"""The messages that services.bridge.transactions.streams takes."""
 PREPARED_MESSAGES: Final = (BeginPrepare, Prepare, StreamPrepare, CommitPrepared, RollbackPrepared)
-"""What services.bridge.transactions.prepared takes."""
+"""The messages that services.bridge.transactions.prepared takes."""

@@ -9,9 +9,9 @@ from schemas.lsn import format_lsn
 
 COMPARE = "compare witnesses"
 RECOVER = "run `slotbridge recover`, or start over with a new slot and topic prefix"
-"""What helps where positions disagree (docs/RECOVERY.md)."""
+"""The remedy if positions disagree (docs/RECOVERY.md)."""
 RECOVER_ANYWAY = RECOVER.replace("recover`", "recover --force`")
-"""What helps where they agree, and yet the bridge can't go on."""
+"""The remedy if positions agree, and yet the bridge can't go on."""
 START_OVER = "start over with a new slot and topic prefix"
 
 

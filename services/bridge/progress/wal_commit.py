@@ -17,7 +17,7 @@ from services.bridge.pgoutput.decoder import POSTGRES_EPOCH_US
 
 PAGE_BYTES: Final = 8192
 RECORD_BYTES: Final = 2**16
-"""What is read at first: most commit records are smaller."""
+"""Bytes to read first: most commit records are smaller."""
 RECORD_BYTES_MAX: Final = 2**26
 """Of a commit record that is judged. Each subtransaction takes 4 bytes of it."""
 RECORD_BYTES_MIN: Final = 34

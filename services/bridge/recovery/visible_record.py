@@ -19,7 +19,7 @@ _HIDDEN_MAX = 1000
 
 
 class Visible(NamedTuple):
-    """What the progress topic shows of a slot, and the `others` that have a record there too.
+    """The visible record of a slot, and the `others` that have a record in the topic too.
 
     A slot whose last record is a tombstone has none. Where the slot has no record, the whole topic
     was read; else from its last one on.

@@ -91,7 +91,7 @@ class Baseline:
         self.lsn = 0
         """Where the slot begins."""
         self.sight = ""
-        """What the slot's database snapshot sees, as the server prints it."""
+        """The slot's database snapshot, as the server prints it."""
 
     @property
     def commit_lsn(self) -> int:

@@ -22,7 +22,7 @@ VERSION: Final = version("confluent-kafka")
 KNOWN_VERSIONS: Final = frozenset({"2.16.1"})
 """Those whose Handle (confluent_kafka.h) is known to begin with the rd_kafka_t*."""
 NOT_TAKEN: Final = (BufferError, KafkaException)
-"""What `produce` raises when it has not taken a record."""
+"""The exceptions of `produce` when it has not taken a record."""
 
 Send = Callable[[Sequence[Event], int, int, dict[str, int], set[str]], int]
 """send(events, index, end, ready, touched) -> index of the first of events[index:end] that is not

@@ -41,7 +41,7 @@ COMPANY_S: Final = 0.000_1
 QUIET_S: Final = 0.01
 """A transaction is committed once nothing was added to it for this long."""
 WAITING_BYTES_MAX: Final = 8 * 2**20
-"""What is encoded ahead while Kafka commits."""
+"""Bytes of batches that are encoded ahead while Kafka commits."""
 
 Recorder = Callable[[Position, Mapping[str, int]], ProgressRecord]
 
@@ -95,7 +95,7 @@ class GroupCommit:
         self._rows: row_tally.Counts = {}
         self._schema_topic = schema_topic
         self.failure: BaseException | None = None
-        """What a commit failed with that was in progress at `close`."""
+        """The error of a commit that was in progress at `close`."""
         self._ledger = ledger
         metrics.DURABLE_LSN.set(ledger.durable.end_lsn)
         metrics.LIVE.delivered((record.commit_time_us or record.ts_ms * 1000) / 1e6)

@@ -30,7 +30,7 @@ _PATIENCE_S: Final = 1.0
 STALE_S: Final = 20.0
 """How long a broker that was cut off may tell the id of a former topic: twice its session."""
 _NO_ID: Final = str(Uuid(0, 0))
-"""What a broker tells that does not give ids to topics (before Kafka 2.8)."""
+"""The id that a broker without topic ids reports (before Kafka 2.8)."""
 Ids = Mapping[str, str]
 """Topic -> its id."""
 

@@ -57,7 +57,7 @@ class Topic(NamedTuple):
 
 
 class Lack(NamedTuple):
-    """What topics lack, and the configuration that mends it ("": it takes more than that)."""
+    """A defect of topics, and the configuration that mends it ("": configuration can't)."""
 
     what: str
     config: str

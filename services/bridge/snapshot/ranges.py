@@ -41,7 +41,7 @@ class RangeRows(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What each of some ranges may have."""
+    """The share of a chunk that each of several ranges may have."""
 
     ranges: int
     rows: int

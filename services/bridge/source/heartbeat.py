@@ -48,7 +48,7 @@ class Heartbeat:
         self._unjudged_since: float | None = None
         self._read_only = False
         self.held: Callable[[], metrics.Held] = metrics.Held
-        """What the session's spool holds, for the metrics."""
+        """The content of the session's spool, for the metrics."""
         self._written = (0, 0.0)
         """Where the WAL ended at the last heartbeat, and when that was (Unix time)."""
         self.interval_s = interval_ms / 1000

@@ -105,7 +105,7 @@ _LIBPQ_TEXTS: Final = (
     *("certificate verify failed", "does not match host name", "server does not support SSL"),
     *("no password supplied", " alert "),
 )
-"""What libpq refuses by itself; what a server refuses begins with FATAL."""
+"""Refusals of libpq itself; a server's refusal begins with FATAL."""
 _PASSING: Final = (
     *("starting up", "shutting down", "recovery", "too many", "reserved for"),
     "the database system is not accepting connections",  # hot_standby = off

@@ -32,7 +32,7 @@ class SqlSessionEnded(Retryable):
 
 
 class Reopening(Protocol):
-    """What owns an SQL session that may be opened again."""
+    """The owner of an SQL session that may be opened again."""
 
     def reopen(self, ended: SqlSessionEnded) -> None:
         """Open another session; raise `ended` before changes flow."""

@@ -26,7 +26,7 @@ RECOVERY_SETTINGS = (
     "max_wal_senders",
     "max_worker_processes",
 )
-"""What a standby must not have less of than its primary."""
+"""The limits that must not be lower on a standby than on its primary."""
 
 
 def too_low(above: NodeState, below: NodeState) -> tuple[str, ...]:

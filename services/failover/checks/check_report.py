@@ -51,7 +51,7 @@ class Checkup:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     outlook: str = ""
-    """What of the primary's WAL the standby lacks; without a primary, what may be lost."""
+    """The WAL of the primary that the standby lacks; without a primary, the possible loss."""
 
     @property
     def ready(self) -> bool:

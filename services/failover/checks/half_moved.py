@@ -50,7 +50,7 @@ class Doubt:
 
     @property
     def hint(self) -> str:
-        """What to do: never a mere ENABLE, which takes the protection away."""
+        """The remedy: never a mere ENABLE, which takes the protection away."""
         who = ", ".join(node.name for node in self.silent)
         return (
             f"bring {who} back, then slotfailover repoint or resume; if it was not promoted since, "

@@ -93,7 +93,7 @@ class Seen:
     subject: str
     evidence: str
     what: str = ""
-    """What is wrong; "" where all is well."""
+    """The problem; "" if there is none."""
     remedy: Remedy = Remedy()
     severity: Severity | None = None
     """Other than the check's own."""
@@ -112,7 +112,7 @@ class Finding:
     severity: Severity
     subject: str
     what: str
-    """What is wrong; the check's title if all is well."""
+    """The problem; the check's title if there is none."""
     evidence: str
     consequence: str
     remedy: Remedy

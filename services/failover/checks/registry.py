@@ -107,7 +107,7 @@ SETTINGS = (
     "wal_level",
     "wal_log_hints",
 )
-"""What has to be read of every node."""
+"""The settings to read from every node."""
 
 
 def run_checks(facts: Facts) -> tuple[Finding, ...]:

@@ -247,7 +247,7 @@ GATE = (
     slot_invalidated,
     consumer_ahead,
 )
-"""What decides whether a slot is ready."""
+"""The checks that decide whether a slot is ready."""
 PROMOTED = (slot_on_standby, slot_idle, slot_invalidated)
 """The same on the new primary itself."""
 

@@ -1,4 +1,4 @@
-"""What slot synchronization needs of the standby. Pure.
+"""The requirements of slot synchronization on the standby. Pure.
 
 Source: PostgreSQL documentation 47.2.3 Replication Slot Synchronization; slotsync.c.
 """

@@ -1,4 +1,4 @@
-"""What slot synchronization needs between the standby and its primary: slot, way, admission. Pure.
+"""Slot synchronization between a standby and its primary: slot, connection, admission. Pure.
 
 Source: PostgreSQL documentation 47.2.3 Replication Slot Synchronization; slotsync.c.
 """

@@ -53,9 +53,9 @@ from services.runtime.process import exit_codes
 
 Chosen = tuple[Planner, Request]
 _PROMOTING = frozenset({"failover", "switchover", "resume", "rejoin"})
-"""What promotes, fences or rejoins: refused under a manager."""
+"""Commands that promote, fence or rejoin: refused under a manager."""
 _OF_ADMINS = frozenset({*_PROMOTING, "plan"})
-"""What logs in by failover.admins: its steps, and what shows them."""
+"""Commands that log in by failover.admins, for their steps or to show them."""
 Choose = Callable[[Cluster, View, Request], Chosen]
 
 

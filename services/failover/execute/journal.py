@@ -30,7 +30,7 @@ from services.postgres.server import Connection
 
 BEGIN, END, DONE = "begin", "end", "done"
 SEEN = "seen"
-"""What `watch` has seen of a primary: part of no run."""
+"""The step of an entry in which `watch` noted a primary, outside of any run."""
 STARTED = "started"
 REMEMBERED = ("met", "failover_slots", "primary", "synchronous", "lsn")
 """The keys of what is remembered of a primary, beside what a run was asked to do."""

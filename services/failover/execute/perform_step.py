@@ -38,7 +38,7 @@ _OFF = (
     "--old-primary-is-off. It counts as off then: were it alive, there would be two primaries"
 )
 ASK_S = 3.0
-"""What lives takes a connection in this time."""
+"""A live server accepts a connection within this time."""
 
 
 def perform(

@@ -24,7 +24,7 @@ from services.postgres.rows import one_row
 from services.postgres.server import Connection, read_server, setting
 
 _NEVER = frozenset({"service", "servicefile", "target_session_attrs", "load_balance_hosts"})
-"""What a program that must reach this very server is not told."""
+"""Keywords that are not passed to a program which must reach this very server."""
 _TIMEOUT_S = 10
 
 
@@ -43,7 +43,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class _Primary:
-    """What the new primary says of itself."""
+    """The state of the new primary."""
 
     system_identifier: str
     size_bytes: int

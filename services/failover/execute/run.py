@@ -107,11 +107,11 @@ class Run:
     hold: Callable[[View], None] = lambda _view: None
     """Sees that the commands' lock is still ours; raises Retryable (LOCKED)."""
     begun: list[Step] = field(default_factory=list)
-    """What was performed, or may have been."""
+    """The steps that were performed, or may have been."""
     _rival: bool = False
     """Another command has the lock: what it may be doing is not interfered with."""
     _found_writable: frozenset[str] = frozenset()
-    """What took writes when it began: no promotion had been ordered in its place."""
+    """The nodes that took writes when the run began, before any order to promote another."""
     _request: Request = field(default_factory=Request)
     _view: View = field(default_factory=lambda: View((), ()))
 

@@ -104,7 +104,7 @@ class Node:
 
     name: str
     address: Address
-    """What a repointed subscription will be given."""
+    """The address that a repointed subscription gets."""
     endpoints: frozenset[Endpoint]
     """Every (host, port) by which the settings know it."""
     reach: Reach
@@ -274,7 +274,7 @@ class View:
     bridge_slot: str | None = None
     """The bridge's slot, where the settings name one."""
     published: KafkaProgress | None = None
-    """What Kafka has, where the settings name it and it was asked."""
+    """The progress of Kafka, if the settings name it and it was asked."""
     bridge_url: str = ""
     """Where the bridge can be told of a new primary."""
     milestones: tuple[tuple[str, Milestone], ...] = ()
@@ -293,7 +293,7 @@ class View:
     synchronous_before: str = ""
     """synchronous_standby_names of the primary before this one, while this one has none."""
     loss_limit: LossLimit = LossLimit()  # noqa: RUF009 - it is frozen
-    """What a new primary may lack of the last one's WAL."""
+    """The WAL of the last primary that a new one may lack."""
     known_slots: frozenset[str] = frozenset()
     """The failover slots that a primary had when one was last seen, as the journal has it."""
     known_slots_at: str = ""

@@ -15,7 +15,7 @@ class NodeAddress:
     """Where a node is reached."""
 
     address: Address
-    """What subscribers and standbys are given."""
+    """The address that subscribers and standbys get."""
     known: frozenset[Endpoint]
     """Every name by which the settings know it."""
     own: frozenset[Endpoint]

@@ -1,4 +1,4 @@
-"""What may write on a fenced primary: sessions that a fence ends, and what it can't keep out.
+"""Sessions that may write on a fenced primary: those that a fence ends, and those that it can't.
 
 A fence is `default_transaction_read_only`. It binds every transaction that begins after it, but not
 sessions that are in one, or have set it for themselves: those are ended. It does not bind what

@@ -129,7 +129,7 @@ class Cluster:
         self.promotions: tuple[tuple[str, str], ...] = ()
         self.recorded_at = ""
         self.known_slots_at = ""
-        """What the journal and Kafka remember, for every view (execute.timeline_memory)."""
+        """The memory of the journal and Kafka, for every view (execute.timeline_memory)."""
 
     def __enter__(self) -> "Cluster":
         return self

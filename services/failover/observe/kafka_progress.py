@@ -1,4 +1,4 @@
-"""What Kafka has of the bridge's slot: its last committed progress record."""
+"""The last committed progress record of the bridge's slot, read from Kafka."""
 
 from collections.abc import Callable
 from dataclasses import replace

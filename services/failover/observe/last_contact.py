@@ -1,4 +1,4 @@
-"""What this machine remembers of the last primary: beside the journal, in `<journal>.seen`.
+"""This machine's memory of the last primary, in `<journal>.seen` beside the journal.
 
 {"system": "7…", "node": "a", "timeline": 2, "lsn": "0/3000148", "at": "…Z", "synchronous": "…",
  "before": "…", "standbys": {"b": "…Z"}}
@@ -67,7 +67,7 @@ class Sightings:
         self._written: _Note | None = None
         self._written_s = 0.0
         self.told: Told | None = None
-        """What the journals tell of the last primary (execute.timeline_memory)."""
+        """The last primary by the journals (execute.timeline_memory)."""
 
     def complete(self, view: View) -> View:
         """Return the view with the sightings of the last primary and of the one before."""

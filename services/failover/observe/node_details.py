@@ -1,4 +1,4 @@
-"""What only `check` asks of a node, beside what a failover needs: read once, not at every step.
+"""Node state that only `check` queries: read once, not at every step.
 
 Source: PostgreSQL documentation 53.9 pg_hba_file_rules, 27.2.4 pg_stat_replication, 9.28.4 Recovery
 Control Functions.

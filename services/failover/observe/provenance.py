@@ -1,4 +1,4 @@
-"""What tells one server from another, and its WAL from that of a namesake: read in one statement.
+"""The identity of a server and of its WAL, read in one statement.
 
 The history of a timeline is read in the first way that our role has:
 

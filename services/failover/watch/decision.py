@@ -25,7 +25,7 @@ _DOUBLINGS_MAX = 6
 
 
 class Verdict(StrEnum):
-    """What to do now."""
+    """The act to perform now."""
 
     REST = "rest"
     PAUSED = "paused"

@@ -41,7 +41,7 @@ class Ordered:
     """The outcome of an order to pause or resume."""
 
     pause: Pause
-    """What holds now."""
+    """The pause in effect."""
     in_effect: bool
     """It is what was ordered, as far as is known."""
     shared: bool

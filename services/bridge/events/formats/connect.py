@@ -172,7 +172,7 @@ _TRANSACTION: Final = struct(
 
 
 FIRST_FIELDS: Final = struct("First", {"op": _TEXT, "source": SOURCE}, optional=False)
-"""What the values of all tables begin with."""
+"""The fields that the values of all tables begin with."""
 
 
 def key(name: str, columns: Mapping[str, Schema]) -> Schema:

@@ -42,7 +42,7 @@ class Rendering(Protocol):
     """A module that writes a Connect schema as the schema of another language."""
 
     REGISTRY_TYPE: str
-    """What the registry calls the language."""
+    """The registry's name of the language."""
 
     def record_name(self, schema: Schema, /) -> str: ...
     def schema_text(self, schema: Schema, /) -> str: ...
@@ -55,7 +55,7 @@ class BinaryRendering(Rendering, Protocol):
 
 
 class Affixes(NamedTuple):
-    """What stands around the JSON text of a key or value, for `wire.text_as_bytes`."""
+    """The text around the JSON of a key or value, for `wire.text_as_bytes`."""
 
     opening: str = ""
     closing: str = ""

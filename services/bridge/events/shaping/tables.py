@@ -52,7 +52,7 @@ class Shaping:
         self.naming = Naming(prefix, settings)
         self.flat = settings.flat
         self.outbox_messages: OutboxMessages | None = None
-        """What reads the logical messages of an outbox; None where none are."""
+        """The reader of an outbox's logical messages, None if there is none."""
         if settings.outbox is not None and settings.outbox.message_prefix:
             self.outbox_messages = OutboxMessages(settings.outbox, self.naming)
         self.shapes_nothing = settings == ShapingSettings()

@@ -83,7 +83,7 @@ class Step:
     shown: tuple[str, ...] = ()
     sql: tuple[str, ...] = field(default=(), repr=False)
     command: Command = ()
-    """What is run on the node's machine."""
+    """The command that is run on the node's machine."""
     lsn: int | None = None
     """Promote: what the standby must have received before. Drain: what all must have."""
     slots: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from services.failover.model.view import Node, NodeState, View
 
 FALLBACK_DBNAME = "postgres"
-"""What slot synchronization connects to, where a standby's primary_conninfo never said."""
+"""The database of slot synchronization, if a standby's primary_conninfo never named one."""
 
 
 def upstream_of(primary: Address, given: Conninfo | None, slot: str) -> Conninfo:
