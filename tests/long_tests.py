@@ -33,6 +33,7 @@ _PAUSED: Final = (
 )
 _UPKEEP: Final = f"{_TABLES}test_index_upkeep.py::test_maintenance_and_a_restart_leave_the_index"
 LONG: Final = (
+    f"{_BRIDGE}test_schema_registry.py::test_a_registry_that_lost_its_schemas",
     "tests/torture/test_short_run.py::test_nothing_is_lost_over_tls_on_the_oldest_postgresql",
     "tests/torture/test_short_run.py::test_nothing_is_lost_while_commits_wait_and_in_tables",
     f"{_PREPARED}[COMMIT PREPARED-all but",

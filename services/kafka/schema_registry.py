@@ -1,7 +1,7 @@
 """A schema registry with Confluent's API: schemas registered once, their ids remembered.
 
-    answers late, 5xx, 429, no connection    waited for, then Retryable: the session ends, nothing
-                                             is lost, and the next session begins by waiting
+    answers late, 5xx, 429, no connection,   waited for, then Retryable: the session ends, nothing
+    200 with a page of a proxy               is lost, and the next session begins by waiting
     409                                      the schema is not compatible with a former version
     401, 403                                 credentials
     other                                    refused, with the registry's own words
@@ -30,6 +30,8 @@ _PAUSE_S: Final = 0.5
 _UNAUTHORIZED, _FORBIDDEN, _CONFLICT = 401, 403, 409
 _PASSING: Final = (408, 429)
 _SERVER_ERROR: Final = 500
+_NO_ANSWER: Final = (ValueError, LookupError, TypeError, AttributeError)
+"""What the client raises for an answer that is not a registry's."""
 _REASON_CHARACTERS_MAX: Final = 500
 
 
@@ -130,6 +132,9 @@ class SchemaRegistry:
             raise self._refusal(error, operation, subject) from error
         except (HTTPError, OSError) as error:
             raise self._unreachable(f"{type(error).__name__}: {error}", operation) from error
+        except _NO_ANSWER as error:
+            said = "its answer is not that of a schema registry, but perhaps a proxy's page"
+            raise self._unreachable(said, operation) from error
 
     def _refusal(self, error: Any, operation: str, subject: str) -> SlotbridgeError:
         status = error.http_status_code
@@ -171,7 +176,7 @@ class SchemaRegistry:
 
         try:
             return str(self._client.get_latest_version(subject).version)
-        except (SchemaRegistryError, HTTPError, OSError):
+        except (SchemaRegistryError, HTTPError, OSError, *_NO_ANSWER):
             return "?"
 
     def _unreachable(self, what: str, operation: str) -> Retryable:

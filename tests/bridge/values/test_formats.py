@@ -67,6 +67,15 @@ def test_type_without_a_schema_is_refused_with_the_reason(
     assert "public.t" in str(error) and "shaping.masks" in error.hint
 
 
+def test_a_sparse_vector_beyond_the_16_bits_of_its_schema_is_refused() -> None:
+    encoders = StrictEncoders(ValueSettings(**DEBEZIUM))
+    encoders.learn([PgType(90_001, "public", "sparsevec", "b", extension="vector")])
+    encode = encoders.of(90_001, -1).encode
+    assert encode(b"{1:1.5}/32767") == '{"dimensions":32767,"vector":[[1,1.5]]}'
+    with pytest.raises(UnfitValue, match="16 bits"):
+        encode(b"{1:1.5}/32768")
+
+
 def test_nanoseconds_beyond_64_bits_are_refused_and_others_are_not() -> None:
     encode = StrictEncoders(ValueSettings(time_precision="nanoseconds")).of(OIDS["timestamp"], -1)
     assert encode.encode(b"2024-01-01 00:00:00") == "1704067200000000000"

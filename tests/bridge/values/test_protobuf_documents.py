@@ -1,11 +1,13 @@
 """What Confluent's reader makes of Protobuf is what the JSON says, for any row; and the .proto."""
 
 import base64
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
@@ -15,9 +17,10 @@ from hypothesis import given
 from schemas.errors import BadInput
 from schemas.settings import ValueSettings
 from services.bridge.events.errors import UnfitValue
-from services.bridge.events.formats import connect, protobuf
+from services.bridge.events.formats import avro, connect, protobuf
 from services.bridge.events.formats.strict_encoders import StrictEncoders
 from services.bridge.events.formats.type_schemas import column_schema
+from services.bridge.pgoutput.type_names import PgType
 from services.bridge.recovery.event_positions import EventPosition, position_of
 from tests.bridge.values.connect_documents import meaning
 from tests.bridge.values.documents import KINDS, rows
@@ -96,6 +99,41 @@ def test_a_columns_number_hangs_on_its_name_alone() -> None:
 
     assert numbers("a", "b", "c") == numbers("c", "a") | numbers("b")
     assert numbers("id", "größe") == {"id": 22459311, "größe": 31568758}
+
+
+def test_a_columns_number_changes_with_its_unit_of_time() -> None:
+    def number(kind: str, typmod: int, mode: str) -> int:
+        settings = ValueSettings.model_validate({"time_precision": mode})
+        column = column_schema(StrictEncoders(settings), OIDS[kind], typmod)
+        file = protobuf.proto_file(connect.key("b.s.t", {"at": column}))
+        return file.message_type[0].field[0].number
+
+    for kind in ("time", "timestamp", "_timestamp"):
+        milli, micro = number(kind, 3, "adaptive"), number(kind, 6, "adaptive")
+        nano = number(kind, 6, "nanoseconds")
+        assert len({milli, micro, nano}) == 3
+        assert number(kind, -1, "microseconds") == micro
+
+
+@pytest.mark.parametrize("first", ["drawn", "located"])
+def test_a_table_may_have_native_and_postgis_geometries(first: str) -> None:
+    encoders = StrictEncoders(ValueSettings(**DEBEZIUM))
+    encoders.learn([PgType(90_001, "public", "geometry", "b", extension="postgis")])
+    point = b"0101000020E6100000000000000000F03F00000000000000C0"
+    texts = {"drawn": b"((1,2),(3,4))", "located": point}
+    oids = {"drawn": OIDS["path"], "located": 90_001}
+    names = sorted(texts, key=lambda name: name != first)
+    columns = {name: column_schema(encoders, oids[name], -1) for name in names}
+    row = {name: json.loads(encoders.of(oids[name], -1).encode(texts[name])) for name in names}
+    schema = connect.key("b.s.t", columns)
+    located = {**row["located"], "extensions": None}
+    expected = meaning(dict(schema), {**row, "located": located})
+    data = protobuf.serializer(schema, 1)(json.dumps(row))
+    message = protobuf.message_class(protobuf.proto_file(schema)).FromString(data[6:])
+    assert document(message) == expected
+    data = avro.serializer(schema, 1)(json.dumps(row))
+    parsed = fastavro.parse_schema(avro.avro_schema(schema))
+    assert fastavro.schemaless_reader(io.BytesIO(data[5:]), parsed, None) == expected
 
 
 def test_names_that_protobuf_does_not_tell_apart() -> None:

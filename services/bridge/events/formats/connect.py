@@ -126,6 +126,7 @@ SPARSE_VECTOR: Final = struct(
     },
     version=1,
 )
+_NATIVE: Final = SHAPE["name"], SHAPE["version"]
 HSTORE_MAP: Final = mapping(_TEXT, STRING)
 SNAPSHOT: Final = {
     **plain(
@@ -177,12 +178,12 @@ FIRST_FIELDS: Final = struct("First", {"op": _TEXT, "source": SOURCE}, optional=
 
 def key(name: str, columns: Mapping[str, Schema]) -> Schema:
     """Return the schema of a table's keys."""
-    return struct(f"{name}.Key", columns, optional=False)
+    return struct(f"{name}.Key", _with_one_geometry(columns), optional=False)
 
 
 def envelope(name: str, columns: Mapping[str, Schema]) -> Schema:
     """Return the schema of a table's values; `op` and `source` come first, as in any table's."""
-    row = struct(f"{name}.Value", columns)
+    row = struct(f"{name}.Value", _with_one_geometry(columns))
     return struct(
         f"{name}.Envelope",
         {
@@ -199,7 +200,7 @@ def envelope(name: str, columns: Mapping[str, Schema]) -> Schema:
 
 def flat(name: str, fields: Mapping[str, Schema], columns: Mapping[str, Schema]) -> Schema:
     """Return the schema of a table's values that are rows with `fields` of the event."""
-    return struct(f"{name}.Value", {**fields, **columns}, optional=False)
+    return struct(f"{name}.Value", {**fields, **_with_one_geometry(columns)}, optional=False)
 
 
 def fields(schema: Schema) -> Iterable[tuple[str, Schema]]:
@@ -231,3 +232,26 @@ def placeholder(schema: Schema) -> Any:
     if kind == "struct":
         return {name: placeholder(field) for name, field in fields(schema)}
     return None if schema["optional"] else 0
+
+
+def _with_one_geometry(columns: Mapping[str, Schema]) -> Mapping[str, Schema]:
+    """Return `columns`, PostGIS geometries with the schema of native ones where a table has both.
+
+    They have one name. Avro and Protobuf have one definition of a name, and that of native ones is
+    the other with a further optional field.
+    """
+    innermost = map(_innermost, columns.values())
+    if not any((one.get("name"), one.get("version")) == _NATIVE for one in innermost):
+        return columns
+    return {name: _with_shape(column) for name, column in columns.items()}
+
+
+def _innermost(schema: Schema) -> Schema:
+    return _innermost(schema["items"]) if schema["type"] == "array" else schema
+
+
+def _with_shape(schema: Schema) -> Schema:
+    if schema["type"] == "array":
+        return {**schema, "items": _with_shape(schema["items"])}
+    is_geometry = schema.get("name") == SHAPE["name"]
+    return {**SHAPE, "optional": schema["optional"]} if is_geometry else schema

@@ -141,7 +141,7 @@ class _Messages:
         for index, (name, (column, field)) in enumerate(
             adjusted_fields(schema, "Protobuf").items(), 1
         ):
-            number = index if "version" in schema else _number(column, numbers)
+            number = index if "version" in schema else _number(column, field, numbers)
             numbers.add(number)
             self._field(message, name, number, field).json_name = column
         _add_presence(message)
@@ -237,11 +237,18 @@ class _Messages:
         return self._nested[name]
 
 
-def _number(column: str, taken: set[int]) -> int:
-    """Return the number of a column's field, which hangs on its name alone."""
+def _number(column: str, schema: Schema, taken: set[int]) -> int:
+    """Return the number of a column's field, which hangs on its name and its unit of time.
+
+    No schema here tells the unit: a reader of microseconds must not find milliseconds.
+    """
     if column in _OWN_NUMBERS:
         return _OWN_NUMBERS[column]
-    found = _NUMBER_MIN + crc32(column.encode()) % (_NUMBER_MAX - _NUMBER_MIN)
+    while schema["type"] == "array":
+        schema = schema["items"]
+    is_number = schema["type"] in ("int32", "int64")
+    unit = schema.get("name", "").removeprefix(connect.TIME) if is_number else ""
+    found = _NUMBER_MIN + crc32((column + unit).encode()) % (_NUMBER_MAX - _NUMBER_MIN)
     while found in taken:
         found += 1
     return found

@@ -4,6 +4,7 @@
     NaN, ±Infinity in a precise numeric     a Decimal is a number
     a timestamp beyond 64 bits              the schema's number has 64
     an array of arrays                      PostgreSQL has one type for all dimensions
+    a sparsevec beyond 32,767 dimensions    Debezium's schema has 16 bits for them
     NaN, ±Infinity of a float, JSON Schema  a number in JSON is finite
 
 What stands for a value that the WAL lacks fits the schema too.
@@ -21,6 +22,7 @@ from services.bridge.events.values.plain import SPECIAL_NUMBERS, Encode
 
 _FLOATS = ("float", "double")
 _NOT_FINITE = tuple(SPECIAL_NUMBERS.values())
+_INT16_MAX = 2**15 - 1
 _DECIMALS = (connect.DECIMAL, connect.VARIABLE_SCALE["name"])
 _NESTED = ("array", "bytes", "struct")
 _TIMESTAMPS = (f"{connect.TIME}.MicroTimestamp", f"{connect.TIME}.NanoTimestamp")
@@ -79,6 +81,8 @@ def _strict(encode: Encode, schema: Schema) -> Encode:
         if encode is datetimes.timestamp_us:
             return datetimes.timestamp_us_of_64_bits
         return lambda value: datetimes.of_64_bits(encode(value))
+    if name == connect.SPARSE_VECTOR["name"]:
+        return _short(encode)
     if schema["type"] == "array" and not name:
         return _flat(encode)
     return encode
@@ -88,6 +92,15 @@ def _number(encode: Encode) -> Encode:
     def encoded(value: bytes) -> str:
         if value in SPECIAL_NUMBERS:
             raise UnfitValue("a decimal can't be NaN or infinite")
+        return encode(value)
+
+    return encoded
+
+
+def _short(encode: Encode) -> Encode:
+    def encoded(value: bytes) -> str:
+        if int(value.rpartition(b"/")[2]) > _INT16_MAX:
+            raise UnfitValue("a sparse vector's schema has 16 bits for its dimensions")
         return encode(value)
 
     return encoded
