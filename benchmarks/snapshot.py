@@ -1,9 +1,10 @@
 """Rows that a table has already, into Kafka: a snapshot, Debezium's, and a repair after a loss.
 
     python -m benchmarks.snapshot [--rows 5000000] [--wide 200000] [--json]
+    python -m benchmarks.snapshot --workers 1 --workers 2 --only-snapshot
 
     copy        COPY table TO STDOUT, thrown away: what the server can give one reader
-    snapshot    slotbridge with snapshot.mode initial_only
+    snapshot    slotbridge with snapshot.mode initial_only, for each number of snapshot.workers
     debezium    snapshot.mode initial_only, its chunks as large as helps it most
     recover     the slot is dropped, one row in a thousand changed or deleted; slotbridge recover
 
@@ -11,13 +12,11 @@ Each line: the seconds from the start of the program to its end (Debezium: to th
 Kafka), the peak of resident memory, and how many bytes the table's topic has grown on disk.
 """
 
-import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -54,19 +53,25 @@ def make(connection: Connection, table: str, rows: int) -> None:
     connection.execute(f"CREATE PUBLICATION {table} FOR TABLE {table}".encode())
 
 
-def measure(bed: Bed, table: str, rows: int) -> Iterator[Figures]:
+def measure(
+    bed: Bed, table: str, rows: int, workers: Sequence[int], *, only_snapshot: bool
+) -> Iterator[Figures]:
     """Yield a line for each way."""
     with connect(bed) as connection:
         make(connection, table, rows)
         yield _line(table, "copy", rows, _copy(connection, table), None, 0)
-        config = _write(bed, table)
-        seconds, peak_mib = _run(bed, "run", config)
-        topic = f"s-{table}.public.{table}"
-        size = _size(bed, topic)
-        _check(bed, topic, rows)
-        yield _line(table, "snapshot", rows, seconds, peak_mib, size)
+        for run, count in enumerate(workers):
+            slot = f"s_{table}_{run}"
+            config = _write(bed, table, slot, count)
+            seconds, peak_mib = _run(bed, "run", config)
+            topic = f"{slot}.public.{table}"
+            size = _size(bed, topic)
+            _check(bed, topic, rows)
+            yield _line(table, f"snapshot, workers {count}", rows, seconds, peak_mib, size)
+        if only_snapshot:
+            return
         yield _debezium(bed, table, rows)
-        connection.execute("SELECT pg_drop_replication_slot(%s)", [f"s_{table}"])
+        connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
         column = "b" if table == NARROW else "c0"
         connection.execute(f"UPDATE {table} SET {column} = 'x' WHERE id % 2000 = 0".encode())
         connection.execute(f"DELETE FROM {table} WHERE id % 2000 = 1".encode())
@@ -82,20 +87,20 @@ def _copy(connection: Connection, table: str) -> float:
     return time.monotonic() - since
 
 
-def _write(bed: Bed, table: str) -> Path:
-    config = bed.folder / f"{table}.yaml"
+def _write(bed: Bed, table: str, name: str, workers: int) -> Path:
+    config = bed.folder / f"{name}.yaml"
     document = {
         "source": {
             "conninfo": bed.primary.conninfo(bed.dbname),
-            "slot": f"s_{table}",
+            "slot": name,
             "publication": table,
         },
         "kafka": {
             "bootstrap_servers": bed.kafka.bootstrap_servers,
-            "topic_prefix": f"s-{table}",
+            "topic_prefix": name,
             "partitions": 1,
         },
-        "snapshot": {"mode": "initial_only"},
+        "snapshot": {"mode": "initial_only", "workers": workers},
         "bridge": {"spool_folder": str(bed.folder)},
     }
     config.write_text(yaml.safe_dump(document), encoding="utf-8")
@@ -103,20 +108,27 @@ def _write(bed: Bed, table: str) -> Path:
 
 
 def _run(bed: Bed, command: str, config: Path, *options: str) -> tuple[float, float]:
-    """Run it to its end; seconds, and the peak of resident memory in MiB."""
-    since = time.monotonic()
+    """Run it to its end; seconds, and the peak of resident memory in MiB.
+
+    The peak that wait4 tells is at least that of this program, which starts the other.
+    """
+    since, peak_mib = time.monotonic(), 0.0
     log = bed.folder / f"{command}-{config.stem}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [_PROGRAM, command, "--config", config, *options], stdout=output, stderr=output
         )
-        _, status, usage = os.wait4(process.pid, 0)
-    assert status == 0, log.read_text(encoding="utf-8")[-3000:]
-    return time.monotonic() - since, _mib(usage)
+        while process.poll() is None:
+            peak_mib = max(peak_mib, _peak_mib(process.pid))
+            time.sleep(0.05)
+    assert process.returncode == 0, log.read_text(encoding="utf-8")[-3000:]
+    return time.monotonic() - since, peak_mib
 
 
-def _mib(usage: resource.struct_rusage) -> float:
-    return usage.ru_maxrss / 1024
+def _peak_mib(pid: int) -> float:
+    """Return the peak of a process's resident memory; 0 for one that has just ended."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) / 1024
 
 
 def _debezium(bed: Bed, table: str, rows: int) -> Figures:
@@ -153,10 +165,9 @@ def _debezium(bed: Bed, table: str, rows: int) -> Figures:
     worker.launch()
     wait_until(lambda: _end(bed, topic) >= rows, what="Debezium is done", timeout_s=DEADLINE_S)
     seconds = time.monotonic() - since
-    status = Path(f"/proc/{worker.pid}/status").read_text(encoding="ascii")
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    peak_mib = _peak_mib(worker.pid)
     worker.stop()
-    return _line(table, "debezium", rows, seconds, int(line.split()[1]) / 1024, _size(bed, topic))
+    return _line(table, "debezium", rows, seconds, peak_mib, _size(bed, topic))
 
 
 def _end(bed: Bed, topic: str) -> int:
@@ -195,6 +206,10 @@ def _line(
 def main(
     rows: Annotated[int, typer.Option(min=1000)] = 5_000_000,
     wide: Annotated[int, typer.Option(min=1000)] = 200_000,
+    workers: Annotated[list[int] | None, typer.Option(min=1, help="By default 1.")] = None,
+    only_snapshot: Annotated[
+        bool, typer.Option(help="Measure neither Debezium nor recover.")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Start servers of its own, measure, print."""
@@ -202,7 +217,13 @@ def main(
         Path(name).chmod(0o755)
         with Bed(Path(name), lazy=True) as bed:
             bed.start("pair", "kafka")
-            lines = [*measure(bed, NARROW, rows), *measure(bed, WIDE, wide)]
+            lines = [
+                line
+                for table, count in ((NARROW, rows), (WIDE, wide))
+                for line in measure(
+                    *(bed, table, count, workers or [1]), only_snapshot=only_snapshot
+                )
+            ]
     report(lines, as_json=json_)
 
 

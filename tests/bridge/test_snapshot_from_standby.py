@@ -191,10 +191,12 @@ def test_a_standby_tells_its_collations_and_stays_within_what_the_primary_has_wr
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute(
             "CREATE COLLATION sorted (provider = libc, locale = 'C');"
+            " CREATE COLLATION other (provider = libc, locale = 'C');"
             " CREATE TYPE r AS RANGE (subtype = text, collation = sorted);"
             ' CREATE TABLE t (a text COLLATE "C", b text, c r, PRIMARY KEY (a, b, c));'
             # No rows: what the server tells of a locale does not need one that is there.
-            " UPDATE pg_collation SET collcollate = 'xx_XX' WHERE collname = 'sorted'"
+            " UPDATE pg_collation SET collcollate = 'xx_XX'"
+            " WHERE collname IN ('sorted', 'other')"
         )
         connection.execute("CREATE PUBLICATION p FOR TABLE t")
         server = read_server(connection)
@@ -206,6 +208,9 @@ def test_a_standby_tells_its_collations_and_stays_within_what_the_primary_has_wr
         versions = reader.order_versions(shape, "")
         assert versions.keys() == {"sorted"}, "of a locale that sorts, and not by bytes"
         assert standby.order_versions(shape, "") == versions
+        other, unknown = "b > 'x' COLLATE other", "b > 'x' COLLATE /**/ other"
+        assert {"sorted", "other"} <= reader.order_versions(shape, other).keys()
+        assert standby.order_versions(shape, unknown)['"COLLATE"'] is None
         replayed = standby.finish()
         require_written(replayed, reader.mark("read"), standby.name)
 

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from schemas.errors import ExitCode, OperatorNeeded, SetupError, SlotbridgeError
-from services.bridge.snapshot.row_order import order_difference
+from services.bridge.snapshot.row_order import named_collations, order_difference
 from services.bridge.snapshot.row_reader import NotNow
 from services.bridge.snapshot.standby import Standby
 from services.bridge.snapshot.standby_state import (
@@ -81,6 +81,19 @@ def test_collations_of_other_versions_are_told_from_equal_and_unknown_ones() -> 
         "f (primary unknown, standby 3)"
     )
     assert order_difference({}, {}) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("condition", "named"),
+    [
+        ("a > 'x' COLLATE \"de_DE\" AND b < 'y' collate pg_catalog.c", ['"de_DE"', "pg_catalog.c"]),
+        ('a = b COLLATE"odd ""name" . "b"', ['"odd ""name" . "b"']),
+        ("a = b COLLATE /* none */ d", ['"COLLATE"']),
+        ("collated = 'a' AND no_collate > 1", []),
+    ],
+)
+def test_collations_that_a_condition_names_are_found(condition: str, named: list[str]) -> None:
+    assert named_collations(condition) == named
 
 
 @pytest.mark.parametrize(

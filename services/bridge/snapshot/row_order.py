@@ -4,14 +4,18 @@ A standby has the primary's indexes, in the order of the primary's libraries. Wi
 of a library it may descend the wrong way, and leave out rows.
 """
 
-from typing import LiteralString, NamedTuple
+import re
+from typing import Final, LiteralString, NamedTuple
 
 from services.bridge.snapshot.tables import TableShape, filtered
 from services.postgres.server import Connection
 
 _VERSIONS: LiteralString = """
     SELECT DISTINCT used.oid::regcollation::text, used.version
-      FROM pg_attribute a LEFT JOIN pg_range r ON r.rngtypid = a.atttypid
+      FROM (SELECT coalesce(nullif(a.attcollation, 0), r.rngcollation)
+              FROM pg_attribute a LEFT JOIN pg_range r ON r.rngtypid = a.atttypid
+             WHERE a.attrelid = %(table)s::oid AND a.attnum > 0 AND a.attname = ANY (%(columns)s)
+             UNION SELECT to_regcollation(name) FROM unnest(%(named)s::text[]) name) needed (oid)
       JOIN pg_database d ON d.datname = current_database()
       JOIN LATERAL (
            SELECT c.oid,
@@ -20,13 +24,16 @@ _VERSIONS: LiteralString = """
                   CASE c.collprovider WHEN 'd' THEN pg_database_collation_actual_version(d.oid)
                        ELSE pg_collation_actual_version(c.oid) END
              FROM pg_collation c
-            WHERE c.oid = coalesce(nullif(a.attcollation, 0), r.rngcollation)
+            WHERE c.oid = needed.oid
            ) used (oid, provider, locale, version)
            ON used.provider = 'i'
               OR used.provider = 'c' AND used.locale !~* '^(c|posix|c\\..*)$'
-     WHERE a.attrelid = %s::oid AND a.attnum > 0 AND a.attname = ANY (%s)
+    UNION SELECT name, NULL FROM unnest(%(named)s::text[]) name WHERE to_regcollation(name) IS NULL
 """
 """Source: pg_locale_libc.c, get_collation_actual_version_libc: C and POSIX have no version."""
+
+_NAME: Final = r'(?:"(?:[^"]|"")+"|[^\W\d][\w$]*)'
+_COLLATE: Final = re.compile(rf"\bCOLLATE\b(?:\s*({_NAME}(?:\s*\.\s*{_NAME})*))?", re.IGNORECASE)
 
 Versions = dict[str, str | None]
 """The version of the library behind each collation; None: the server can't tell."""
@@ -44,7 +51,21 @@ def order_versions(connection: Connection, shape: TableShape, where: str) -> Ver
     names = [column.name for column in shape.key]
     if filtered(shape, where):
         names += [column.name for column in shape.relation.columns]
-    return dict(connection.execute(_VERSIONS, [shape.relation.oid, names]).fetchall())
+    given = {
+        "table": shape.relation.oid,
+        "columns": names,
+        "named": named_collations(f"{shape.row_filter}\n{where}"),
+    }
+    return dict(connection.execute(_VERSIONS, given).fetchall())
+
+
+def named_collations(condition: str) -> list[str]:
+    """Return the names, as SQL writes them, that follow COLLATE in a condition.
+
+    `"COLLATE"` stands for one that can't be read. A server knows no such collation: not judged. One
+    in a literal or a comment does no harm: its version is compared, too.
+    """
+    return [found.group(1) or '"COLLATE"' for found in _COLLATE.finditer(condition)]
 
 
 def order_difference(primary: Versions, standby: Versions) -> OrderDifference:
