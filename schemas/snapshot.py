@@ -59,6 +59,9 @@ class SnapshotSettings(_Part):
     """Connection string of a standby that rows are read from, to spare the primary; null: the
     primary. Rows of tables without a key are read from the primary all the same. The role needs
     pg_read_all_stats, granted on the primary (docs/SNAPSHOTS.md)."""
+    standby_wait_ms: int = Field(5_000, ge=1, le=600_000)
+    """Longest time that the stream of changes may stand still, for each chunk, until the standby of
+    conninfo has replayed what the chunk needs. A standby that always lags more never serves."""
     signal_table: TablePattern | None = None
     """`schema.table` of a published table with the columns id, type, data. A row inserted there
     requests a snapshot, as in Debezium. The bridge's role runs the SQL conditions in such rows, so

@@ -89,6 +89,10 @@ SNAPSHOT_POSTPONED = Counter(
     "slotbridge_snapshot_postponed_total",
     "Chunks of rows that a snapshot could not read at once, and that it postponed.",
 )
+SNAPSHOT_WAITING_SECONDS = Gauge(
+    "slotbridge_snapshot_waiting_seconds",
+    "Seconds for which a snapshot could read no chunk of rows; 0 while it advances or is done.",
+)
 SPANS = Counter("slotbridge_spans_total", SPANS_HELP, ["outcome"])
 BUILD = Gauge(
     "slotbridge_build_info",

@@ -2,9 +2,10 @@
 
 import contextlib
 import json as json_module
+import time
 import uuid
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -23,6 +24,7 @@ from services.runtime.process import configure_logging, exit_codes, stop_on_sign
 snapshot = typer.Typer(
     help="Show and control snapshots: rows older than the slot.", no_args_is_help=True
 )
+_STALLED_S: Final = 60.0
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
 Tables = Annotated[list[str] | None, typer.Argument(help="Tables as schema.table; default: all.")]
 
@@ -64,13 +66,18 @@ def status(
                 print_tables(seen.tables, seen.states, mode)
                 for unjudged in seen.not_judged:
                     typer.echo(f"not judged: {unjudged}")
+                if stalled_s := seen.stalled_s(time.time()):
+                    typer.echo(
+                        f"no rows have come for {stalled_s:.0f} s: the log of the bridge says what "
+                        "it waits for, and `slotbridge doctor` examines the servers"
+                    )
             if stop is None or seen.finished or stop.wait(every_s):
                 break
         if not seen.finished:
             raise SystemExit(int(ExitCode.CHECK_FAILED))
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """The state of one slot's snapshot in Kafka, and of each table."""
 
     tables: list[SnapshotProgress]
@@ -97,6 +104,17 @@ class _Seen(NamedTuple):
             "a bridge that runs tells it"
         ]
 
+    def stalled_s(self, now: float) -> float:
+        """Return since when no rows have come, as seconds; 0: not for long, or none are to come.
+
+        `now`: Unix time.
+        """
+        unfinished = {said for said in self.states if said not in FINISHED}
+        if not self.tables or self.finished or unfinished == {"paused"}:
+            return 0.0
+        seconds = now - max(one.ts_ms for one in self.tables) / 1000
+        return seconds if seconds >= _STALLED_S else 0.0
+
     def as_json(self, mode: str) -> dict[str, Any]:
         """Return it as one document."""
         tables = [
@@ -114,16 +132,17 @@ class _Seen(NamedTuple):
             "tables": tables,
             "signals": asked,
             "not_judged": self.not_judged,
+            "stalled_s": round(self.stalled_s(time.time()), 1),
         }
 
 
-def _look(topics: Topics, slot: str) -> _Seen:
+def _look(topics: Topics, slot: str) -> Seen:
     known = look_for_known(topics)
     tables = [one for one in known.progress if one.slot == slot]
     asked = [one for one in known.requests if one.slot == slot]
     waiting = tables[-1].waiting if tables else -1
     tables.sort(key=lambda one: (one.schema_, one.table))
-    return _Seen(tables, asked, [state(one, asked) for one in tables], waiting)
+    return Seen(tables, asked, [state(one, asked) for one in tables], waiting)
 
 
 @snapshot.command()
@@ -191,7 +210,9 @@ def print_tables(found: list[SnapshotProgress], states: list[str], mode: str) ->
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"snapshot.mode is {mode}")
     if not found:
-        console.print("Kafka has no rows of a snapshot of this slot")
+        console.print(
+            "Kafka has no rows of a snapshot of this slot; if a bridge runs, its log says why"
+        )
         return
     names = ("table", "rows", "of about", "MB", "rows/s", "chunks", "state", "read from")
     lines = Table(*names, box=None)

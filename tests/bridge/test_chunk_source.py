@@ -82,9 +82,9 @@ def thread() -> Iterator[ReaderThread]:
     thread.close()
 
 
-def source_of(thread: ReaderThread, standby: Any) -> ChunkSource:
+def source_of(thread: ReaderThread, standby: Any, standby_wait_s: float = 5) -> ChunkSource:
     primary: Any = Server()
-    return ChunkSource(primary, standby, thread)
+    return ChunkSource(primary, standby, thread, standby_wait_s=standby_wait_s)
 
 
 def test_the_wait_for_a_replay_does_not_count_as_reading(thread: ReaderThread) -> None:
@@ -106,8 +106,24 @@ def test_a_standby_that_always_lags_is_waited_for_longer_each_time(thread: Reade
     standby.lags = False
     source.mark("token", TABLE).result()
     source.mark("token", TABLE).result()
-    assert standby.patience[-2:] == [5, 1]
+    assert standby.patience[-2:] == [5, 2.5]
     assert standby.searched == "public", "that of the primary"
+
+
+def test_a_standby_that_is_always_late_is_waited_for_as_long_as_the_settings_say(
+    thread: ReaderThread,
+) -> None:
+    standby = Server()
+    standby.lags = True
+    source = source_of(thread, standby, standby_wait_s=30)
+    for _ in range(7):
+        with pytest.raises(NotNow, match="behind"):
+            source.mark("token", TABLE).result()
+    assert standby.patience == [1, 2, 4, 8, 16, 30, 30]
+    for _ in range(7):
+        with pytest.raises(NotNow, match="behind"):
+            source.take(TABLE, PublishedXids(), rows_max=1, bytes_max=1)
+    assert standby.patience[7:] == [0.5, 1, 2, 4, 8, 16, 30]
 
 
 def test_a_table_that_the_standby_orders_otherwise_is_read_from_the_primary(

@@ -59,6 +59,24 @@ def test_fields_missing_in_records_of_an_older_release_are_not_judged(
     assert "not judged" in answers[0].output and "not judged" not in answers[1].output
 
 
+@pytest.mark.parametrize(
+    ("changed", "states", "seconds"),
+    [
+        ({"waiting": 1}, ["being read"], 300),
+        ({"waiting": 1, "ts_ms": 290_000}, ["being read"], 0),
+        ({"waiting": 1}, ["paused"], 0),
+        ({"waiting": 1, "done": True}, ["done"], 300),
+        ({"waiting": 0, "done": True}, ["done"], 0),
+    ],
+)
+def test_status_tells_how_long_no_rows_have_come(
+    changed: dict[str, int], states: list[str], seconds: float
+) -> None:
+    """Not where all of them are read, or somebody has paused the rest."""
+    one = told(**{"ts_ms": 10_000, **changed})
+    assert snapshot_command.Seen([one], [], states, one.waiting).stalled_s(310) == seconds
+
+
 def test_a_snapshot_is_not_finished_between_two_tables(
     pair: Provider, fresh_database: str, new_bridge: NewBridge
 ) -> None:

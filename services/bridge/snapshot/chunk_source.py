@@ -60,13 +60,19 @@ class ChunkSource:
     """One session's. The stream stands still from `take` to `end`."""
 
     def __init__(
-        self, reader: SnapshotReader, standby: Standby | None, thread: ReaderThread
+        self,
+        reader: SnapshotReader,
+        standby: Standby | None,
+        thread: ReaderThread,
+        *,
+        standby_wait_s: float,
     ) -> None:
         self._reader = reader
         self._standby = standby
         self._thread = thread
         self._visible, self._secured = Patience(_VISIBLE_S), Patience(_SECURED_S)
-        self._near, self._replayed = Patience(NEAR_S), Patience(_REPLAYED_S)
+        self._near = Patience(NEAR_S, standby_wait_s)
+        self._replayed = Patience(_REPLAYED_S, standby_wait_s)
         self._on_primary: set[int] = set()
         """Tables (oid) that the standby can't read, or whose rows it may find otherwise."""
         self._not_judged: set[str] = set()

@@ -13,6 +13,8 @@ from services.bridge.snapshot.row_reader import NotNow
 logger = structlog.get_logger(__name__)
 
 _TELL_S: Final = 10.0
+_LONG_S: Final = 60.0
+"""How long a snapshot reads no chunk before each warning of it."""
 
 
 class Narration:
@@ -21,6 +23,8 @@ class Narration:
     def __init__(self) -> None:
         self._told = {"progress": 0.0, "reason": 0.0}
         self._refused_told = ""
+        self._stalled_at: float | None = None
+        self._stall_told_s = 0.0
 
     def planned(self, found: SnapshotPlan, *, said: bool, standby: bool) -> None:
         """Log a plan. `said`: log its tables only if rows are left to read.
@@ -50,12 +54,15 @@ class Narration:
             logger.info(
                 "rows of tables without a key are read from the primary", tables=", ".join(keyless)
             )
+        if found.next is None:
+            self._advances()
         self._count(found)
 
     def chunk(
         self, found: SnapshotPlan, table: TableProgress, estimates: Mapping[str, int]
     ) -> None:
         """Tell that the table's next chunk is in the stream."""
+        self._advances()
         if self._is_time("progress") or table.done:
             logger.info(
                 "table is done" if table.done else "reading a table",
@@ -75,11 +82,37 @@ class Narration:
         metrics.SNAPSHOT_POSTPONED.inc()
         if self._is_time("reason"):
             logger.info("postponed a chunk", table=table.shape.name, reason=str(reason))
+        self._stall(reason)
+
+    def stalls(self, reason: NotNow) -> None:
+        """Tell that no chunk can be begun now."""
+        self.waits(reason)
+        self._stall(reason)
 
     def waits(self, reason: NotNow) -> None:
         """Tell that nothing can be begun now."""
         if self._is_time("reason"):
             logger.warning("the snapshot waits", reason=str(reason))
+
+    def _stall(self, reason: NotNow) -> None:
+        """Note that no chunk could be read; warn of it once a minute."""
+        now = time.monotonic()
+        if self._stalled_at is None:
+            self._stalled_at, self._stall_told_s = now, 0.0
+        seconds = now - self._stalled_at
+        metrics.SNAPSHOT_WAITING_SECONDS.set(seconds)
+        if seconds - self._stall_told_s >= _LONG_S:
+            self._stall_told_s = seconds
+            logger.warning(
+                "the snapshot does not advance",
+                seconds=round(seconds),
+                reason=str(reason),
+                hint="changes flow; `slotbridge doctor` examines the servers",
+            )
+
+    def _advances(self) -> None:
+        self._stalled_at = None
+        metrics.SNAPSHOT_WAITING_SECONDS.set(0)
 
     def _is_time(self, kind: str) -> bool:
         """Tell whether to tell of that kind now, and note that it is told."""

@@ -47,14 +47,15 @@ class RateLimit:
 class Patience:
     """How long the stream stands still for what a chunk needs, before it goes on without the chunk.
 
-    Twice as long after each time in vain, so that a snapshot comes to its end also where commits or
-    standbys always take longer than the first time.
+    Twice as long after each time in vain, half as long after another, so that a snapshot comes to
+    its end also where commits or standbys always take longer than the first time.
     """
 
     LONGEST_S: Final = 5.0
 
-    def __init__(self, first_s: float) -> None:
+    def __init__(self, first_s: float, longest_s: float = LONGEST_S) -> None:
         self._first_s = first_s
+        self._longest_s = longest_s
         self.seconds = first_s
 
     @contextlib.contextmanager
@@ -69,8 +70,8 @@ class Patience:
 
     def lost(self) -> None:
         """Note that it was in vain."""
-        self.seconds = min(2 * self.seconds, max(self._first_s, self.LONGEST_S))
+        self.seconds = min(2 * self.seconds, max(self._first_s, self._longest_s))
 
     def met(self) -> None:
         """Note that it has come in time."""
-        self.seconds = self._first_s
+        self.seconds = max(self._first_s, self.seconds / 2)

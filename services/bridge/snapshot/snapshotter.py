@@ -111,7 +111,9 @@ class Snapshotter:
         self._reader = reader
         self._thread = ReaderThread(while_waiting)
         self._standby = standby
-        self._source = ChunkSource(reader, standby, self._thread)
+        self._source = ChunkSource(
+            reader, standby, self._thread, standby_wait_s=settings.standby_wait_ms / 1000
+        )
         self._events = ChunkEvents(row_events)
         own = [one for one in found.progress if one.slot == owner.slot]
         self._found = {(one.schema_, one.table): one for one in own}
@@ -166,7 +168,7 @@ class Snapshotter:
             self._due = now + _AGAIN_LATER_S
             if self._reading is not None:
                 self._reading.awaited = None
-            self._narration.waits(reason)
+            self._narration.stalls(reason)
 
     def _perform_signals(self, now: float) -> None:
         """Give records of the signal topic a place in the stream."""

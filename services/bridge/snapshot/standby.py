@@ -96,7 +96,10 @@ class Standby(RowReader):
                 return True
             if time.monotonic() > until:
                 behind = lsn - state.replayed
-                raise NotNow(f"{self.name} is {behind} bytes of WAL behind{state.kept_by}")
+                raise NotNow(
+                    f"{self.name} is {behind} bytes of WAL behind after {patience_s:g} s "
+                    f"(at most snapshot.standby_wait_ms){state.kept_by}"
+                )
             time.sleep(_LOOK_S)
 
     def finish(self) -> int:
