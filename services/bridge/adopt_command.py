@@ -22,9 +22,9 @@ from services.bridge.adoption.connector import (
     differences,
     translate,
 )
+from services.bridge.adoption.last_records import OPERATION
 from services.bridge.adoption.properties import read_properties
 from services.bridge.adoption.release import Release
-from services.bridge.adoption.told import OPERATION
 from services.bridge.stopped_bridge import open_stopped
 from services.runtime.process import configure_logging, exit_codes
 

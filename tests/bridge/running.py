@@ -18,8 +18,8 @@ from schemas.events import ProgressRecord, progress_topic
 from schemas.shaping import ShapingSettings
 from services.bridge import failpoints
 from services.demo.copies import committed, database_rows, kafka_tables
+from tests.providers.command_server import Loaded
 from tests.providers.interface import Broker
-from tests.providers.loaded import Loaded
 from tests.providers.waiting import eventually
 
 SLOT_OF_TEST = "s_{}"
@@ -51,8 +51,8 @@ class Bridge:
         registry: Mapping[str, Any] | None = None,
         **bridge: Any,
     ) -> None:
-        """`loaded`: as tests.providers.loaded; else always by its program, or what is given as
-        `program`. `formats`: of kafka.
+        """`loaded`: by tests.providers.command_server; else by its program, or by `program` if
+        given. `formats`: of kafka.
         """
         self._loaded = loaded and not program
         self._program = program or [Path(sys.executable).parent / "slotbridge"]

@@ -10,7 +10,7 @@ import psycopg
 
 from schemas.snapshot import SnapshotProgress
 from services.bridge.snapshot.requests import is_progress
-from tests.bridge.folding import Folded, fold
+from tests.bridge.consumer_folds import Folded, fold
 from tests.bridge.running import Bridge
 from tests.providers.waiting import eventually
 

@@ -10,7 +10,7 @@ import pytest
 from schemas.errors import BadInput, ExitCode
 from slotbridge.consumer import Transactions
 from tests.bridge.conftest import NewBridge
-from tests.bridge.recovering import recover
+from tests.bridge.recover_process import recover
 from tests.bridge.snapshots import chunks, read_all
 from tests.providers.interface import Broker, Provider
 from tests.providers.waiting import eventually

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 from schemas.errors import ExitCode
 from services.bridge.failpoints import OF_A_RECOVERY, VARIABLE
 from tests.bridge.conftest import NewBridge
-from tests.bridge.recovering import (
+from tests.bridge.recover_process import (
     assert_equal,
     assert_goes_on,
     change_unseen,

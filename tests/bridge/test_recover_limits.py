@@ -15,7 +15,14 @@ from confluent_kafka.cimpl import NewTopic
 from schemas.errors import ExitCode
 from services.bridge.failpoints import VARIABLE
 from tests.bridge.conftest import NewBridge
-from tests.bridge.recovering import assert_equal, change_unseen, drop_slot, fill, recover, recovered
+from tests.bridge.recover_process import (
+    assert_equal,
+    change_unseen,
+    drop_slot,
+    fill,
+    recover,
+    recovered,
+)
 from tests.bridge.running import Bridge
 from tests.bridge.test_dead_letters import dead, noise
 from tests.providers.interface import Broker, Provider

@@ -11,7 +11,7 @@ from services.testbed.bed import Bed
 from services.testbed.pair import create_database
 from services.testbed.postgres import PostgresServer
 from tests.bridge.conftest import NewBridge
-from tests.bridge.recovering import (
+from tests.bridge.recover_process import (
     assert_equal,
     assert_goes_on,
     change_unseen,

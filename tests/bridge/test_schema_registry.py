@@ -29,9 +29,9 @@ from tests.bridge.running import Bridge
 from tests.bridge.values import samples
 from tests.bridge.values.connect_documents import meaning
 from tests.bridge.values.forms import DEBEZIUM
-from tests.bridge.values.protobuf_reading import compiled, document
-from tests.bridge.values.publishing import fill, make_tables
+from tests.bridge.values.protobuf_reader import compiled, document
 from tests.bridge.values.test_debezium_schemas import FITTING
+from tests.bridge.values.two_publishers import fill, make_tables
 from tests.providers.interface import Broker, Provider
 from tests.providers.registry import API, Registry, registry
 from tests.providers.secured import Certificates

@@ -31,7 +31,7 @@ from services.bridge.snapshot.requests import (
 )
 from services.bridge.snapshot.signal_topic import SignalTopic
 from tests.bridge.conftest import NewBridge
-from tests.bridge.folding import fold
+from tests.bridge.consumer_folds import fold
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import Changes, assert_folds, await_chunks, chunks, done, fill
 from tests.bridge.test_failover import both, promote

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from services.bridge.failpoints import OF_A_SNAPSHOT, VARIABLE
 from services.bridge.snapshot.row_reader import APPLICATION
 from tests.bridge.conftest import NewBridge
-from tests.bridge.folding import fold
+from tests.bridge.consumer_folds import fold
 from tests.bridge.snapshots import (
     DONE,
     INITIAL,

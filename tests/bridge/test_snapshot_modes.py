@@ -19,9 +19,9 @@ from services.bridge.runner import Runner
 from services.bridge.session_start import SessionSettings
 from services.bridge.snapshot.progress import plan
 from tests.bridge.conftest import NewBridge
-from tests.bridge.folding import fold
-from tests.bridge.recovering import assert_equal, change_unseen, drop_slot, recovered, touch
-from tests.bridge.recovering import fill as fill_wide
+from tests.bridge.consumer_folds import fold
+from tests.bridge.recover_process import assert_equal, change_unseen, drop_slot, recovered, touch
+from tests.bridge.recover_process import fill as fill_wide
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import Changes, assert_folds, await_chunks, chunks, done, fill, read_all
 from tests.bridge.test_snapshot_core import OWNER, SHAPING, planned, progress, shape

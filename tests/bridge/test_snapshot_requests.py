@@ -33,7 +33,7 @@ from services.bridge.snapshot.requests import (
     signals,
 )
 from tests.bridge.conftest import NewBridge
-from tests.bridge.folding import fold
+from tests.bridge.consumer_folds import fold
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import Changes, assert_folds, await_chunks, chunks, done, fill
 from tests.bridge.test_snapshot_core import OWNER, shape

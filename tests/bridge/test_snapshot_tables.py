@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from schemas.errors import ExitCode
 from services.bridge.command import app
 from tests.bridge.conftest import NewBridge
-from tests.bridge.folding import fold
+from tests.bridge.consumer_folds import fold
 from tests.bridge.oracle import assert_rebuilt
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import INITIAL, done, read_all, told

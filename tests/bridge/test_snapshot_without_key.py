@@ -36,7 +36,7 @@ from services.bridge.snapshot.visibility import Sight
 from services.bridge.source.database import Primary
 from services.bridge.source.replication_connection import ReplicationConnection
 from tests.bridge.conftest import NewBridge
-from tests.bridge.recovering import drop_slot, recovered
+from tests.bridge.recover_process import drop_slot, recovered
 from tests.bridge.running import Bridge
 from tests.bridge.snapshots import DONE, INITIAL, Writers, await_chunks, chunks, done, read_all
 from tests.bridge.test_failover import both, promote

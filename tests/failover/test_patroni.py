@@ -10,7 +10,7 @@ from psycopg.conninfo import make_conninfo
 from tests.bridge.running import Bridge
 from tests.failover.patroni import TTL_S, Member, patroni_pair
 from tests.failover.servers import slotfailover
-from tests.failover.watch.watching import SETTINGS, Watching
+from tests.failover.watch.watch_process import SETTINGS, Watching
 from tests.providers.databases import Connection, connect
 from tests.providers.interface import Broker, Server
 from tests.providers.slots import advance_until_ready, await_ready  # noqa: F401

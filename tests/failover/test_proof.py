@@ -13,7 +13,7 @@ from services.testbed.bed import Bed
 from services.testbed.ports import free_port
 from tests.conftest import NewPair
 from tests.failover.conftest import NewTrio, machines
-from tests.failover.freezing import frozen
+from tests.failover.frozen_server import frozen
 from tests.failover.servers import (
     Ran,
     ask,

@@ -18,7 +18,7 @@ from tests.failover.servers import (
     tell,
     write,
 )
-from tests.failover.watch.watching import SETTINGS, Watching
+from tests.failover.watch.watch_process import SETTINGS, Watching
 from tests.providers.databases import connect
 from tests.providers.interface import Server, Trio
 from tests.providers.waiting import eventually

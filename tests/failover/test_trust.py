@@ -30,7 +30,7 @@ from tests.failover.servers import (
     tell,
     write,
 )
-from tests.failover.watch.watching import SETTINGS, TOKEN, Watching
+from tests.failover.watch.watch_process import SETTINGS, TOKEN, Watching
 from tests.providers.databases import create
 from tests.providers.interface import Server, Trio
 from tests.providers.roles import make_roles, make_subscriber_role

@@ -79,8 +79,8 @@ PURE = (
             "offsets",
             "overlap",
             "properties",
-            "told",
-            "unwrapped",
+            "last_records",
+            "flat_transformation",
         )
     ),
     "services.bridge.events.envelope",

@@ -7,7 +7,7 @@ from confluent_kafka import OFFSET_END, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from spark_consumers.verify.comparison import verify_tables
-from tests.bridge.recovering import change_unseen, drop_slot, fill, recovered, touch
+from tests.bridge.recover_process import change_unseen, drop_slot, fill, recovered, touch
 from tests.bridge.running import Bridge
 from tests.providers.interface import Broker, Provider
 from tests.spark_consumers.conftest import NewPipeline, Pipeline

@@ -25,7 +25,7 @@ from tests.bridge.evidence.ground import (
     refusal,
     sessions_after,
 )
-from tests.bridge.faults.following import commit_following
+from tests.bridge.faults.following_transaction import commit_following
 from tests.bridge.faults.markers import is_any
 from tests.bridge.running import Bridge
 from tests.providers.databases import connect
@@ -43,7 +43,7 @@ def drilled(bed: Bed, brokers: Brokers, folder: Path, mistake: str, drill: str) 
 
     Raises AssertionError where the situation did not come about.
     """
-    program = [sys.executable, "-m", "tests.torture.sabotaged", mistake] if mistake else ()
+    program = [sys.executable, "-m", "tests.torture.sabotage_command", mistake] if mistake else ()
     with new_ground(bed, brokers.kafka, folder, 1, program) as ground:
         try:
             seen = DRILLS[drill](ground, brokers)

@@ -27,6 +27,7 @@ from schemas.lsn import format_lsn
 from schemas.settings import Settings, require
 from services.bridge.adoption.connector import Connector
 from services.bridge.adoption.forms import unlike
+from services.bridge.adoption.last_records import OPERATION, Beyond, Tails, Transaction
 from services.bridge.adoption.lists import of_other_case
 from services.bridge.adoption.offsets import Offset
 from services.bridge.adoption.overlap import LeftOut, OverlapAssembler, OverlapEnvelope
@@ -39,7 +40,6 @@ from services.bridge.adoption.tails import (
     require_unchanged,
     table_partitions,
 )
-from services.bridge.adoption.told import OPERATION, Beyond, Tails, Transaction
 from services.bridge.events.formats.table_format import Formats, encoders_for
 from services.bridge.events.relations import Relations
 from services.bridge.events.shaping.tables import Shaping

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from schemas.errors import OperatorNeeded, SettingsError
 from schemas.settings import KafkaSettings
 from services.bridge.adoption.connector import Connector
+from services.bridge.adoption.last_records import OPERATION
 from services.bridge.adoption.offsets import (
     Offset,
     is_key,
@@ -17,7 +18,6 @@ from services.bridge.adoption.offsets import (
     read_map,
     write_map,
 )
-from services.bridge.adoption.told import OPERATION
 from services.kafka.delivery import ANY_PARTITION, deliver
 from services.kafka.records import READ_DEADLINE_S, TopicReader
 

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from schemas.shaping import ShapingSettings
+from services.bridge.adoption.flat_transformation import unwrapped
 from services.bridge.adoption.lists import shaping_of, split
-from services.bridge.adoption.unwrapped import unwrapped
 
 CONNECTOR_CLASS: Final = "io.debezium.connector.postgresql.PostgresConnector"
 JSON_CONVERTER: Final = "org.apache.kafka.connect.json.JsonConverter"

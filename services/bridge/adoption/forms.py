@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from schemas.kafka import KafkaSettings
 from schemas.naming import Naming
 from schemas.shaping import field_name
-from services.bridge.adoption.told import DebeziumRecord
+from services.bridge.adoption.last_records import DebeziumRecord
 from services.postgres.published_tables import PublishedTable
 
 _ENVELOPE: Final = {"payload", "schema"}

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from schemas.shaping import field_name
-from services.bridge.adoption.told import (
+from services.bridge.adoption.last_records import (
     Beyond,
     Keyless,
     Transaction,

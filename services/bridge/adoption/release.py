@@ -28,7 +28,7 @@ from services.bridge.sink.dead_letters import Refused
 from services.bridge.sink.topics import Topics
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.snapshot.progress import Owner
-from services.bridge.snapshot.unread import unread_tables
+from services.bridge.snapshot.unread_tables import unread_tables
 from services.bridge.source.database import Primary
 from services.kafka.delivery import deliver
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from schemas.errors import ExitCode, Retryable, SlotbridgeError
 from schemas.settings import BridgeSettings, SourceSettings
-from services.bridge.adoption.told import OPERATION, Transaction
+from services.bridge.adoption.last_records import OPERATION, Transaction
 from services.bridge.pgoutput.decoder import POSTGRES_EPOCH_US
 from services.bridge.source.database import Primary
 from services.bridge.source.replication_connection import Keepalive, ReplicationConnection

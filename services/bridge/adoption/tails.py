@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
-from services.bridge.adoption.told import OPERATION, DebeziumRecord, Tails, said
+from services.bridge.adoption.last_records import OPERATION, DebeziumRecord, Tails, said
 from services.bridge.sink.offsets import Partition, answers, ask_ends, in_parts
 from services.bridge.sink.topics import Topics
 from services.kafka.records import READ_DEADLINE_S

@@ -12,9 +12,9 @@ from schemas.kafka import KafkaSettings
 from schemas.naming import Naming, table_matches
 from schemas.shaping import ShapingSettings
 from services.bridge.adoption.forms import key_of, unlike
+from services.bridge.adoption.last_records import DebeziumRecord
 from services.bridge.adoption.lists import of_other_case, shaping_of
 from services.bridge.adoption.properties import read_properties
-from services.bridge.adoption.told import DebeziumRecord
 from services.postgres.published_tables import PublishedColumn, PublishedTable
 
 MEANT = st.lists(st.sampled_from(["a", "b", "_", "1", ".*"]), min_size=1).map("".join)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from schemas.errors import OperatorNeeded
 from schemas.events import SETTLED_KEY
+from services.bridge.adoption.last_records import DebeziumRecord, Tails, Transaction, said
 from services.bridge.adoption.overlap import LeftOut
 from services.bridge.adoption.tails import may_be_removed
-from services.bridge.adoption.told import DebeziumRecord, Tails, Transaction, said
 from services.bridge.events.event import Event
 
 TOPIC, PREFIX = "p.public.t", "p"

@@ -11,6 +11,7 @@ from pathlib import Path
 from schemas.errors import ExitCode
 from schemas.lsn import format_lsn
 from services.testbed.postgres import PostgresServer
+from tests.bridge.consumer_folds import fold
 from tests.bridge.evidence.cases import Outcome, accepted
 from tests.bridge.evidence.ground import (
     DBNAME,
@@ -21,8 +22,7 @@ from tests.bridge.evidence.ground import (
     refusal,
     wal_lsn,
 )
-from tests.bridge.folding import fold
-from tests.bridge.recovering import recover
+from tests.bridge.recover_process import recover
 from tests.bridge.running import Bridge
 from tests.providers.databases import connect
 from tests.providers.waiting import eventually

@@ -6,9 +6,9 @@ import pytest
 
 from schemas.errors import ExitCode
 from schemas.recovery import RecoveryRecord
+from tests.bridge.consumer_folds import fold
 from tests.bridge.evidence.ground import DBNAME, Ground, await_noted, refusal, wal_lsn
-from tests.bridge.folding import fold
-from tests.bridge.recovering import recover
+from tests.bridge.recover_process import recover
 from tests.providers.databases import connect
 
 

@@ -21,7 +21,7 @@ from services.bridge.sink.topics import Topics
 from services.testbed.kafka import KafkaBroker
 from services.testbed.pair import set_parameter
 from tests.bridge.conftest import NewBridge
-from tests.bridge.faults.following import begin_following, commit_following
+from tests.bridge.faults.following_transaction import begin_following, commit_following
 from tests.bridge.faults.load import Load, assert_intact, await_session
 from tests.bridge.faults.markers import (
     forget_markers,

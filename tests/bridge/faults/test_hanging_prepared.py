@@ -11,7 +11,7 @@ import pytest
 
 from services.testbed.kafka import KafkaBroker
 from tests.bridge.conftest import NewBridge
-from tests.bridge.faults.following import commit_following
+from tests.bridge.faults.following_transaction import commit_following
 from tests.bridge.faults.load import await_session
 from tests.bridge.faults.markers import forget_markers, is_any, is_not_the_progress, is_of_stagings
 from tests.bridge.faults.test_hanging import tell

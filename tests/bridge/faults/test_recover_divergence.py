@@ -9,10 +9,10 @@ import pytest
 from schemas.errors import ExitCode
 from schemas.recovery import RecoveryRecord
 from tests.bridge.conftest import NewBridge
+from tests.bridge.consumer_folds import fold
 from tests.bridge.faults.load import await_session
 from tests.bridge.faults.test_divergence import diverge
-from tests.bridge.folding import fold
-from tests.bridge.recovering import recover
+from tests.bridge.recover_process import recover
 from tests.conftest import NewPair
 from tests.providers.interface import Trio
 

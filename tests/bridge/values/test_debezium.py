@@ -10,7 +10,7 @@ import pytest
 
 from tests.bridge.values import samples
 from tests.bridge.values.differences import SOURCE, Cell, expected
-from tests.bridge.values.publishing import TABLES, Record, Source, published
+from tests.bridge.values.two_publishers import TABLES, Record, Source, published
 from tests.providers.interface import Broker, Provider
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from schemas.shaping import POSITION, field_name
-from tests.bridge.values.publishing import Record, Source, published
+from tests.bridge.values.two_publishers import Record, Source, published
 from tests.providers.interface import Broker, Provider
 
 FIELDS = "op,table,lsn,txId,db,schema,name,connector,snapshot,source.ts_ms,source.ts_us,source.lsn"

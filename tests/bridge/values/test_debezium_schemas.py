@@ -7,8 +7,8 @@ import pytest
 
 from tests.bridge.values import samples
 from tests.bridge.values.differences import expected
-from tests.bridge.values.publishing import Record, Source, Tables, published
 from tests.bridge.values.test_debezium import differing_cells
+from tests.bridge.values.two_publishers import Record, Source, Tables, published
 from tests.providers.interface import Broker, Provider
 
 MODES = pytest.mark.parametrize("mode", ["default", "other"])

@@ -25,7 +25,7 @@ from services.bridge.recovery.event_positions import EventPosition, position_of
 from tests.bridge.values.connect_documents import meaning
 from tests.bridge.values.documents import KINDS, rows
 from tests.bridge.values.forms import DEBEZIUM, OIDS
-from tests.bridge.values.protobuf_reading import compiled, document
+from tests.bridge.values.protobuf_reader import compiled, document
 
 CONTEXT = SerializationContext("b.s.t", MessageField.VALUE)
 

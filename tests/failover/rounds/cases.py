@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from services.testbed.ports import free_port
-from tests.failover.freezing import frozen
+from tests.failover.frozen_server import frozen
 from tests.failover.rounds.rig import PATIENCE_S, PROMOTED, REFUSED, Rig, Round
 from tests.failover.servers import COMMAND
 from tests.providers.proxy import Proxy

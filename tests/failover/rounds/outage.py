@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.failover.rounds.rig import PATIENCE_S, PROMOTED, Rig, Round
 from tests.failover.servers import ask
 from tests.failover.watch.test_live import promote
-from tests.failover.watch.watching import Watching
+from tests.failover.watch.watch_process import Watching
 from tests.providers.waiting import eventually
 
 OLD, NEW, WATCHES = "old primary", "standby", ("watch 1", "watch 2")

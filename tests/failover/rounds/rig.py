@@ -16,12 +16,12 @@ from services.testbed.bed import Bed
 from services.testbed.postgres import PostgresServer
 from tests.bridge.running import Bridge
 from tests.failover.conftest import machines
-from tests.failover.freezing import postmaster_of
+from tests.failover.frozen_server import postmaster_of
 from tests.failover.rounds.clients import Client, Values, lists_of, pause, resume, writing
 from tests.failover.rounds.history import AcceptedLoss, Operation, check
 from tests.failover.rounds.paths import Paths
 from tests.failover.servers import Ran, ask, slotfailover_process
-from tests.failover.watch.watching import SETTINGS
+from tests.failover.watch.watch_process import SETTINGS
 from tests.providers.interface import Trio
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually

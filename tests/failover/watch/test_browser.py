@@ -17,7 +17,7 @@ from tests.failover.servers import (
     tell,
     write,
 )
-from tests.failover.watch.watching import SETTINGS, TOKEN, Watching
+from tests.failover.watch.watch_process import SETTINGS, TOKEN, Watching
 from tests.providers.browser import running_browser
 from tests.providers.interface import Provider, Trio
 from tests.providers.waiting import eventually

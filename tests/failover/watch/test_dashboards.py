@@ -14,7 +14,7 @@ from tests.failover.conftest import NewTrio, machines
 from tests.failover.drill import both
 from tests.failover.servers import configuration, slotfailover_process, write
 from tests.failover.watch.test_live import prepare
-from tests.failover.watch.watching import SETTINGS, Watching
+from tests.failover.watch.watch_process import SETTINGS, Watching
 from tests.providers.interface import Broker
 from tests.providers.prometheus import prometheus
 from tests.providers.waiting import eventually

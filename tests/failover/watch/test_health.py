@@ -16,7 +16,7 @@ from services.testbed.ports import free_port
 from tests.conftest import NewPair
 from tests.failover.servers import configuration, tell
 from tests.failover.views import node, state
-from tests.failover.watch.watching import SETTINGS, Watching
+from tests.failover.watch.watch_process import SETTINGS, Watching
 from tests.providers.waiting import eventually
 
 WRITTEN = 100_000_000

@@ -35,7 +35,7 @@ from services.runtime.process import Stop
 from tests.failover.conftest import NewTrio
 from tests.failover.servers import ask, await_equal, configuration, subscribe, write
 from tests.failover.watch.test_live import LEADS_TO, promote, unquoted
-from tests.failover.watch.watching import SETTINGS
+from tests.failover.watch.watch_process import SETTINGS
 from tests.providers.interface import Trio
 from tests.providers.waiting import eventually
 

@@ -17,7 +17,7 @@ from tests.failover.servers import (
     tell,
     write,
 )
-from tests.failover.watch.watching import SETTINGS, TOKEN, Watching
+from tests.failover.watch.watch_process import SETTINGS, TOKEN, Watching
 from tests.providers.interface import Broker, Server, Trio
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually

@@ -17,7 +17,7 @@ from tests.failover.servers import (
     subscribe,
 )
 from tests.failover.views import node, slot, state
-from tests.failover.watch.watching import SETTINGS, Watching
+from tests.failover.watch.watch_process import SETTINGS, Watching
 from tests.providers.waiting import eventually
 
 

@@ -1,4 +1,4 @@
-"""`python -m tests.torture.sabotaged MISTAKE ARGUMENT …`: `slotbridge` with a mistake in it."""
+"""`python -m tests.torture.sabotage_command MISTAKE ARGUMENT …`: `slotbridge` with a mistake."""
 
 import sys
 

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from schemas.recovery import RecoveryRecord
-from tests.bridge.folding import fold
+from tests.bridge.consumer_folds import fold
 from tests.bridge.running import Bridge
 from tests.providers.waiting import eventually
 
