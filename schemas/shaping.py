@@ -196,7 +196,7 @@ class ShapingSettings(_Part):
     topic: str = DEFAULT_TEMPLATE
     """The name of a table's topic."""
     routes: tuple[RouteSettings, ...] = ()
-    """The first that matches names the topic; `topic` names that of all other tables."""
+    """The first route that matches a table names its topic; `topic` names all other topics."""
     outbox: OutboxSettings | None = None
     flat: FlatSettings | None = None
 

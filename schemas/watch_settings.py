@@ -15,11 +15,11 @@ class LeaseSettings(BaseModel):
     name: str = Field("", max_length=253, pattern=r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$")
     """The Lease in the pod's own namespace; empty: the lock on the primary alone elects."""
     duration_ms: int = Field(15_000, ge=1_000, le=3_600_000)
-    """How long the others wait since they saw the last renewal, before one of them takes it."""
+    """How long other replicas wait after the last renewal that they saw before one takes over."""
     renew_deadline_ms: int = Field(10_000, ge=500, le=3_600_000)
-    """How long after its last renewal the leader stops leading where the API server is silent."""
+    """How long the leader leads after its last accepted renewal, if the API server is silent."""
     retry_ms: int = Field(2_000, ge=100, le=3_600_000)
-    """How often it is renewed, or asked for."""
+    """How often the leader renews the Lease, and the other replicas ask for it."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "LeaseSettings":
