@@ -1,7 +1,7 @@
 """Rows that a table has already, into Kafka: a snapshot, Debezium's, and a repair after a loss.
 
     python -m benchmarks.snapshot [--rows 5000000] [--wide 200000] [--json]
-    python -m benchmarks.snapshot --workers 1 --workers 2 --only-snapshot
+    python -m benchmarks.snapshot --workers 1 --workers 2 --only-snapshot [--wait-us 200]
 
     copy        COPY table TO STDOUT, thrown away: what the server can give one reader
     snapshot    slotbridge with snapshot.mode initial_only, for each number of snapshot.workers
@@ -54,7 +54,7 @@ def make(connection: Connection, table: str, rows: int) -> None:
 
 
 def measure(
-    bed: Bed, table: str, rows: int, workers: Sequence[int], *, only_snapshot: bool
+    bed: Bed, table: str, rows: int, workers: Sequence[int], *, only_snapshot: bool, wait_us: int
 ) -> Iterator[Figures]:
     """Yield a line for each way."""
     with connect(bed) as connection:
@@ -62,7 +62,7 @@ def measure(
         yield _line(table, "copy", rows, _copy(connection, table), None, 0)
         for run, count in enumerate(workers):
             slot = f"s_{table}_{run}"
-            config = _write(bed, table, slot, count)
+            config = _write(bed, table, slot, count, wait_us)
             seconds, peak_mib = _run(bed, "run", config)
             topic = f"{slot}.public.{table}"
             size = _size(bed, topic)
@@ -87,7 +87,8 @@ def _copy(connection: Connection, table: str) -> float:
     return time.monotonic() - since
 
 
-def _write(bed: Bed, table: str, name: str, workers: int) -> Path:
+def _write(bed: Bed, table: str, name: str, workers: int, wait_us: int) -> Path:
+    waits = {f"public.{table}": f"pg_sleep({wait_us / 1e6:f}) IS NOT NULL"} if wait_us else {}
     config = bed.folder / f"{name}.yaml"
     document = {
         "source": {
@@ -100,7 +101,7 @@ def _write(bed: Bed, table: str, name: str, workers: int) -> Path:
             "topic_prefix": name,
             "partitions": 1,
         },
-        "snapshot": {"mode": "initial_only", "workers": workers},
+        "snapshot": {"mode": "initial_only", "workers": workers, "where": waits},
         "bridge": {"spool_folder": str(bed.folder)},
     }
     config.write_text(yaml.safe_dump(document), encoding="utf-8")
@@ -210,6 +211,9 @@ def main(
     only_snapshot: Annotated[
         bool, typer.Option(help="Measure neither Debezium nor recover.")
     ] = False,
+    wait_us: Annotated[
+        int, typer.Option(help="Let the server wait so long for each row, as for a slow disk.")
+    ] = 0,
     json_: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Start servers of its own, measure, print."""
@@ -221,7 +225,9 @@ def main(
                 line
                 for table, count in ((NARROW, rows), (WIDE, wide))
                 for line in measure(
-                    *(bed, table, count, workers or [1]), only_snapshot=only_snapshot
+                    *(bed, table, count, workers or [1]),
+                    only_snapshot=only_snapshot,
+                    wait_us=wait_us,
                 )
             ]
     report(lines, as_json=json_)

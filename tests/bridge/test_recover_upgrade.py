@@ -1,6 +1,8 @@
 """`slotbridge recover` on another cluster, upgraded or restored: the same topics go on."""
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, LiteralString
 
 import psycopg
@@ -8,6 +10,7 @@ import pytest
 
 from schemas.errors import ExitCode
 from services.testbed.bed import Bed
+from services.testbed.other_postgres import major_of
 from services.testbed.pair import create_database
 from services.testbed.postgres import PostgresServer
 from tests.bridge.conftest import NewBridge
@@ -26,6 +29,8 @@ from tests.providers.embedded import Embedded
 from tests.providers.interface import Provider
 
 DATABASE = "app"
+FORMER = os.environ.get("SLOTBRIDGE_FORMER_POSTGRES", "")
+"""The `bin` folder of a whole PostgreSQL 17, with pg_controldata and pg_resetwal."""
 pytestmark = pytest.mark.since_18
 
 
@@ -37,9 +42,23 @@ def bed(provider: Provider) -> Bed:
 
 
 @pytest.fixture
-def clusters(bed: Bed) -> Iterator[tuple[PostgresServer, PostgresServer]]:
-    """The former cluster, which runs, and the new one, which is empty and has the same port."""
+def clusters(
+    bed: Bed, request: pytest.FixtureRequest
+) -> Iterator[tuple[PostgresServer, PostgresServer]]:
+    """The former cluster, which runs, and the new one, which is empty and has the same port.
+
+    The parameter: the programs of the former one, if they are another version's.
+    """
+    programs = getattr(request, "param", "")
     former, new = bed.server("former"), bed.server("new")
+    if programs:
+        former = PostgresServer(
+            *("former", former.data),
+            programs=Path(programs),
+            processes=bed.processes,
+            user=bed.run_as,
+            major=major_of(programs),
+        )
     new.port = former.port
     try:
         former.create()
@@ -102,7 +121,17 @@ def restore(former: PostgresServer, new: PostgresServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("take_over", "slots"), [(upgrade, 1), (restore, 0)], ids=["pg_upgrade", "pg_dump"]
+    ("clusters", "take_over", "slots"),
+    [
+        pytest.param("", upgrade, 1, id="pg_upgrade"),
+        pytest.param("", restore, 0, id="pg_dump"),
+        pytest.param(
+            *(FORMER, upgrade, 1),
+            id="pg_upgrade from another version",
+            marks=pytest.mark.skipif(not FORMER, reason="not judged: SLOTBRIDGE_FORMER_POSTGRES"),
+        ),
+    ],
+    indirect=["clusters"],
 )
 def test_topics_go_on_after_an_upgrade(
     stopped: Bridge,
