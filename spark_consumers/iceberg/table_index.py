@@ -156,7 +156,8 @@ class KeyIndex:
 
     @property
     def _state(self) -> Known:
-        assert self._known is not None
+        if self._known is None:
+            raise UnknownFilesError("the key index of the table is not open")
         return self._known
 
     @contextlib.contextmanager

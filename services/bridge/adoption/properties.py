@@ -23,8 +23,7 @@ def read_properties(text: str) -> dict[str, str]:
     """Return the keys and their values, without blanks around these."""
     found = {}
     for line in _lines(text):
-        match = _KEY.match(line)
-        assert match is not None  # it matches the empty text, too
+        match = next(_KEY.finditer(line))  # it matches the empty text, too
         found[_unescaped(match[1])] = _unescaped(line[match.end() :]).strip()
     return found
 
