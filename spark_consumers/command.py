@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import threading
@@ -193,6 +194,18 @@ def blame(
                 _write(json.dumps(version.document()) if as_json else version.line())
         finally:
             spark.stop()
+
+
+@app.command(hidden=True)
+def executor() -> None:
+    """Become one of Spark's executors, as Spark's driver asks of a pod of this image."""
+    import pyspark
+
+    from spark_consumers.executor import executor_command
+
+    with _exit_codes(as_json=False):
+        command = executor_command(os.environ, Path(pyspark.__path__[0]))
+        os.execvp(command[0], command)  # noqa: S606 - it stays the first process of its pod
 
 
 @contextlib.contextmanager

@@ -50,6 +50,11 @@ ADDITIONS: Final = {
 _KNOWN: Final[dict[str, dict[str, Any]]] = {
     "bridge.replicas": {"type": "integer", "minimum": 1, "maximum": 10},
     "failover.replicas": {"type": "integer", "minimum": 1, "maximum": 10},
+    "tables.spark.mode": {"enum": ["local", "kubernetes"]},
+    "tables.spark.executors.count": {"type": "integer", "minimum": 1},
+    "tables.spark.executors.cores": {"type": "integer", "minimum": 1},
+    "tables.spark.executors.cpu": {"type": "string", "pattern": "^[0-9]+m?$"},
+    "tables.spark.executors.memory": {"type": "string", "pattern": "^[0-9]+[mg]$"},
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "networkPolicy.postgresPorts": {"$ref": "#/$defs/ports"},
     "networkPolicy.kafkaPorts": {"$ref": "#/$defs/ports"},

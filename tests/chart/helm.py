@@ -114,3 +114,11 @@ def documents(rendered: str) -> list[dict[str, Any]]:
     """Return the manifests in the order of their names."""
     found = [document for document in yaml.safe_load_all(rendered) if document]
     return sorted(found, key=lambda document: (document["kind"], document["metadata"]["name"]))
+
+
+def kinds_of(rendered: str) -> dict[str, list[dict[str, Any]]]:
+    """kind -> its manifests."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for manifest in documents(rendered):
+        found.setdefault(manifest["kind"], []).append(manifest)
+    return found

@@ -13,7 +13,7 @@ import yaml
 from schemas.settings import load_settings
 from tests.chart.dashboards import DASHBOARDS, queries
 from tests.chart.generate import CHART
-from tests.chart.helm import Helm, documents, helm_program
+from tests.chart.helm import Helm, documents, helm_program, kinds_of
 from tests.chart.metrics_page import all_metrics
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]  # a machine's first test builds helm
@@ -39,7 +39,7 @@ def manifests(rendered: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def pods(rendered: dict[str, str]) -> list[dict[str, Any]]:
-    """The pod specs of all workloads."""
+    """The pod specs of all workloads; those of Spark's executors are Spark's to complete."""
     found = []
     for manifest in manifests(rendered):
         spec = manifest.get("spec", {})
@@ -87,9 +87,9 @@ def test_pods_hold_pod_security_restricted(rendered: dict[str, str]) -> None:
     found = pods(rendered)
     assert len(found) > 5
     for spec in found:
-        # The failover manager's pods ask for their Lease.
-        leads = spec["containers"][0]["name"] == "failover"
-        assert spec["automountServiceAccountToken"] is leads
+        # The failover manager's pods ask for their Lease, Spark's driver for its executors' pods.
+        asks = spec.get("serviceAccountName") in ("r-slotbridge-failover", "r-slotbridge-tables")
+        assert spec["automountServiceAccountToken"] is asks
         whole = spec["securityContext"]
         assert whole["runAsNonRoot"] is True
         assert whole["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -116,7 +116,7 @@ def test_the_configuration_is_what_the_services_read(
     path = tmp_path / "slotbridge.yaml"
     document = yaml.safe_load(config["data"]["slotbridge.yaml"])
     given = yaml.safe_load(values.read_text(encoding="utf-8"))
-    if given.get("existingSecret"):
+    if given.get("existingSecret") and "source" in document:
         document["source"]["conninfo"] = "host=from-the-secret"
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
     settings = load_settings(path)
@@ -227,14 +227,6 @@ def test_an_existing_service_account_gets_the_role(helm: Helm) -> None:
     found = kinds_of(helm.render(CHART / "ci/full-values.yaml", *options))
     assert "ServiceAccount" not in found
     assert found["RoleBinding"][0]["subjects"][0]["name"] == "ours"
-
-
-def kinds_of(rendered: str) -> dict[str, list[dict[str, Any]]]:
-    """kind -> its manifests."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for manifest in documents(rendered):
-        found.setdefault(manifest["kind"], []).append(manifest)
-    return found
 
 
 def watch_of(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:

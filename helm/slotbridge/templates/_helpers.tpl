@@ -39,13 +39,40 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* The failover manager's own account, as it alone may write the Lease. */}}
-{{- define "slotbridge.failoverServiceAccount" -}}
-{{- if and .Values.serviceAccount.create (include "slotbridge.lease" .) -}}
-{{- printf "%s-failover" (include "slotbridge.serviceAccount" .) -}}
-{{- else -}}
-{{- include "slotbridge.serviceAccount" . -}}
+{{/* Spark's driver makes its executors' pods: its Role, its account, its Service have this name; empty in local mode. */}}
+{{- define "slotbridge.spark" -}}
+{{- if and .Values.tables.enabled (eq .Values.tables.spark.mode "kubernetes") -}}
+{{- printf "%s-tables" (include "slotbridge.fullname" .) -}}
 {{- end -}}
+{{- end -}}
+
+{{/* The account of a component that talks to Kubernetes' API, of its own where the chart makes accounts: (list . "failover") */}}
+{{- define "slotbridge.ownServiceAccount" -}}
+{{- $root := index . 0 -}}
+{{- include "slotbridge.serviceAccount" $root -}}
+{{- if $root.Values.serviceAccount.create -}}
+{{- printf "-%s" (index . 1) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* That account, where the chart makes accounts. */}}
+{{- define "slotbridge.ownAccount" -}}
+{{- $root := index . 0 -}}
+{{- if $root.Values.serviceAccount.create }}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ include "slotbridge.ownServiceAccount" . }}
+  labels:
+    {{- include "slotbridge.labels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ index . 1 }}
+  {{- with $root.Values.serviceAccount.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+automountServiceAccountToken: false
+{{- end }}
 {{- end -}}
 
 {{/* The image of a component: (list . "bridge") */}}
@@ -95,6 +122,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- if and .Values.drill.enabled (not .Values.failover.enabled) -}}
 {{- fail "drill.enabled needs failover.enabled: the drill is of the nodes in config.failover" -}}
+{{- end -}}
+{{- if include "slotbridge.spark" . -}}
+{{- if hasKey (dig "spark_options" dict $config.tables) "spark.master" -}}
+{{- fail "config.tables.spark_options has spark.master: with tables.spark.mode kubernetes the chart sets it" -}}
+{{- end -}}
+{{- $persistence := .Values.tables.persistence -}}
+{{- if and $persistence.enabled (not $persistence.existingClaim) (not (has "ReadWriteMany" $persistence.accessModes)) -}}
+{{- fail "tables.persistence.accessModes lacks ReadWriteMany: with tables.spark.mode kubernetes several pods write to the warehouse; or put it into object storage, with tables.persistence.enabled false" -}}
+{{- end -}}
+{{- if and (not $persistence.enabled) (not (regexMatch "^[a-z0-9]+:/" (dig "warehouse" "" $config.tables))) -}}
+{{- fail "config.tables.warehouse is a folder of one pod: with tables.spark.mode kubernetes name object storage, or set tables.persistence.enabled" -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.maintain.enabled (not .Values.tables.enabled) -}}
 {{- fail "maintain.enabled needs tables.enabled" -}}
@@ -186,6 +225,46 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toYaml $config -}}
 {{- end -}}
 
+{{/* The configuration file of a driver whose executors are pods. */}}
+{{- define "slotbridge.driverConfig" -}}
+{{- $config := include "slotbridge.config" . | fromYaml -}}
+{{- $options := include "slotbridge.sparkOptions" . | fromYaml -}}
+{{- $_ := set $config.tables "spark_options" (mergeOverwrite $options (default dict $config.tables.spark_options)) -}}
+{{- toYaml $config -}}
+{{- end -}}
+
+{{/* Spark's options of such a driver. */}}
+{{- define "slotbridge.sparkOptions" -}}
+{{- $executors := .Values.tables.spark.executors -}}
+spark.master: k8s://https://kubernetes.default.svc
+spark.kubernetes.namespace: {{ .Release.Namespace }}
+# It owns its executors: they end with it, however it ends.
+spark.kubernetes.driver.pod.name: ${env:POD_NAME}
+spark.kubernetes.container.image: {{ include "slotbridge.image" (list . "tables") }}
+spark.kubernetes.container.image.pullPolicy: {{ .Values.image.pullPolicy }}
+spark.kubernetes.executor.podTemplateFile: /etc/slotbridge/spark/executor.yaml
+spark.executor.instances: {{ $executors.count | quote }}
+spark.executor.cores: {{ $executors.cores | quote }}
+spark.executor.memory: {{ $executors.memory }}
+spark.kubernetes.executor.request.cores: {{ $executors.cpu | quote }}
+spark.sql.shuffle.partitions: {{ max 2 (mul $executors.count $executors.cores) | quote }}
+spark.driver.host: {{ include "slotbridge.spark" . }}.{{ .Release.Namespace }}.svc
+spark.driver.bindAddress: 0.0.0.0
+spark.driver.port: "7078"
+spark.blockManager.port: "7079"
+# How soon it misses one that was deleted by force: 30 s is Spark's default.
+spark.kubernetes.executor.apiPollingInterval: 10s
+spark.kubernetes.executor.missingPodDetectDelta: 10s
+# Who reaches the driver's port could run code in it: executors get a secret with their pods.
+spark.authenticate: "true"
+spark.network.crypto.enabled: "true"
+# What else the driver would make and remove, and need rights for.
+spark.kubernetes.executor.disableConfigMap: "true"
+spark.kubernetes.driver.service.deleteOnTermination: "false"
+spark.kubernetes.driver.ownPersistentVolumeClaim: "false"
+spark.kubernetes.driver.reusePersistentVolumeClaim: "false"
+{{- end -}}
+
 {{/* Environment, volumes and their mounts that every pod has. */}}
 {{- define "slotbridge.envFrom" -}}
 {{- with .Values.existingSecret }}
@@ -197,10 +276,15 @@ envFrom:
 
 {{- define "slotbridge.mounts" -}}
 - {name: config, mountPath: /etc/slotbridge/slotbridge.yaml, subPath: slotbridge.yaml, readOnly: true}
-- {name: tmp, mountPath: /tmp}
+{{ include "slotbridge.kafkaMounts" . }}
 {{- if .Values.tls.postgres.existingSecret }}
 - {name: tls-postgres, mountPath: /etc/slotbridge/tls/postgres, readOnly: true}
 {{- end }}
+{{- end -}}
+
+{{/* What a client of Kafka alone needs. */}}
+{{- define "slotbridge.kafkaMounts" -}}
+- {name: tmp, mountPath: /tmp}
 {{- if .Values.tls.kafka.existingSecret }}
 - {name: tls-kafka, mountPath: /etc/slotbridge/tls/kafka, readOnly: true}
 {{- end }}
@@ -214,13 +298,17 @@ envFrom:
 {{- end -}}
 
 {{- define "slotbridge.commonVolumes" -}}
-- name: tmp
-  emptyDir:
-    sizeLimit: 1Gi
+{{- include "slotbridge.kafkaVolumes" . -}}
 {{- with .Values.tls.postgres.existingSecret }}
 - name: tls-postgres
   secret: {secretName: {{ . }}, defaultMode: 0440}
 {{- end }}
+{{- end -}}
+
+{{- define "slotbridge.kafkaVolumes" -}}
+- name: tmp
+  emptyDir:
+    sizeLimit: 1Gi
 {{- with .Values.tls.kafka.existingSecret }}
 - name: tls-kafka
   secret: {secretName: {{ . }}, defaultMode: 0440}
@@ -245,13 +333,13 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{/* What every pod's spec begins with: (list . COMPONENT-VALUES), or (list . COMPONENT-VALUES "lease") of a pod that
-     writes the Lease, where there is one. */}}
+{{/* What every pod's spec begins with: (list . COMPONENT-VALUES), or (list . COMPONENT-VALUES "failover") of a pod that
+     talks to Kubernetes' API by an account of its own. */}}
 {{- define "slotbridge.pod" -}}
 {{- $root := index . 0 -}}
 {{- $component := index . 1 -}}
-{{- if and (gt (len .) 2) (include "slotbridge.lease" $root) -}}
-serviceAccountName: {{ include "slotbridge.failoverServiceAccount" $root }}
+{{- if gt (len .) 2 -}}
+serviceAccountName: {{ include "slotbridge.ownServiceAccount" (list $root (index . 2)) }}
 automountServiceAccountToken: true
 {{- else -}}
 serviceAccountName: {{ include "slotbridge.serviceAccount" $root }}
@@ -286,8 +374,10 @@ imagePullPolicy: {{ $root.Values.image.pullPolicy }}
 terminationMessagePolicy: FallbackToLogsOnError
 securityContext:
   {{- toYaml $root.Values.securityContext | nindent 2 }}
+{{- with index $component "resources" }}
 resources:
-  {{- toYaml $component.resources | nindent 2 }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- with index $component "extraEnv" }}
 env:
   {{- toYaml . | nindent 2 }}
