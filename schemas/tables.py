@@ -203,6 +203,9 @@ class TablesSettings(_Part):
     """Address that the HTTP server listens on; 0.0.0.0 lets other machines reach it."""
     http_port: int | None = Field(None, ge=0, le=65535)
     """Port of /metrics; unset: off; 0: a free port, which the log names."""
+    openlineage: bool = False
+    """Send START and COMPLETE of each epoch of a table to OpenLineage (docs/TRACING.md). Needs the
+    extra `openlineage`, which the images have."""
     driver_memory: str = Field("2g", pattern=r"^[0-9]+[mg]$")
     """Memory of Spark's JVM."""
     spark_options: dict[str, str] = {}

@@ -44,6 +44,7 @@ def run_epochs(
     metrics.serve(require(settings.tables, "tables"))
     stack = contextlib.ExitStack()
     tell = _traced(report, settings, metrics, stack)
+    tell = _with_lineage(tell, spark, settings, metrics, stack)
     losses = 0
 
     def done(found: EpochReport) -> None:
@@ -92,6 +93,44 @@ def _traced(
         report(found)
 
     return traced
+
+
+def _with_lineage(
+    report: Callable[[EpochReport], None],
+    spark: SparkSession,
+    settings: Settings,
+    metrics: Metrics,
+    stack: contextlib.ExitStack,
+) -> Callable[[EpochReport], None]:
+    """Return `report`; with `tables.openlineage`, one that first tells OpenLineage of the epoch.
+
+    Raise SettingsError where that is on and can't be had.
+    """
+    kafka, tables = require(settings.kafka, "kafka"), require(settings.tables, "tables")
+    if not tables.openlineage:
+        return report
+    try:
+        from spark_consumers.epochs.lineage import Lineage
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"tables.openlineage needs the Python package {error.name}",
+            operation="begin lineage",
+            hint="install slotbridge[openlineage], or set tables.openlineage to false",
+        ) from error
+    space = catalog.namespace(kafka, tables)
+
+    def locate(schema: str, table: str) -> str:
+        name = catalog.identifier(space, catalog.table_name(schema, table))
+        return str(catalog.load(spark, name).location())
+
+    lineage = Lineage(kafka, settings.shaping, space, locate, metrics.lineage_events)
+    stack.callback(lineage.close)
+
+    def told(found: EpochReport) -> None:
+        lineage.tell(found)
+        report(found)
+
+    return told
 
 
 def _follow(

@@ -28,13 +28,7 @@ class Metrics:
             "lag_bytes",
             "Bytes of WAL between the tables' commit LSN and the last transaction that was read.",
         )
-        build = Gauge(
-            "slottables_build_info",
-            "1, with the version of slottables and of Python.",
-            ["version", "python"],
-            registry=self.registry,
-        )
-        build.labels(version(), platform.python_version()).set(1)
+        self._tell_build()
         lag = self._gauge(
             "lag_seconds",
             "Seconds since the commit of the oldest transaction that the tables lack.",
@@ -87,7 +81,24 @@ class Metrics:
             "Offsets of the transaction topic that the last micro-batch did not reach.",
         )
         self.spans = Counter("slottables_spans", SPANS_HELP, ["outcome"], registry=self.registry)
+        self.lineage_events = Counter(
+            "slottables_lineage_events",
+            "Events of OpenLineage, by outcome: sent, failed (the receiver did not take them), "
+            "dropped (too many waited for the receiver). No series while tables.openlineage is "
+            "off.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self._waiting_since_ms = 0
+
+    def _tell_build(self) -> None:
+        build = Gauge(
+            "slottables_build_info",
+            "1, with the version of slottables and of Python.",
+            ["version", "python"],
+            registry=self.registry,
+        )
+        build.labels(version(), platform.python_version()).set(1)
 
     def serve(self, tables: TablesSettings) -> None:
         """Answer /metrics; raise SetupError when the port is taken."""
