@@ -1,6 +1,7 @@
 """Builds the compiled part (services/bridge/compiled); without a C compiler all goes without it.
 
-A wheel gets copies of sql/ and docs/ inside services/shipped, for `slotbridge sql` and `docs`.
+A wheel gets copies of sql/, docs/ and examples/ inside services/shipped, for the commands of these
+names.
 Each module knows the digest of all sources: one that is older is not used. So all are built anew.
 """
 
@@ -40,11 +41,12 @@ class BuildWithShippedFiles(build_py):
         super().run()
         if self.editable_mode:
             return
-        for folder, ending in (("sql", "sql"), ("docs", "md")):
-            target = Path(self.build_lib, "services/shipped", folder)
-            target.mkdir(parents=True, exist_ok=True)
-            for file in sorted(Path(folder).glob(f"*.{ending}")):
-                shutil.copyfile(file, target / file.name)
+        for folder, ending in (("sql", ".sql"), ("docs", ".md"), ("examples", "")):
+            for file in Path(folder).rglob(f"*{ending}"):
+                if file.is_file():
+                    target = Path(self.build_lib, "services/shipped", file)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(file, target)
 
 
 setup(

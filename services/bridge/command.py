@@ -19,7 +19,7 @@ from services.bridge.publication.command import publication
 from services.bridge.recover_command import recover, repair_by_itself
 from services.bridge.runner import Runner
 from services.bridge.session_start import SessionSettings
-from services.bridge.setup_commands import check_config, docs, init, schema, sql
+from services.bridge.setup_commands import check_config, docs, examples, init, schema, sql
 from services.bridge.snapshot_command import snapshot
 from services.runtime.access import read_token
 from services.runtime.process import Probes, configure_logging, exit_codes, stop_on_signals
@@ -35,7 +35,7 @@ ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="YAML configura
 JsonLogs = Annotated[bool, typer.Option("--json", help="Write the log as JSON lines.")]
 for command in (
     *(init, check_config, doctor, publication, recover, adopt, release),
-    *(schema, sql, docs),
+    *(schema, sql, docs, examples),
 ):
     app.command()(command)
 app.add_typer(snapshot, name="snapshot")

@@ -1,4 +1,4 @@
-"""The commands that connect to nothing: `init`, `check-config`, `schema`, `sql`, `docs`."""
+"""The commands that connect to nothing: `init`, `check-config`, `schema`, and what is shipped."""
 
 from pathlib import Path
 from typing import Annotated
@@ -124,6 +124,15 @@ def docs(
 ) -> None:
     """Print a page of the documentation, as Markdown."""
     _print_shipped("docs", name)
+
+
+def examples(
+    name: Annotated[
+        str, typer.Argument(help="Name of an example; without it, all names are listed.")
+    ] = "",
+) -> None:
+    """Print an example: a configuration file, a systemd unit, the script `rejoin`."""
+    _print_shipped("examples", name)
 
 
 def schema() -> None:

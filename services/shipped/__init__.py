@@ -1,7 +1,7 @@
-"""The SQL scripts and the documents that an installed package brings with it.
+"""The SQL scripts, documents and examples that an installed package brings with it.
 
-setup.py copies sql/*.sql and docs/*.md of the checkout into this package when a wheel is built. In
-a checkout, where nothing is copied, they are read from where they are.
+setup.py copies sql/, docs/ and examples/ of the checkout into this package when a wheel is built.
+In a checkout, where nothing is copied, they are read from where they are.
 """
 
 import re
@@ -10,14 +10,20 @@ from typing import Final, Literal
 
 from schemas.errors import ExitCode, SettingsError, SetupError
 
-Kind = Literal["sql", "docs"]
-_ENDINGS: Final[dict[Kind, str]] = {"sql": ".sql", "docs": ".md"}
+Kind = Literal["sql", "docs", "examples"]
+_ENDINGS: Final[dict[Kind, str]] = {"sql": ".sql", "docs": ".md", "examples": ""}
+"""Endings that names are without; examples have several, and none."""
 _INCLUDE: Final = re.compile(r"^\\ir (\S+)\.sql$", re.MULTILINE)
 
 
 def names(kind: Kind) -> list[str]:
-    """Return the names of all files of a kind, without ending. Raise SetupError if none is."""
-    found = sorted(path.stem for path in _folder(kind).glob(f"*{_ENDINGS[kind]}"))
+    """Return the names of all files of a kind. Raise SetupError if there are none."""
+    folder, ending = _folder(kind), _ENDINGS[kind]
+    found = sorted(
+        path.relative_to(folder).as_posix().removesuffix(ending)
+        for path in folder.rglob(f"*{ending}")
+        if path.is_file()
+    )
     if not found:
         raise SetupError(
             f"the package has no {kind} files",

@@ -141,6 +141,8 @@ def test_scripts_are_printed_whole() -> None:
     assert code == ExitCode.SETTINGS
     assert "one of failover_functions" in told
     assert slotbridge("docs", "operations")[1].startswith("# Operations")
+    assert {"rejoin", "bridge.yaml", "systemd/slotbridge.service"} <= set(names("examples"))
+    assert slotbridge("examples", "rejoin")[1].startswith("#!/bin/sh")
 
 
 def test_compose_mounts_files_that_exist_and_a_configuration_that_is_accepted() -> None:

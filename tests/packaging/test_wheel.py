@@ -76,6 +76,8 @@ def test_the_sdist_and_the_wheel_have_what_they_need(sdist: Path, wheel: Path) -
     names = zipfile.ZipFile(wheel).namelist()
     assert "services/shipped/sql/roles.sql" in names
     assert "services/shipped/docs/OPERATIONS.md" in names
+    examples = ("rejoin", "bridge.yaml", "systemd/slotbridge.service")
+    assert {f"services/shipped/examples/{name}" for name in examples} <= set(names)
     typed = {f"{name}/py.typed" for name in PACKAGES}
     assert typed <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
