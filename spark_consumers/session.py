@@ -94,8 +94,8 @@ def start_session(tables: TablesSettings, kafka: KafkaSettings) -> SparkSession:
     finally:
         if main:
             signal.signal(signal.SIGINT, handler)
-    # Not before: what the builder has is on the command line of Java, where all users of the
-    # machine read it. Spark loads a catalog when it is first named.
+    # Set these only now: options of the builder are on Java's command line, which all users of the
+    # machine can read. Spark loads a catalog when it is first named.
     given = {n: v for n, v in tables.spark_options.items() if n.startswith(_CATALOGS)}
     for name, value in (catalog_options(tables) | given).items():
         session.conf.set(name, value)

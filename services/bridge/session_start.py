@@ -214,7 +214,7 @@ class _Opening:
     def _first_slot(
         self, topics: Topics, primary: Primary, connection: ReplicationConnection
     ) -> NewSlot:
-        """Return the slot, made where it is missing, and what Kafka is told of its beginning.
+        """Return the slot, created if it is missing, and the events of its beginning for Kafka.
 
         Of a slot that is there already the beginning is not known: that of a former one does not
         count.

@@ -33,7 +33,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Spans:
-    """Makes a service's spans, each in the trace that it is told. For one thread."""
+    """Makes a service's spans, each in a given trace. For one thread."""
 
     def __init__(self, service: str, outcomes: Counter) -> None:
         """`outcomes` counts the spans, by its label `outcome`."""

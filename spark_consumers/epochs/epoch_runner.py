@@ -144,7 +144,7 @@ class EpochRunner:
         the topic was made again.
         """
         ends = list(self.topic.ends(records, self._record.commit_lsn))
-        # Afterwards: what was read is of the topic that is known, or of none.
+        # Ask for the id after the read: so the records are of the known topic, or of no topic.
         before = self._record.transaction_offset is not None
         self._topic_id = self.topic.require_same(self._topic_id, before=before)
         self._log.take(ends, offset)

@@ -159,7 +159,7 @@ class Table:
         return self._openings[op]
 
     def unchanged(self, change: Update) -> bool:
-        """Tell whether an update is left out: its old row is told whole, and published the same."""
+        """Tell whether an update is left out: its old row is complete, and published the same."""
         old, new = change.old, change.new
         if not self._skips_unchanged or old is None or change.old_kind != "O":
             return False

@@ -55,7 +55,7 @@ def page_of(lsn: int) -> int:
 
 
 def commit_at(wal: bytes, lsn: int) -> WalCommit | None:
-    """Return which commit begins at `lsn`, NO_COMMIT for another record, None if it can't be told.
+    """Return the commit that begins at `lsn`, NO_COMMIT for another record, None if unknown.
 
     `wal` has been read from `page_of(lsn)` on.
     """

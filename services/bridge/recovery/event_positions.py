@@ -1,4 +1,4 @@
-"""Where a record of Kafka stands in the order of all events, told by the record alone. Pure.
+"""The position of a Kafka record in the order of all events, by the record alone. Pure.
 
 message of an outbox       headers: commit_lsn, seq; whatever its value looks like
 flat row                   value: __op, __commit_lsn, __seq, __timeline, or headers of these names

@@ -53,7 +53,7 @@ def how_to_end(
     if last is not None and (found := covered(ours, last)):
         partitions = found if record is not None else _not_beyond(ours, last)
         # It is of the transaction of `last`, or of the one before, which was the other's: not where
-        # there is a later one, which began only once that one was told. Markers may be late.
+        # a later one exists, which began only once that one had all markers. Markers may be late.
         # A record that is no further than `last` is of records that were published again, by its
         # producer, once nothing else hung (`republish`).
         again = record is not None and further(last, record) is last

@@ -1,4 +1,4 @@
-"""Ends transactions that Kafka has decided without telling every partition.
+"""Ends transactions that Kafka has decided, but whose marker some partitions lack.
 
 A coordinator writes the markers of a transaction that it has decided, and then takes it for
 complete. Kafka 4.3.0 to 4.4.0 skip the markers of partitions that have no leader at that moment, as

@@ -67,7 +67,7 @@ def judge_range(
             again.append((record, position))
     gone = noted.records - len(there)
     # The range begins with what hung. Where readers have that record, they had all of it, and
-    # compaction has removed what later records replace; other transactions' records tell nothing.
+    # compaction has removed replaced records; records of other transactions prove nothing.
     if gone > 0 and (again or strangers or noted.start not in offsets):
         return Judged(problem=f"{gone} of {noted.records} records are gone")
     if strangers:

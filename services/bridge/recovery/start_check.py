@@ -177,7 +177,7 @@ class StartCheck:
         )
 
     def _commit(self, record: ProgressRecord, wal_lsn: int) -> WalCommit | None:
-        """Return the WAL's commit at the record's `commit_lsn`, None where it can't be told."""
+        """Return the WAL's commit at the record's `commit_lsn`, None if that is unknown."""
         lsn, timeline = record.commit_lsn, record.timeline
         own = timeline == self._primary.server.timeline
         end = wal_lsn if own else self.switch_points.get(timeline, 0)

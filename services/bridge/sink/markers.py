@@ -117,7 +117,7 @@ class MarkerCheck:
             self._asking = self._pool.submit(self._ask, self._last, self._before)
 
     def require_told(self) -> None:
-        """Return where the last transaction but one is told everywhere: it is the next producer's.
+        """Return once all partitions have the marker of the next producer's last transaction.
 
         Raise Retryable where it hangs, or where the leader of a partition does not answer;
         OperatorNeeded where a partition ends before what it had acknowledged: no reader has it.
@@ -147,7 +147,7 @@ class MarkerCheck:
         self._before = None
 
     def require_all_told(self) -> None:
-        """Return where the last two transactions are told everywhere: nothing follows them.
+        """Return once all partitions have the markers of the last two transactions.
 
         Raise TransactionHangs where one hangs, or where a leader does not answer; OperatorNeeded as
         `require_told` does.

@@ -115,7 +115,7 @@ class Narration:
         metrics.SNAPSHOT_WAITING_SECONDS.set(0)
 
     def _is_time(self, kind: str) -> bool:
-        """Tell whether to tell of that kind now, and note that it is told."""
+        """Tell whether a line of that kind is due now, and note that it was written."""
         now = time.monotonic()
         due = now - self._told[kind] > _TELL_S
         if due:

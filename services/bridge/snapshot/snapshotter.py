@@ -350,7 +350,7 @@ class Snapshotter:
     def _advanced(
         self, found: SnapshotPlan, table: TableProgress, seen: SeenChunk, stamp: Stamp
     ) -> SnapshotProgress:
-        """Note that the chunk is in the stream; return what is told of the table."""
+        """Note that the chunk is in the stream; return the table's progress."""
         chunk, count = seen.chunk, len(seen.chunk.rows)
         table.rows += count
         found.begun = found.begun or count > 0

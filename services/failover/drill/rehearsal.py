@@ -41,7 +41,7 @@ _RELEASE_S = 30.0
 
 @dataclass(slots=True)
 class Rehearsal:
-    """One drill. `tell` is told of each part done; `slots_s` is the deadline for the slots."""
+    """One drill. `tell` is called after each part; `slots_s` is the deadline for the slots."""
 
     cluster: Cluster
     view: View

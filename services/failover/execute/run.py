@@ -89,7 +89,7 @@ class Result:
 
 @dataclass(slots=True)
 class Run:
-    """One command's run. `narrate` is told of each step done, `tell` of a step's progress.
+    """One command's run. `narrate` is called after each step, `tell` with a step's progress.
 
     `started` is when the command began (time.monotonic), for the seconds of the result.
     """

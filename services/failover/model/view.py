@@ -276,7 +276,7 @@ class View:
     published: KafkaProgress | None = None
     """The progress of Kafka, if the settings name it and it was asked."""
     bridge_url: str = ""
-    """Where the bridge can be told of a new primary."""
+    """The URL by which the bridge is sent to a new primary."""
     milestones: tuple[tuple[str, Milestone], ...] = ()
     """(who says so, timeline) of what the journal and Kafka remember; see `met`."""
     unread: tuple[str, ...] = ()

@@ -101,7 +101,7 @@ def _consumers(connection: Connection) -> tuple[Consumer, ...]:
 
 
 def _read_only(connection: Connection) -> bool | None:
-    """Tell whether transactions of others are read-only by default, None where it can't be told.
+    """Tell whether transactions of others are read-only by default, None if that is unknown.
 
     Our own session overrides the setting, so that reset_val tells, unless our role or database has
     a setting of its own.

@@ -90,7 +90,7 @@ def lags_of(view: View) -> dict[str, int]:
     for required in required_slots(view):
         slot = primary.state.slot(required.slot)
         confirmed = (slot.confirmed_flush_lsn if slot is not None else None) or 0
-        # what a consumer confirmed beyond its own position had nothing for it
+        # a consumer confirms WAL beyond its own position if that has no changes for it
         for name, lsn in required.consumers:
             lags[name] = max(0, written - max(lsn, confirmed))
     return lags

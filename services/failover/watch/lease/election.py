@@ -58,7 +58,7 @@ class Lease:
     duration_s: int = 0
     acquired: str = ""
     renewed: str = ""
-    """RFC 3339 with microseconds, as `acquired`; told, and never believed."""
+    """RFC 3339 with microseconds, as `acquired`; for people, never compared with a clock."""
     transitions: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
     """As the server gave it, with the resource version; {} where there is no object."""
