@@ -208,6 +208,52 @@ def executor() -> None:
         os.execvp(command[0], command)  # noqa: S606 - it stays the first process of its pod
 
 
+@app.command()
+def restore(
+    config: Config,
+    as_of: Annotated[str, typer.Option(help="LSN: take the last epoch up to it.")],
+    into: Annotated[
+        str,
+        typer.Option(
+            envvar="SLOTTABLES_RESTORE_INTO",
+            show_envvar=True,
+            help="libpq connection string of a scratch database; a password belongs into a "
+            "passfile or PGPASSWORD.",
+        ),
+    ],
+    table: Annotated[
+        list[str] | None, typer.Option(help="Source table as schema.table. Repeatable.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check tables and target; restore nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Restore tables into a PostgreSQL database, as they were at an LSN. `run` may run meanwhile.
+
+    Without --table: all but changelogs and sums. The database gets all of them or none.
+    """
+    from spark_consumers.restore.bars import bars
+    from spark_consumers.restore.restoration import restore
+    from spark_consumers.session import start_session
+
+    with _exit_codes(as_json=as_json):
+        settings, lsn = load_settings(config), _lsn(as_of)
+        spark = start_session(require(settings.tables, "tables"), readable(settings))
+        try:
+            with bars() as progress:
+                found = restore(
+                    *(spark, settings, lsn, into),
+                    tables=tuple(table or ()),
+                    dry_run=dry_run,
+                    progress=progress,
+                )
+        finally:
+            spark.stop()
+        for line in found.documents() if as_json else found.lines():
+            _write(line if isinstance(line, str) else json.dumps(line))
+
+
 @contextlib.contextmanager
 def _operating(config: Path) -> Iterator["Operator"]:
     from spark_consumers.operations import Operator

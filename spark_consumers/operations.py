@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 import structlog
 from pyspark.sql import SparkSession
 
-from schemas.errors import OperatorNeeded, SettingsError
+from schemas.errors import SettingsError
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, require
-from spark_consumers.epochs.ledger import Ledger, Place, epoch_of
+from spark_consumers.epochs.ledger import EpochRecord, Ledger, Place, epoch_of, require_snapshot
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
 from spark_consumers.iceberg.maintenance import Maintained, maintain
@@ -74,26 +74,25 @@ class Operator:
         try:
             for place in record.tables.values():
                 if place.snapshot is not None:
-                    self._tag(place, name)
+                    self._tag(record, place, name)
                     yield place.identifier, name
         except FOREIGN as error:
             raise translated(error, "tag tables") from error
 
-    def _tag(self, place: Place, name: str) -> None:
+    def _tag(self, record: EpochRecord, place: Place, name: str) -> None:
         _, _, table_name = place.identifier.rpartition(".")
         table = catalog.load(
             self._spark, catalog.identifier(self._tables.namespace, table_name.strip("`"))
         )
-        if table.snapshot(place.snapshot) is None:
-            raise OperatorNeeded(
-                "the Iceberg table no longer has its snapshot of the epoch",
-                operation="tag tables",
-                subject=place.identifier,
-                hint="choose a later epoch (slottables epochs): the snapshot was removed, or "
-                "the table was rebuilt since",
-            )
+        snapshot = require_snapshot(
+            table,
+            place,
+            operation="tag tables",
+            subject=place.identifier,
+            commit_lsn=record.commit_lsn,
+        )
         if name not in catalog.ref_names(table):
-            table.manageSnapshots().createTag(name, place.snapshot).commit()
+            table.manageSnapshots().createTag(name, snapshot).commit()
 
     def epochs(self) -> Iterator[dict[str, object]]:
         """Yield the epochs that are kept, the oldest first."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import tenacity
 from pyspark.sql import SparkSession
 
-from schemas.errors import SettingsError
+from schemas.errors import OperatorNeeded, SettingsError
 from schemas.lsn import format_lsn
 from spark_consumers.failures import FOREIGN
 from spark_consumers.iceberg import catalog
@@ -136,6 +136,27 @@ def epoch_of(epochs: list[EpochRecord], commit_lsn: int) -> EpochRecord:
             hint="tables.epochs_kept is the number of epochs that are kept",
         )
     return found[-1]
+
+
+def require_snapshot(
+    table: Any, place: Place | None, *, operation: str, subject: str, commit_lsn: int
+) -> int:
+    """Return the snapshot that an Iceberg table has as of an epoch.
+
+    Raise OperatorNeeded where the table has lost it, or is another one than in the epoch.
+    """
+    snapshot = None if place is None else place.snapshot
+    there = snapshot is not None and table.snapshot(snapshot) is not None
+    if snapshot is None or not there or (place and place.uuid not in ("", str(table.uuid()))):
+        raise OperatorNeeded(
+            "the Iceberg table no longer has its snapshot of the epoch",
+            operation=operation,
+            subject=subject,
+            lsn=commit_lsn,
+            hint="choose a later epoch (slottables epochs): the snapshot was removed, or "
+            "the table was rebuilt since",
+        )
+    return snapshot
 
 
 def _values(record: EpochRecord) -> dict[str, str]:

@@ -151,6 +151,11 @@ def snapshot_id(table: Any) -> int | None:
     return None if snapshot is None else int(snapshot.snapshotId())
 
 
+def as_of(spark: SparkSession, identifier: str, snapshot: int) -> DataFrame:
+    """Return a table as it was: its rows, and the columns that it had."""
+    return spark.read.option("versionAsOf", str(snapshot)).table(identifier)
+
+
 def tag(manage: Any, refs: Collection[str], name: str, snapshot: int, kept: int) -> None:
     """Add a tag of slottables to a change of references, and remove old tags of slottables.
 

@@ -14,7 +14,7 @@ from schemas.errors import OperatorNeeded
 from schemas.naming import Naming, schema_and_table
 from schemas.settings import Settings, require
 from spark_consumers.epochs.event_reader import EventReader, Wanted
-from spark_consumers.epochs.ledger import EpochRecord, Ledger, epoch_of
+from spark_consumers.epochs.ledger import EpochRecord, Ledger, epoch_of, require_snapshot
 from spark_consumers.epochs.topic_summary import TopicSummary
 from spark_consumers.events import changes
 from spark_consumers.events.shape import CommitPosition, Shape
@@ -78,25 +78,19 @@ class _Witness:
         return state.shape is None or layout_of(self._settings, state.shape).kind == "changelog"
 
     def _compare(self, epoch: EpochRecord, state: State, examples_max: int) -> TableComparison:
-        place = epoch.tables.get(state.source)
         table = catalog.load(self._spark, state.identifier)
-        snapshot = None if place is None else place.snapshot
-        there = snapshot is not None and table.snapshot(snapshot) is not None
-        if not there or (place and place.uuid and place.uuid != state.uuid):
-            raise OperatorNeeded(
-                "the Iceberg table no longer has its snapshot of the epoch",
-                operation="compare tables",
-                subject=state.source,
-                lsn=epoch.commit_lsn,
-                hint="choose a later epoch (slottables epochs): the snapshot was removed, or "
-                "the table was rebuilt since",
-            )
+        snapshot = require_snapshot(
+            table,
+            epoch.tables.get(state.source),
+            operation="compare tables",
+            subject=state.source,
+            commit_lsn=epoch.commit_lsn,
+        )
         shapes = list(self._shapes.upto(state.source, epoch.commit_lsn))
         layout = layout_of(self._settings, shapes[-1])
         holding = "_valid_to IS NULL" if layout.kind == "history" else "true"
         right = (
-            self._spark.read.option("snapshot-id", str(snapshot))
-            .table(state.identifier)
+            catalog.as_of(self._spark, state.identifier, snapshot)
             .where(holding)
             .select(*(F.col(quoted(f.name)).alias(f"c{n}") for n, f in enumerate(layout.fields)))
         )

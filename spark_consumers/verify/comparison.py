@@ -165,7 +165,7 @@ def _compare(
             shared = tuple(column for column in columns if column.name in names)
             row_filter = published.row_filter if published else None
             postgres.export(connection, (schema, table), shared, row_filter, Path(folder))
-            left = _source_rows(spark, folder, shared)
+            left = source_rows(spark, folder, shared)
         elif right is not None:
             left = right.limit(0)
         else:
@@ -226,7 +226,7 @@ def _column_problems(
     return tuple(found)
 
 
-def _source_rows(spark: SparkSession, folder: str, columns: Sequence[ColumnShape]) -> DataFrame:
+def source_rows(spark: SparkSession, folder: str, columns: Sequence[ColumnShape]) -> DataFrame:
     """Return the exported rows, typed, in columns c0, c1 and so on."""
     names = [f"c{number}" for number in range(len(columns))]
     text = T.StructType([T.StructField(name, T.StringType()) for name in names])

@@ -4,7 +4,7 @@ A row is one line `{"c0": "…", "c1": null}` with the values of `spark_consumer
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -65,36 +65,52 @@ class PublishedColumns:
 
 
 @contextlib.contextmanager
+def connected(
+    conninfo: str, server: str, operation: str, *, hint: str, grant: str, timeout_s: int
+) -> Iterator[psycopg.Connection]:
+    """Connect for one transaction, with the text forms of the bridge.
+
+    Raise Retryable when no server answers, SetupError when a privilege is missing. `server` is what
+    the server is called in these errors.
+    """
+    try:
+        with psycopg.connect(
+            conninfo,
+            connect_timeout=timeout_s,
+            client_encoding="utf-8",
+            application_name="slottables",
+        ) as connection:
+            connection.execute(_SESSION)
+            connection.commit()
+            yield connection
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SetupError(
+            str(error).splitlines()[0],
+            operation=operation,
+            hint=grant,
+            exit_code=ExitCode.PRIVILEGE_MISSING,
+        ) from error
+    except psycopg.OperationalError as error:
+        raise Retryable(f"{server} does not answer", operation=operation, hint=hint) from error
+
+
+@contextlib.contextmanager
 def snapshot(settings: SourceSettings) -> Iterator[psycopg.Connection]:
     """Connect so that all tables are read in one snapshot and nothing is written.
 
     Raise Retryable when no server answers, SetupError when a privilege is missing.
     """
-    try:
-        with psycopg.connect(
-            settings.conninfo.get_secret_value(),
-            connect_timeout=settings.connect_timeout_s,
-            client_encoding="utf-8",
-            application_name="slottables verify",
-        ) as connection:
-            connection.execute(_SESSION)
-            connection.commit()
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            connection.read_only = True
-            yield connection
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise SetupError(
-            str(error).splitlines()[0],
-            operation="read the source",
-            hint="grant SELECT on the tables to this role",
-            exit_code=ExitCode.PRIVILEGE_MISSING,
-        ) from error
-    except psycopg.OperationalError as error:
-        raise Retryable(
-            "the source does not answer",
-            operation="read the source",
-            hint="check source.conninfo and that one of its hosts accepts connections",
-        ) from error
+    with connected(
+        settings.conninfo.get_secret_value(),
+        "the source",
+        "read the source",
+        hint="check source.conninfo and that one of its hosts accepts connections",
+        grant="grant SELECT on the tables to this role",
+        timeout_s=settings.connect_timeout_s,
+    ) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+        yield connection
 
 
 def published(connection: psycopg.Connection, publication: str) -> dict[str, PublishedColumns]:
@@ -123,9 +139,13 @@ def export(
     columns: tuple[ColumnShape, ...],
     row_filter: str | None,
     folder: Path,
+    layers: Mapping[str, Sequence[Layer]] | None = None,
 ) -> None:
-    """Write the rows of `table` (schema, name) to files in `folder`; memory stays bounded."""
-    layers = _layers(connection, table)
+    """Write the rows of `table` (schema, name) to files in `folder`; memory stays bounded.
+
+    `layers`: what the type of each column consists of, where it is not what the server says.
+    """
+    layers = layers or column_layers(connection, table)
     values = sql.SQL(", ").join(
         sql.SQL("{} AS {}").format(
             value_sql(column.name, layers[column.name]), sql.Identifier(f"c{number}")
@@ -145,7 +165,8 @@ def export(
             number += 1
 
 
-def _layers(connection: psycopg.Connection, table: tuple[str, str]) -> dict[str, list[Layer]]:
+def column_layers(connection: psycopg.Connection, table: tuple[str, str]) -> dict[str, list[Layer]]:
+    """Return what the type of each column of a table (schema, name) consists of."""
     found: dict[str, list[Layer]] = {}
     for name, *layer in connection.execute(_LAYERS, list(table)).fetchall():
         found.setdefault(name, []).append(Layer(*layer))

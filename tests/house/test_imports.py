@@ -144,6 +144,7 @@ PURE = (
     "spark_consumers.epochs.topic_summary",
     "spark_consumers.events",
     "spark_consumers.iceberg.layout",
+    "spark_consumers.restore.values",
     *(f"spark_consumers.key_index.{name}" for name in ("deletion_vectors", "keys", "segments")),
 )
 LAYERS = {

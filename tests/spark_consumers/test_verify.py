@@ -8,11 +8,30 @@ import pytest
 
 from schemas.errors import Retryable
 from spark_consumers.blame import blame
+from spark_consumers.restore.restoration import restore
 from spark_consumers.verify.comparison import TableComparison, verify_tables
 from tests.bridge.running import Bridge
+from tests.conftest import database
 from tests.providers.interface import Broker, Provider
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.tables import ROWS, TABLES
+
+# A timetz comes back in UTC, and arrays begin at 1: JSON does not show the latter.
+VALUES = (
+    *(
+        f"SELECT (to_jsonb(_row) - '{{zoned}}'::text[])::text FROM {name} _row ORDER BY 1".encode()
+        for name in ("types", "lists", "whole", "log", "emptied", '"Odd one"."T-1"')
+    ),
+    b"SELECT (zoned AT TIME ZONE 'UTC')::text FROM types ORDER BY id",
+    b"SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'p' ORDER BY 1",
+)
+TYPES = b"""
+    SELECT attrelid::regclass::text, attname, format_type(atttypid, atttypmod)
+    FROM pg_attribute JOIN pg_class c ON c.oid = attrelid
+    JOIN pg_namespace n ON n.oid = relnamespace
+    WHERE relkind = 'r' AND attnum > 0 AND nspname NOT IN ('pg_catalog', 'information_schema')
+    AND attname <> ALL ('{kind,number,zoned}') ORDER BY attrelid::regclass::text, attnum
+"""
 
 
 @pytest.fixture
@@ -39,8 +58,35 @@ def bridged(
     yield new_pipeline(conninfo, publication=f"p_{topic_prefix}"), conninfo
 
 
+def restored_as_at_the_source(pipeline: Pipeline, conninfo: str, into: str) -> None:
+    """Restore all tables twice: into nothing, and into empty tables made as the source's were."""
+
+    def told(connection: psycopg.Connection, query: bytes) -> list[tuple[object, ...]]:
+        connection.execute("SET TimeZone = 'UTC'")
+        return connection.execute(query).fetchall()
+
+    lsn = pipeline.runner.record.commit_lsn
+    unknown = ["kinds", "numbers", "at", "stamps"]
+    with psycopg.connect(into, autocommit=True) as target, psycopg.connect(conninfo) as source:
+        found = restore(pipeline.spark, pipeline.settings, lsn, into)
+        assert [(t.table, t.as_text) for t in found.tables] == [
+            *(("Odd one.T-1", []), ("public.emptied", []), ("public.lists", unknown)),
+            *(("public.log", []), ("public.types", ["kind"]), ("public.whole", [])),
+        ]
+        for query in (*VALUES, TYPES):
+            without = query.replace(b"zoned}", ",".join(("zoned", *unknown)).encode() + b"}")
+            assert told(target, without) == told(source, without)
+        target.execute('DROP SCHEMA public, "Odd one" CASCADE; CREATE SCHEMA public')
+        target.execute(TABLES.encode())
+        assert not any(
+            t.as_text for t in restore(pipeline.spark, pipeline.settings, lsn, into).tables
+        )
+        for query in VALUES:
+            assert told(target, query) == told(source, query)
+
+
 def test_equal_tables_and_planted_differences(
-    bridged: tuple[Pipeline, str], monkeypatch: pytest.MonkeyPatch
+    bridged: tuple[Pipeline, str], pair: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline, conninfo = bridged
     assert pipeline.stream()
@@ -55,6 +101,8 @@ def test_equal_tables_and_planted_differences(
         "public.types": 5,
         "public.whole": 5,
     }, [comparison.line() for comparison in found]
+    with database(pair.primary) as scratch:
+        restored_as_at_the_source(pipeline, conninfo, pair.primary.conninfo(scratch))
     with psycopg.connect(conninfo, autocommit=True) as connection:
         last = connection.execute("SELECT xmin::text::int8 FROM whole WHERE id = 3").fetchone()
         told = blame(pipeline.spark, pipeline.settings, "public.whole", ["3"])
