@@ -133,7 +133,8 @@ def test_an_outbox(pair: Provider, fresh_database: str, new_bridge: NewBridge) -
                 connection.execute("DELETE FROM outbox")
                 connection.execute(
                     "SELECT pg_logical_emit_message(true, 'outbox', jsonb_build_object("
-                    "'aggregatetype', 'note', 'payload', jsonb_build_object('n', %s::int))::text)",
+                    "'aggregatetype', 'note', 'aggregateid', NULL,"
+                    " 'payload', jsonb_build_object('n', %s::int))::text)",
                     [number],
                 )
         topic = f"{bridge.prefix}.outbox.order"  # made with its first message

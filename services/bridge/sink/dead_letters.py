@@ -123,7 +123,8 @@ def no_topic() -> TopicRefused:
     return TopicRefused(
         "the outbox message does not name a topic",
         hint="its aggregate type must name a topic that is not the bridge's own; a logical message "
-        "must be a JSON object with that member; bridge.on_refused: dead_letter goes on without it",
+        "must be a JSON object with the members that shaping.outbox names as aggregate_type, "
+        "aggregate_id and payload; bridge.on_refused: dead_letter goes on without it",
         exit_code=ExitCode.RECORD_REFUSED,
     )
 

@@ -8,7 +8,7 @@ whose members are named as the columns; it needs no table.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from schemas.errors import SettingsError
 from schemas.naming import Naming
@@ -17,6 +17,7 @@ from services.bridge.events.values.plain import bytea_bytes
 from services.bridge.pgoutput.messages import UNCHANGED, Relation, Row
 
 _BYTEA_OID = 17
+_REQUIRED = ("aggregate_type", "aggregate_id", "payload")
 _ROLES = ("id", "aggregate_type", "aggregate_id", "type", "payload")
 _SPACE = " \t\r\n"
 Headers = list[tuple[str, str | bytes | None]]
@@ -89,21 +90,33 @@ class OutboxMessages:
         self.prefix = settings.message_prefix
         """The prefix that these messages have."""
         self._router = _Router(settings, naming)
+        self._required = {getattr(settings, role) for role in _REQUIRED}
 
     def message(self, content: bytes, commit_lsn: int, seq: int) -> Message:
-        """Return the message that a logical message holds; one that is not JSON has no topic."""
+        """Return the message that a logical message holds.
+
+        The message has no topic, and the whole content as its value, if the content is not a JSON
+        object or lacks one of _REQUIRED, which may be null except for the type, or if no topic
+        follows from the type.
+        """
+        names = self._router.names
         try:
-            given = members(content.decode("utf-8"))
+            given = members(content.decode("utf-8"), names)
         except (ValueError, RecursionError):
-            return self._router.message([None] * len(self._router.names), content, commit_lsn, seq)
-        values = [given.get(name) for name in self._router.names]
-        return self._router.message(values, values[len(_ROLES) - 1], commit_lsn, seq)
+            given = {}
+        values = [given.get(name) for name in names]
+        if given.keys() >= self._required:
+            found = self._router.message(values, values[len(_ROLES) - 1], commit_lsn, seq)
+            if found[0]:
+                return found
+        return self._router.message([None] * len(names), content, commit_lsn, seq)
 
 
-def members(text: str) -> dict[str, bytes | None]:
-    """Return the members of a JSON object: strings without quotes, null as None, others as written.
+def members(text: str, names: Collection[str]) -> dict[str, bytes | None]:
+    """Return members of a JSON object: strings without quotes, null as None, others as written.
 
-    Raise ValueError for a text that is not one JSON object.
+    Only the members in `names` are returned, and not those that are absent. Raise ValueError for a
+    text that is not one JSON object.
     """
     json.loads(text, parse_float=str, parse_int=str)  # the whole must be JSON
     decoder = json.JSONDecoder(parse_float=str, parse_int=str)
@@ -116,7 +129,9 @@ def members(text: str) -> dict[str, bytes | None]:
         name, at = decoder.raw_decode(text, at)
         at = _after_space(text, _after_space(text, at) + 1)  # behind the colon
         value, end = decoder.raw_decode(text, at)
-        if text[at] == '"':
+        if name not in names:
+            pass
+        elif text[at] == '"':
             found[name] = value.encode("utf-8")
         else:
             found[name] = None if value is None else text[at:end].encode("utf-8")
