@@ -18,6 +18,7 @@ from services.failover.checks.readiness import candidate
 from services.failover.checks.registry import run_checks
 from services.failover.cli import output
 from services.failover.execute.journal import BEGIN, Entry
+from services.failover.model.destination import MARK
 from services.failover.model.timelines import History, Provenance
 from services.failover.model.view import Node, Reach, Subscription, View
 from services.failover.plan.failover import plan_failover
@@ -118,6 +119,22 @@ def test_who_answers_as_a_standby_of_the_same_timeline_was_not_promoted() -> Non
     view = unanswered(half_moved(trio()), "c", Reach.SILENT)
     assert "enable" in actions(plan_repoint(view, Request()))
     assert "enable" in actions(plan_rollback(view, Request()))
+
+
+@pytest.mark.parametrize("found_writable", [frozenset[str](), frozenset("a")])
+def test_a_rollback_enables_what_leads_to_the_primary_by_another_name(
+    found_writable: frozenset[str],
+) -> None:
+    """It was disabled and not moved: it leads where it did. What stays disabled is told."""
+    alias = subscription("s1", at="proxy", identified=True)
+    view = half_moved(pair(subscriptions=[alias]))
+    request = Request(found_writable=found_writable, target="b")
+    assert "enable" in actions(plan_rollback(view, request))
+    older = replace(view.ours()[0][1], comment=MARK)
+    view = replace(view, subscribers=(subscriber("sub", older),))
+    plan = plan_rollback(view, request)
+    assert not plan.steps
+    assert "it stays disabled, as it leads to db:proxy" in plan.left[0].reason
 
 
 def remedies(view: View, check: str) -> list[Any]:

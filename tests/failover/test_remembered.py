@@ -3,6 +3,8 @@
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -15,7 +17,9 @@ from schemas.settings import KafkaSettings
 from services.failover.execute import timeline_memory
 from services.failover.execute.history import read_entries, read_history, unfinished
 from services.failover.execute.journal import DONE, Journal
+from services.failover.execute.subscription_note import note_feeding
 from services.failover.execute.timeline_memory import Asked
+from services.failover.model.destination import MARK
 from services.failover.model.preconditions import require_newest
 from services.failover.model.view import View
 from services.failover.observe.bridge_client import Bridge
@@ -37,6 +41,7 @@ from tests.failover.test_timelines import promoted
 from tests.failover.views import node, slot, state
 from tests.failover.watch.test_live import LEADS_TO, promote, unquoted
 from tests.providers.interface import Provider
+from tests.providers.waiting import eventually
 
 SEEN_OFTEN = 6000
 BEGUN = {"run": "r", "number": 1, "at": "2026-01-01T00:00:00+00:00", "by": "a person"}
@@ -155,6 +160,36 @@ def test_who_enables_by_hand_what_a_run_had_disabled_has_the_say_from_then_on(
     assert "sub/s1 was disabled, and stays so" in ran.out + ran.err
     assert ask(trio.subscriber, "SELECT subenabled FROM pg_subscription", trio.dbname) is False
     assert "disabled by slotfailover" not in ask(trio.subscriber, comment, trio.dbname)
+
+
+def test_a_note_of_what_feeds_a_subscription_overwrites_no_mark(
+    pair: Provider, fresh_database: str
+) -> None:
+    """A run has disabled and marked it since it was seen: `watch` and a command share no lock."""
+    url = pair.primary.conninfo(fresh_database)
+    connect = partial(psycopg.connect, url, autocommit=True)
+    with connect() as run, connect() as watch, ThreadPoolExecutor(1) as pool:
+        run.execute(
+            "CREATE SUBSCRIPTION s CONNECTION 'host=127.0.0.1 port=1' PUBLICATION p"
+            " WITH (connect = false)"
+        )
+        try:
+            run.execute("ALTER SUBSCRIPTION s ENABLE")
+            assert note_feeding(watch, "s", "fed")
+            with run.transaction():
+                run.execute("ALTER SUBSCRIPTION s DISABLE")
+                run.execute(f"COMMENT ON SUBSCRIPTION s IS '{MARK}'")
+                waits = pool.submit(note_feeding, watch, "s", "fed, as seen before")
+                query = "SELECT FROM pg_locks WHERE NOT granted AND pid = %s"
+                pid = watch.info.backend_pid
+                eventually(lambda: run.execute(query, [pid]).rowcount == 1, what="it waits")
+            assert waits.result(30) is False
+            comment = "SELECT obj_description(oid, 'pg_subscription') FROM pg_subscription"
+            assert run.execute(f"{comment} WHERE subname = 's'").fetchone() == (MARK,)
+        finally:
+            run.execute("ALTER SUBSCRIPTION s DISABLE")
+            run.execute("ALTER SUBSCRIPTION s SET (slot_name = NONE)")
+            run.execute("DROP SUBSCRIPTION s")
 
 
 def test_the_hint_names_all_that_remembers_a_timeline() -> None:

@@ -301,7 +301,8 @@ class Run:
             why = f"{error.message}; {error.hint}" if error.hint else error.message
             return f"; and it could not be taken back ({why}){stays}"
         goes_on = f", {plan.new_primary} goes on" if plan.new_primary else ", no primary answers"
-        return f"; it was taken back{goes_on}{stays}"
+        left = "".join(f"; {item.subject}: {item.reason}" for item in plan.left)
+        return f"; it was taken back{goes_on}{stays}{left}"
 
     def _await_end_of(self, stopped: set[str]) -> None:
         """Wait for servers that may be shutting down: they can't be started before."""

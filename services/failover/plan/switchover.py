@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
-from services.failover.checks.blockers import unreachable
+from services.failover.checks.blockers import Blocker, unreachable
 from services.failover.checks.half_moved import held
 from services.failover.checks.readiness import candidate, judge_all, passed_over
 from services.failover.model.preconditions import require_one_primary, require_one_system
@@ -59,7 +59,7 @@ from services.failover.plan.succession import (
 )
 
 if TYPE_CHECKING:
-    from services.failover.model.view import Node, Subscription, View
+    from services.failover.model.view import Node, Subscriber, Subscription, View
 
 OPERATION = "switch over"
 
@@ -114,22 +114,44 @@ def plan_rollback(view: View, request: Request) -> Plan:
     for standby in view.standbys:
         if standby.state is not None and standby.state.cut:
             draft.add(receivers.reconnect(standby, name or standby.name))
-    left = list(unreachable(view))
-    for subscriber, subscription in view.ours():
-        led = old if old is not None else _led_to(subscription, view)
-        if not subscriber.usable or not subscription.marked or led is None:
-            continue
-        doubt = doubt_now(view, request, subscriber, subscription, old) if old else None
-        if old is not None and doubt is not None:
-            left.append(held(doubt, old))
-            continue
-        if not moves(subscription, led):
-            if old is None:
-                require_unpromoted(view, request, led)
-            draft.add(subscriptions.enable(subscriber, subscription, led))
+    left = [*unreachable(view), *_enable_again(draft, old)]
     why = f"{name} was not replaced and goes on" if name else "nothing was promoted"
     notes = vouched(view, request, old) if old is not None else []
     return Plan(name, why, tuple(draft.steps), (), tuple(left), tuple(notes))
+
+
+def _enable_again(draft: Draft, old: Node | None) -> list[Blocker]:
+    """Plan to enable what runs have disabled; return what has to stay so.
+
+    A subscription that was only disabled, and not moved yet, leads where it led before, also by an
+    address that nobody knows.
+    """
+    view, request = draft.view, draft.request
+    left: list[Blocker] = []
+    for subscriber, found in view.ours():
+        if not subscriber.usable or found.destination is None:
+            continue
+        known = _led_to(found, view)
+        led = old if known is None and found.destination.left else known
+        doubt = doubt_now(view, request, subscriber, found, old) if old is not None else None
+        if old is not None and doubt is not None:
+            left.append(held(doubt, old))
+        elif led is None or (old is not None and led.name != old.name):
+            left.append(_stays_disabled(subscriber, found))
+        else:
+            if old is None:
+                require_unpromoted(view, request, led)
+            draft.add(subscriptions.enable(subscriber, found, led))
+    return left
+
+
+def _stays_disabled(subscriber: Subscriber, subscription: Subscription) -> Blocker:
+    return Blocker(
+        f"{subscriber.name}/{subscription.name}",
+        f"it stays disabled, as it leads to {subscription.conninfo.address}, which is not an "
+        "address of the primary",
+        "slotfailover repoint leads it to the primary, once there is one",
+    )
 
 
 def _led_to(subscription: Subscription, view: View) -> Node | None:

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import structlog
@@ -24,12 +25,11 @@ from services.failover.execute.interruption import Interrupted
 from services.failover.execute.journal import Entry, Journal, remembered
 from services.failover.execute.lock import Lock, locked
 from services.failover.execute.run import Performed, Result, Run
+from services.failover.execute.subscription_note import note_feeding, notes_due
 from services.failover.execute.timeline_memory import Asked, recall
-from services.failover.model import statements
 from services.failover.model.view import View
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.server_link import Unreachable
-from services.failover.plan.invariants import moves
 from services.failover.plan.rejoin import plan_repoint
 from services.failover.plan.request import Request
 from services.failover.watch.assessment import Assessment, assess
@@ -236,22 +236,18 @@ class Watch:
         primary = view.primary
         if primary is None or assessment.partial or assessment.forbidden:
             return
-        for subscriber, found in view.ours():
-            milestone = primary.milestone(str(found.conninfo.address))
-            feeds = subscriber.usable and found.enabled and found.fed and not moves(found, primary)
-            comment = statements.unmarked(found.comment, milestone)
-            if not feeds or milestone is None or found.comment == comment:
-                continue
-            change = statements.comment_on(found.name, comment)
-            where = f"{subscriber.name}/{found.name}"
+        for subscriber, name, milestone, comment in notes_due(view, primary):
+            where = f"{subscriber}/{name}"
+            write = partial(note_feeding, name=name, comment=comment)
             try:
-                self._cluster.subscribers[subscriber.name].order(lambda c, s=change: c.execute(s))  # type: ignore[misc, arg-type, unused-ignore]
+                noted = self._cluster.subscribers[subscriber].order(write)
             except (SlotbridgeError, Unreachable) as error:
                 if where not in self._unnoted:
                     self._tell(f"{where} can't remember {milestone}: {error}")
                 self._unnoted.add(where)
             else:
-                self._tell(f"{where} remembers {milestone} of {primary.name}")
+                if noted:
+                    self._tell(f"{where} remembers {milestone} of {primary.name}")
                 self._unnoted.discard(where)
 
     def _promoted(self, timeline_before: int) -> bool:
