@@ -196,6 +196,42 @@ def blame(
             spark.stop()
 
 
+@app.command()
+def status(
+    config: Config,
+    as_json: Json = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")
+    ] = False,
+    every_s: Annotated[
+        float, typer.Option(min=0.5, help="With --watch: seconds between two looks.")
+    ] = 2.0,
+) -> None:
+    """Show how far `run` is: epoch, lag, rows of each table, tables to be rebuilt.
+
+    It asks tables.http_port. --watch shows rows a second, too; with --json, a document a line.
+    """
+    from rich.console import Console
+
+    from spark_consumers.status import read_run_status
+
+    with _exit_codes(as_json=as_json):
+        tables = require(load_settings(config).tables, "tables")
+        stop, before = _stop_on_signals() if watch else None, None
+        console = Console(highlight=False, soft_wrap=True)
+        while True:
+            found = read_run_status(tables)
+            if as_json:
+                _write(json.dumps(found.document(before)))
+            else:
+                if watch:
+                    console.clear()
+                console.print(found.screen(before))
+            before = found
+            if stop is None or stop.wait(every_s):
+                break
+
+
 @app.command(hidden=True)
 def executor() -> None:
     """Become one of Spark's executors, as Spark's driver asks of a pod of this image."""

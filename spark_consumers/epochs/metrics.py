@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -19,6 +19,8 @@ _SECONDS = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 class Metrics:
     """The metrics of one run; the lag in seconds is computed at each scrape."""
+
+    _waiting_since_ms = 0
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -59,6 +61,7 @@ class Metrics:
             ["way"],
             registry=self.registry,
         )
+        self._table_rows, self._rebuild = _by_table(self.registry)
         self._batch_seconds = Histogram(
             "slottables_batch_seconds",
             "Seconds that a micro-batch of the streaming query took, its epochs included.",
@@ -89,7 +92,6 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
-        self._waiting_since_ms = 0
 
     def _tell_build(self) -> None:
         build = Gauge(
@@ -123,7 +125,8 @@ class Metrics:
         document = report.document()
         for name, counter in self._counters.items():
             counter.inc(float(str(document[name])))
-        for table in report.tables.values():
+        for name, table in report.tables.items():
+            self._table_rows.labels(name).inc(table.rows)
             if table.way:
                 self._writes.labels(table.way).inc()
         self._epoch.set(report.epoch)
@@ -140,6 +143,12 @@ class Metrics:
         self._records.inc(records)
         self._behind.set(behind)
 
+    def rebuilding(self, tables: Iterable[str]) -> None:
+        """Record which tables wait for their rebuild, or are being rebuilt."""
+        self._rebuild.clear()
+        for name in tables:
+            self._rebuild.labels(name).set(1)
+
     def waiting(self, since_ms: int, lag_bytes: int) -> None:
         """Record the lag: the oldest waiting transaction's commit time (0: none) and the bytes."""
         self._waiting_since_ms = since_ms
@@ -151,3 +160,19 @@ class Metrics:
 
     def _gauge(self, name: str, what: str) -> Gauge:
         return Gauge(f"slottables_{name}", what, registry=self.registry)
+
+
+def _by_table(registry: CollectorRegistry) -> tuple[Counter, Gauge]:
+    rows = Counter(
+        "slottables_table_rows",
+        "Rows written to each table, by source table.",
+        ["table"],
+        registry=registry,
+    )
+    rebuild = Gauge(
+        "slottables_table_rebuild",
+        "1 while a table waits for its rebuild, or is being rebuilt, by source table.",
+        ["table"],
+        registry=registry,
+    )
+    return rows, rebuild

@@ -173,12 +173,18 @@ class Stream:
         with self._working:
             if self._runner.waiting()[0]:
                 self._require_going_on()
+            self._tell_rebuilds()
             done = self._runner.step()
             self._metrics.waiting(*self._runner.waiting())
+            self._tell_rebuilds()
             if done is not None:
                 self._report(done)
                 self._maintain()
         return done is not None
+
+    def _tell_rebuilds(self) -> None:
+        states = self._runner.states.items()
+        self._metrics.rebuilding([name for name, state in states if state.rebuild])
 
     def _overtaken(self) -> Retryable:
         return Retryable(

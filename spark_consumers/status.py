@@ -1,0 +1,120 @@
+"""Shows how far `slottables run` is, by its own metrics: no Spark, no Kafka, no catalog."""
+
+import time
+import urllib.error
+import urllib.request
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from schemas.errors import BadInput, ExitCode, Retryable, SettingsError
+from schemas.lsn import format_lsn
+from schemas.tables import TablesSettings
+
+_TIMEOUT_S: Final = 5.0
+_OPERATION: Final = "ask slottables run"
+_EVERYWHERE: Final = ("0.0.0.0", "::", "")  # noqa: S104 - addresses to listen on, not to ask
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """One look at a run: its last epoch, how far it is behind, and its tables.
+
+    `rows`: written to each table since the run began. `rebuilding`: tables that are to be made
+    anew. `time_s`: when it was, by a clock that only goes forwards.
+    """
+
+    epoch: int
+    commit_lsn: int
+    lag_bytes: int
+    lag_seconds: float
+    rows: dict[str, int]
+    rebuilding: list[str]
+    time_s: float
+
+    def rates(self, before: "RunStatus | None") -> dict[str, float]:
+        """Return rows a second of each table since an earlier look at the same run, {} for none."""
+        if before is None or any(self.rows.get(n, 0) < rows for n, rows in before.rows.items()):
+            return {}
+        spent_s = max(self.time_s - before.time_s, 1e-3)
+        return {
+            name: (rows - before.rows.get(name, 0)) / spent_s for name, rows in self.rows.items()
+        }
+
+    def document(self, before: "RunStatus | None" = None) -> dict[str, object]:
+        """Return the look as JSON."""
+        told = asdict(self) | {"commit_lsn": format_lsn(self.commit_lsn)}
+        del told["time_s"]
+        rates = {name: round(rate, 1) for name, rate in self.rates(before).items()}
+        return told | {"rows_per_second": rates}
+
+    def screen(self, before: "RunStatus | None" = None) -> Group:
+        """Return the look as a screen for people."""
+        rates = self.rates(before)
+        head = (
+            f"epoch {self.epoch}, {format_lsn(self.commit_lsn)};"
+            f" {self.lag_bytes:,} bytes and {self.lag_seconds:.1f} s behind"
+        )
+        table = Table("table", "rows", "rows/s", "", box=None)
+        for name in sorted({*self.rows, *self.rebuilding}):
+            rate = f"{rates[name]:,.0f}" if name in rates else ""
+            note = "to be rebuilt" if name in self.rebuilding else ""
+            table.add_row(Text(name), f"{self.rows.get(name, 0):,}", rate, note)
+        return Group(Text(head), table)
+
+
+def read_run_status(settings: TablesSettings) -> RunStatus:
+    """Ask the run's /metrics.
+
+    Raise SettingsError without a port, Retryable where nothing answers, BadInput where something
+    else does.
+    """
+    if not settings.http_port:
+        raise SettingsError(
+            "the port of the run is not known",
+            operation=_OPERATION,
+            hint="set tables.http_port for `run` and for this command",
+        )
+    host = "127.0.0.1" if settings.http_host in _EVERYWHERE else settings.http_host
+    place = f"{f'[{host}]' if ':' in host else host}:{settings.http_port}"
+    try:
+        with urllib.request.urlopen(f"http://{place}/metrics", timeout=_TIMEOUT_S) as answer:
+            text = answer.read().decode()
+    except (urllib.error.URLError, OSError) as error:
+        raise Retryable(
+            "slottables run does not answer",
+            operation=_OPERATION,
+            subject=place,
+            hint="start `slottables run`, with the tables.http_host and http_port of this file",
+            exit_code=ExitCode.SERVER_UNREACHABLE,
+        ) from error
+    try:
+        return parsed_status(text, time.monotonic())
+    except (KeyError, ValueError) as error:
+        raise BadInput(
+            "what answers is not slottables run of this version",
+            operation=_OPERATION,
+            subject=place,
+            hint="check tables.http_port",
+            exit_code=ExitCode.UNDECODABLE,
+        ) from error
+
+
+def parsed_status(text: str, time_s: float) -> RunStatus:
+    """Read a run's metrics as text. Raise KeyError where one is not there. Pure."""
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    plain = {sample.name: sample.value for sample in samples if not sample.labels}
+    by_table = [(s.name, s.labels["table"], s.value) for s in samples if "table" in s.labels]
+    return RunStatus(
+        int(plain["slottables_epoch"]),
+        int(plain["slottables_commit_lsn"]),
+        int(plain["slottables_lag_bytes"]),
+        plain["slottables_lag_seconds"],
+        {n: int(v) for metric, n, v in by_table if metric == "slottables_table_rows_total"},
+        sorted(n for metric, n, v in by_table if metric == "slottables_table_rebuild" and v),
+        time_s,
+    )

@@ -1,0 +1,72 @@
+"""`slottables status`, asked of the metrics that `slottables run` serves."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner
+
+from schemas.errors import ExitCode, Retryable, SettingsError
+from schemas.tables import TablesSettings
+from services.testbed.ports import free_port
+from spark_consumers.command import app
+from spark_consumers.epochs.metrics import Metrics
+from spark_consumers.epochs.report import EpochReport, TableReport
+from spark_consumers.status import parsed_status, read_run_status
+
+
+def report(epoch: int, **rows: int) -> EpochReport:
+    """An epoch that brought rows to tables."""
+    tables = {f"public.{name}": TableReport(n, n, 0, 7, "append") for name, n in rows.items()}
+    return EpochReport(epoch, 0x16B3748, 1, 0.5, 0, tables)
+
+
+def test_a_run_tells_epoch_lag_rows_and_rebuilds(tmp_path: Path) -> None:
+    settings = TablesSettings(warehouse=str(tmp_path), http_port=free_port(), http_host="127.0.0.1")
+    metrics = Metrics()
+    metrics.serve(settings)
+    metrics.done(report(1, a=10))
+    metrics.waiting(0, 123)
+    metrics.rebuilding(["public.a"])
+    first = read_run_status(settings)
+    metrics.done(report(2, a=20, b=5))
+    metrics.rebuilding([])
+    second = read_run_status(settings)
+    assert (first.rows, first.rebuilding) == ({"public.a": 10}, ["public.a"])
+    assert second.rows == {"public.a": 30, "public.b": 5}
+    spent_s = second.time_s - first.time_s
+    assert second.rates(first) == pytest.approx({"public.a": 20 / spent_s, "public.b": 5 / spent_s})
+    assert second.rates(None) == {}
+    assert first.rates(second) == {}, "another run"
+    assert first.document() == {
+        "epoch": 1,
+        "commit_lsn": "0/16B3748",
+        "lag_bytes": 123,
+        "lag_seconds": 0.0,
+        "rows": {"public.a": 10},
+        "rebuilding": ["public.a"],
+        "rows_per_second": {},
+    }
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(first.screen())
+    assert "epoch 1, 0/16B3748; 123 bytes and 0.0 s behind" in capture.get()
+    assert "to be rebuilt" in capture.get()
+    config = tmp_path / "c.yaml"
+    document = {"tables": {"warehouse": str(tmp_path), "http_port": settings.http_port}}
+    config.write_text(yaml.safe_dump(document), encoding="utf-8")
+    done = CliRunner().invoke(app, ["status", "--config", str(config), "--json"])
+    assert (done.exit_code, json.loads(done.output)["epoch"]) == (0, 2)
+
+
+def test_a_run_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
+    settings = TablesSettings(warehouse=str(tmp_path), http_port=free_port())
+    with pytest.raises(Retryable, match="does not answer") as raised:
+        read_run_status(settings)
+    assert raised.value.exit_code == ExitCode.SERVER_UNREACHABLE
+    with pytest.raises(SettingsError, match="port of the run is not known"):
+        read_run_status(TablesSettings(warehouse=str(tmp_path)))
+    with pytest.raises(KeyError):
+        parsed_status("# another program\nup 1\n", 0.0)
