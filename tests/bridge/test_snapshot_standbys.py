@@ -155,7 +155,7 @@ def test_a_failover_in_the_middle_of_a_snapshot(
 ) -> None:
     """Commits do not wait for the standby: those that it lacks are nowhere, nor in any chunk.
 
-    With `initial`, rows come from the standby until it is promoted.
+    With `initial`, three workers read rows from the standby until it is promoted.
     """
     trio = new_pair(synchronous=False)
     primary, standby = (one.conninfo(trio.dbname) for one in (trio.primary, trio.standby))
@@ -163,7 +163,7 @@ def test_a_failover_in_the_middle_of_a_snapshot(
     slow = {"chunk_rows_max": 10, "rows_per_second_max": MANY // 10}
     settings = {"mode": mode, "signal_table": "public.signals", **slow}
     if mode == "initial":
-        settings["conninfo"] = standby
+        settings |= {"conninfo": standby, "workers": 3}
     bridge = new_bridge(both(trio), snapshot=settings)
     with Changes(primary, MANY) as before:
         bridge.start().streaming(primary)
