@@ -167,8 +167,13 @@ LAYERS = {
         *(("model",), ("checks",), ("observe",), ("plan",), ("execute",), ("drill", "watch")),
         ("cli",),
     ),
+    "spark_consumers": (
+        *(("java", "session", "sql", "key_index", "executor", "status"), ("events",)),
+        *(("failures", "kafka"), ("iceberg",), ("epochs",), ("blame", "verify", "operations")),
+        *(("restore",), ("command",), ("submit",)),
+    ),
 }
-"""Service -> its rooms from the ground up: each imports itself and what is below it."""
+"""Service -> its rooms from the ground up: each imports itself and rooms below it."""
 IMPURE_IMPORTS = {
     *("psycopg", "confluent_kafka", "socket", "select", "threading", "time", "concurrent"),
     *("subprocess", "asyncio", "requests", "urllib", "http", "random"),
