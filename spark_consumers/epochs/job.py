@@ -127,7 +127,11 @@ def _with_lineage(
     stack.callback(lineage.close)
 
     def told(found: EpochReport) -> None:
-        lineage.tell(found)
+        try:
+            lineage.tell(found)
+        except FOREIGN as error:  # the catalog did not say where a table's files are
+            failure = translated(error, "report lineage")
+            log.warning("an epoch was not reported to OpenLineage", error=str(failure))
         report(found)
 
     return told

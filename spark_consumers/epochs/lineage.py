@@ -10,6 +10,7 @@ import datetime as dt
 import os
 import queue
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -17,7 +18,6 @@ import structlog
 from openlineage.client import OpenLineageClient
 from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
 from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
-from openlineage.client.uuid import generate_static_uuid
 from prometheus_client import Counter
 
 from schemas.errors import SettingsError
@@ -30,6 +30,8 @@ from spark_consumers.epochs.report import EpochReport, TableReport
 CLOSE_S: Final = 2.0
 EVENTS_WAITING_MAX: Final = 2048
 _PRODUCER: Final = f"slottables/{version()}"
+_RUNS: Final = uuid.UUID("0b0f5f0a-6c3e-5d0e-9d3c-3f6b1c5f8a11")
+"""Namespace of the runs' ids, as UUID version 5 asks for one."""
 _NAMESPACE: Final = "OPENLINEAGE_NAMESPACE"
 """Variable by which other producers of OpenLineage also choose the namespace of their jobs."""
 log = structlog.get_logger()
@@ -81,9 +83,8 @@ class Lineage:
     def _events(self, name: str, table: TableReport, report: EpochReport) -> Iterator[RunEvent]:
         """Yield both events of a table's run, which is the same one if the epoch is repeated."""
         now = dt.datetime.now(dt.UTC)
-        committed = dt.datetime.fromtimestamp(report.ts_ms_max / 1000, dt.UTC)
         job = Job(os.environ.get(_NAMESPACE, "slotbridge"), f"slottables.{self._space}.{name}")
-        run = Run(str(generate_static_uuid(committed, f"{job} {report.commit_lsn}".encode())))
+        run = Run(str(uuid.uuid5(_RUNS, f"{job.namespace} {job.name} {report.commit_lsn}")))
         schema, source = schema_and_table(name)
         topic = InputDataset(self._cluster, self._naming.table(schema, source).name)
         if name not in self._outputs:
