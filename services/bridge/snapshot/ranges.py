@@ -4,23 +4,31 @@
     each other one       imports it, compares what it sees, reads one range more
 
 The chunk is the ranges in their order, up to the first one that is not read to its end: so it has
-the next rows without a gap, as if one connection had read them.
+the next rows without a gap, as if one connection had read them. A connection that does not see the
+snapshot reads nothing.
 """
 
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Final, LiteralString, NamedTuple
 
 import psycopg
+import structlog
 from psycopg import pq
 
+from schemas.errors import SlotbridgeError
 from services.bridge.pgoutput.messages import Row
 from services.bridge.snapshot.cursor import FETCH_BYTES, parts
 from services.bridge.snapshot.tables import CURSOR
 from services.postgres.rows import one_row
 from services.postgres.server import Connection
 
+logger = structlog.get_logger(__name__)
+
+RETRY_S: Final = 30.0
+"""How long fewer connections read where others could not be had, or saw another snapshot."""
 Query = tuple[bytes, list[bytes]]
 _FILL: Final = 0.9
 """How much of its bytes a range is planned to have, as rows differ in size."""
@@ -76,18 +84,50 @@ def joined(ranges: Sequence[RangeRows], rows_max: int) -> RangeRows:
 
 
 class RangeReader:
-    """Reads for one RowReader, which has at most `workers` connections for rows."""
+    """Reads for one RowReader, with up to `workers` - 1 connections beside its first one."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, open_one: Callable[[], Connection]) -> None:
+        """`open_one` opens one more connection to the server; it may raise SlotbridgeError."""
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="snapshot-range")
+        self._workers = workers
+        self._open_one = open_one
+        self._open_at = 0.0
+        self.others: tuple[Connection, ...] = ()
 
     def close(self) -> None:
-        """Wait until the ranges that are being read have ended."""
+        """Wait until the ranges that are being read have ended; end the other connections."""
         self._pool.shutdown(wait=True)
+        self.end_others()
+
+    def end_others(self) -> None:
+        """End the other connections."""
+        others, self.others = self.others, ()
+        for connection in others:
+            connection.close()
+
+    def prepare(self) -> int:
+        """Open the other connections that are missing; return how many read, with the first one.
+
+        Rows do not depend on the others: those that can't be had now are left out for RETRY_S.
+        """
+        while len(self.others) + 1 < self._workers and time.monotonic() >= self._open_at:
+            try:
+                self.others = (*self.others, self._open_one())
+            except SlotbridgeError as error:
+                self._do_without(error.message)
+        return len(self.others) + 1
+
+    def _do_without(self, why: str) -> None:
+        self._open_at = time.monotonic() + RETRY_S
+        logger.warning(
+            "fewer connections than snapshot.workers read rows",
+            connections=len(self.others) + 1,
+            reason=why,
+        )
 
     def read(
         self,
-        connections: Sequence[Connection],
+        first: Connection,
         queries: Sequence[Query],
         rows_max: int,
         *,
@@ -96,9 +136,9 @@ class RangeReader:
     ) -> RangeRows:
         """Read a range for each query, up to `rows_each` rows or `bytes_each`; join them.
 
-        Raise psycopg.Error; NotShared where connections see different states.
+        Raise psycopg.Error.
         """
-        first, others = connections[0], connections[1 : len(queries)]
+        others = self.others[: len(queries) - 1]
         running = []
         if others:
             name = one_row(first.execute("SELECT pg_export_snapshot()"))[0]
@@ -111,7 +151,13 @@ class RangeReader:
             ranges = [read_range(first, queries[0], rows_each, bytes_each)]
         finally:
             wait(running)
-        return joined([*ranges, *(one.result() for one in running)], rows_max)
+        try:
+            ranges += [one.result() for one in running]
+        except NotShared as error:  # several servers behind one name: the first one's range stands
+            self.end_others()
+            self._do_without(f"they see another state of the database: {error}")
+            ranges = [ranges[0]._replace(ends=False)]
+        return joined(ranges, rows_max)
 
 
 def _read_apart(

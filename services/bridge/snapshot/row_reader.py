@@ -26,7 +26,7 @@ from services.bridge.snapshot.places import (
     block_of,
     places_query,
 )
-from services.bridge.snapshot.ranges import NotShared, RangeReader, Share, execute, share_of
+from services.bridge.snapshot.ranges import RangeReader, Share, execute, share_of
 from services.bridge.snapshot.row_order import Versions, order_versions
 from services.bridge.snapshot.tables import (
     Chunk,
@@ -87,7 +87,7 @@ class NotNow(Exception):
 class RowReader:
     """Reads for one session. Only one call at a time, from any thread; `interrupt` from another.
 
-    `workers` of its connections read rows, each a range of a chunk.
+    Up to `workers` connections read rows, each a range of a chunk.
     """
 
     name = "the server"
@@ -97,15 +97,14 @@ class RowReader:
     def __init__(
         self, conninfo: str, publication: str, subject: str, *, deadline_ms: int, workers: int
     ) -> None:
-        """Note where to connect, and how many connections read rows; `_open_again` connects."""
+        """Note where to connect, and how many connections may read rows; `_open_again` connects."""
         self._conninfo = conninfo
         self._publication = publication
         self._subject = subject
         self._deadline_s = deadline_ms / 1000
         self._closed = False
         self._density = Density()
-        self._workers = workers
-        self._range_reader = RangeReader(workers)
+        self._range_reader = RangeReader(workers, self._open_one)
         self._row_bytes: dict[int, float] = {}
         """Of each table (oid), as its last chunk had them."""
         self._sessions: tuple[Connection, ...] = ()
@@ -115,13 +114,13 @@ class RowReader:
         return self._sessions[0]
 
     @property
-    def _row_sessions(self) -> Sequence[Connection]:
-        return self._sessions[: self._workers]
+    def _all(self) -> tuple[Connection, ...]:
+        return (*self._sessions, *self._range_reader.others)
 
     def interrupt(self) -> None:
         """Let a call that is in progress in another thread fail soon."""
         self._closed = True
-        for connection in self._sessions:
+        for connection in self._all:
             with (
                 contextlib.suppress(psycopg.Error, OSError),
                 socket.socket(fileno=os.dup(connection.fileno())) as own,
@@ -172,7 +171,9 @@ class RowReader:
         `before`: of a table without a key, which rows. Raises NotNow where that takes too long.
         """
         oid, within = shape.relation.oid, None
-        share = share_of(self._workers, rows_max, bytes_max, self._row_bytes.get(oid))
+        row_bytes = self._row_bytes.get(oid)
+        workers = 1 if row_bytes is None else self._range_reader.prepare()
+        share = share_of(workers, rows_max, bytes_max, row_bytes)
         condition = ""
         if before is not None:
             within = self._blocks(shape, last, share.ranges * share.rows, before)
@@ -182,14 +183,9 @@ class RowReader:
             ranges = [KeyRange(*pair) for pair in pairwise([last, *bounds, None])]
             rows_each = share.rows if within is None else rows_max
             queries = [chunk_query(shape, one, where, rows_each + 1, condition) for one in ranges]
-            try:
-                rows, size, ends = self._range_reader.read(
-                    *(self._row_sessions, queries, rows_max),
-                    rows_each=rows_each,
-                    bytes_each=share.bytes,
-                )
-            except NotShared as error:
-                raise NotNow(f"{self.name} answers with several processes: {error}") from error
+            rows, size, ends = self._range_reader.read(
+                *(self._rows, queries, rows_max), rows_each=rows_each, bytes_each=share.bytes
+            )
         self._row_bytes[oid] = size / max(1, len(rows))
         last_key = None
         if rows:
@@ -257,19 +253,27 @@ class RowReader:
 
     @property
     def _options(self) -> list[str]:
-        """The options of each connection."""
-        return [ROWS_OPTIONS] * self._workers
+        """The options of each connection, except those of RangeReader."""
+        return [ROWS_OPTIONS]
 
     def _open(self) -> tuple[Connection, ...]:
         """Make the connections. Raise SlotbridgeError."""
         with contextlib.ExitStack() as opened:
             sessions = []
             for options in self._options:
-                sessions.append(self._connect(options))
+                sessions.append(self._open_one(options))
                 opened.callback(sessions[-1].close)
-                self._require_the_server(sessions[-1])
             opened.pop_all()
         return tuple(sessions)
+
+    def _open_one(self, options: str = ROWS_OPTIONS) -> Connection:
+        connection = self._connect(options)
+        try:
+            self._require_the_server(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _require_the_server(self, connection: Connection) -> None:
         """Raise SlotbridgeError where the connection is with a server that is not to be read."""
@@ -298,6 +302,7 @@ class RowReader:
             logger.info("opened the snapshot's SQL sessions again", subject=self._subject)
 
     def _end_sessions(self) -> None:
+        self._range_reader.end_others()
         for connection in self._sessions:
             connection.close()
 
@@ -327,7 +332,7 @@ class RowReader:
         """Translate psycopg's errors; cut off all connections where the server does not answer."""
         try:
             with contextlib.ExitStack() as stack:
-                for connection in self._sessions:
+                for connection in self._all:
                     stack.enter_context(cut_off_after(self._deadline_s, connection.fileno()))
                 yield
         except (psycopg.Error, OSError) as error:
@@ -339,7 +344,7 @@ class RowReader:
         if self._closed:
             return Retryable("the session ends", operation=operation, subject=self._subject)
         state = getattr(error, "sqlstate", None)
-        if state is None or any(one.closed for one in self._sessions):
+        if state is None or any(one.closed for one in self._all):
             self._end_sessions()
             said = "" if state is None else f": {message_of(error)}"
             return NotNow(f"{self.name} has ended the snapshot's SQL session{said}")
