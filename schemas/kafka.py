@@ -3,7 +3,7 @@
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Format = Literal["json", "json_schema_envelope", "json_schema", "avro", "protobuf"]
 REGISTERED: tuple[Format, ...] = ("json_schema", "avro", "protobuf")
@@ -49,8 +49,21 @@ class KafkaSettings(BaseModel):
     """How values of tables' records are written. `json_schema_envelope`: with their schema, as
     Connect's JsonConverter with schemas.enable=true; `json_schema`, `avro`, `protobuf`: with a
     schema registry (section `registry`). `slottables` reads only `json`."""
+    cloudevents: Literal["binary", "structured"] | None = None
+    """Make CloudEvents of tables' records: `binary` puts the attributes into headers and leaves the
+    values, `structured` puts attributes and JSON into one document, which `slottables` does not
+    read (docs/FORMATS.md)."""
     options: dict[str, str | int | float | bool] = Field({}, repr=False)
     """Passed to librdkafka as they are (security.protocol, sasl.*, ssl.*, compression.type …)."""
+
+    @model_validator(mode="after")
+    def _data_of_cloudevents(self) -> "KafkaSettings":
+        """Refuse values that a CloudEvent can't have as its data."""
+        if self.cloudevents == "structured" and self.value_format != "json":
+            raise ValueError("cloudevents: structured needs value_format: json; or take binary")
+        if self.cloudevents and self.value_format == "json_schema":
+            raise ValueError("cloudevents has no media type for values in json_schema")
+        return self
 
     def of_topic(self, topic: str) -> TopicSettings:
         """Return how a table's topic is made, by the first pattern that fits its name."""

@@ -351,7 +351,7 @@ class Settings(BaseSettings):
             if (snapshot.signal_topic or "").startswith(f"{kafka.topic_prefix}."):
                 raise ValueError("snapshot.signal_topic begins as the bridge's own topics do")
             plain = kafka.key_format == kafka.value_format == "json" and not self.shaping.flat
-            if snapshot.mode == "when_needed" and not plain:
+            if snapshot.mode == "when_needed" and (kafka.cloudevents or not plain):
                 raise ValueError("snapshot.mode when_needed repairs topics of plain JSON alone")
         return self
 

@@ -315,6 +315,14 @@ def readable(settings: Settings) -> KafkaSettings:
                 hint="set both formats to json; give readers of other formats a bridge of their "
                 "own, with another slot and topic prefix",
             )
+    if kafka.cloudevents == "structured":
+        raise SettingsError(
+            "slottables reads plain JSON, and kafka.cloudevents is structured",
+            operation="read settings",
+            subject=f"topics {kafka.topic_prefix}.*",
+            hint="set kafka.cloudevents to binary, or give readers of structured CloudEvents a "
+            "bridge of their own, with another slot and topic prefix",
+        )
     return kafka
 
 

@@ -135,12 +135,12 @@ def _settings(config: Path) -> Settings:
     """Load the settings. Raise SettingsError where topics can't be compared with tables."""
     settings = load_settings(config)
     kafka = require(settings.kafka, "kafka")
-    if (kafka.key_format, kafka.value_format) != ("json", "json"):
+    if (kafka.key_format, kafka.value_format, kafka.cloudevents) != ("json", "json", None):
         raise SettingsError(
             "topics are compared with tables only where their records are plain JSON",
             operation=OPERATION,
-            hint="kafka.key_format and kafka.value_format are another format: start over with a "
-            "new slot and topic prefix",
+            hint="kafka.key_format, kafka.value_format or kafka.cloudevents is another format: "
+            "start over with a new slot and topic prefix",
         )
     if settings.shaping.flat is not None:
         raise SettingsError(

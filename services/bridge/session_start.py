@@ -1,12 +1,10 @@
 """Opens a session: all witnesses agree where Kafka is, and the slot streams from there.
 
-    probe hosts -> own the origin -> is this server that of the visible records?
-    -> fence in Kafka -> end what hangs there -> read progress -> compare witnesses
-    -> note what is new about the server -> START_REPLICATION
+    probe hosts -> own the origin -> compare visible records -> fence in Kafka -> end what hangs
+    -> read progress -> compare witnesses -> note what is new of the server -> START_REPLICATION
 
-The origin is owned before Kafka is fenced, so that a second bridge waits instead of fencing a
-healthy first one; and nothing is fenced, decided or made before the server has been shown to be the
-right one, so that a bridge which sees another server leaves the right one's alone.
+The origin is owned first, so that a second bridge waits and fences nobody. Nothing is done in Kafka
+before the server is shown to be the right one.
 """
 
 import contextlib
@@ -46,6 +44,7 @@ from services.bridge.recovery.resume_record import NewSlot, Records
 from services.bridge.recovery.staged_transactions import load_staged
 from services.bridge.recovery.start_check import StartCheck
 from services.bridge.session import Parts, Session
+from services.bridge.sink.cloud_events import events_of
 from services.bridge.sink.dead_letters import Refused
 from services.bridge.sink.group_commit import GroupCommit
 from services.bridge.sink.topics import Topics
@@ -268,6 +267,7 @@ class _Opening:
             *(producer, self._bridge, standby_status, heartbeat, agreed.records.at, ledger, record),
             subject=f"slot {self._slot}",
             schema_topic=schema_topic(self._prefix),
+            events_of=events_of(self._kafka, registry.url if registry is not None else ""),
         )
         self._resources.callback(group_commit.close)
         liveness = Liveness(primary, ledger, standby_status, heartbeat, group_commit)

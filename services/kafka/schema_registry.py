@@ -49,6 +49,11 @@ class SchemaRegistry:
             self._made.close()
 
     @property
+    def url(self) -> str:
+        """Return where the registry is."""
+        return self._settings.url
+
+    @property
     def subject_naming(self) -> SubjectNaming:
         """Return how subjects are named."""
         return self._settings.subject_naming

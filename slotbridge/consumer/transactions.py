@@ -282,6 +282,6 @@ def _foreign(topic: str, number: int, offset: int) -> BadInput:
         operation=OPERATION,
         subject=f"{topic}[{number}]@{offset}",
         hint="only the bridge may write to its topics; kafka.value_format must be json or "
-        "json_schema_envelope",
+        "json_schema_envelope, and kafka.cloudevents not structured",
         exit_code=ExitCode.RECORD_REFUSED,
     )

@@ -380,6 +380,8 @@ def differences(translated: Mapping[str, Any], settings: Mapping[str, Any]) -> I
     free |= {("kafka", "replication_factor"), ("bridge", "transaction_metadata")}
     if (given := settings.get("source", {}).get("origin", "any")) != "any":
         yield f"source.origin is {given!r}, Debezium has no such filter"
+    if (given := settings.get("kafka", {}).get("cloudevents")) is not None:
+        yield f"kafka.cloudevents is {given!r}, the connector's records are plain"
     for section, values in translated.items():
         for key, value in values.items():
             given = settings.get(section, {}).get(key)

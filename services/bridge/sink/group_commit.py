@@ -28,6 +28,7 @@ from services.bridge.failpoints import reach
 from services.bridge.progress.ledger import Ledger, Position
 from services.bridge.sink import row_tally
 from services.bridge.sink.batch_queue import Waiting
+from services.bridge.sink.cloud_events import EventsOf
 from services.bridge.sink.dead_letters import Origins, RefusalLearned
 from services.bridge.sink.transactional_producer import TransactionalProducer
 from services.bridge.source.heartbeat import Heartbeat
@@ -59,6 +60,7 @@ class GroupCommit:
 
     `record_of` makes the progress record of a position, with a transaction's counts so far;
     `record` is the one that the session resumes from. `wakes` is readable after a commit.
+    `events_of`: a batch's events as they are sent.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class GroupCommit:
         *,
         subject: str,
         schema_topic: str,
+        events_of: EventsOf,
     ) -> None:
         self._producer = producer
         self._bytes_max = bridge.commit_bytes_max
@@ -94,6 +97,7 @@ class GroupCommit:
         self._oldest_commit_us = 0
         self._rows: row_tally.Counts = {}
         self._schema_topic = schema_topic
+        self._events_of = events_of
         self.failure: BaseException | None = None
         """The error of a commit that was in progress at `close`."""
         self._ledger = ledger
@@ -200,7 +204,7 @@ class GroupCommit:
         self._reckon(batch)
         self._count(batch)
         if batch.events:
-            self._producer.send(batch.events, Origins(batch))
+            self._producer.send(self._events_of(batch), Origins(batch))
             self._tally(batch)
             reach("part sent" if batch.position.seq else "sent")
         if batch.staging:

@@ -17,7 +17,7 @@ from schemas.shaping import field_name
 from services.bridge import compiled
 from services.bridge.events.event import Event
 from services.bridge.events.formats.wire import HEAD_BYTES, MAGIC
-from services.bridge.events.shaping.outbox import Headers
+from services.bridge.events.shaping.outbox import PLACE_HEADER, Headers
 
 Counts = dict[tuple[str, str], list[int]]
 """(table, operation) -> [rows, bytes of their keys and values]."""
@@ -25,7 +25,6 @@ _AVRO_OP: Final = 6
 """Where `op`, the first field, is in Avro: behind a zero byte, the schema's id, its length 1. In a
 flat row it may be null: which branch it is, 1, precedes its length."""
 _OP_HEADER: Final = field_name("op")
-_OUTBOX_HEADER: Final = "commit_lsn"
 _OPERATIONS: Final = frozenset("crudt")
 _PROTOBUF: Final = b"\0\x0a\1"
 """The path to the message in its file; the number and type of its first field, `op`; its length."""
@@ -69,7 +68,7 @@ def _in_headers(headers: Headers | None) -> str:
     for name, value in headers or ():
         if name == _OP_HEADER:
             return str(value)
-        if name == _OUTBOX_HEADER:
+        if name == PLACE_HEADER:
             return "c"
     return ""
 

@@ -171,9 +171,10 @@ def test_settings_that_differ_from_the_connectors_are_named() -> None:
     given["shaping"]["masks"] = {"public.t": {"a": {"text": "x"}}}
     given["shaping"]["keys"] = {"public.t": ("a",)}
     given["source"]["origin"] = "none"
+    given["kafka"]["cloudevents"] = "binary"
     told = [*differences(found.settings, given)]
     assert [text.split()[0] for text in told] == [
-        *("source.origin", "bridge.decimal_handling", "shaping.masks")
+        *("source.origin", "kafka.cloudevents", "bridge.decimal_handling", "shaping.masks")
     ]
 
 

@@ -20,6 +20,8 @@ _BYTEA_OID = 17
 _REQUIRED = ("aggregate_type", "aggregate_id", "payload")
 _ROLES = ("id", "aggregate_type", "aggregate_id", "type", "payload")
 _SPACE = " \t\r\n"
+PLACE_HEADER = "commit_lsn"
+"""A header that each message of an outbox has, and no other record."""
 Headers = list[tuple[str, str | bytes | None]]
 Message = tuple[str, bytes | None, bytes | None, Headers]
 """Topic, key, value, headers. The topic is "" where none follows from the aggregate type."""
@@ -41,7 +43,7 @@ class _Router:
         """Return the message of values in the order of `names`."""
         identity, aggregate_type, aggregate_id, kind, _, *others = values
         headers: Headers = [("id", identity), ("type", kind)]
-        headers += [("commit_lsn", str(commit_lsn)), ("seq", str(seq))]
+        headers += [(PLACE_HEADER, str(commit_lsn)), ("seq", str(seq))]
         headers += zip(self._headers, others, strict=True)
         return self._topic(aggregate_type), aggregate_id, payload, headers
 
