@@ -168,7 +168,8 @@ def test_kafkas_records_are_read_by_the_sdk_in_both_modes(
         connection.execute('TRUNCATE "größe 5%"')
     for mode, bridge in zip(modes, bridges, strict=True):
         bridge.caught_up()
-        topics = [name for name in bridge.topics() if ".public." in name]
+        start = f"{bridge.prefix}.public."
+        topics = [name for name in bridge.topics() if name.startswith(start)]
         records = [one for one in read_committed(kafka.bootstrap_servers, topics) if one.value]
         events = [read(one.key, one.value, one.headers) for one in records]
         assert {event.get_subject() for event in events} == {"public.größe 5%"}
