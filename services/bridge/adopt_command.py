@@ -20,6 +20,7 @@ from services.bridge.adoption.connector import (
     Translation,
     connector_of,
     differences,
+    has_plain_keys,
     translate,
 )
 from services.bridge.adoption.last_records import OPERATION
@@ -171,6 +172,15 @@ def release(
                 f"settings {kafka.topic_prefix} and {slot}",
                 operation="release",
                 hint="name the connector that the topics are given back to",
+            )
+        if kafka.key_format != "json" or not has_plain_keys(connector):
+            raise SettingsError(
+                f"kafka.key_format is {kafka.key_format}, and the connector writes keys "
+                f"{'as JSON' if has_plain_keys(connector) else 'with schemas'}: its rows would go "
+                "on under other keys or in other partitions",
+                operation="release",
+                hint="only keys that are JSON without schemas stay in place: "
+                "key.converter.schemas.enable=false with JsonConverter, and kafka.key_format json",
             )
         with open_stopped(settings, OPERATION) as (primary, topics, check):
             failpoints.arm()

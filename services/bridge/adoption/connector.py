@@ -306,6 +306,16 @@ def _values(own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     return found, refusals
 
 
+def has_plain_keys(connector: Connector) -> bool:
+    """Tell whether keys are JSON without schemas: their bytes then choose the bridge's partition.
+
+    Kafka Connect chooses the partition by the key's bytes, the bridge by its JSON.
+    """
+    options = connector.converter("key")
+    schemas = _true(options.get(".schemas.enable", "true"))
+    return options.get("") == JSON_CONVERTER and not schemas
+
+
 def _formats(connector: Connector, ignored: Collection[str]) -> tuple[dict[str, str], list[str]]:
     found, refusals = {}, []
     for part in ("key", "value"):
@@ -322,7 +332,7 @@ def _formats(connector: Connector, ignored: Collection[str]) -> tuple[dict[str, 
             if not known and f"{part}.converter{key}" not in ignored:
                 refusals.append(f"{part}.converter{key}={value} has no counterpart")
         schemas = _true(options.get(".schemas.enable", "true"))
-        if schemas and part == "key" and name == JSON_CONVERTER:
+        if part == "key" and name == JSON_CONVERTER and not has_plain_keys(connector):
             refusals.append(
                 "key.converter.schemas.enable=true: a key's schema is among the bytes that choose "
                 "its partition, so that its rows would go on in another one; have Debezium write "

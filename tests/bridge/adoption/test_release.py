@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from schemas.errors import ExitCode
+from services.bridge.adoption.connector import JSON_CONVERTER
 from services.bridge.failpoints import VARIABLE
 from services.testbed.debezium import Connector
 from tests.bridge.adoption.ground import run
@@ -18,13 +19,21 @@ from tests.bridge.snapshots import INITIAL, await_chunks, fill, read_all
 from tests.providers.interface import Provider
 
 
-def release(bridge: Bridge, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command for a connector of the bridge's slot and topics."""
+def release(
+    bridge: Bridge, folder: Path, *, schemas: str = "false"
+) -> subprocess.CompletedProcess[str]:
+    """Run the command for a connector of the bridge's slot and topics.
+
+    `schemas`: whether its keys have schemas.
+    """
     connector = Connector("c", bridge.conninfo, bridge.slot, bridge.publication, bridge.prefix)
     config = {name: str(value) for name, value in connector.properties().items()}
     file, worker = folder / "connector.json", folder / "worker.properties"
     file.write_text(json.dumps({"name": "c", "config": config}))
-    worker.write_text(f"offset.storage.file.filename={folder / 'offsets'}\n")
+    worker.write_text(
+        f"offset.storage.file.filename={folder / 'offsets'}\n"
+        f"key.converter={JSON_CONVERTER}\nkey.converter.schemas.enable={schemas}\n"
+    )
     files = ("--to-debezium", str(file), "--worker", str(worker))
     return run("release", *files, "--config", str(bridge.config), "--yes")
 
@@ -51,6 +60,10 @@ def test_a_table_whose_snapshot_has_not_begun_keeps_it_from_being_given_back(
     assert "has not read all rows of public.a, public.t" in refused.stderr
     read_all(bridge)
     assert bridge.stop() == 0, bridge.output
+    moved = release(bridge, tmp_path, schemas="true")
+    assert moved.returncode == ExitCode.SETTINGS, moved.stderr
+    assert "in other partitions" in moved.stderr
+    assert not (tmp_path / "offsets").exists()
     given = release(bridge, tmp_path)
     assert given.returncode == 0, given.stderr
     assert (tmp_path / "offsets").exists()
