@@ -188,7 +188,15 @@ class TablesSettings(_Part):
     """Most events of an epoch. A transaction is never split: a larger one is an epoch of its
     own."""
     epochs_kept: int = Field(300, ge=2, le=100_000)
-    """How many epochs stay readable by their tags; tags and snapshots of older ones are removed."""
+    """Most epochs that stay readable by their tags; tags and snapshots of older ones are removed.
+    By their age fewer stay (the next three settings, which 3,000 epochs satisfy at all times). Each
+    commit to a table writes some 1 kB for each of them anew."""
+    epochs_kept_all_ms: int = Field(15 * 60_000, ge=0)
+    """Epochs up to this age all stay readable."""
+    epochs_kept_minutely_ms: int = Field(24 * 3600_000, ge=0)
+    """Of epochs up to this age, the last of each minute stays readable."""
+    epochs_kept_hourly_ms: int = Field(30 * 24 * 3600_000, ge=0)
+    """Of epochs up to this age, the last of each hour stays readable; older ones do not."""
     maintenance_interval_ms: int = Field(600_000, ge=0, le=7 * 24 * 3600 * 1000)
     """How often `run` compacts tables and expires snapshots; 0: never."""
     compact_files_min: int = Field(12, ge=2)

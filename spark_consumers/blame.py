@@ -116,7 +116,7 @@ class _Blame:
         return found
 
     def _last_epoch(self) -> EpochRecord:
-        record = Ledger(self._tables.namespace, self._settings.epochs_kept).last(self._spark)
+        record = Ledger(self._tables.namespace, self._settings).last(self._spark)
         if record is None:
             raise _error(self._tables.namespace, "there is no epoch yet", "start `slottables run`")
         return record

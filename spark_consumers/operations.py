@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 import structlog
 from pyspark.sql import SparkSession
 
-from schemas.errors import SettingsError
+from schemas.errors import SettingsError, SlotbridgeError
 from schemas.lsn import format_lsn
 from schemas.settings import Settings, require
 from spark_consumers.epochs.ledger import EpochRecord, Ledger, Place, epoch_of, require_snapshot
+from spark_consumers.epochs.upkeep import maintain_all
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
-from spark_consumers.iceberg.maintenance import Maintained, maintain
+from spark_consumers.iceberg.maintenance import Maintained
 from spark_consumers.iceberg.tables import Tables
 
 log = structlog.get_logger()
@@ -41,7 +42,7 @@ class Operator:
             table = catalog.load(self._spark, state.identifier)
             catalog.set_property(table, catalog.REBUILD, "asked")
             yield name
-        ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)
+        ledger = Ledger(self._tables.namespace, self._settings)
         ledger.ask(self._spark, f"rebuild at {time.time()}")
 
     def maintain(self) -> Iterator[Maintained]:
@@ -50,14 +51,13 @@ class Operator:
         Raise the first failure, which names its table, at the end.
         """
         failures = []
-        for state in self._tables.states(self._spark).values():
-            try:
-                yield maintain(self._spark, self._settings, state, orphans=True)
-            except FOREIGN as error:
-                failure = translated(error, "maintain tables")
-                failure.subject = failure.subject or state.source
-                log.warning("maintenance of a table failed", table=state.source, error=str(failure))
-                failures.append(failure)
+        ledger = Ledger(self._tables.namespace, self._settings)
+        states = self._tables.states(self._spark).values()
+        for done in maintain_all(self._spark, self._settings, ledger, states, orphans=True):
+            if isinstance(done, SlotbridgeError):
+                failures.append(done)
+            else:
+                yield done
         if failures:
             raise failures[0]
 
@@ -68,7 +68,7 @@ class Operator:
         that they have had since. Raise SettingsError for an LSN of before the epochs that are
         kept, OperatorNeeded for a table that has lost that snapshot.
         """
-        ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)
+        ledger = Ledger(self._tables.namespace, self._settings)
         record = epoch_of(ledger.all(self._spark), commit_lsn)
         name = catalog.tag_name(record.commit_lsn)
         try:
@@ -96,7 +96,7 @@ class Operator:
 
     def epochs(self) -> Iterator[dict[str, object]]:
         """Yield the epochs that are kept, the oldest first."""
-        ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)
+        ledger = Ledger(self._tables.namespace, self._settings)
         for record in ledger.all(self._spark):
             yield {
                 "epoch": record.epoch,

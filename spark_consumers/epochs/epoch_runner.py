@@ -32,10 +32,9 @@ from spark_consumers.epochs.report import EpochReport, TableReport
 from spark_consumers.epochs.stage import Stage
 from spark_consumers.epochs.table_writer import Work
 from spark_consumers.epochs.topic_summary import TopicSummary
+from spark_consumers.epochs.upkeep import maintain_all
 from spark_consumers.events.shape import Shape
-from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog, sums
-from spark_consumers.iceberg.maintenance import maintain
 from spark_consumers.iceberg.staging import Adopted
 from spark_consumers.iceberg.tables import NEVER, OpenTable, State, Tables
 from spark_consumers.kafka.divergence import Divergences
@@ -58,7 +57,7 @@ class EpochRunner:
         self._naming = Naming(kafka.topic_prefix, settings.shaping)
         self._tables = Tables(kafka, self._settings)
         self._tables.make_namespace(spark)
-        self._ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)
+        self._ledger = Ledger(self._tables.namespace, self._settings)
         self._topics = topics = TopicOffsets(kafka)
         whole = self._settings.on_bad_event == "quarantine"
         self._reader = EventReader(spark, kafka, topics, whole=whole)
@@ -121,13 +120,9 @@ class EpochRunner:
 
         A table whose maintenance fails stays as it is, and the epochs go on.
         """
-        for state in self._states.values():
-            try:
-                kept = self._stage.keep_index
-                maintain(self._spark, self._settings, state, orphans=False, compacted=kept)
-            except FOREIGN as error:
-                failure = translated(error, "maintain tables")
-                log.warning("maintenance of a table failed", table=state.source, error=str(failure))
+        states, kept = self._states.values(), self._stage.keep_index
+        for _ in maintain_all(self._spark, self._settings, self._ledger, states, compacted=kept):
+            pass
         self._stage.retain_indexes(self._states.values())
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ It is also all that a start needs; without it, the tables themselves tell what t
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,8 +20,12 @@ from pyspark.sql import SparkSession
 
 from schemas.errors import OperatorNeeded, SettingsError
 from schemas.lsn import format_lsn
+from schemas.tables import TablesSettings
+from spark_consumers.epochs import retention
+from spark_consumers.epochs.retention import Retention
 from spark_consumers.failures import FOREIGN
 from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.maintenance import ReadableSnapshots
 from spark_consumers.iceberg.tables import NEVER
 from spark_consumers.kafka.reader import Offsets
 
@@ -30,6 +35,15 @@ ASKED = "slotbridge.asked"
 _ASKING_MAX = 20
 _RETRIES = "commit.retry.num-retries"
 """With any, Iceberg would put a record after one that another writer has added meanwhile."""
+
+
+_AGAIN = tenacity.retry(
+    retry=tenacity.retry_if_exception_type(FOREIGN),
+    wait=tenacity.wait_random(0.1, 0.5),
+    stop=tenacity.stop_after_attempt(_ASKING_MAX),
+    reraise=True,
+)
+"""Another writer commits to the record after each epoch."""
 
 
 class Place(NamedTuple):
@@ -66,9 +80,14 @@ class EpochRecord:
 class Ledger:
     """Reads and writes the record of epochs of one namespace."""
 
-    def __init__(self, namespace: str, kept: int) -> None:
+    def __init__(self, namespace: str, settings: TablesSettings) -> None:
         self.identifier = catalog.identifier(namespace, NAME)
-        self._kept = kept
+        self._most = settings.epochs_kept
+        self._retention = Retention(
+            settings.epochs_kept_all_ms,
+            settings.epochs_kept_minutely_ms,
+            settings.epochs_kept_hourly_ms,
+        )
 
     def last(self, spark: SparkSession) -> EpochRecord | None:
         """Return the last epoch, None before the first."""
@@ -80,9 +99,7 @@ class Ledger:
         """Return the epochs that are kept, the oldest first."""
         if not spark.catalog.tableExists(self.identifier):
             return []
-        snapshots = catalog.load(spark, self.identifier).snapshots()
-        found = (_record(dict(snapshot.summary())) for snapshot in snapshots)
-        return sorted((r for r in found if r is not None), key=lambda r: r.epoch)
+        return [entry.record for entry in _entries(catalog.load(spark, self.identifier))]
 
     def write(self, spark: SparkSession, record: EpochRecord) -> str:
         """Record an epoch as done; a crash before this leaves the epoch undone.
@@ -109,16 +126,32 @@ class Ledger:
             append.set(f"slotbridge.{name}", value)
         append.commit()
         if record.epoch % _EXPIRED_EVERY == 0:
-            table.refresh()
-            catalog.expire(table, keep=self._kept, older_than_ms=int(time.time() * 1000))
+            self.thin(spark, int(time.time() * 1000))
         return found.get(ASKED, "")
 
-    @tenacity.retry(
-        retry=tenacity.retry_if_exception_type(FOREIGN),
-        wait=tenacity.wait_random(0.1, 0.5),
-        stop=tenacity.stop_after_attempt(_ASKING_MAX),
-        reraise=True,
-    )
+    @_AGAIN
+    def thin(self, spark: SparkSession, now_ms: int) -> list[EpochRecord]:
+        """Remove the epochs that are not to be read any more; return those that stay.
+
+        The age of an epoch is that of its record: a reader has it for this time, however late the
+        epoch came.
+        """
+        if not spark.catalog.tableExists(self.identifier):
+            return []
+        table = catalog.load(spark, self.identifier)
+        entries = _entries(table)
+        places = retention.kept([e.time_ms for e in entries], now_ms, self._retention)
+        stay = [entries[place] for place in places[-self._most :]]
+        gone = {entry.snapshot for entry in entries} - {entry.snapshot for entry in stay}
+        if gone:
+            # Else Iceberg would also remove what is older than five days.
+            work = table.expireSnapshots().expireOlderThan(0)
+            for snapshot in gone:
+                work.expireSnapshotId(snapshot)
+            work.commit()
+        return [entry.record for entry in stay]
+
+    @_AGAIN
     def ask(self, spark: SparkSession, what: str) -> None:
         """Let `run` look at its tables after its next epoch: something is asked of some."""
         if spark.catalog.tableExists(self.identifier):
@@ -133,9 +166,18 @@ def epoch_of(epochs: list[EpochRecord], commit_lsn: int) -> EpochRecord:
         raise SettingsError(
             f"no epoch of {format_lsn(commit_lsn)} or before is kept; the first is {first}",
             operation="read the record of epochs",
-            hint="tables.epochs_kept is the number of epochs that are kept",
+            hint="tables.epochs_kept and the settings after it say which epochs are kept",
         )
     return found[-1]
+
+
+def wanted_of(records: Sequence[EpochRecord], source: str) -> ReadableSnapshots | None:
+    """Return what epochs want of a table (None: no epoch is there to say it)."""
+    if not records:
+        return None
+    places = (record.tables.get(source) for record in records)
+    snapshots = frozenset(p.snapshot for p in places if p is not None and p.snapshot is not None)
+    return ReadableSnapshots(records[-1].commit_lsn, snapshots)
 
 
 def require_snapshot(
@@ -157,6 +199,24 @@ def require_snapshot(
             "the table was rebuilt since",
         )
     return snapshot
+
+
+class _Entry(NamedTuple):
+    """The snapshot of the record's table that has an epoch, and when it was written."""
+
+    record: EpochRecord
+    snapshot: int
+    time_ms: int
+
+
+def _entries(table: Any) -> list[_Entry]:
+    """Return what the record's table has, the first epoch first."""
+    found = []
+    for snapshot in catalog.metadata(table).get("snapshots", ()):
+        record = _record(snapshot["summary"])
+        if record is not None:
+            found.append(_Entry(record, snapshot["snapshot-id"], snapshot["timestamp-ms"]))
+    return sorted(found, key=lambda entry: entry.record.epoch)
 
 
 def _values(record: EpochRecord) -> dict[str, str]:

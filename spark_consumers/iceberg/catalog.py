@@ -6,7 +6,7 @@ What Spark's SQL has no word for is done here, and what SQL would need several c
 import contextlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -161,7 +161,7 @@ def tag(manage: Any, refs: Collection[str], name: str, snapshot: int, kept: int)
 
     Of those in `refs`, the last `kept` stay, counting the new one.
     """
-    tags = _own(refs)
+    tags = own_tags_of(refs)
     if name in tags:
         manage.replaceTag(name, snapshot)
     else:
@@ -183,22 +183,34 @@ def ref_snapshot(table: Any, name: str) -> int | None:
 
 def own_tags(table: Any) -> list[str]:
     """Return the tags that slottables made, the oldest LSN first."""
-    return _own(ref_names(table))
+    return own_tags_of(ref_names(table))
 
 
-def _own(refs: Collection[str]) -> list[str]:
-    names = [name for name in refs if name.startswith(_TAG)]
-    return sorted(names, key=lambda name: [int(part, 16) for part in name.split("_")[1:]])
+def tag_lsn(name: str) -> int:
+    """Return the commit LSN of a tag that slottables made."""
+    high, low = name.removeprefix(_TAG).split("_")
+    return (int(high, 16) << 32) | int(low, 16)
 
 
-def forget(table: Any, kept: int) -> None:
-    """Remove our tags but the last `kept`."""
-    old = own_tags(table)[:-kept]
-    if old:
+def own_tags_of(refs: Iterable[str]) -> list[str]:
+    """Return those references that are tags of slottables, the oldest LSN first. Pure."""
+    return sorted((name for name in refs if name.startswith(_TAG)), key=tag_lsn)
+
+
+def forget(table: Any, tags: Collection[str]) -> None:
+    """Remove tags, in one commit."""
+    if tags:
         manage = table.manageSnapshots()
-        for name in old:
+        for name in tags:
             manage.removeTag(name)
         manage.commit()
+
+
+def metadata(table: Any) -> dict[str, Any]:
+    """Return a table's metadata as Iceberg's specification has it, in one call to Java."""
+    parser = java_class(table, "org.apache.iceberg.TableMetadataParser")
+    found: dict[str, Any] = json.loads(parser.toJson(table.operations().current()))
+    return found
 
 
 def set_property(table: Any, name: str, value: str) -> None:

@@ -7,16 +7,16 @@ round would write whole tables anew.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from schemas.tables import TablesSettings
-from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg import catalog, holds
 from spark_consumers.iceberg.tables import State
 
 log = structlog.get_logger()
@@ -36,16 +36,28 @@ class Maintained:
     orphans: int
 
 
+class ReadableSnapshots(NamedTuple):
+    """The snapshots of a table that epochs name which stay readable.
+
+    `commit_lsn`: the last of all recorded epochs; nothing is known of later ones.
+    """
+
+    commit_lsn: int
+    snapshots: frozenset[int]
+
+
 def maintain(
     spark: SparkSession,
     settings: TablesSettings,
     state: State,
     *,
     orphans: bool,
+    wanted: ReadableSnapshots | None = None,
     compacted: Callable[[State, int], None] | None = None,
 ) -> Maintained:
     """Compact a table where it has become many files, forget old epochs, remove lost files.
 
+    `wanted`: what stays readable, None where no epoch is recorded: then all tags stay.
     `compacted` is called with the table and its snapshot before older snapshots are removed.
     """
     table = catalog.load(spark, state.identifier)
@@ -57,8 +69,10 @@ def maintain(
     snapshot = catalog.snapshot_id(table)
     if compacted is not None and snapshot is not None:
         compacted(state, snapshot)
-    catalog.forget(table, settings.epochs_kept)
-    catalog.expire(table, keep=1, older_than_ms=int(time.time() * 1000))
+    now_ms = int(time.time() * 1000)
+    refs = {name: int(ref["snapshot-id"]) for name, ref in catalog.metadata(table)["refs"].items()}
+    catalog.forget(table, forgotten(refs, wanted, settings.epochs_kept, now_ms))
+    catalog.expire(table, keep=1, older_than_ms=now_ms)
     removed = _remove_orphans(spark, table, settings.orphans_older_ms) if orphans else 0
     table.refresh()
     done = Maintained(
@@ -70,6 +84,26 @@ def maintain(
     )
     log.info("table maintained", table=done.table, files=done.files_after, snapshots=done.snapshots)
     return done
+
+
+def forgotten(
+    refs: Mapping[str, int], wanted: ReadableSnapshots | None, most: int, now_ms: int
+) -> list[str]:
+    """Return the tags to remove among a table's references (name -> snapshot). Pure.
+
+    These are tags of epochs whose snapshot no wanted epoch has, and holds whose time is over. Tags
+    of an epoch that is not recorded yet stay, and so do those that are not ours.
+    """
+    tags = catalog.own_tags_of(refs)
+    gone = tags[:-most]
+    if wanted is not None:
+        gone = [
+            tag
+            for tag in tags
+            if tag in gone
+            or (catalog.tag_lsn(tag) <= wanted.commit_lsn and refs[tag] not in wanted.snapshots)
+        ]
+    return [*gone, *holds.expired(refs, now_ms)]
 
 
 def _files(spark: SparkSession, identifier: str) -> int:

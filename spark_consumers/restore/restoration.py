@@ -21,6 +21,7 @@ from spark_consumers.epochs.ledger import EpochRecord, Ledger, epoch_of, require
 from spark_consumers.events.shape import Shape
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.holds import held
 from spark_consumers.iceberg.layout import Layout, rule_of
 from spark_consumers.iceberg.sums import is_sums
 from spark_consumers.iceberg.tables import State, Tables
@@ -152,10 +153,11 @@ class _Restoring:
     def run(
         self, commit_lsn: int, into: str, names: Collection[str], dry_run: bool, progress: Progress
     ) -> Restoration:
-        epochs = Ledger(self._tables.namespace, self._settings.epochs_kept).all(self._spark)
+        epochs = Ledger(self._tables.namespace, self._settings).all(self._spark)
         epoch = epoch_of(epochs, commit_lsn)
         tables = self._chosen(epoch, names)
-        with opened(into, keep=not dry_run) as target:
+        snapshots = {table.identifier: table.snapshot for table in tables}
+        with held(self._spark, snapshots), opened(into, keep=not dry_run) as target:
             if self._source is not None:
                 target.require_another_database(self._source.publication)
             target.require_empty(schema_and_table(table.name) for table in tables)

@@ -20,6 +20,7 @@ from spark_consumers.events import changes
 from spark_consumers.events.shape import CommitPosition, Shape
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.holds import held
 from spark_consumers.iceberg.layout import layout_of
 from spark_consumers.iceberg.sums import is_sums
 from spark_consumers.iceberg.tables import NEVER, State, Tables
@@ -59,7 +60,7 @@ class _Witness:
         topics = TopicOffsets(kafka)
         self._reader = EventReader(spark, kafka, topics)
         self._shapes = ShapeLog(kafka, topics, self._naming, lambda _: True)
-        self._ledger = Ledger(self._tables.namespace, self._settings.epochs_kept)
+        self._ledger = Ledger(self._tables.namespace, self._settings)
 
     def compare(
         self, commit_lsn: int, tables: Collection[str], examples_max: int
@@ -68,24 +69,29 @@ class _Witness:
         states = self._tables.states(self._spark)
         self._shapes.read()
         wanted = tables or [name for name in epoch.tables if not is_sums(name)]
-        return [
-            self._compare(epoch, states[name], examples_max)
+        found = [
+            (states[name], self._snapshot(epoch, states[name]))
             for name in sorted(wanted)
             if name in states and not self._is_changelog(states[name])
         ]
+        with held(self._spark, {state.identifier: snapshot for state, snapshot in found}):
+            return [self._compare(epoch, *one, examples_max) for one in found]
 
     def _is_changelog(self, state: State) -> bool:
         return state.shape is None or layout_of(self._settings, state.shape).kind == "changelog"
 
-    def _compare(self, epoch: EpochRecord, state: State, examples_max: int) -> TableComparison:
-        table = catalog.load(self._spark, state.identifier)
-        snapshot = require_snapshot(
-            table,
+    def _snapshot(self, epoch: EpochRecord, state: State) -> int:
+        return require_snapshot(
+            catalog.load(self._spark, state.identifier),
             epoch.tables.get(state.source),
             operation="compare tables",
             subject=state.source,
             commit_lsn=epoch.commit_lsn,
         )
+
+    def _compare(
+        self, epoch: EpochRecord, state: State, snapshot: int, examples_max: int
+    ) -> TableComparison:
         shapes = list(self._shapes.upto(state.source, epoch.commit_lsn))
         layout = layout_of(self._settings, shapes[-1])
         holding = "_valid_to IS NULL" if layout.kind == "history" else "true"

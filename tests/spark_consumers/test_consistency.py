@@ -85,7 +85,7 @@ def test_sums_agree_at_every_epoch_while_transfers_go_on(
     bank: Bank, pair: Provider, script: Path
 ) -> None:
     pipeline = bank.pipeline
-    spark, ledger = pipeline.spark, Ledger(pipeline.kafka.topic_prefix, 300)
+    spark, ledger = pipeline.spark, Ledger(pipeline.kafka.topic_prefix, pipeline.tables)
     dbname = psycopg.conninfo.conninfo_to_dict(bank.conninfo)["dbname"]
     options = ["-n", "-c", "3", "-T", "8", "-R", "150", "-f", str(script), str(dbname)]
     load = threading.Thread(target=pair.primary.run_tool, args=("pgbench", options))

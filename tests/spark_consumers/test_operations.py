@@ -10,12 +10,14 @@ from pyspark.errors import PySparkException
 from schemas.errors import OperatorNeeded, Retryable, SettingsError
 from spark_consumers.epochs import job
 from spark_consumers.iceberg import catalog
+from spark_consumers.iceberg.holds import held
 from spark_consumers.iceberg.maintenance import maintain
 from spark_consumers.operations import Operator
 from tests.spark_consumers.conftest import NewPipeline, Pipeline
 from tests.spark_consumers.publisher import SourceTable
 
 ACCOUNTS = SourceTable("accounts", {"id": ("int4", -1), "b": ("int4", -1), "v": ("int4", -1)})
+TABLES = ("accounts", "moves")
 MOVES = SourceTable("moves", {"b": ("int4", -1), "v": ("int4", -1)}, key=(), identity="nothing")
 
 
@@ -151,6 +153,48 @@ def test_maintenance_leaves_rows_and_tags_and_few_files(
         t.update(ACCOUNTS, changed)
     pipeline.apply()
     assert accounts(pipeline) == [tuple(changed.values()), *before[1:]]
+
+
+def test_old_epochs_go_and_what_is_read_or_tagged_stays(new_pipeline: NewPipeline) -> None:
+    ages = ("epochs_kept_all_ms", "epochs_kept_minutely_ms", "epochs_kept_hourly_ms")
+    pipeline = new_pipeline(**dict.fromkeys(ages, 0))
+    pipeline.publisher.announce(ACCOUNTS, MOVES)
+    lsns = []
+    for number in range(4):
+        with pipeline.publisher.transaction() as t:
+            t.insert(ACCOUNTS, {"id": number, "b": 0, "v": 0})
+            if number == 0:
+                t.insert(MOVES, {"b": 0, "v": 0})
+        pipeline.apply()
+        lsns.append(pipeline.publisher.commit_lsn)
+    spark, operator = pipeline.spark, Operator(pipeline.spark, pipeline.settings)
+    name = pipeline.identifier("accounts")
+    tags = [catalog.tag_name(lsn) for lsn in lsns]
+
+    def snapshots() -> set[int]:
+        found = catalog.metadata(catalog.load(spark, name))["snapshots"]
+        return {snapshot["snapshot-id"] for snapshot in found}
+
+    table = catalog.load(spark, name)
+    first, second, _, last = (catalog.ref_snapshot(table, tag) or 0 for tag in tags)
+    table.manageSnapshots().createTag("mine", first).commit()
+    table = catalog.load(spark, pipeline.identifier("_epochs"))
+    table.updateProperties().set("history.expire.max-snapshot-age-ms", "1").commit()
+    with held(spark, {name: second}):
+        assert len(list(operator.maintain())) == 2
+        assert snapshots() == {first, second, last}
+    list(operator.maintain())
+    assert snapshots() == {first, last}
+    (epoch,) = operator.epochs()
+    assert epoch["tag"] == tags[3]
+    # The last epoch brought nothing to this table: an older tag keeps what it has of it.
+    moves = catalog.load(spark, pipeline.identifier("moves"))
+    assert catalog.own_tags(moves) == [tags[0]]
+    assert [t for t, _ in operator.tag(lsns[3])] == [pipeline.identifier(n) for n in TABLES]
+    with pipeline.publisher.transaction() as t:
+        t.insert(MOVES, {"b": 0, "v": 1})
+    pipeline.apply()
+    assert [e["epoch"] for e in operator.epochs()] == [4, 5]
 
 
 def files(pipeline: Pipeline, table: str) -> dict[str, int]:

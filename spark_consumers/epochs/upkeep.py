@@ -1,0 +1,49 @@
+"""Maintains all tables of a namespace, by the epochs that are to stay readable."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import structlog
+from pyspark.sql import SparkSession
+
+from schemas.errors import SlotbridgeError
+from schemas.tables import TablesSettings
+from spark_consumers.epochs.ledger import Ledger, wanted_of
+from spark_consumers.failures import FOREIGN, translated
+from spark_consumers.iceberg.maintenance import Maintained, maintain
+from spark_consumers.iceberg.tables import State
+
+log = structlog.get_logger()
+
+
+def maintain_all(
+    spark: SparkSession,
+    settings: TablesSettings,
+    ledger: Ledger,
+    states: Iterable[State],
+    *,
+    orphans: bool = False,
+    compacted: Callable[[State, int], None] | None = None,
+) -> Iterator[Maintained | SlotbridgeError]:
+    """Thin the record of epochs, then maintain tables; yield what was done, or how it failed.
+
+    A table whose maintenance fails stays as it is, and the others are maintained.
+    """
+    records = []
+    try:
+        records = ledger.thin(spark, int(time.time() * 1000))
+    except FOREIGN as error:
+        failure = translated(error, "thin the record of epochs")
+        log.warning("old epochs stay for now", error=str(failure))
+        yield failure
+    for state in states:
+        try:
+            wanted = wanted_of(records, state.source)
+            yield maintain(
+                *(spark, settings, state), orphans=orphans, wanted=wanted, compacted=compacted
+            )
+        except FOREIGN as error:
+            failure = translated(error, "maintain tables")
+            failure.subject = failure.subject or state.source
+            log.warning("maintenance of a table failed", table=state.source, error=str(failure))
+            yield failure
