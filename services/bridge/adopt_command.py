@@ -15,17 +15,11 @@ from schemas.settings import Settings, load_settings, require
 from services.bridge import failpoints
 from services.bridge.adoption.adoption import Adoption, AdoptionPlan
 from services.bridge.adoption.connect_offsets import ConnectOffsets
-from services.bridge.adoption.connector import (
-    Connector,
-    Translation,
-    connector_of,
-    differences,
-    has_plain_keys,
-    translate,
-)
+from services.bridge.adoption.connector import Connector, connector_of
 from services.bridge.adoption.last_records import OPERATION
 from services.bridge.adoption.properties import read_properties
 from services.bridge.adoption.release import Release
+from services.bridge.adoption.translation import Translation, differences, translate
 from services.bridge.stopped_bridge import open_stopped
 from services.runtime.process import configure_logging, exit_codes
 
@@ -173,10 +167,10 @@ def release(
                 operation="release",
                 hint="name the connector that the topics are given back to",
             )
-        if kafka.key_format != "json" or not has_plain_keys(connector):
+        if kafka.key_format != "json" or not connector.has_plain_keys:
             raise SettingsError(
                 f"kafka.key_format is {kafka.key_format}, and the connector writes keys "
-                f"{'as JSON' if has_plain_keys(connector) else 'with schemas'}: its rows would go "
+                f"{'as JSON' if connector.has_plain_keys else 'with schemas'}: its rows would go "
                 "on under other keys or in other partitions",
                 operation="release",
                 hint="only keys that are JSON without schemas stay in place: "

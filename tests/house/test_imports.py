@@ -74,6 +74,7 @@ PURE = (
         f"services.bridge.adoption.{name}"
         for name in (
             "connector",
+            "translation",
             "forms",
             "lists",
             "offsets",

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from schemas.settings import Settings
-from services.bridge.adoption.connector import connector_of, differences, translate
+from services.bridge.adoption.connector import connector_of
 from services.bridge.adoption.offsets import (
     is_key,
     offset_key,
@@ -14,6 +14,7 @@ from services.bridge.adoption.offsets import (
     released_offset,
     write_map,
 )
+from services.bridge.adoption.translation import differences, translate
 
 CONFIG = {
     "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
