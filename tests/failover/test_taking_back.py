@@ -260,7 +260,7 @@ def test_a_note_of_a_subscription_that_was_led_elsewhere_since_is_not_the_newest
 @pytest.mark.parametrize(
     ("noted", "led_to", "answers", "goes_on"),
     [
-        (1, "", False, True),
+        (1, "", True, True),
         (2, "", False, False),
         (2, "", True, True),
         (2, " for timeline 2 from 0/384", False, True),

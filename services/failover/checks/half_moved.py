@@ -8,7 +8,7 @@ subscription: it would get rows that were given up, and miss those that the newe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from schemas.errors import ExitCode
 from schemas.lsn import format_lsn
@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 VOUCH = "--no-newer-primary"
 
 
+class Suspect(NamedTuple):
+    """A node that may be a newer primary: its word does not rule that out."""
+
+    name: str
+    reason: str
+    remedy: str
+
+
 @dataclass(frozen=True, slots=True)
 class Doubt:
     """Why a primary may not be the one to which a run was leading a subscription."""
@@ -33,29 +41,67 @@ class Doubt:
     subject: str
     """`subscriber/subscription`."""
     destination: Destination
-    silent: tuple[Node, ...]
-    """The nodes that may be that primary, and give no answer."""
+    suspects: tuple[Suspect, ...]
+    """The nodes that may be that primary."""
     behind: bool
     """The primary has not left the timeline from which the promotion began: it may be the old one.
     Else it is a later one, and only the subscription itself has to wait."""
 
     @property
     def reason(self) -> str:
-        """Whom the subscription was led to, and who can't be asked."""
-        who = ", ".join(f"{node.name} ({node.detail or node.reach})" for node in self.silent)
-        return (
-            f"a run that did not end disabled {self.subject} to lead it to {self.destination}, "
-            f"and nobody can ask {who}"
-        )
+        """Whom the subscription was led to, and who may be that primary."""
+        who = " and ".join(suspect.reason for suspect in self.suspects)
+        led = f"disabled {self.subject} to lead it to {self.destination}"
+        return f"a run that did not end {led}, and {who}"
 
     @property
     def hint(self) -> str:
         """The remedy: never a mere ENABLE, which takes the protection away."""
-        who = ", ".join(node.name for node in self.silent)
+        remedies = ", ".join(suspect.remedy for suspect in self.suspects)
+        who = " and ".join(suspect.name for suspect in self.suspects)
         return (
-            f"bring {who} back, then slotfailover repoint or resume; if it was not promoted since, "
+            f"{remedies}, then slotfailover repoint or resume; if nobody has promoted {who} since, "
             f"say so to the command: {VOUCH}"
         )
+
+
+def rivals(view: View, subscription: Subscription, primary: Node | None) -> tuple[str, ...]:
+    """Return who else may be the primary to which a run was leading a disabled subscription.
+
+    Nobody, if `primary` is that one, or descends from it. A mark of an older release names nobody.
+    """
+    led = subscription.destination
+    if led is None or (primary is not None and _arrived(led, subscription, primary)):
+        return ()
+    new = primary.name if primary is not None else ""
+    others = tuple(node.name for node in view.nodes if node.name != new)
+    if led.node in ("", named(new)):
+        return others
+    return tuple(name for name in others if named(name) == led.node) or (led.node,)
+
+
+def suspect(view: View, name: str, primary: Node | None) -> Suspect | None:
+    """Return why the node may be newer than `primary`; None where it answers that it is not.
+
+    It does so as a standby that is on no newer timeline, and not cut off to be promoted.
+    """
+    node = next((node for node in view.nodes if node.name == name), None)
+    if node is None:
+        reason = f"{name} is not in failover.nodes: nobody can ask it"
+        return Suspect(name, reason, f"name {name} in failover.nodes again")
+    if node.state is None:
+        reason = f"nobody can ask {name} ({node.detail or node.reach})"
+        return Suspect(name, reason, f"bring {name} back")
+    timeline, role = node.state.server.timeline, "primary" if node.leading else "standby"
+    above = primary.known_state.server.timeline if primary is not None else timeline
+    rival = node.leading and (primary is None or primary.leading)
+    if timeline > above or (timeline == above and rival):
+        reason = f"{name} answers as a {role} on timeline {timeline}"
+        return Suspect(name, reason, f"bring back the primary of timeline {timeline}")
+    if node.state.cut:
+        reason = f"{name} is cut off from every primary, as it is before its promotion"
+        return Suspect(name, reason, f"slotfailover resume --rollback lets {name} stream again")
+    return None
 
 
 def doubt_of(
@@ -63,18 +109,22 @@ def doubt_of(
 ) -> Doubt | None:
     """Return why `primary` (None: none answers) must not feed a disabled subscription, or None."""
     led = subscription.destination
-    if led is None:
+    found = [suspect(view, name, primary) for name in rivals(view, subscription, primary)]
+    suspects = tuple(one for one in found if one is not None)
+    if led is None or not suspects:
         return None
-    behind = True
-    if primary is not None:
-        server, history = primary.known_state.server, primary.known_state.provenance.history
-        behind = led.is_behind(server.timeline, history, subscription.milestone)
-        if not behind and (led.met is not None or led.node in ("", named(primary.name))):
-            return None
-    meant = [node for node in view.nodes if named(node.name) == led.node and node is not primary]
-    silent = tuple(node for node in meant or view.nodes if node.state is None)
-    subject = f"{subscriber.name}/{subscription.name}"
-    return Doubt(subject, led, silent, behind) if silent else None
+    behind = primary is None or _is_behind(led, subscription, primary)
+    return Doubt(f"{subscriber.name}/{subscription.name}", led, suspects, behind)
+
+
+def _is_behind(led: Destination, subscription: Subscription, primary: Node) -> bool:
+    server, history = primary.known_state.server, primary.known_state.provenance.history
+    return led.is_behind(server.timeline, history, subscription.milestone)
+
+
+def _arrived(led: Destination, subscription: Subscription, primary: Node) -> bool:
+    known = led.identified or led.node == named(primary.name)
+    return known and not _is_behind(led, subscription, primary)
 
 
 def doubts(view: View, primary: Node) -> list[Doubt]:

@@ -166,7 +166,7 @@ def resume(
             revive=begun is None or begun.command != "failover",
         )
         if rollback:
-            require_nothing_ordered(cluster, view)
+            require_nothing_ordered(cluster, view.standbys)
             return plan_rollback, request
         intent = Intent.of(begun.command, begun.intent, _age_s(begun)) if begun else None
         planner, request = choose(view, request, intent)
@@ -218,11 +218,14 @@ def rejoin(
     copy: Annotated[
         bool, typer.Option("--copy", help="Take a base backup where pg_rewind can't be used.")
     ] = False,
+    no_newer_primary: NoNewerPrimary = False,
 ) -> None:
     """Make an old primary a standby of the new one: rewound or copied anew, its slots ready."""
 
     def choose_it(cluster: Cluster, view: View, request: Request) -> Chosen:
-        request = replace(request, rejoin=frozenset({node}), copies=copy)
+        request = replace(
+            request, rejoin=frozenset({node}), copies=copy, no_newer_primary=no_newer_primary
+        )
         require_rejoinable(cluster, plan_rejoin(view, request))
         return plan_rejoin, request
 

@@ -50,7 +50,7 @@ NoNewerPrimary = Annotated[
     bool,
     typer.Option(
         "--no-newer-primary",
-        help="You vouch that no node that gives no answer was promoted since. If one was, "
+        help="You vouch that no node that can't be asked was promoted since. If one was, "
         "subscriptions follow an old primary, and get rows that were given up.",
     ),
 ]

@@ -1,12 +1,12 @@
 """The promotion: the waits before it, the order, and the evidence that it was given."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import psycopg
 
 from schemas.errors import ExitCode, OperatorNeeded, SetupError
-from services.failover.model.view import View
+from services.failover.model.view import Node
 from services.failover.observe.cluster import Cluster
 from services.failover.observe.replication import read_replication
 from services.failover.observe.server_link import ServerLink, Unreachable
@@ -62,18 +62,24 @@ def promotion_ordered(link: ServerLink) -> bool | None:
         return None
 
 
-def require_nothing_ordered(cluster: Cluster, view: View, *, known: bool = False) -> None:
-    """Raise OperatorNeeded (SPLIT_BRAIN) where a standby may be about to be a primary.
+class MayBePromoted(OperatorNeeded):
+    """A standby has, or may have, an order to promote itself."""
+
+
+def require_nothing_ordered(
+    cluster: Cluster, standbys: Iterable[Node], *, known: bool = False
+) -> None:
+    """Raise MayBePromoted (SPLIT_BRAIN) where one of these may be about to be a primary.
 
     With `known`, the caller knows of all orders: what can't be told is then no refusal.
     """
-    for node in view.standbys:
+    for node in standbys:
         ordered = promotion_ordered(cluster.nodes[node.name])
         if ordered or (ordered is None and not known):
             what = "has been told to promote itself" if ordered else "may have been told to promote"
-            raise OperatorNeeded(
-                f"{node.name} {what}: nothing can be taken back",
-                operation="roll back",
+            raise MayBePromoted(
+                f"{node.name} {what}: nothing goes back to an older primary",
+                operation="look for an order to promote",
                 subject=node.name,
                 hint="wait until it is the primary, then slotfailover resume"
                 if ordered

@@ -18,7 +18,7 @@ from services.failover.execute import perform_step
 from services.failover.execute.interruption import Interrupted, Interruption
 from services.failover.execute.journal import DONE, Journal
 from services.failover.execute.perform_step import POLL_S, TELL_S
-from services.failover.execute.promotion_order import require_nothing_ordered
+from services.failover.execute.promotion_order import MayBePromoted, require_nothing_ordered
 from services.failover.model.view import Reach, View
 from services.failover.observe.cluster import Cluster
 from services.failover.plan.evidence import StillHeard
@@ -33,6 +33,7 @@ from services.failover.plan.steps.step import (
     Action,
     Step,
 )
+from services.failover.plan.succession import vouching
 from services.failover.plan.switchover import plan_rollback
 
 _ATTEMPTS_MAX = 5
@@ -155,6 +156,8 @@ class Run:
                 if step.action in AFTERWARDS:
                     self.late.append(_not_done(step, error))
                     self._request = replace(request, done_steps=request.done_steps | {step.key})
+                elif isinstance(error, MayBePromoted) and step.action is not Action.DISABLE:
+                    self._leave(step, error)
                 elif self._may_lose(step, error):
                     self._request = replace(request, done_steps=request.done_steps | {step.key})
                 elif self._gives_up(step, error):
@@ -179,6 +182,7 @@ class Run:
         """Perform one step, recorded before, narrated and recorded after, whatever comes of it."""
         self.interruption.check()
         self._keep_lock(view)
+        require_nothing_ordered(self.cluster, vouching(view, self._request, step))
         started = time.monotonic()
         self.attempts[step.key] += 1
         self.begun.append(step)
@@ -226,11 +230,19 @@ class Run:
         lost = error.exit_code is ExitCode.SERVER_UNREACHABLE and step.action in OF_SUBSCRIBERS
         return lost and self.attempts[step.key] < _ATTEMPTS_MAX
 
+    def _leave(self, step: Step, error: MayBePromoted) -> None:
+        """Leave a subscription as it is, as it may be led to a standby that is to be promoted."""
+        name = f"{step.server}/{step.subject}"
+        given_up, done = self._request.given_up | {name}, self._request.done_steps | {step.key}
+        self._request = replace(self._request, given_up=given_up, done_steps=done)
+        self.late.append(Blocker(name, error.message, error.hint, error.exit_code))
+
     def _gives_up(self, step: Step, error: SlotbridgeError) -> bool:
         """Tell whether to give up a subscriber's step so that the promotion can follow."""
         lost = error.exit_code is ExitCode.SERVER_UNREACHABLE
         may = self._request.subscribers_may_stay and not self._request.require_subscribers
-        return may and step.action in OF_SUBSCRIBERS and not lost
+        ordered = isinstance(error, MayBePromoted)
+        return may and step.action in OF_SUBSCRIBERS and not lost and not ordered
 
     def _may_lose(self, step: Step, error: SlotbridgeError) -> bool:
         """Tell whether the standby may be promoted without the rest of a replaced primary's WAL.
@@ -285,6 +297,8 @@ class Run:
             self._request,
             stopped=self._request.stopped | stopped,
             found_writable=self._found_writable,
+            marked=self._request.marked
+            | {f"{s.server}/{s.subject}" for s in self.begun if s.action is Action.DISABLE},
         )
         self._await_end_of(stopped)
         off = ", ".join(sorted(self._request.power_fenced))
@@ -294,7 +308,7 @@ class Run:
             while (plan := plan_rollback(view, self._request)).steps:
                 if plan.steps[0].action in GIVES_WRITES:
                     known = plan.new_primary in self._found_writable
-                    require_nothing_ordered(self.cluster, view, known=known)
+                    require_nothing_ordered(self.cluster, view.standbys, known=known)
                 self._perform(plan.steps[0], view)
                 view = self.cluster.observe()
         except SlotbridgeError as error:

@@ -59,6 +59,11 @@ class Destination:
         return f"a primary on timeline {self.number}" if self.number else "another primary"
 
     @property
+    def identified(self) -> bool:
+        """Whether it is a timeline that was met: its number alone may be that of another branch."""
+        return self.met is not None and (self.met.began is not None or self.met.timeline == 1)
+
+    @property
     def mark(self) -> str:
         """The mark as it stands at the end of a subscription's comment."""
         position = f"{format_lsn(self.beyond)} of " if self.beyond is not None else ""

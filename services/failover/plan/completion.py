@@ -42,7 +42,7 @@ from services.failover.plan.request import Draft, Plan
 from services.failover.plan.standbys import attach_standbys
 from services.failover.plan.steps import promotion, receivers, subscriptions
 from services.failover.plan.steps.step import Action, active
-from services.failover.plan.succession import doubt_now, require_no_newer, vouched
+from services.failover.plan.succession import doubt_now, require_newest_known, vouched
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, Subscriber, Subscription
@@ -56,7 +56,7 @@ def complete(draft: Draft, name: str, *, standbys: bool = True) -> Plan:
     """
     node = draft.view.node(name)
     if draft.request.promoted != name:
-        require_no_newer(draft.view, draft.request, node)
+        require_newest_known(draft.view, draft.request, node)
     stale = resets(node) if standbys else ()
     require_privileges(node, resets=bool(stale), promotion=False)
     if standbys:
@@ -89,8 +89,8 @@ def detach(draft: Draft, new: Node) -> None:
         if given_up or not subscriber.usable or not moves(found, new):
             continue
         doubt = doubt_now(draft.view, draft.request, subscriber, found, new)
-        waits = doubt is not None and bool(doubt.destination.node)
-        if found.enabled or (found.marked and not waits and not subscriptions.leads(found, new)):
+        anew = found.marked and doubt is None and not subscriptions.leads(found, new)
+        if found.enabled or anew:
             draft.add(subscriptions.disable(subscriber, found, new))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, SettingsError, SetupError
@@ -9,7 +10,7 @@ from services.failover.model.preconditions import require_one_primary, require_o
 from services.failover.plan.completion import attach, complete
 from services.failover.plan.invariants import check_invariants, require_nobody_hidden
 from services.failover.plan.request import Draft, Plan, Request
-from services.failover.plan.succession import require_no_standby_ahead
+from services.failover.plan.succession import require_expendable, vouched
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, View
@@ -19,7 +20,6 @@ def plan_repoint(view: View, request: Request) -> Plan:
     """Plan how subscriptions and bridge follow the present primary; leave its settings alone."""
     primary = _primary(view, "repoint")
     require_nobody_hidden(view)
-    require_no_standby_ahead(view, primary)
     plan = complete(Draft(view, request), primary.name, standbys=False)
     check_invariants(plan, view, request)
     return plan
@@ -44,6 +44,7 @@ def plan_rejoin(view: View, request: Request) -> Plan:
             hint="rejoin the node that is not; slotfailover switchover makes another the primary",
             exit_code=ExitCode.SPLIT_BRAIN,
         )
+    require_expendable(view, request, primary)
     plan = attach(Draft(view, request), primary.name)
     for left in plan.left:
         if left.exit_code is ExitCode.PRIVILEGE_MISSING and left.subject in request.rejoin:
@@ -55,7 +56,7 @@ def plan_rejoin(view: View, request: Request) -> Plan:
                 exit_code=ExitCode.PRIVILEGE_MISSING,
             )
     check_invariants(plan, view, request)
-    return plan
+    return replace(plan, notes=(*vouched(view, request, primary), *plan.notes))
 
 
 def _primary(view: View, operation: str) -> Node:

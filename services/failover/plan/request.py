@@ -58,6 +58,8 @@ class Request:
     no_newer_primary: bool = False
     """Somebody vouches that no node without an answer was promoted after the present primary."""
     synchronous_standbys: int = 0
+    marked: frozenset[str] = frozenset()
+    """`subscriber/subscription` of what this run itself has disabled: whom it leads it to."""
     promoted: str = ""
     """The node that this run has promoted or led subscriptions to, once it has."""
     final_lsn: int | None = None
@@ -93,6 +95,8 @@ def after_step(request: Request, step: Step, view: View) -> Request:
     """Return the request after a step, once `view` shows it done."""
     if step.action in (Action.PROMOTE, Action.REPOINT):
         return replace(request, promoted=step.node)
+    if step.action is Action.DISABLE:
+        return replace(request, marked=request.marked | {f"{step.server}/{step.subject}"})
     if step.action is Action.MARK:
         state = view.node(step.server).state
         final_xid = state.next_xid if state is not None else None

@@ -20,6 +20,7 @@ from schemas.errors import ExitCode, OperatorNeeded, SlotbridgeError
 from services.failover.model.preconditions import require_one_primary, require_one_system
 from services.failover.plan.failover import plan_failover, took_over
 from services.failover.plan.request import Plan, Request
+from services.failover.plan.steps.receivers import reconnected
 from services.failover.plan.succession import require_newest_known
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 
@@ -136,7 +137,7 @@ def choose(view: View, request: Request, intent: Intent | None) -> tuple[Planner
     marked = any(found.marked for _, found in view.ours())
     if view.writable:
         node = view.writable[0]
-        require_newest_known(view, request, node)
+        require_newest_known(reconnected(view), request, node)
         if took_over(node, view) or (request.target == node.name and intent is not None):
             return plan_switchover, replace(request, target=node.name, promoted=node.name)
         if intent is not None and intent.command == "switchover":

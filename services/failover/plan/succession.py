@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded
-from services.failover.checks.half_moved import VOUCH, Doubt, branch_of, doubt_of, doubts
+from services.failover.checks.half_moved import (
+    VOUCH,
+    Doubt,
+    branch_of,
+    doubt_of,
+    doubts,
+    rivals,
+)
 from services.failover.model.destination import named
 from services.failover.plan.request import OPERATION, Request
+from services.failover.plan.steps.step import OF_SUBSCRIBERS
 
 if TYPE_CHECKING:
     from services.failover.model.view import Node, Subscriber, Subscription, View
+    from services.failover.plan.steps.step import Step
 
 
 def require_unpromoted(view: View, request: Request, old: Node) -> None:
@@ -39,15 +48,15 @@ def require_unpromoted(view: View, request: Request, old: Node) -> None:
             subject=node.name,
             hint=f"let {node.name} answer, then slotfailover resume --rollback, or slotfailover "
             f"resume if it is the primary by now; or make sure that {node.name} never runs again, "
-            "take it out of failover.nodes, and run this again",
+            "take it out of failover.nodes, and run this again with --no-newer-primary",
             exit_code=ExitCode.SPLIT_BRAIN,
         )
 
 
 def require_newest_known(view: View, request: Request, node: Node) -> None:
-    """Raise OperatorNeeded where a silent node, or a standby, may tell of a newer primary."""
+    """Raise OperatorNeeded where another node is, or may be, newer than the primary `node`."""
+    require_nobody_ahead(view, node)
     require_no_newer(view, request, node)
-    require_no_standby_ahead(view, node)
 
 
 def require_no_newer(view: View, request: Request, node: Node) -> None:
@@ -56,37 +65,46 @@ def require_no_newer(view: View, request: Request, node: Node) -> None:
     A run has disabled a subscription to lead it beyond the timeline that `node` is on. If it was
     killed, it may have promoted a node that gives no answer now, or followed its promotion.
     """
-    found = [] if request.no_newer_primary else [d for d in doubts(view, node) if d.behind]
-    if found:
-        raise OperatorNeeded(
-            f"{node.name} may be an old primary that came back: it is on "
-            f"{branch_of(node, found[0])}; {'; '.join(doubt.reason for doubt in found)}",
-            operation=OPERATION,
-            subject=node.name,
-            hint=found[0].hint,
-            exit_code=ExitCode.SPLIT_BRAIN,
-        )
+    if found := [doubt for doubt in _open(view, request, node) if doubt.behind]:
+        where = branch_of(node, found[0])
+        what = f"{node.name} may be an old primary that came back: it is on {where}"
+        raise _refusal(what, node, found)
 
 
 def require_nobody_promoted(view: View, request: Request, chosen: Node) -> None:
-    """Raise OperatorNeeded (SPLIT_BRAIN) where a run may have promoted another than `chosen`.
+    """Raise OperatorNeeded (SPLIT_BRAIN) where a run may have promoted another than `chosen`."""
+    found = [doubt for doubt in _open(view, request, chosen) if doubt.behind]
+    if found := [doubt for doubt in found if doubt.destination.node != named(chosen.name)]:
+        raise _refusal("another node may have been promoted already", chosen, found)
 
-    Marks of older releases name no node: they can't tell.
-    """
-    found = [
-        doubt
-        for doubt in doubts(view, chosen)
-        if doubt.behind and doubt.destination.node not in ("", named(chosen.name))
-    ]
-    if found and not request.no_newer_primary:
-        raise OperatorNeeded(
-            f"another node may have been promoted already: "
-            f"{'; '.join(doubt.reason for doubt in found)}",
-            operation=OPERATION,
-            subject=chosen.name,
-            hint=found[0].hint,
-            exit_code=ExitCode.SPLIT_BRAIN,
-        )
+
+def require_expendable(view: View, request: Request, primary: Node) -> None:
+    """Raise OperatorNeeded (SPLIT_BRAIN) where a node to be rebuilt may be the newer primary."""
+    require_no_newer(view, request, primary)
+    for name in request.rejoin:
+        if found := awaited(view, request, view.node(name), primary):
+            raise _refusal(f"{name} may have been promoted, and is not rebuilt", primary, found)
+
+
+def awaited(view: View, request: Request, node: Node, primary: Node) -> list[Doubt]:
+    """Return the doubts about `primary` of subscriptions that may be led to this node."""
+    found = _open(view, request, primary)
+    return [doubt for doubt in found if node.name in [one.name for one in doubt.suspects]]
+
+
+def _open(view: View, request: Request, node: Node) -> list[Doubt]:
+    """Return the doubts about a primary for which nobody has vouched."""
+    return [] if request.no_newer_primary else doubts(view, node)
+
+
+def _refusal(what: str, node: Node, found: list[Doubt]) -> OperatorNeeded:
+    return OperatorNeeded(
+        f"{what}; {'; '.join(doubt.reason for doubt in found)}",
+        operation=OPERATION,
+        subject=node.name,
+        hint=found[0].hint,
+        exit_code=ExitCode.SPLIT_BRAIN,
+    )
 
 
 def doubt_now(
@@ -96,13 +114,30 @@ def doubt_now(
 
     What this run itself has marked is known to it: it gave no order to promote, or `node` obeyed.
     """
-    led = subscription.destination
-    ours = node.name in (request.promoted, *request.found_writable)
-    if request.no_newer_primary or led is None:
-        return None
-    if ours and led.node in ("", named(request.target or led.node)):
+    if request.no_newer_primary or _own(request, subscriber, subscription, node):
         return None
     return doubt_of(view, subscriber, subscription, node)
+
+
+def vouching(view: View, request: Request, step: Step) -> tuple[Node, ...]:
+    """Return the nodes on whose word a step changes a subscription that a run has disabled."""
+    for where, found in view.ours():
+        if step.action not in OF_SUBSCRIBERS or (where.name, found.name) != _about(step):
+            continue
+        node = view.node(step.node)
+        if not request.no_newer_primary and not _own(request, where, found, node):
+            names = rivals(view, found, node)
+            return tuple(other for other in view.standbys if other.name in names)
+    return ()
+
+
+def _about(step: Step) -> tuple[str, str]:
+    return step.server, step.subject
+
+
+def _own(request: Request, subscriber: Subscriber, subscription: Subscription, node: Node) -> bool:
+    marked = f"{subscriber.name}/{subscription.name}" in request.marked
+    return marked and node.name in (request.promoted, *request.found_writable)
 
 
 def vouched(view: View, request: Request, node: Node) -> list[str]:
@@ -111,17 +146,18 @@ def vouched(view: View, request: Request, node: Node) -> list[str]:
     return [f"{doubt.reason}: overridden by {VOUCH}" for doubt in found]
 
 
-def require_no_standby_ahead(view: View, node: Node) -> None:
-    """Raise OperatorNeeded (TIMELINE) where a standby is on a newer timeline than the primary."""
+def require_nobody_ahead(view: View, node: Node) -> None:
+    """Raise OperatorNeeded (TIMELINE) where a node is on a newer timeline than the primary."""
     timeline = node.known_state.server.timeline
     newer = [
         other
-        for other in view.standbys
+        for other in view.nodes
         if other.state is not None and other.state.server.timeline > timeline
     ]
     if newer:
         found = "; ".join(
-            f"{other.name} is a standby on timeline {other.known_state.server.timeline}"
+            f"{other.name} is a {'primary' if other.leading else 'standby'} on timeline "
+            f"{other.known_state.server.timeline}"
             for other in newer
         )
         raise OperatorNeeded(

@@ -104,7 +104,7 @@ def plan_rollback(view: View, request: Request) -> Plan:
     if old is not None and not old.writable:
         require_unpromoted(view, request, old)
     elif old is not None and old.name not in request.found_writable:
-        require_newest_known(view, request, old)
+        require_newest_known(receivers.reconnected(view), request, old)
     if old is not None and not old.leading:
         draft.add(fencing.start_primary(old))
         return Plan(old.name, f"{old.name} is started again", tuple(draft.steps), ())

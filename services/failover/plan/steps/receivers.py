@@ -9,7 +9,7 @@ from services.failover.model import statements
 from services.failover.plan.steps.step import Action, Step, with_state
 
 if TYPE_CHECKING:
-    from services.failover.model.view import Node, NodeState
+    from services.failover.model.view import Node, NodeState, View
 
 
 def ask(standby: Node, new: Node) -> Step:
@@ -61,6 +61,13 @@ def reconnect(standby: Node, primary: str) -> Step:
         holds=lambda view: (state := view.node(standby.name).state) is not None and not state.cut,
         shown=statements.primary_conninfo("(as it was)"),
     )
+
+
+def reconnected(view: View) -> View:
+    """Return the view once every receiver that was cut off may stream again."""
+    for node in view.nodes:
+        view = with_state(view, node.name, lambda state: replace(state, cut=False))
+    return view
 
 
 def is_cut(node: Node) -> bool:

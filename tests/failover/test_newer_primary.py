@@ -1,0 +1,211 @@
+"""Who may be newer than the present primary, and what vouches that nobody is, on made-up views."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from schemas.errors import ExitCode, OperatorNeeded
+from services.failover.execute import promotion_order
+from services.failover.model.timelines import Provenance
+from services.failover.model.view import Node, Reach, View
+from services.failover.plan.failover import plan_failover
+from services.failover.plan.rejoin import plan_rejoin, plan_repoint
+from services.failover.plan.request import Request
+from services.failover.plan.resume import Intent, choose
+from services.failover.plan.switchover import plan_rollback, plan_switchover
+from services.failover.watch.assessment import assess
+from tests.failover.test_half_moved import OVERRIDES, half_moved, led, refusal, third, trio
+from tests.failover.test_plan_switchover import HANDS, actions
+from tests.failover.test_taking_back import Fake, run_of, unanswered, with_machine
+from tests.failover.views import RECEIVED, slot, state, subscription
+
+
+def answering(view: View, name: str, **said: Any) -> View:
+    """The view in which that node says so."""
+
+    def changed(node: Node) -> Node:
+        return replace(node, state=state(slot("s1"), slot("s2"), **said), reach=Reach.ANSWERS)
+
+    return replace(view, nodes=tuple(changed(n) if n.name == name else n for n in view.nodes))
+
+
+def resumed(view: View, request: Request) -> Any:
+    """What `resume` plans after a failover to b that was killed."""
+    planner, found = choose(view, request, Intent("failover", "b", system="7000", timeline=1))
+    return planner(view, found)
+
+
+@pytest.mark.parametrize("target", ["", "c"])
+def test_a_repoint_leaves_alone_what_waits_for_a_silent_node_in_every_round(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`watch` names no target; after its first step it has led something to c."""
+    fake = Fake(led(half_moved(trio(subscription("s2"))), "c", 2, ((1, RECEIVED),)))
+    run = run_of(fake, monkeypatch, lambda _view: None)
+    with capture_logs():
+        done = run.carry_out(fake.view, Request(target=target), plan_repoint)
+    assert {p.step.subject for p in done.performed if p.step.server == "sub"} == {"s2"}
+    assert [left.subject for left in done.left] == ["sub/s1"]
+    assert done.exit_code is ExitCode.SPLIT_BRAIN
+
+
+def test_a_rejoin_does_not_destroy_what_may_be_the_newer_primary() -> None:
+    """b may have been promoted; a, c are on its parent, or on another branch."""
+    old = with_machine(unanswered(half_moved(trio()), "b", Reach.REFUSED), "b", HANDS)
+    branch = with_machine(led(half_moved(trio()), "c", 2, ((1, RECEIVED),)), "b", HANDS)
+    for view in (old, branch):
+        request = Request(rejoin=frozenset("b"))
+        assert "nobody can ask b (no answer)" in refusal(plan_rejoin, view, request).message
+        vouched = plan_rejoin(view, replace(request, no_newer_primary=True))
+        assert "rejoin" in actions(vouched)
+        assert any("overridden by --no-newer-primary" in note for note in vouched.notes)
+    again = plan_switchover(branch, Request(target="c", rejoin=frozenset("b")))
+    assert "rejoin" not in actions(again)
+    assert {left.subject for left in again.left} == {"sub/s1", "b"}
+    to_old = with_machine(unanswered(half_moved(trio()), "b", Reach.SILENT), "c", HANDS)
+    refusal(plan_rejoin, to_old, Request(rejoin=frozenset("c")))
+
+
+@pytest.mark.parametrize("planner", [plan_repoint, plan_rollback, resumed])
+def test_who_answers_as_a_primary_does_not_vouch_that_it_was_not_promoted(planner: Any) -> None:
+    promoted = {"standby": False, "timeline": 2, "fenced": True}
+    view = answering(unanswered(half_moved(trio()), "c", Reach.SILENT), "b", **promoted)
+    for request in (Request(), OVERRIDES):
+        with pytest.raises(OperatorNeeded, match="b is a primary on timeline 2") as caught:
+            planner(view, request)
+        assert caught.value.exit_code is ExitCode.TIMELINE
+    assert assess(view, Request()).forbidden
+
+
+@pytest.mark.parametrize("planner", [plan_repoint, plan_switchover, plan_failover, resumed])
+def test_no_plan_enables_at_a_primary_behind_a_standby(planner: Any) -> None:
+    """b is a standby of a silent c on timeline 3; a, promoted before, is on timeline 2."""
+    view = answering(trio(), "b", timeline=2)
+    old = replace(view.nodes[0].known_state, provenance=Provenance(history=((1, 100),)))
+    old = replace(
+        old,
+        server=replace(old.server, timeline=2),
+        slots=tuple(replace(each, synced=each.slot_type == "logical") for each in old.slots),
+    )
+    view = replace(view, nodes=(replace(view.nodes[0], state=old), *view.nodes[1:]))
+    view = answering(unanswered(half_moved(view), "c", Reach.SILENT), "b", timeline=3)
+    request = Request(target="" if planner is plan_repoint else "a")
+    with pytest.raises(OperatorNeeded, match="b is a standby on timeline 3, a a primary on 2"):
+        planner(view, request)
+
+
+def test_who_is_cut_off_to_be_promoted_does_not_vouch() -> None:
+    """A rollback lets it stream again, and asks it whether it has an order."""
+    view = answering(half_moved(trio()), "b", cut=True)
+    assert "b is cut off from every primary" in refusal(plan_repoint, view).message
+    assert assess(view, Request()).forbidden
+    for planner in (plan_rollback, resumed):
+        assert actions(planner(view, Request())) == ["reconnect", "enable"]
+
+
+@pytest.mark.parametrize("ordered", [True, None, False])
+@pytest.mark.parametrize("name", ["a", "c"])
+def test_a_standby_with_an_order_to_promote_itself_does_not_vouch(
+    name: str, ordered: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked before the first step at a subscription whose mark it vouches for."""
+    asked: list[Any] = []
+
+    def told(link: Any) -> bool | None:
+        asked.append(link)
+        return ordered
+
+    monkeypatch.setattr(promotion_order, "promotion_ordered", told)
+    view = half_moved(trio(subscription("s2")))
+    if name == "c":
+        view = answering(led(view, "c", 2, ((1, RECEIVED),)), "b")
+    for planner in (plan_repoint, plan_rollback) if name == "a" else (plan_repoint,):
+        fake = Fake(view)
+        run = run_of(fake, monkeypatch, lambda _view: None)
+        with capture_logs():
+            done = run.carry_out(fake.view, Request(subscribers_may_stay=True), planner)
+        assert asked == ["b"]
+        asked.clear()
+        waiting, other = (found for _, found in fake.view.ours())
+        assert (waiting.enabled, other.enabled) == (ordered is False, True)
+        assert other.conninfo.leads_to(fake.view.node(name).endpoints)
+        if ordered is not False:
+            assert "leads to b" in waiting.comment
+            (left,) = [each for each in done.left if each.subject == "sub/s1"]
+            assert left.exit_code is ExitCode.SPLIT_BRAIN
+            assert ("b has been told to promote itself" in left.reason) is bool(ordered)
+            continue
+        fake = Fake(view)
+        run = run_of(fake, monkeypatch, lambda _view: None)
+        run.carry_out(fake.view, OVERRIDES, planner)
+        assert not asked
+
+
+def test_no_other_is_promoted_while_the_awaited_standby_has_an_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(promotion_order, "promotion_ordered", lambda _link: True)
+    fake = Fake(half_moved(trio()))
+    run = run_of(fake, monkeypatch, lambda _view: None)
+    with pytest.raises(OperatorNeeded, match="b has been told to promote itself"):
+        run.carry_out(fake.view, Request(target="c"), plan_switchover, undo=True)
+    assert "leads to b" in fake.view.ours()[0][1].comment
+    assert fake.view.node("c").standby
+
+
+def test_a_node_that_was_taken_out_of_the_settings_does_not_vouch() -> None:
+    marked = half_moved(trio())
+    view = replace(marked, nodes=(marked.nodes[0], marked.nodes[2]))
+    for planner in (plan_repoint, plan_rollback):
+        error = refusal(planner, view)
+        assert "b is not in failover.nodes" in error.message
+        assert "enable" in actions(planner(view, OVERRIDES))
+    assert "b is not in failover.nodes" in assess(view, Request()).forbidden
+    later = led(view, "c", 2, ((1, RECEIVED),))
+    assert [left.subject for left in plan_repoint(later, Request()).left] == ["sub/s1"]
+    fenced = unanswered(marked, "b", Reach.SILENT)
+    fenced = replace(
+        fenced,
+        nodes=(
+            replace(
+                fenced.nodes[0],
+                state=replace(fenced.nodes[0].known_state, fence_mark="timeline 1 by x"),
+            ),
+            *fenced.nodes[1:],
+        ),
+    )
+    with pytest.raises(OperatorNeeded, match="b does not answer as a standby") as caught:
+        plan_rollback(fenced, Request())
+    assert "--no-newer-primary" in caught.value.hint
+
+
+def older(view: View, mark: str) -> View:
+    """The view in which a run of an older release has disabled s1."""
+    where, found = view.ours()[0]
+    comment = f"mine [slotfailover: system 7000, timeline 1, at db:5001] {mark}"
+    changed = replace(found, enabled=False, comment=comment)
+    others = where.subscriptions[1:]
+    return replace(view, subscribers=(replace(where, subscriptions=(changed, *others)),))
+
+
+@pytest.mark.parametrize(
+    "mark", ["[disabled by slotfailover]", "[disabled by slotfailover for timeline 2]"]
+)
+def test_the_mark_of_an_older_release_passes_over_no_silent_node(mark: str) -> None:
+    """It names no node: each one that is not the primary must answer."""
+    view = older(trio(), mark)
+    assert "enable" in actions(plan_repoint(view, Request()))
+    assert "promote" in actions(plan_switchover(view, Request(target="c")))
+    dead = unanswered(unanswered(view, "a", Reach.REFUSED), "b", Reach.REFUSED)
+    dead = replace(dead, nodes=(*dead.nodes[:2], third(streams=False)))
+    refusal(plan_failover, dead, Request(target="c"))
+    assert "promote" in actions(plan_failover(dead, replace(OVERRIDES, target="c")))
+    silent = unanswered(view, "b", Reach.REFUSED)
+    refusal(plan_failover, silent, Request(target="c", fence=True))
+    branch = led(view, "c", 2, ((1, 950),))
+    (left,) = plan_repoint(branch, Request()).left
+    assert left.subject == "sub/s1"
+    assert "nobody can ask a (no answer) and nobody can ask b (no answer)" in left.reason
+    assert "enable" in actions(plan_repoint(branch, OVERRIDES))
