@@ -7,8 +7,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from schemas.errors import ExitCode, OperatorNeeded
+from services.failover.checks.facts import facts_of
+from services.failover.checks.registry import run_checks
 from services.failover.execute import promotion_order
-from services.failover.model.timelines import Provenance
+from services.failover.model.destination import Destination, destination_in
+from services.failover.model.timelines import Milestone, Provenance
 from services.failover.model.view import Node, Reach, View
 from services.failover.plan.failover import plan_failover
 from services.failover.plan.rejoin import plan_rejoin, plan_repoint
@@ -16,7 +19,15 @@ from services.failover.plan.request import Request
 from services.failover.plan.resume import Intent, choose
 from services.failover.plan.switchover import plan_rollback, plan_switchover
 from services.failover.watch.assessment import assess
-from tests.failover.test_half_moved import OVERRIDES, half_moved, led, refusal, third, trio
+from tests.failover.test_half_moved import (
+    OVERRIDES,
+    half_moved,
+    led,
+    refusal,
+    remedies,
+    third,
+    trio,
+)
 from tests.failover.test_plan_switchover import HANDS, actions
 from tests.failover.test_taking_back import Fake, run_of, unanswered, with_machine
 from tests.failover.views import RECEIVED, slot, state, subscription
@@ -29,6 +40,14 @@ def answering(view: View, name: str, **said: Any) -> View:
         return replace(node, state=state(slot("s1"), slot("s2"), **said), reach=Reach.ANSWERS)
 
     return replace(view, nodes=tuple(changed(n) if n.name == name else n for n in view.nodes))
+
+
+def commented(view: View, comment: str, **changes: Any) -> View:
+    """The view in which s1 is disabled and has that comment."""
+    where, found = view.ours()[0]
+    changed = replace(found, enabled=False, comment=comment, **changes)
+    others = where.subscriptions[1:]
+    return replace(view, subscribers=(replace(where, subscriptions=(changed, *others)),))
 
 
 def resumed(view: View, request: Request) -> Any:
@@ -181,21 +200,12 @@ def test_a_node_that_was_taken_out_of_the_settings_does_not_vouch() -> None:
     assert "--no-newer-primary" in caught.value.hint
 
 
-def older(view: View, mark: str) -> View:
-    """The view in which a run of an older release has disabled s1."""
-    where, found = view.ours()[0]
-    comment = f"mine [slotfailover: system 7000, timeline 1, at db:5001] {mark}"
-    changed = replace(found, enabled=False, comment=comment)
-    others = where.subscriptions[1:]
-    return replace(view, subscribers=(replace(where, subscriptions=(changed, *others)),))
-
-
 @pytest.mark.parametrize(
     "mark", ["[disabled by slotfailover]", "[disabled by slotfailover for timeline 2]"]
 )
 def test_the_mark_of_an_older_release_passes_over_no_silent_node(mark: str) -> None:
     """It names no node: each one that is not the primary must answer."""
-    view = older(trio(), mark)
+    view = commented(trio(), f"[slotfailover: system 7000, timeline 1, at db:5001] {mark}")
     assert "enable" in actions(plan_repoint(view, Request()))
     assert "promote" in actions(plan_switchover(view, Request(target="c")))
     dead = unanswered(unanswered(view, "a", Reach.REFUSED), "b", Reach.REFUSED)
@@ -209,3 +219,53 @@ def test_the_mark_of_an_older_release_passes_over_no_silent_node(mark: str) -> N
     assert left.subject == "sub/s1"
     assert "nobody can ask a (no answer) and nobody can ask b (no answer)" in left.reason
     assert "enable" in actions(plan_repoint(branch, OVERRIDES))
+
+
+LED_TO_B = "mine [slotfailover leads to b: system 7000, {}] [disabled by slotfailover{}]"
+
+
+@pytest.mark.parametrize(("began", "waits"), [("", True), (" from 0/3B6", False)])
+def test_a_timelines_number_alone_is_no_proof_of_descent(began: str, waits: bool) -> None:
+    """c's timeline 2 may be another than the timeline 2 of b."""
+    view = commented(trio(), LED_TO_B.format(f"timeline 2{began}", ""))
+    plan = plan_repoint(led(view, "c", 2, ((1, 950),)), Request())
+    assert [left.subject for left in plan.left] == ["sub/s1"] * waits
+    assert "enable" in actions(plan_repoint(led(view, "b", 2, ((1, 950),)), Request()))
+
+
+def test_a_mark_that_an_older_release_wrote_over_a_newer_one_counts() -> None:
+    """The older release knows only the last bracket, and leaves what is before it."""
+    comment = LED_TO_B.format("beyond 0/384 of timeline 1", " for timeline 3 from 0/500")
+    told = destination_in(f"[slotfailover: system 7000, timeline 1, at db:5001] {comment}")
+    assert told == Destination("7000", "", Milestone("7000", 3, 0x500))
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_void_mark_is_told_with_whom_it_was_led_to(silent: bool) -> None:
+    """Any ALTER SUBSCRIPTION makes it void, also one that neither enables nor disables."""
+    marked = half_moved(trio())
+    view = commented(marked, marked.ours()[0][1].comment, as_marked=False)
+    view = unanswered(view, "b", Reach.SILENT) if silent else view
+    (remedy,) = remedies(view, "subscription-enabled")
+    assert not remedy.orders
+    assert "to lead it to b, once it is the primary beyond 0/384 of timeline 1" in remedy.by_hand
+    assert "made sure" in remedy.text
+    assert assess(view, Request()).held == ("sub/s1",)
+    for planner in (plan_repoint, plan_rollback):
+        plan = planner(view, Request())
+        assert "enable" not in actions(plan)
+        (note,) = [note for note in plan.notes if "sub/s1" in note]
+        assert "to lead it to b" in note
+
+
+def test_our_mark_on_what_leads_to_another_cluster_is_told() -> None:
+    """Its address answers as another cluster now: no run can go on with it."""
+    marked = half_moved(trio())
+    view = commented(marked, marked.ours()[0][1].comment, foreign_system="9000")
+    assert assess(view, Request()).held == ("sub/s1",)
+    (left,) = plan_repoint(view, Request()).left
+    assert left.subject == "sub/s1"
+    assert "leads to another cluster (9000)" in left.reason
+    found = run_checks(facts_of(view, None))
+    assert "sub/s1" in [f.subject for f in found if f.check == "subscription-identified"]
+    assert assess(replace(view, subscribers=trio().subscribers), Request()).held == ()

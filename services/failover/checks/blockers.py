@@ -184,7 +184,17 @@ def unidentified(view: View) -> tuple[Blocker, ...]:
         )
         for where, found in view.marked_elsewhere()
     )
-    return others + tuple(
+    astray = tuple(
+        Blocker(
+            f"{where.name}/{found.name}",
+            f"slotfailover disabled it to lead it to {found.destination}, and its connection "
+            f"string leads to another cluster ({found.foreign_system}) now",
+            "let its address answer as a node of this pair again; if it is to follow the other "
+            "cluster, load its tables anew, and take the mark out of its comment",
+        )
+        for where, found in view.astray()
+    )
+    unknown = tuple(
         Blocker(
             f"{subscriber.name}/{found.name}",
             f"the publisher is unknown: {found.conninfo.address} is not a known address of a node, "
@@ -195,3 +205,4 @@ def unidentified(view: View) -> tuple[Blocker, ...]:
         for subscriber, found in view.unidentified()
         if found.slot_name in slots  # else it can't be fed by this pair, whoever feeds it
     )
+    return (*others, *astray, *unknown)

@@ -14,7 +14,7 @@ from schemas.errors import ExitCode
 from schemas.lsn import format_lsn
 from services.failover.checks import remedies
 from services.failover.checks.blockers import Blocker
-from services.failover.model.destination import named
+from services.failover.model.destination import destination_in, named
 from services.failover.model.statements import identifier
 from services.failover.model.timelines import left_at
 
@@ -134,9 +134,27 @@ def doubts(view: View, primary: Node) -> list[Doubt]:
 
 
 def disabled_by_runs(view: View) -> tuple[str, ...]:
-    """Return the subscriptions that a run has disabled, of this cluster or of another."""
-    found = [(where, s) for where, s in view.ours() if s.marked]
-    return tuple(f"{where.name}/{s.name}" for where, s in (*found, *view.marked_elsewhere()))
+    """Return the subscriptions that a run has disabled, of this cluster or of another.
+
+    Also those whose mark is void: nobody has enabled them since.
+    """
+    found = [(where, s) for where, s in view.ours() if s.marked or void_mark(s)]
+    found += [*view.marked_elsewhere(), *view.astray()]
+    return tuple(f"{where.name}/{s.name}" for where, s in found)
+
+
+def void_mark(subscription: Subscription) -> Destination | None:
+    """Return to whom a run led a subscription that somebody has changed since, None without one."""
+    void = not subscription.enabled and not subscription.as_marked
+    return destination_in(subscription.comment) if void else None
+
+
+def stays_disabled(subscriber: Subscriber, subscription: Subscription) -> str:
+    """Return a note on a subscription that is disabled, and that no command enables."""
+    note, led = f"{subscriber.name}/{subscription.name} was disabled, and stays so", ""
+    if void := void_mark(subscription):
+        led = f": a run did so to lead it to {void}, and somebody has changed it since"
+    return note + led
 
 
 def enabling(view: View, subscriber: Subscriber, subscription: Subscription) -> Remedy:
@@ -144,8 +162,13 @@ def enabling(view: View, subscriber: Subscriber, subscription: Subscription) -> 
 
     An ENABLE by hand would take away what a run's mark protects from.
     """
+    sql = f"ALTER SUBSCRIPTION {identifier(subscription.name)} ENABLE"
+    if void := void_mark(subscription):
+        return remedies.manual(
+            f"once you have made sure that no newer primary than its own was promoted: {sql}",
+            because=f"a run disabled it to lead it to {void}, and somebody has changed it since",
+        )
     if not subscription.marked:
-        sql = f"ALTER SUBSCRIPTION {identifier(subscription.name)} ENABLE"
         order = remedies.order(subscriber.name, sql)
         return remedies.run_statements("", order, by_hand="somebody has disabled it for a reason")
     doubt = doubt_of(view, subscriber, subscription, view.primary)

@@ -98,8 +98,8 @@ def destination_in(comment: str) -> Destination | None:
     if found is None:
         return None
     system, node, number = found["system"], found["node"] or "", int(found["number"] or 0)
-    if system is None:  # a mark of an older release: its cluster is that of the note beside it
-        noted = milestone_in(comment)
+    if system is None or number:  # an older release's mark; one of ours before it is out of date
+        noted = milestone_in(comment)  # its cluster is that of the note beside it
         system = noted.system if noted is not None else ""
         met = Milestone(system, number, parse_lsn(found["start"])) if found["start"] else None
         return Destination(system, "", met, number=0 if met else number)

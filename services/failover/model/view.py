@@ -344,6 +344,13 @@ class View:
         """Return the subscriptions that lead here, and that a run of another cluster disabled."""
         return self._subscriptions(lambda s: self._leads_here(s) and not self._feeds(s))
 
+    def astray(self) -> list[tuple[Subscriber, Subscription]]:
+        """Return the subscriptions that a run has disabled, and that lead to another cluster."""
+        strangers = self.strangers()
+        return [
+            (w, s) for w, s in strangers if (led := s.destination) and led.system == self.system
+        ]
+
     def _subscriptions(
         self, chosen: Callable[[Subscription], bool]
     ) -> list[tuple[Subscriber, Subscription]]:

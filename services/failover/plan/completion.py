@@ -21,7 +21,7 @@ from services.failover.checks.blockers import (
     unidentified,
     unreachable,
 )
-from services.failover.checks.half_moved import held
+from services.failover.checks.half_moved import held, stays_disabled
 from services.failover.checks.readiness import judge_promoted
 from services.failover.model.standby_settings import (
     commits_can_go_on,
@@ -157,7 +157,7 @@ def _subscriptions(draft: Draft, primary: str, left: list[Blocker]) -> list[str]
         if feeds and subscription.slot_name:
             fed.add(subscription.slot_name)
         if not subscription.enabled and not subscription.marked:
-            notes.append(f"{subscriber.name}/{subscription.name} was disabled, and stays so")
+            notes.append(stays_disabled(subscriber, subscription))
     # After a move all are verified, also those that have come by themselves.
     fresh = draft.request.promoted == primary
     waiting = {name for name in fed if fresh or not _flows(node, name)}

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ExitCode, OperatorNeeded, Retryable
 from services.failover.checks.blockers import Blocker, unreachable
-from services.failover.checks.half_moved import held
+from services.failover.checks.half_moved import held, stays_disabled, void_mark
 from services.failover.checks.readiness import candidate, judge_all, passed_over
 from services.failover.model.preconditions import require_one_primary, require_one_system
 from services.failover.model.standby_settings import listed
@@ -117,6 +117,7 @@ def plan_rollback(view: View, request: Request) -> Plan:
     left = [*unreachable(view), *_enable_again(draft, old)]
     why = f"{name} was not replaced and goes on" if name else "nothing was promoted"
     notes = vouched(view, request, old) if old is not None else []
+    notes += [stays_disabled(where, found) for where, found in view.ours() if void_mark(found)]
     return Plan(name, why, tuple(draft.steps), (), tuple(left), tuple(notes))
 
 
