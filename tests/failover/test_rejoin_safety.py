@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
+from services.failover.model.destination import MARK
 from services.testbed.bed import Bed
 from services.testbed.postgres import PostgresServer
 from services.testbed.procfs import identify
@@ -144,13 +146,26 @@ def test_a_copy_is_swapped_in_at_its_end_and_an_interrupted_one_ends_with_us(old
     assert not any(".copying" in name or ".rejoining" in name for name in old.beside)
 
 
-def test_the_folder_of_another_server_is_refused(old: Old) -> None:
+def test_what_is_not_the_old_primary_for_certain_is_not_rebuilt(old: Old) -> None:
+    """The folder of another server; a node that a killed run may have promoted since."""
     old.fail_over()
     wrong = {**old.machines["a"], "data_folder": str(old.b.data)}
     for option in ("--dry-run", "--yes"):
         ran = old.rejoin(option, machines={"a": wrong})
         assert ran.code == 2, (option, ran.out, ran.err)
         assert str(old.b.data) in ran.err
+    system = ask(old.b, "SELECT system_identifier::text FROM pg_control_system()")
+    mark = f"[slotfailover leads to a: system {system}, beyond 0/1 of timeline 1] {MARK}"
+    with psycopg.connect(old.trio.subscriber.conninfo(old.trio.dbname)) as connection:
+        connection.execute("ALTER SUBSCRIPTION s1 DISABLE")
+        connection.execute(f"COMMENT ON SUBSCRIPTION s1 IS '{mark}'")
+    for option in ("--dry-run", "--yes"):
+        ran = old.rejoin(option)
+        assert ran.code == 35, (option, ran.out, ran.err)
+        assert "disabled sub/s1 to lead it to a" in ran.err
+    ran = old.rejoin("--dry-run", "--no-newer-primary")
+    assert ran.code == 0, ran.err
+    assert "overridden by --no-newer-primary" in ran.out + ran.err
     assert ask(old.b, "SELECT pg_is_in_recovery()") is False
 
 
