@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from services.failover.execute import perform_step, promotion_order
+from services.failover.model.destination import MARK
 from services.failover.plan.steps.step import Action, Step
 from tests.conftest import NewPair
 from tests.failover.conftest import NewTrio
@@ -26,6 +28,7 @@ from tests.failover.servers import (
     tell,
     write,
 )
+from tests.failover.test_held_up import replay_held_up
 from tests.providers.databases import connect
 from tests.providers.interface import Server, Trio
 from tests.providers.waiting import eventually
@@ -127,14 +130,25 @@ def test_a_promotion_that_was_ordered_is_never_taken_back(
 def test_a_rollback_refuses_while_a_standby_is_being_promoted(
     local_trio: NewTrio, tmp_path: Path
 ) -> None:
-    trio = local_trio()
-    tell(trio.standby, "ALTER SYSTEM SET recovery_end_command = 'sleep 3'")
-    trio.standby.restart()
+    """Nor does `repoint` enable what waits for that standby, which still answers as one."""
+    trio = local_trio(settings={"max_standby_streaming_delay": "-1"})
+    subscribe(trio, "s1")
     config = configuration(tmp_path, trio)
-    tell(trio.standby, "SELECT pg_promote(false)")
-    assert ask(trio.standby, "SELECT pg_is_in_recovery()")
-    ran = slotfailover("resume", "--config", config, "--yes", "--rollback")
-    assert (ran.code, "b has been told to promote itself" in ran.err) == (35, True), ran.err
+    system = ask(trio.primary, "SELECT system_identifier::text FROM pg_control_system()")
+    mark = f"[slotfailover leads to b: system {system}, beyond timeline 1] {MARK}"
+    with psycopg.connect(trio.subscriber.conninfo(trio.dbname)) as connection:
+        connection.execute("ALTER SUBSCRIPTION s1 DISABLE")
+        connection.execute(f"COMMENT ON SUBSCRIPTION s1 IS '{mark}'")
+    with replay_held_up(trio):
+        tell(trio.standby, "SELECT pg_promote(false)")
+        ran = slotfailover("resume", "--config", config, "--yes", "--rollback")
+        assert (ran.code, "b has been told to promote itself" in ran.err) == (35, True), ran.err
+        ran = slotfailover("repoint", "--config", config, "--yes")
+        told = "b has been told to promote itself" in ran.out
+        assert (ran.code, told) == (35, True), (ran.out, ran.err)
+        assert ask(trio.standby, "SELECT pg_is_in_recovery()")
+    enabled = "SELECT subenabled FROM pg_subscription WHERE subname = 's1'"
+    assert ask(trio.subscriber, enabled, trio.dbname) is False
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
