@@ -10,7 +10,8 @@ SELECT format('CREATE ROLE %I LOGIN', :'failover')
  WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = :'failover') \gexec
 SELECT format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), :'failover') \gexec
 GRANT pg_monitor TO :"failover";
-GRANT SELECT (subconninfo) ON pg_subscription TO :"failover";
+-- xmin: whether anybody has changed a subscription since slotfailover wrote its comment.
+GRANT SELECT (subconninfo, xmin) ON pg_subscription TO :"failover";
 GRANT EXECUTE ON FUNCTION pg_show_replication_origin_status() TO :"failover";
 GRANT SELECT ON pg_replication_origin_status TO :"failover";
 -- While it writes a connection string with a password, it keeps its own statements out of the log.

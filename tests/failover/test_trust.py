@@ -257,7 +257,7 @@ def test_a_server_that_cannot_be_read_hides_no_other(new_pair: NewPair, tmp_path
     tell(
         trio.subscriber,
         "CREATE ROLE reader LOGIN IN ROLE pg_monitor",
-        "GRANT SELECT (subconninfo) ON pg_subscription TO reader",
+        "GRANT SELECT (subconninfo, xmin) ON pg_subscription TO reader",
         "GRANT EXECUTE ON FUNCTION pg_show_replication_origin_status() TO reader",
         "GRANT SELECT ON pg_replication_origin_status TO reader",
         dbname=trio.dbname,

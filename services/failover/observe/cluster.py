@@ -329,7 +329,8 @@ class Cluster:
         _require_version(server.version, name)
         if not may_read_subscriptions(connection):
             raise SetupError(
-                "our role may not see where subscriptions lead (pg_subscription.subconninfo)",
+                "our role may not see where subscriptions lead, or whether anybody has changed "
+                "them (pg_subscription.subconninfo, pg_subscription.xmin)",
                 operation="read subscriptions",
                 subject=name,
                 hint=f"run sql/subscriber_roles.sql on {name}, or connect to it as a superuser",

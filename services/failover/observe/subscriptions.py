@@ -36,9 +36,10 @@ class SubscriptionRow:
 
 
 def may_read_subscriptions(connection: Connection) -> bool:
-    """Tell whether this role may see the connection strings of subscriptions, as superusers may."""
+    """Tell whether this role may see where subscriptions lead, and who last changed them."""
     row = connection.execute(
         "SELECT has_column_privilege('pg_subscription', 'subconninfo', 'SELECT')"
+        " AND has_column_privilege('pg_subscription', 'xmin', 'SELECT')"
         " AND has_function_privilege('pg_show_replication_origin_status()', 'EXECUTE')"
     ).fetchone()
     return bool(row and row[0])
