@@ -24,6 +24,7 @@ from services.failover.model.preconditions import require_newest
 from services.failover.model.view import View
 from services.failover.observe.bridge_client import Bridge
 from services.failover.observe.cluster import Cluster
+from services.failover.observe.kafka_progress import ProgressReader
 from services.failover.observe.own_tables import writing
 from tests.failover.conftest import NewTrio
 from tests.failover.servers import (
@@ -211,5 +212,9 @@ def test_a_kafka_that_hangs_is_waited_for_no_longer_than_promised(
         began = time.monotonic()
         answer = Asked(Bridge("s", kafka=kafka)).answer()
         assert time.monotonic() - began < 5
+        reader = ProgressReader(Bridge("s", kafka=kafka))
+        assert all(one.problem for one in (reader.read(), reader.read()) if one is not None)
+        assert time.monotonic() - began < 5  # the second reading has not waited
     assert answer is not None and answer.problem == "no answer within 1 s"
     assert Asked(Bridge("s")).answer() is None
+    assert ProgressReader(Bridge("s")).read() is None

@@ -19,7 +19,7 @@ from services.failover.execute.timeline_memory import recall
 from services.failover.model.managers import require_unmanaged
 from services.failover.model.view import View
 from services.failover.observe.cluster import Cluster
-from services.failover.observe.kafka_progress import with_published
+from services.failover.observe.kafka_progress import bridge_progress, with_published
 from services.runtime.process import configure_logging, exit_codes
 
 
@@ -58,18 +58,17 @@ def check(
                 "--nagios can't be combined with --json or --fix", operation="check"
             )
         settings, bridge = settings_of(config)
-        kafka = bridge.kafka if bridge is not None else None
-        slot = bridge.slot if bridge is not None else None
-        if kafka is not None:
+        if bridge is not None and bridge.kafka is not None:
             configure_logging(json_lines=as_json)  # Kafka's client speaks, and stdout is taken
         if fix:
             require_unmanaged(settings.managed_by, FIX)
         with Cluster(settings, bridge, admin=fix) as cluster:
             memory = _Memory(cluster, settings)
+            published = partial(bridge_progress, bridge)
 
             def look() -> Checkup:
-                view = with_published(kafka, slot, memory.survey)
-                return check_up(view, standby)
+                first = published()
+                return check_up(with_published(first, memory.survey(), published), standby)
 
             checkup = look()
             done: list[Order] = []

@@ -8,9 +8,8 @@ the journal's ends        the timeline that a run left behind, the failover slot
 Subscriptions remember for themselves (model.timelines). What can't be read is said.
 """
 
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from services.failover.model.loss_limit import Sighting
 from services.failover.model.timelines import Milestone, milestone_in
 from services.failover.observe.bridge_client import Bridge
 from services.failover.observe.cluster import Cluster
-from services.failover.observe.kafka_progress import KAFKA, read_published
+from services.failover.observe.kafka_progress import KAFKA, in_background, read_published
 from services.failover.observe.last_contact import Told
 from services.failover.plan.steps.promotion import PROMOTES
 
@@ -45,7 +44,7 @@ class Asked:
         self._answer: Future[KafkaProgress] | None = None
         if bridge is not None and bridge.kafka is not None:
             kafka, slot = bridge.kafka, bridge.slot
-            self._answer = _in_background(lambda: read_published(kafka, slot, _KAFKA_S))
+            self._answer = in_background(lambda: read_published(kafka, slot, _KAFKA_S))
 
     def answer(self) -> KafkaProgress | None:
         """Return Kafka's record, None where the settings have no Kafka.
@@ -58,20 +57,6 @@ class Asked:
             return self._answer.result(max(0.0, self._due - time.monotonic()))
         except TimeoutError:
             return KafkaProgress(problem=f"no answer within {_KAFKA_S:.0f} s")
-
-
-def _in_background(ask: Callable[[], KafkaProgress]) -> Future[KafkaProgress]:
-    """Ask in a thread that neither a command's end nor the process's waits for."""
-    answer: Future[KafkaProgress] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(ask())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=run, name="kafka", daemon=True).start()
-    return answer
 
 
 def recall(

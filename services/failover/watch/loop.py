@@ -29,6 +29,7 @@ from services.failover.execute.subscription_note import note_feeding, notes_due
 from services.failover.execute.timeline_memory import Asked, recall
 from services.failover.model.view import View
 from services.failover.observe.cluster import Cluster
+from services.failover.observe.kafka_progress import ProgressReader, with_published
 from services.failover.observe.server_link import Unreachable
 from services.failover.plan.rejoin import plan_repoint
 from services.failover.plan.request import Request
@@ -78,6 +79,7 @@ class Watch:
         # Nobody but the Lease's holder takes the lock of a session that idles through an act.
         stale_s = self._rules.stale_s
         idle_s = stale_s if watch.lease.name else max(_LEAD_IDLE_S, 2 * stale_s)
+        self._kafka = ProgressReader(cluster.bridge)
         self._store = SharedStateStore(cluster, settings.journal_database, idle_s)
         self._points: deque[Point] = deque(maxlen=watch.history_points_max)
         self._events: deque[Event] = deque(maxlen=_EVENTS_MAX)
@@ -206,10 +208,12 @@ class Watch:
 
         A server that can't be read is one fact, and does not hide the others.
         """
+        published = self._kafka.read()
         try:
             view, problems = self._cluster.survey_all()
         except SlotbridgeError as error:
             return None, str(error)
+        view = with_published(published, view, self._kafka.read)
         return view, "; ".join(f"{name}: {error}" for name, error in problems.items())
 
     def _remember(self, view: View) -> None:

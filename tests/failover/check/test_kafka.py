@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,10 +13,12 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from schemas.events import ProgressRecord, progress_topic
+from schemas.lsn import parse_lsn
 from services.testbed.ports import free_port
 from tests.bridge.running import Bridge
 from tests.failover.check.examining import Examiner
 from tests.failover.servers import ask, slotfailover_process, tell
+from tests.failover.watch.watch_process import SETTINGS, Watching
 from tests.providers.interface import Broker
 from tests.providers.slots import await_ready
 from tests.providers.waiting import eventually
@@ -117,3 +121,36 @@ def test_the_position_in_kafka(bridged: Examiner, kafka: Broker, topic_prefix: s
     (finding,) = away.expect("kafka-record")["kafka-record"]
     assert finding["severity"] == "warning"
     assert "can't be read" in finding["what"]
+
+
+def test_watch_judges_the_record_as_it_is_now(bridged: Examiner, tmp_path: Path) -> None:
+    """Not as it was when it started: the origin goes on, and the record with it."""
+    trio, document = bridged.trio, yaml.safe_load(bridged.config.read_text())
+    document["failover"]["watch"] = {**SETTINGS, "repoint": False}
+    config = tmp_path / "watch.yaml"
+    config.write_text(yaml.safe_dump(document))
+    watching = Watching(config)
+
+    def kafka() -> dict[str, Any]:
+        """Return how the record is judged, and where Kafka is, once the origin is there too."""
+        report = watching.ask("v1/checks").json
+        (found,) = (one for one in report["findings"] if one["check"] == "kafka-record")
+        (slot,) = (one for one in report["slots"] if one["slot"] == SLOT)
+        return {"severity": found["severity"], **slot["consumers"]}
+
+    def reached(position: int) -> bool:
+        return parse_lsn(kafka()["bridge"]) >= position
+
+    try:
+        watching.await_verdict("rest")
+        tell(trio.primary, "CREATE TABLE written (id serial PRIMARY KEY)", dbname=trio.dbname)
+        for _ in range(3):
+            tell(trio.primary, "INSERT INTO written DEFAULT VALUES", dbname=trio.dbname)
+            end = parse_lsn(ask(trio.primary, "SELECT pg_current_wal_lsn()::text"))
+            eventually(partial(reached, end), what="the origin is there")
+            watching.await_rounds(2)
+            found = kafka()
+            assert found["severity"] == "ok", found
+            assert parse_lsn(found["Kafka"]) >= end
+    finally:
+        watching.end()
