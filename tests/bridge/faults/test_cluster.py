@@ -4,6 +4,7 @@ More rounds: `python -m tests.bridge.brokers`.
 """
 
 import contextlib
+import json
 import re
 import urllib.error
 import urllib.request
@@ -105,11 +106,11 @@ def test_a_partition_without_a_leader_at_the_commit_is_found_before_its_producer
 
     with monkeypatch.context() as patch:
         patch.setattr(MarkerCheck, "flushed", lose_leader)
-        producer.send([Event(alone, b"k", event(100))])
+        producer.send([Event(alone, b"k", event(topic_prefix, 100))])
         producer.commit(record(101))
     leader.start()
     cluster.await_in_sync()
-    producer.send([Event(f"{topic_prefix}.public.other", b"k", event(200))])
+    producer.send([Event(f"{topic_prefix}.public.other", b"k", event(topic_prefix, 200))])
     producer.commit(record(201))  # the other producer's turn
     with pytest.raises(Retryable, match=r"alone\[0\]@0 did not get its marker"):
         producer.begin()
@@ -226,5 +227,6 @@ def settings(cluster: KafkaCluster, prefix: str) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, topic_prefix=prefix)
 
 
-def event(commit_lsn: int) -> bytes:
-    return b'{"source": {"commit_lsn": %d, "seq": 0}}' % commit_lsn
+def event(prefix: str, commit_lsn: int) -> bytes:
+    source = {"name": prefix, "commit_lsn": commit_lsn, "seq": 0}
+    return json.dumps({"op": "c", "source": source}).encode()
