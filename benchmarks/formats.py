@@ -99,7 +99,7 @@ def hand_over(kafka: KafkaSettings, batch: EventBatch) -> float:
     producer = Producer({"log_level": 0, "queue.buffering.max.messages": 2 * len(batch.events)})
     send, ready = sender(producer), {event.topic: 3 for event in batch.events}
     began, index = time.process_time(), 0
-    events = list(events_of(kafka, "http://registry:8081")(batch))
+    events = list(events_of(kafka, "http://registry:8081", 1)(batch))
     while index < len(events):
         index = send(events, index, len(events), ready, set())
         if index < len(events):  # it has headers
@@ -137,7 +137,7 @@ def main() -> None:
             batch, encoding_s = encode(kafka, rows)
             took.append((encoding_s, hand_over(kafka, batch)))
         encoding, handing = (min(part) / len(rows) * 1e6 for part in zip(*took, strict=True))
-        events = events_of(kafka, "")(batch)
+        events = events_of(kafka, "", 1)(batch)
         values = [event.value or b"" for event in events if event.table]
         size = sum(map(len, values)) // len(values)
         name = f"{form}, CloudEvents {mode}" if mode else form

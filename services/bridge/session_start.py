@@ -255,7 +255,7 @@ class _Opening:
         registry: SchemaRegistry | None,
     ) -> Parts:
         """Build what encodes, sends and commits; start the stream."""
-        record, heartbeat = agreed.record, agreed.heartbeat
+        record, heartbeat, timeline = agreed.record, agreed.heartbeat, agreed.records.timeline
         start = resume_at(record, agreed.seen.slot)
         ledger = Ledger(start, record.end_lsn, record.ahead_lsn)
         standby_status = StandbyStatus(
@@ -267,15 +267,15 @@ class _Opening:
             *(producer, self._bridge, standby_status, heartbeat, agreed.records.at, ledger, record),
             subject=f"slot {self._slot}",
             schema_topic=schema_topic(self._prefix),
-            events_of=events_of(self._kafka, registry.url if registry is not None else ""),
+            events_of=events_of(self._kafka, registry.url if registry else "", timeline),
         )
         self._resources.callback(group_commit.close)
         liveness = Liveness(primary, ledger, standby_status, heartbeat, group_commit)
-        encoding = self._encoding(primary, topics, registry, agreed.records.timeline)
+        encoding = self._encoding(primary, topics, registry, timeline)
         snapshot = None
         if self._settings.snapshot.mode != "never":
             points = agreed.seen.switch_points
-            owner = Owner(self._slot, agreed.records.timeline, start.end_lsn, points)
+            owner = Owner(self._slot, timeline, start.end_lsn, points)
             if self._settings.snapshot.mode == "always":
                 since_lsn = self._settings.rows_since_lsn
                 owner = owner._replace(since_lsn=start.end_lsn if since_lsn is None else since_lsn)
@@ -292,7 +292,7 @@ class _Opening:
         )
         self._start(connection, primary, start)
         self._waiting.answer_with(standby_status)
-        self._announce(start, primary, agreed.records.timeline)
+        self._announce(start, primary, timeline)
         return Parts(
             *(primary, connection, ledger, standby_status, heartbeat),
             *(group_commit, liveness, pipeline, snapshot),

@@ -72,7 +72,7 @@ def read(
 def test_each_row_is_a_cloud_event_with_the_event_as_its_data(mode: str) -> None:
     kafka = JSON.model_copy(update={"cloudevents": mode})
     made = batch(kafka)
-    sent = events_of(kafka, "")(made)
+    sent = events_of(kafka, "", 3)(made)
     ids = []
     for before, after in zip(made.events, sent, strict=True):
         assert (after.topic, after.key, after.broadcast) == (
@@ -88,7 +88,7 @@ def test_each_row_is_a_cloud_event_with_the_event_as_its_data(mode: str) -> None
         source = data["source"]
         assert event.get_data() == data
         assert (event.get_type(), event.get_source()) == (TYPE, "/debezium/postgresql/bank")
-        assert event.get_id() == f"{source['commit_lsn']}:{source['seq']}"
+        assert event.get_id() == f"{source['timeline']}:{source['commit_lsn']}:{source['seq']}"
         assert event.get_subject() == "public.people"
         time = event.get_time()
         assert time is not None and time == datetime.fromtimestamp(source["ts_us"] / 1e6, UTC)
@@ -108,7 +108,7 @@ def test_each_row_is_a_cloud_event_with_the_event_as_its_data(mode: str) -> None
 def test_a_registered_value_names_its_schema(form: str) -> None:
     kafka = JSON.model_copy(update={"cloudevents": "binary", "value_format": form})
     made = batch(kafka)
-    rows = [event for event in events_of(kafka, "http://r:8081/")(made) if event.table]
+    rows = [event for event in events_of(kafka, "http://r:8081/", 1)(made) if event.table]
     values = [event for event in rows if event.value is not None]
     assert len(values) == 5
     for event in values:
@@ -123,8 +123,8 @@ def test_outbox_messages_and_schema_events_stay_as_they_are() -> None:
     outbox = Event("o", b"k", b"text", [("commit_lsn", "7"), ("seq", "0")], False, "s.outbox", 0)
     shape = Event("bank.schema", b"k", b"{}", None, False, "s.t", 0)
     one = made._replace(events=[outbox, shape], ended=())
-    assert events_of(kafka, "")(one) == [outbox, shape]
-    assert events_of(JSON, "")(made) is made.events
+    assert events_of(kafka, "", 1)(one) == [outbox, shape]
+    assert events_of(JSON, "", 1)(made) is made.events
 
 
 @pytest.mark.parametrize(

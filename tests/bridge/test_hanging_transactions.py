@@ -98,6 +98,8 @@ def test_events_and_ends_of_transactions_have_a_place() -> None:
     event = json.dumps({"op": "c", "source": {"name": "p", "commit_lsn": 7, "seq": 2}}).encode()
     assert position_of(event, "p") == EventPosition(7, 2)
     assert position_of(event, "another") is None
+    row = b'{"__op":"c","__commit_lsn":7,"__timeline":1,"__seq":2,"specversion":"1.0","data":{}}'
+    assert position_of(row, "p") == EventPosition(7, 2, 1)  # of a table that has such columns
     assert position_of(b'{"payload":%s,"schema":{}}' % event, "p") == EventPosition(7, 2)
     assert position_of(b'{"status": "END", "commit_lsn": 9}', "p") == EventPosition(9, LAST_SEQ)
     assert position_of(b'{"status": "BEGIN", "commit_lsn": 9}', "p") == EventPosition(9, 0)

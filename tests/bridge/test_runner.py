@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import BadInput, ExitCode, Retryable
-from schemas.settings import BridgeSettings
+from schemas.settings import BridgeSettings, KafkaSettings
 from services.bridge.progress.ledger import Position
 from services.bridge.runner import PAUSE_MAX_S, PAUSE_MIN_S, Backoff, Runner
 from services.bridge.sink.markers import TransactionHangs
@@ -118,8 +118,9 @@ def run_after_stop(
     """Run with a stop that is set in the first session; how many openings it took, its error."""
     stop, left = Stop(), [*openings]
     bridge = BridgeSettings()
+    kafka = KafkaSettings(bootstrap_servers="localhost:9092", topic_prefix="p")
     settings: Any = SimpleNamespace(
-        source=None, bridge=bridge, kafka=None, rows_since_lsn=0, _replace=lambda **_: settings
+        source=None, bridge=bridge, kafka=kafka, rows_since_lsn=0, _replace=lambda **_: settings
     )
     runner = Runner(settings, stop, None)
 

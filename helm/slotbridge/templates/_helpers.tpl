@@ -255,6 +255,8 @@ spark.blockManager.port: "7079"
 # How soon it misses one that was deleted by force: 30 s is Spark's default.
 spark.kubernetes.executor.apiPollingInterval: 10s
 spark.kubernetes.executor.missingPodDetectDelta: 10s
+# Pods that failed long ago do not count: too many would end the driver.
+spark.executor.failuresValidityInterval: 1h
 # Who reaches the driver's port could run code in it: executors get a secret with their pods.
 spark.authenticate: "true"
 spark.network.crypto.enabled: "true"

@@ -107,6 +107,8 @@ def position_of(value: bytes | None, prefix: str, *, own: bool = True) -> EventP
     """
     try:
         document = _document(value or b"null")
+        if position := position_of_row(document):  # a table may have a column `specversion`
+            return position
         if "specversion" in document:
             document = document["data"]  # a structured CloudEvent
         if document.keys() == {"payload", "schema"}:

@@ -3,7 +3,7 @@
     binary       attributes as headers (ce_id, ce_source, …), the value is the data
     structured   the value is one JSON document of attributes and data
 
-    id               commit_lsn:seq, which identifies an event; all copies of a truncate have one
+    id               timeline:commit_lsn:seq of the event; copies of a truncate have one
     source, type     those of Debezium's CloudEventsConverter, whose data ours equals
     subject, time    schema.table; when the transaction was committed
 
@@ -35,17 +35,18 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _STRUCTURED: Final = "application/cloudevents+json"
 
 
-def events_of(kafka: KafkaSettings, registry_url: str) -> EventsOf:
+def events_of(kafka: KafkaSettings, registry_url: str, timeline: int) -> EventsOf:
     """Return the function from a batch to its events as they are sent."""
     if kafka.cloudevents is None:
         return attrgetter("events")
-    return CloudEvents(kafka, registry_url).of
+    return CloudEvents(kafka, registry_url, timeline).of
 
 
 class CloudEvents:
     """Makes CloudEvents of the events of one prefix."""
 
-    def __init__(self, kafka: KafkaSettings, registry_url: str) -> None:
+    def __init__(self, kafka: KafkaSettings, registry_url: str, timeline: int) -> None:
+        self._timeline = timeline
         self._structured = kafka.cloudevents == "structured"
         self._source = f"/debezium/postgresql/{kafka.topic_prefix}"
         self._content_type = _DATA[kafka.value_format]
@@ -67,7 +68,9 @@ class CloudEvents:
             if event.value is None or not self._is_row(event):
                 yield event
             else:
-                yield self._made(event, f"{stamp.commit_lsn}:{event.seq}", time, event.value)
+                yield self._made(
+                    event, f"{self._timeline}:{stamp.commit_lsn}:{event.seq}", time, event.value
+                )
 
     def _is_row(self, event: Event) -> bool:
         of_outbox = any(name == PLACE_HEADER for name, _ in event.headers or ())
