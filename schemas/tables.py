@@ -188,9 +188,9 @@ class TablesSettings(_Part):
     """Most events of an epoch. A transaction is never split: a larger one is an epoch of its
     own."""
     epochs_kept: int = Field(300, ge=2, le=100_000)
-    """Most epochs that stay readable by their tags; tags and snapshots of older ones are removed.
-    By their age fewer stay (the next three settings, which 3,000 epochs satisfy at all times). Each
-    commit to a table writes some 1 kB for each of them anew."""
+    """Most epochs that stay recorded, and so readable. By their age fewer stay (the next three
+    settings, which 3,000 epochs satisfy at all times). Each commit to a table writes some 1 kB for
+    each of them anew. A table keeps as many tags, at most, that no recorded epoch names."""
     epochs_kept_all_ms: int = Field(15 * 60_000, ge=0)
     """Epochs up to this age all stay readable."""
     epochs_kept_minutely_ms: int = Field(24 * 3600_000, ge=0)

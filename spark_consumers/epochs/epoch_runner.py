@@ -341,7 +341,10 @@ class EpochRunner:
                 place = Place(state.identifier, adopted[name].snapshot, state.uuid)
             elif not place or place.uuid != state.uuid or state.sealed[0] > self._record.epoch:
                 table = catalog.load(self._spark, state.identifier)
-                place = Place(state.identifier, catalog.snapshot_id(table), state.uuid)
+                # Redone: a compaction since would be the last snapshot, which has no tag.
+                tagged = catalog.ref_snapshot(table, catalog.tag_name(cut.commit_lsn))
+                snapshot = catalog.snapshot_id(table) if tagged is None else tagged
+                place = Place(state.identifier, snapshot, state.uuid)
             places[name] = place
         record = EpochRecord(
             epoch,

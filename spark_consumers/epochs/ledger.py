@@ -21,11 +21,10 @@ from pyspark.sql import SparkSession
 from schemas.errors import OperatorNeeded, SettingsError
 from schemas.lsn import format_lsn
 from schemas.tables import TablesSettings
-from spark_consumers.epochs import retention
-from spark_consumers.epochs.retention import Retention
 from spark_consumers.failures import FOREIGN
-from spark_consumers.iceberg import catalog
-from spark_consumers.iceberg.maintenance import ReadableSnapshots
+from spark_consumers.iceberg import catalog, retention
+from spark_consumers.iceberg.maintenance import Recorded
+from spark_consumers.iceberg.retention import Retention
 from spark_consumers.iceberg.tables import NEVER
 from spark_consumers.kafka.reader import Offsets
 
@@ -83,11 +82,7 @@ class Ledger:
     def __init__(self, namespace: str, settings: TablesSettings) -> None:
         self.identifier = catalog.identifier(namespace, NAME)
         self._most = settings.epochs_kept
-        self._retention = Retention(
-            settings.epochs_kept_all_ms,
-            settings.epochs_kept_minutely_ms,
-            settings.epochs_kept_hourly_ms,
-        )
+        self._retention = Retention.of(settings)
 
     def last(self, spark: SparkSession) -> EpochRecord | None:
         """Return the last epoch, None before the first."""
@@ -171,13 +166,11 @@ def epoch_of(epochs: list[EpochRecord], commit_lsn: int) -> EpochRecord:
     return found[-1]
 
 
-def wanted_of(records: Sequence[EpochRecord], source: str) -> ReadableSnapshots | None:
-    """Return what epochs want of a table (None: no epoch is there to say it)."""
-    if not records:
-        return None
+def recorded_of(records: Sequence[EpochRecord], source: str) -> Recorded:
+    """Return what epochs name of a table."""
     places = (record.tables.get(source) for record in records)
     snapshots = frozenset(p.snapshot for p in places if p is not None and p.snapshot is not None)
-    return ReadableSnapshots(records[-1].commit_lsn, snapshots)
+    return Recorded(frozenset(record.commit_lsn for record in records), snapshots)
 
 
 def require_snapshot(

@@ -144,9 +144,8 @@ class Stage:
             unset = [catalog.REPLACED] if item else []
             if item and item.table.rebuild:
                 unset.append(catalog.REBUILD)
-            kept = self._settings.epochs_kept
             base = self._bases[name]
-            adopted[name] = self._staging.adopt(base, values, tag, kept, unset)
+            adopted[name] = self._staging.adopt(base, values, tag, unset)
 
         at_once(adopt, sorted(self._bases))
         return adopted

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from schemas.errors import SlotbridgeError
 from schemas.tables import TablesSettings
-from spark_consumers.epochs.ledger import Ledger, wanted_of
+from spark_consumers.epochs.ledger import Ledger, recorded_of
 from spark_consumers.failures import FOREIGN, translated
 from spark_consumers.iceberg.maintenance import Maintained, maintain
 from spark_consumers.iceberg.tables import State
@@ -38,9 +38,9 @@ def maintain_all(
         yield failure
     for state in states:
         try:
-            wanted = wanted_of(records, state.source)
+            recorded = recorded_of(records, state.source)
             yield maintain(
-                *(spark, settings, state), orphans=orphans, wanted=wanted, compacted=compacted
+                *(spark, settings, state), orphans=orphans, recorded=recorded, compacted=compacted
             )
         except FOREIGN as error:
             failure = translated(error, "maintain tables")

@@ -156,20 +156,6 @@ def as_of(spark: SparkSession, identifier: str, snapshot: int) -> DataFrame:
     return spark.read.option("versionAsOf", str(snapshot)).table(identifier)
 
 
-def tag(manage: Any, refs: Collection[str], name: str, snapshot: int, kept: int) -> None:
-    """Add a tag of slottables to a change of references, and remove old tags of slottables.
-
-    Of those in `refs`, the last `kept` stay, counting the new one.
-    """
-    tags = own_tags_of(refs)
-    if name in tags:
-        manage.replaceTag(name, snapshot)
-    else:
-        manage.createTag(name, snapshot)
-    for old in [x for x in tags if x != name][: max(0, len(tags) + 1 - kept)]:
-        manage.removeTag(old)
-
-
 def ref_names(table: Any) -> list[str]:
     """Return the names of a table's branches and tags."""
     return _names(table.refs())

@@ -9,7 +9,7 @@ round would write whole tables anew.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import structlog
 from pyspark.sql import SparkSession
@@ -17,7 +17,8 @@ from pyspark.sql import functions as F
 
 from schemas.tables import TablesSettings
 from spark_consumers.iceberg import catalog, holds
-from spark_consumers.iceberg.tables import State
+from spark_consumers.iceberg.retention import Retention, kept
+from spark_consumers.iceberg.tables import NEVER, State
 
 log = structlog.get_logger()
 _TARGET_BYTES = 128 * 2**20
@@ -36,14 +37,14 @@ class Maintained:
     orphans: int
 
 
-class ReadableSnapshots(NamedTuple):
-    """The snapshots of a table that epochs name which stay readable.
+class Recorded(NamedTuple):
+    """The commit LSNs of the recorded epochs, and the snapshots of a table that they name."""
 
-    `commit_lsn`: the last of all recorded epochs; nothing is known of later ones.
-    """
-
-    commit_lsn: int
+    commit_lsns: frozenset[int]
     snapshots: frozenset[int]
+
+
+NOTHING: Final = Recorded(frozenset(), frozenset())
 
 
 def maintain(
@@ -52,12 +53,12 @@ def maintain(
     state: State,
     *,
     orphans: bool,
-    wanted: ReadableSnapshots | None = None,
+    recorded: Recorded = NOTHING,
     compacted: Callable[[State, int], None] | None = None,
 ) -> Maintained:
     """Compact a table where it has become many files, forget old epochs, remove lost files.
 
-    `wanted`: what stays readable, None where no epoch is recorded: then all tags stay.
+    `recorded`: where it names no epoch, all tags stay.
     `compacted` is called with the table and its snapshot before older snapshots are removed.
     """
     table = catalog.load(spark, state.identifier)
@@ -70,8 +71,11 @@ def maintain(
     if compacted is not None and snapshot is not None:
         compacted(state, snapshot)
     now_ms = int(time.time() * 1000)
-    refs = {name: int(ref["snapshot-id"]) for name, ref in catalog.metadata(table)["refs"].items()}
-    catalog.forget(table, forgotten(refs, wanted, settings.epochs_kept, now_ms))
+    metadata = catalog.metadata(table)
+    refs = {name: int(ref["snapshot-id"]) for name, ref in metadata["refs"].items()}
+    times_ms = {s["snapshot-id"]: int(s["timestamp-ms"]) for s in metadata.get("snapshots", ())}
+    retention, most = Retention.of(settings), settings.epochs_kept
+    catalog.forget(table, forgotten(refs, times_ms, recorded, retention, most, now_ms))
     catalog.expire(table, keep=1, older_than_ms=now_ms)
     removed = _remove_orphans(spark, table, settings.orphans_older_ms) if orphans else 0
     table.refresh()
@@ -87,22 +91,32 @@ def maintain(
 
 
 def forgotten(
-    refs: Mapping[str, int], wanted: ReadableSnapshots | None, most: int, now_ms: int
+    refs: Mapping[str, int],
+    times_ms: Mapping[int, int],
+    recorded: Recorded,
+    retention: Retention,
+    most: int,
+    now_ms: int,
 ) -> list[str]:
     """Return the tags to remove among a table's references (name -> snapshot). Pure.
 
-    These are tags of epochs whose snapshot no wanted epoch has, and holds whose time is over. Tags
-    of an epoch that is not recorded yet stay, and so do those that are not ours.
+    A tag stays if a recorded epoch names it, by LSN or snapshot, or if it is later than all of
+    them. Of the others stay those that `retention` keeps by the time of their snapshots
+    (`times_ms`), and `most` of them. Holds go when their time is over.
     """
     tags = catalog.own_tags_of(refs)
-    gone = tags[:-most]
-    if wanted is not None:
-        gone = [
-            tag
-            for tag in tags
-            if tag in gone
-            or (catalog.tag_lsn(tag) <= wanted.commit_lsn and refs[tag] not in wanted.snapshots)
-        ]
+    last = max(recorded.commit_lsns, default=NEVER)
+    others = [
+        tag
+        for tag in tags
+        if (lsn := catalog.tag_lsn(tag)) <= last
+        and lsn not in recorded.commit_lsns
+        and refs[tag] not in recorded.snapshots
+    ]
+    places = kept([times_ms[refs[tag]] for tag in tags], now_ms, retention)
+    young = {tags[place] for place in places}
+    stay = set([tag for tag in others if tag in young][-most:])
+    gone = [tag for tag in others if tag not in stay]
     return [*gone, *holds.expired(refs, now_ms)]
 
 

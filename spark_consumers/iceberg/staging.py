@@ -95,12 +95,12 @@ class Staging:
         return f"{base.identifier}.{quoted(f'branch_{self._branch}')}"
 
     def adopt(
-        self, base: Base, values: Mapping[str, str], tag: str, kept: int, unset: Collection[str]
+        self, base: Base, values: Mapping[str, str], tag: str, unset: Collection[str]
     ) -> "Adopted":
         """Make the branch the table, and set and remove properties, in one commit.
 
-        The commit also tags the last snapshot. Of slottables' tags the last `kept` stay. Raise
-        Retryable (NOT_READY) where somebody else has changed the table since `begin`.
+        The commit also tags the last snapshot. Raise Retryable (NOT_READY) where somebody else has
+        changed the table since `begin`.
         """
         table = catalog.load(self._spark, base.identifier)
         head = catalog.ref_snapshot(table, self._branch)
@@ -123,7 +123,7 @@ class Staging:
             manage = transaction.manageSnapshots()
             if head is not None:
                 manage.fastForwardBranch("main", self._branch).removeBranch(self._branch)
-            catalog.tag(manage, refs, tag, number, kept)
+            (manage.replaceTag if tag in refs else manage.createTag)(tag, number)
             manage.commit()
         transaction.commitTransaction()
         properties = {n: v for n, v in (found | values).items() if n not in unset}

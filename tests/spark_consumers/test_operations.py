@@ -141,13 +141,14 @@ def test_maintenance_leaves_rows_and_tags_and_few_files(
     before = accounts(pipeline)
     tag = catalog.tag_name(pipeline.publisher.commit_lsn)
     state = pipeline.runner.states["public.accounts"]
-    done = maintain(pipeline.spark, pipeline.tables, state, orphans=True)
+    operator = Operator(pipeline.spark, pipeline.settings)
+    done = {found.table: found for found in operator.maintain()}["public.accounts"]
     files = pipeline.spark.table(f"{state.identifier}.files").select("content", "record_count")
     assert done.files_after <= 2 < done.files_before, files.collect()
     assert accounts(pipeline) == before
     tagged = pipeline.spark.sql(f"SELECT * FROM {state.identifier} VERSION AS OF '{tag}'")
     assert tagged.count() == len(before)
-    assert len(catalog.own_tags(catalog.load(pipeline.spark, state.identifier))) == 2
+    assert len(catalog.own_tags(catalog.load(pipeline.spark, state.identifier))) == 4
     changed = {"id": before[0][0], "b": 1, "v": -1}
     with pipeline.publisher.transaction() as t:
         t.update(ACCOUNTS, changed)
@@ -233,8 +234,9 @@ def test_a_file_is_written_anew_only_when_much_of_it_is_deleted(
     assert accounts(pipeline) == before[1:]
 
 
+@pytest.mark.parametrize("place", ["EpochRunner._seal", "Ledger.write"])
 def test_a_kill_and_then_maintenance_bring_no_row_twice(
-    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+    new_pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     pipeline = new_pipeline(epochs_kept=2, compact_files_min=2)
     pipeline.publisher.announce(MOVES)
@@ -249,16 +251,21 @@ def test_a_kill_and_then_maintenance_bring_no_row_twice(
     with pipeline.publisher.transaction() as t:
         t.insert(MOVES, {"b": 1, "v": 7})
     with monkeypatch.context() as patch:
-        patch.setattr("spark_consumers.epochs.epoch_runner.EpochRunner._seal", killed)
+        patch.setattr(f"spark_consumers.epochs.epoch_runner.{place}", killed)
         with pytest.raises(KeyboardInterrupt):
             pipeline.apply()
-    for done in Operator(pipeline.spark, pipeline.settings).maintain():
+    operator = Operator(pipeline.spark, pipeline.settings)
+    for done in operator.maintain():
         assert done.files_after <= done.files_before
     pipeline.restart()
+    redone = pipeline.publisher.commit_lsn
     with pipeline.publisher.transaction() as t:
         t.insert(MOVES, {"b": 1, "v": 8})
     pipeline.apply()
     assert sorted(row.v for row in pipeline.rows("moves")) == [0, 1, 7, 8]
+    for _ in operator.maintain():
+        pass
+    assert [name for name, _ in operator.tag(redone)] == [pipeline.identifier("moves")]
 
 
 def test_a_table_that_can_not_be_maintained_keeps_nothing_else_from_it(

@@ -3,9 +3,9 @@
 import hypothesis
 from hypothesis import strategies as st
 
-from spark_consumers.epochs.retention import HOUR_MS, MINUTE_MS, Retention, kept
 from spark_consumers.iceberg.catalog import tag_name
-from spark_consumers.iceberg.maintenance import ReadableSnapshots, forgotten
+from spark_consumers.iceberg.maintenance import NOTHING, Recorded, forgotten
+from spark_consumers.iceberg.retention import HOUR_MS, MINUTE_MS, Retention, kept
 
 DAY_MS = 24 * HOUR_MS
 DEFAULT = Retention(15 * MINUTE_MS, DAY_MS, 30 * DAY_MS)
@@ -72,16 +72,59 @@ def test_a_clock_that_was_set_back_removes_nothing() -> None:
     assert kept(came, START_MS - DAY_MS, Retention(0, 0, 0)) == [0, 1, 2]
 
 
-def test_only_tags_of_recorded_epochs_that_nobody_wants_are_forgotten() -> None:
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(0, 40 * DAY_MS)), max_size=20),
+    st.sets(st.integers(1, 20)),
+    st.sets(st.integers(1, 20)),
+    RETENTIONS,
+    st.integers(1, 5),
+)
+def test_no_tag_goes_that_a_recorded_epoch_names_or_that_is_young(
+    ages: list[tuple[int, int]],
+    lsns: set[int],
+    snapshots: set[int],
+    retention: Retention,
+    most: int,
+) -> None:
+    """Tags: LSN 1, 2 and so on, each with a snapshot and an age."""
+    refs = {tag_name(lsn): snapshot for lsn, (snapshot, _) in enumerate(ages, 1)}
+    times_ms = {snapshot: START_MS - age_ms for snapshot, age_ms in ages}
+    recorded = Recorded(frozenset(lsns), frozenset(snapshots))
+    gone = set(forgotten(refs, times_ms, recorded, retention, most, START_MS))
+    if not lsns:
+        assert not gone
+        return
+    named = {tag for lsn, tag in enumerate(refs, 1) if lsn in lsns or lsn > max(lsns)}
+    named |= {tag for tag in refs if refs[tag] in snapshots}
+    assert not gone & named
+    rest = len(refs.keys() - named - gone)
+    assert rest <= most
+    assert rest == most or all(START_MS - times_ms[refs[tag]] > retention.all_ms for tag in gone)
+
+
+def test_a_record_that_was_lost_takes_no_young_tag_with_it() -> None:
+    refs = {tag_name(n): n for n in range(1, 7)} | {"main": 6, "mine": 1}
+    times_ms = {n: START_MS - (6 - n) * HOUR_MS for n in range(1, 7)}
+    recorded = Recorded(frozenset([6]), frozenset([6]))
+    assert forgotten(refs, times_ms, recorded, DEFAULT, 300, START_MS) == []
+    later_ms = START_MS + 30 * DAY_MS - 2 * HOUR_MS
+    assert forgotten(refs, times_ms, recorded, DEFAULT, 300, later_ms) == [
+        tag_name(n) for n in (1, 2, 3)
+    ]
+    assert forgotten(refs, times_ms, recorded, DEFAULT, 2, START_MS) == [
+        tag_name(n) for n in (1, 2, 3)
+    ]
+
+
+def test_an_epoch_keeps_its_tag_whatever_snapshot_its_record_names() -> None:
+    refs = {"main": 2, tag_name(0x100): 1, tag_name(5): 0}
+    times_ms = dict.fromkeys(range(3), START_MS)
+    recorded = Recorded(frozenset([0x100]), frozenset([2]))
+    later_ms = START_MS + 40 * DAY_MS
+    assert forgotten(refs, times_ms, recorded, DEFAULT, 300, later_ms) == [tag_name(5)]
+
+
+def test_a_hold_goes_when_its_time_is_over() -> None:
     hold = "slottables_holds_until_1000_a"
-    refs = {tag_name(n): n for n in (5, 0x10, 0x200000001)} | {"main": 9, "mine": 1, hold: 2}
-    assert forgotten(refs, None, 3, 1000) == []
-    assert forgotten(refs, ReadableSnapshots(0x10, frozenset([0x10])), 3, 1001) == [
-        tag_name(5),
-        hold,
-    ]
-    assert forgotten(refs, ReadableSnapshots(0x10, frozenset([5])), 3, 0) == [tag_name(0x10)]
-    assert forgotten(refs, ReadableSnapshots(0x10, frozenset([5, 0x10])), 1, 0) == [
-        tag_name(5),
-        tag_name(0x10),
-    ]
+    assert forgotten({hold: 1}, {1: 0}, NOTHING, DEFAULT, 300, 1000) == []
+    assert forgotten({hold: 1}, {1: 0}, NOTHING, DEFAULT, 300, 1001) == [hold]

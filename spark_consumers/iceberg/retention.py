@@ -7,6 +7,8 @@ what stays now is therefore independent of when epochs were left out before.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from schemas.tables import TablesSettings
+
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 60 * MINUTE_MS
 
@@ -17,6 +19,15 @@ class Retention(NamedTuple):
     all_ms: int
     minutely_ms: int
     hourly_ms: int
+
+    @classmethod
+    def of(cls, settings: TablesSettings) -> "Retention":
+        """Return what the settings say."""
+        return cls(
+            settings.epochs_kept_all_ms,
+            settings.epochs_kept_minutely_ms,
+            settings.epochs_kept_hourly_ms,
+        )
 
 
 def kept(times_ms: Sequence[int], now_ms: int, retention: Retention) -> list[int]:
